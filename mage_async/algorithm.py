@@ -75,7 +75,7 @@ class InProcessRun:
         self._config, self._environment = config, environment_of(config)
         self._chat = load_chat(policy)
         model = load_trained(config, policy, device="cpu")
-        self._trainer = trainer_of(config, model, self._chat, max_staleness=0)
+        self._trainer = trainer_of(config, model, self._chat)
         load_frozen_beside(self._trainer, config, policy)
         self._size = {"slots": config.engine.max_contexts, "max_tokens": config.engine.max_tokens}
         arithmetic = config.engine.arithmetic
@@ -121,7 +121,7 @@ class InProcessRun:
         """Make one step; return the mean return of each episode, float [episodes]."""
         groups = self.play_batch()  # 1, 2: tasks and play
         look(groups)
-        self._trainer.train(groups, self._config)  # 3, 4: credit, advantages and updates
+        self._trainer.train(groups)  # 3, 4: credit, advantages and updates
         self.league.trained(groups)
         self.methods.learn(groups)
         self._publish()  # 5

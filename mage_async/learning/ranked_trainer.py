@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
 
-from mage_async.config.schema import Learner
+from mage_async.config.schema import Config
 from mage_async.learning.corrections import M2po, Surrogate, largest_set_under
 from mage_async.learning.forward import SHARDED, body, hidden_states, layers_of
 from mage_async.learning.optimizer import KEY
@@ -41,7 +41,7 @@ from mage_async.learning.packing import (
 )
 from mage_async.learning.rank_orders import Forward, Ranks, Step
 from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update, step_metrics
-from mage_async.learning.token_loss import LossPass, TwoSteps
+from mage_async.learning.token_loss import CorrectedLoss
 from mage_async.learning.trainer import Trainer
 
 
@@ -68,29 +68,12 @@ class RankedTrainer(Trainer):
     `follow_step` and `join_forwards`.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        rules: Learner,
-        temperature: float,
-        seed: int,
-        *,
-        ranks: Ranks,
-        max_staleness: int,
-        strategy_temperature: float | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, config: Config, ranks: Ranks) -> None:
         """Shard a model that every rank has loaded from the same files onto the host."""
         self._ranks = ranks
         self._mesh = init_device_mesh(ranks.device_type, (ranks.count,))
         shard(model, self._mesh)
-        super().__init__(
-            model,
-            rules,
-            temperature,
-            seed,
-            max_staleness=max_staleness,
-            strategy_temperature=strategy_temperature,
-        )
+        super().__init__(model, config)
 
     def describe(self) -> str:
         """Describe model, loss and kernels in one line for people."""
@@ -144,10 +127,12 @@ class RankedTrainer(Trainer):
             distributed.send(report, 0)
         self.version += 1
 
-    def _loss_pass(self, rules: Learner) -> LossPass:
-        if not isinstance(rules.correction, M2po):
-            return super()._loss_pass(rules)
-        return TwoSteps(partial(rules.correction.surrogate, largest=largest_set_of_all), rules.kl)
+    def _corrected_loss(self) -> CorrectedLoss:
+        correction = self._rules.correction
+        if not isinstance(correction, M2po):
+            return super()._corrected_loss()
+        correct = partial(correction.surrogate, largest=largest_set_of_all)
+        return CorrectedLoss(correct, self._rules.kl)
 
     def _deal(self, sequences: Sequence[TrainingSequence]) -> list[RankShare]:
         """Divide a batch into the share of each rank."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.config.schema import Config, Learner
+from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.learning.adapters import adapted_layers, without_adapters
 from mage_async.learning.forward import checkpoint_activations, head_inputs
@@ -25,11 +25,11 @@ from mage_async.learning.packing import (
 from mage_async.learning.rank_orders import Ranks
 from mage_async.learning.roles import backward
 from mage_async.learning.step_metrics import TrainedMicroBatch, Update, mismatch, step_metrics
-from mage_async.learning.token_loss import HeadInputs, LossPass, LossTerm, loss_pass
+from mage_async.learning.token_loss import CorrectedLoss, HeadInputs, LossTerm, corrected_loss
 from mage_async.methods.method import Methods
 from mage_async.trajectory import Group, Kind
 from mage_async.trials.chat_format import ChatFormat
-from mage_kernels import advantage_report, linear_logprob
+from mage_kernels import advantage_report
 
 BETA1 = 0.9
 """AdamW's decay of the first moment."""
@@ -48,17 +48,7 @@ class Trainer:
     minibatch gets a forward without gradient before the first update.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        rules: Learner,
-        temperature: float,
-        seed: int,
-        *,
-        max_staleness: int,
-        strategy_temperature: float | None = None,
-        terms: Sequence[LossTerm] = (),
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, config: Config) -> None:
         self.model = model
         self.reference: PreTrainedModel | None = None
         """The policy that training began with, for the KL term and for loss terms that need it. It
@@ -67,48 +57,28 @@ class Trainer:
         self.frozen_policy: PreTrainedModel | None = None
         """A second frozen policy, for loss terms of methods; None: there is none."""
         self.version = 0
-        self.masters = Masters(model, is_on=rules.float32_masters)
-        self.optimizer = optimizer_of(self.masters.trained, rules, model.device)
-        self.optimizer_state = rules.optimizer_state
-        self.adopt(
-            rules,
-            temperature,
-            seed,
-            max_staleness=max_staleness,
-            strategy_temperature=strategy_temperature,
-            terms=terms,
-        )
+        self.masters = Masters(model, is_on=config.learner.float32_masters)
+        self.optimizer = optimizer_of(self.masters.trained, config.learner, model.device)
+        self.optimizer_state = config.learner.optimizer_state
+        self.adopt(config)
 
-    def adopt(
-        self,
-        rules: Learner,
-        temperature: float,
-        seed: int,
-        *,
-        max_staleness: int,
-        strategy_temperature: float | None = None,
-        terms: Sequence[LossTerm] = (),
-    ) -> None:
-        """Set the configuration; a resumed run may differ from its checkpoint.
-
-        Args:
-            temperature: sampling temperature of all tokens but those of strategies.
-            strategy_temperature: sampling temperature of strategies; None: `temperature`.
-            terms: loss terms of methods, added to the policy loss.
-        """
-        self._rules, self._temperature, self._seed = rules, temperature, seed
-        self._sharpness = temperature / (strategy_temperature or temperature)
-        self._loss = self._loss_pass(rules)
-        self._terms = tuple(terms)
-        self._max_staleness = max_staleness
+    def adopt(self, config: Config) -> None:
+        """Train under this configuration from here on; a resumed run may have changed it."""
+        rules, sampling = config.learner, config.sampling
+        self.config, self._rules = config, rules
+        self._temperature = sampling.temperature
+        self._sharpness = sampling.temperature / sampling.strategy_temperature
+        self._max_staleness = config.admission.max_staleness + config.admission.lag
+        self._loss = self._corrected_loss()
+        self._terms: list[LossTerm] = Methods(config).loss_terms()
         torch.set_float32_matmul_precision(rules.matmul_precision)  # for the whole process
         checkpoint_activations(self.model, is_on=rules.activation_checkpointing)
         for group in self.optimizer.param_groups:
             group["betas"] = (BETA1, rules.beta2)
             group["weight_decay"] = rules.weight_decay
 
-    def _loss_pass(self, rules: Learner) -> LossPass:
-        return loss_pass(rules)
+    def _corrected_loss(self) -> CorrectedLoss:
+        return corrected_loss(self._rules)
 
     def describe(self) -> str:
         """Describe model, loss and kernels in one line for people."""
@@ -121,9 +91,9 @@ class Trainer:
         advantages = advantage_report(model.device)
         return f"{kind}; {self._rules.correction.kind}: {self._loss}; {advantages}"
 
-    def train(self, groups: Sequence[Group], config: Config) -> dict[str, float]:
+    def train(self, groups: Sequence[Group]) -> dict[str, float]:
         """Compute returns and advantages of a batch of groups, then train on it as `step` does."""
-        return self.step(training_sequences(groups, config, self.model.device))
+        return self.step(training_sequences(groups, self.config, self.model.device))
 
     def step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         """Train on a batch and return metrics by name; the version grows by one."""
@@ -173,7 +143,7 @@ class Trainer:
 
     def _chunks(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
         order = list(sequences)
-        random.Random(f"{self._seed}/minibatches/{self.version}").shuffle(order)
+        random.Random(f"{self.config.seed}/minibatches/{self.version}").shuffle(order)
         count = min(self._rules.minibatches, len(order))
         return [order[number::count] for number in range(count)]
 
@@ -210,9 +180,7 @@ class Trainer:
             inputs: result of `head_inputs` under these weights, if it has been computed already.
         """
         inputs = inputs or head_inputs(self.model, batch.row, self._temperature)
-        logprobs, entropy = linear_logprob(
-            inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
-        )
+        logprobs, entropy = inputs.logprobs()
         mask = self._entropy_mask(batch.sampled.kinds, entropy)
         return replace(batch, proximal=logprobs, entropy_mask=mask)
 
@@ -233,12 +201,7 @@ class Trainer:
             with self._frozen() as model:
                 reference = head_inputs(model, batch.row, self._temperature)
                 if self._rules.kl:
-                    logprobs = linear_logprob(
-                        reference.hidden,
-                        reference.head,
-                        reference.targets,
-                        reference.inverse_temperature,
-                    )[0]
+                    logprobs, _ = reference.logprobs()
         if self.frozen_policy is not None:
             frozen = head_inputs(self.frozen_policy, batch.row, self._temperature)
         prepared = tuple(term.prepare(batch, reference, frozen) for term in self._terms)
@@ -323,57 +286,30 @@ class Trainer:
 
 
 def trainer_of(
-    config: Config,
-    model: PreTrainedModel,
-    chat: ChatFormat,
-    *,
-    max_staleness: int,
-    ranks: Ranks | None = None,
+    config: Config, model: PreTrainedModel, chat: ChatFormat, ranks: Ranks | None = None
 ) -> Trainer:
-    """A trainer at the beginning of a run: the one that a method brings, or the default one.
+    """Make the trainer of a new run: the one that a method brings, or the default one.
 
     Args:
         ranks: this process among those that the model is sharded over; None: it is alone.
 
     Raises:
-        RunError: the configuration asks for ranks, and there are none here.
+        RunError: the configuration asks for ranks, and there are none here; or a method cannot
+            train on ranks.
     """
-    if ranks is None and config.learner.ranks > 1:
+    methods, count = Methods(config), config.learner.ranks
+    if ranks is None and count > 1:
         raise RunError(
-            f"learner.ranks = {config.learner.ranks} needs the processes of `mage train`: set it "
-            "to 1 here"
+            f"learner.ranks = {count} needs the processes of `mage train`: set it to 1 here"
         )
-    methods = Methods(config)
-    if ranks is not None:
-        if methods.loss_terms() or methods.trainer(model, chat, max_staleness=max_staleness):
-            raise RunError(
-                f"learner.ranks = {config.learner.ranks}: a method trains in a way that works in "
-                "one process alone: leave it out, or set learner.ranks = 1"
-            )
-        return _ranked(config, model, ranks, max_staleness)
-    own = methods.trainer(model, chat, max_staleness=max_staleness)
-    if own is not None:
-        return own
-    return Trainer(
-        model,
-        config.learner,
-        config.sampling.temperature,
-        config.seed,
-        max_staleness=max_staleness,
-        strategy_temperature=config.sampling.strategy_temperature,
-        terms=methods.loss_terms(),
-    )
-
-
-def _ranked(config: Config, model: PreTrainedModel, ranks: Ranks, max_staleness: int) -> Trainer:
+    own = methods.trainer(model, chat)
+    if ranks is None:
+        return Trainer(model, config) if own is None else own
+    if own is not None or methods.loss_terms():
+        raise RunError(
+            f"learner.ranks = {count}: a method trains in a way that works in one process alone: "
+            "leave it out, or set learner.ranks = 1"
+        )
     from mage_async.learning.ranked_trainer import RankedTrainer  # takes a second
 
-    return RankedTrainer(
-        model,
-        config.learner,
-        config.sampling.temperature,
-        config.seed,
-        ranks=ranks,
-        max_staleness=max_staleness,
-        strategy_temperature=config.sampling.strategy_temperature,
-    )
+    return RankedTrainer(model, config, ranks)

@@ -225,7 +225,7 @@ class Method:
         """
         return None
 
-    def trainer(self, model: Any, chat: Any, *, max_staleness: int) -> Any:
+    def trainer(self, model: Any, chat: Any) -> Any:
         """Return a trainer instead of `mage_async.learning.trainer.Trainer`; None: that one.
 
         A run cannot be resumed with such a method added or left out: its checkpoints differ.
@@ -233,7 +233,6 @@ class Method:
         Args:
             model: a `transformers.PreTrainedModel`, the one to train.
             chat: a `mage_async.trials.chat_format.ChatFormat`.
-            max_staleness: bound of `admission`, in steps.
         """
         return None
 
@@ -409,9 +408,9 @@ class Methods:
         """Return the names of the two adapters; None: the policy has one role."""
         return _first(method.roles() for method in self)
 
-    def trainer(self, model: Any, chat: Any, *, max_staleness: int) -> Any:
+    def trainer(self, model: Any, chat: Any) -> Any:
         """Return the trainer that a method brings; None: the default one is used."""
-        return _first(method.trainer(model, chat, max_staleness=max_staleness) for method in self)
+        return _first(method.trainer(model, chat) for method in self)
 
     def loss_terms(self) -> list[Any]:
         """Return the terms that methods add to the loss."""

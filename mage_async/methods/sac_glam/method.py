@@ -84,11 +84,11 @@ class SacGlam(Method):
             )
         _check_environment(self.environment)
 
-    def trainer(self, model: Any, chat: Any, *, max_staleness: int) -> Any:
+    def trainer(self, model: Any, chat: Any) -> Any:
         """Return the trainer of soft actor-critic."""
         from mage_async.methods.sac_glam.trainer import SacTrainer  # with torch
 
-        return SacTrainer(model, self.config, chat, max_staleness=max_staleness)
+        return SacTrainer(model, self.config, chat)
 
 
 def _needs(config: Config) -> list[tuple[str, object, tuple[object, ...]]]:

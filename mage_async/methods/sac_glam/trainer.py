@@ -45,7 +45,6 @@ from mage_async.methods.sac_glam.replay_buffer import (
 )
 from mage_async.trajectory import Group
 from mage_async.trials.chat_format import ChatFormat
-from mage_kernels import linear_logprob
 
 # The critic
 
@@ -255,9 +254,7 @@ def losses(
 def _outside(inputs: HeadInputs, logits: Tensor, valid: Tensor) -> Tensor:
     """Return -log P(a valid action) among all tokens of the vocabulary: float [N]."""
     # The log-sum over the vocabulary is the logit of one token minus its log-prob.
-    first, _ = linear_logprob(
-        inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
-    )
+    first, _ = inputs.logprobs()
     among_all = logits[:, 0] - first
     return among_all - logits.masked_fill(~valid, -torch.inf).logsumexp(-1)
 
@@ -270,16 +267,8 @@ class SacTrainer(Trainer):
     not depend on the weights that sampled a trial, so there is no correction for staleness.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, config: Config, chat: ChatFormat, *, max_staleness: int
-    ) -> None:
-        super().__init__(
-            model,
-            config.learner,
-            config.sampling.temperature,
-            config.seed,
-            max_staleness=max_staleness,
-        )
+    def __init__(self, model: PreTrainedModel, config: Config, chat: ChatFormat) -> None:
+        super().__init__(model, config)
         self._environment, self._chat = environment_of(config), chat
         tokens = list(action_tokens(self._environment, chat))
         self._tokens = torch.tensor(tokens, device=model.device)
@@ -287,8 +276,9 @@ class SacTrainer(Trainer):
         self._critic = Critic(width, len(tokens), seed=config.seed, device=model.device)
         self._buffer = ReplayBuffer()
 
-    def train(self, groups: Sequence[Group], config: Config) -> dict[str, float]:
+    def train(self, groups: Sequence[Group]) -> dict[str, float]:
         """Add a batch to the buffer and train on draws; the version grows by one."""
+        config = self.config
         rules = msgspec.convert(config.methods["sac_glam"], Settings)
         new = experiences(groups, config, self._environment, self._chat, rules.hindsight)
         self._buffer.add(new, rules.capacity)
@@ -321,7 +311,7 @@ class SacTrainer(Trainer):
         self._buffer.restore(state["replay"])
 
     def _draw(self, count: int, number: int) -> list[Copy]:
-        source = random.Random(f"{self._seed}/replay/{self.version}/{number}")
+        source = random.Random(f"{self.config.seed}/replay/{self.version}/{number}")
         return self._buffer.draw(count, source)
 
     def _improve(self, draw: Sequence[Copy], rules: Settings) -> tuple[Losses, Tensor]:

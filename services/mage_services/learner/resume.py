@@ -149,9 +149,9 @@ def recover(
             f"{training.run.journal} ends at step {ledger.version}, the newest checkpoint is of "
             f"step {version}: restore the journal, or remove it to go on without what it held"
         )
-    training.adopt(training.own_config)
-    methods.adopt(training.own_config)
-    if not plays_alike(config_file.loads(records.config), training.own_config):
+    training.adopt(training.config)
+    methods.adopt(training.config)
+    if not plays_alike(config_file.loads(records.config), training.config):
         ledger.drop_all(CONFIG_CHANGED)
     return steps
 
@@ -159,7 +159,7 @@ def recover(
 def _train_again(training: Training, committed: Committed) -> dict[str, Any]:
     """Train a step of the journal, compare the weights, and return its metrics."""
     metrics, difference = training.redo(committed)
-    if difference and _sums_in_same_order(committed, training.own_config):
+    if difference and _sums_in_same_order(committed, training.config):
         raise DeterministicFailure(difference)
     training.difference = training.difference or difference
     return metrics
