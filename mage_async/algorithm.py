@@ -52,7 +52,8 @@ from mage_async.trajectory import Group, Guidance, Task, Trial
 from mage_async.trials.duels import Run, begin_trial, settle, trials_of
 from mage_async.trials.trial_config import TrialConfig
 
-Look = Callable[[list[Group]], None]
+OnBatch = Callable[[list[Group]], None]
+"""A callback that is called with the groups of each batch before the batch is trained."""
 
 
 def prepare(config: Config, folder: Path) -> Path:
@@ -106,21 +107,21 @@ class InProcessRun:
         """The policy version: the number of steps trained."""
         return self._trainer.version
 
-    def train(self, look: Look = lambda groups: None) -> list[list[float]]:
+    def train(self, on_batch: OnBatch = lambda groups: None) -> list[list[float]]:
         """Train all steps.
 
         Args:
-            look: is called with the groups of each batch before the batch is trained.
+            on_batch: called with the groups of each batch before the batch is trained.
 
         Returns:
             float [steps, episodes]: mean return of each episode, per unit of the environment.
         """
-        return [self.step(look) for _ in range(self._config.learner.steps)]
+        return [self.step(on_batch) for _ in range(self._config.learner.steps)]
 
-    def step(self, look: Look = lambda groups: None) -> list[float]:
+    def step(self, on_batch: OnBatch = lambda groups: None) -> list[float]:
         """Make one step; return the mean return of each episode, float [episodes]."""
         groups = self.play_batch()  # 1, 2: tasks and play
-        look(groups)
+        on_batch(groups)
         self._trainer.train(groups)  # 3, 4: credit, advantages and updates
         self.league.trained(groups)
         self.methods.learn(groups)

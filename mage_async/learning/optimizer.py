@@ -38,6 +38,23 @@ def optimizer_of(
     return torch.optim.AdamW(trained, lr=rules.learning_rate, fused=is_fused)
 
 
+def entropy_coefficient(rules: Learner, version: int) -> float:
+    """Return the coefficient of the entropy bonus in a step; it changes linearly over the run."""
+    return rules.entropy + (rules.final_entropy - rules.entropy) * _progress(rules, version)
+
+
+def learning_rate(rules: Learner, version: int) -> float:
+    """Return the learning rate of a step: linear warm-up, then linear from start to end."""
+    start, end = rules.learning_rate, rules.final_learning_rate
+    warm = min(1.0, (version + 1) / max(1, rules.warmup_steps))
+    return warm * (start + (end - start) * _progress(rules, version))
+
+
+def _progress(rules: Learner, version: int) -> float:
+    """Return the share of the run that is done: 0 in the first step, 1 in the last."""
+    return min(1.0, version / max(1, rules.steps - 1))
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate; torchao keeps it in a tensor, for its compiled step."""
     for group in optimizer.param_groups:

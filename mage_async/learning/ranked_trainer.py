@@ -8,7 +8,7 @@ ranks.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import chain
 from types import MethodType
@@ -32,7 +32,7 @@ from transformers import PreTrainedModel
 from mage_async.config.schema import Config
 from mage_async.learning.corrections import M2po, Surrogate, largest_set_under
 from mage_async.learning.forward import SHARDED, body, hidden_states, layers_of
-from mage_async.learning.optimizer import KEY
+from mage_async.learning.optimizer import KEY, learning_rate, set_rate
 from mage_async.learning.packing import (
     MicroBatch,
     SampledTokens,
@@ -40,25 +40,9 @@ from mage_async.learning.packing import (
     TrainingSequence,
 )
 from mage_async.learning.rank_orders import Forward, Ranks, Step
-from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update, step_metrics
+from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update
 from mage_async.learning.token_loss import CorrectedLoss
 from mage_async.learning.trainer import Trainer
-
-
-@dataclass(frozen=True, slots=True)
-class RankShare:
-    """One rank's part of a step."""
-
-    shares: list[list[TrainingSequence]]
-    """The rank's sequences of each minibatch."""
-    num_micro_batches: list[int]
-    """Micro-batches of each minibatch; the same number for all ranks."""
-    scale: float
-    """Factor of every token's loss; the same for all ranks."""
-
-    def order(self) -> Step:
-        """Encode it as the order for a follower."""
-        return Step([to_bytes(share) for share in self.shares], self.num_micro_batches, self.scale)
 
 
 class RankedTrainer(Trainer):
@@ -81,16 +65,17 @@ class RankedTrainer(Trainer):
 
     def step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         """Train on a batch with all ranks and return metrics by name; the version grows by one."""
-        own, *others = self._deal(sequences)
-        self._ranks.send([each.order() for each in others])
-        packed = [[self._pack(part) for part in share.shares] for share in others]
-        updates = self._train(own)
+        chunks, num_ranks = self._chunks(sequences), self._ranks.count
+        minibatches = [deal(chunk, num_ranks) for chunk in chunks]
+        sizes = [max(len(self._split(share)) for share in shares) for shares in minibatches]
+        scale = len(chunks) / max(1, sum(len(each.places) for each in sequences))
+        own, *others = zip(*minibatches, strict=True)  # by rank: its share of each minibatch
+        self._ranks.send([Step([*map(to_bytes, shares)], sizes, scale) for shares in others])
+        packed = [[self._pack(part) for part in shares] for shares in others]
+        updates = self._train(own, sizes, scale)
         for rank, batches in enumerate(packed, start=1):
             updates = self._with_reports(updates, rank, batches)
-        metrics = step_metrics(updates, self.version, self._max_staleness)
-        metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-        self.version += 1
-        return metrics
+        return self.end_step(updates)
 
     def refer_to(self, model: PreTrainedModel) -> None:
         """Use a frozen policy as the reference; it is sharded too."""
@@ -121,7 +106,7 @@ class RankedTrainer(Trainer):
     def follow_step(self, order: Step) -> None:
         """Train, as a follower, on this rank's share of a step, and report to rank 0."""
         shares = [from_bytes(each, self.model.device) for each in order.shares]
-        updates = self._train(RankShare(shares, order.num_micro_batches, order.scale))
+        updates = self._train(shares, order.num_micro_batches, order.scale)
         report = report_of([each for update in updates for each in update.micro_batches])
         if len(report):
             distributed.send(report, 0)
@@ -134,54 +119,43 @@ class RankedTrainer(Trainer):
         correct = partial(correction.surrogate, largest=largest_set_of_all)
         return CorrectedLoss(correct, self._rules.kl)
 
-    def _deal(self, sequences: Sequence[TrainingSequence]) -> list[RankShare]:
-        """Divide a batch into the share of each rank."""
-        chunks, count = self._chunks(sequences), self._ranks.count
-        shares = [deal(chunk, count) for chunk in chunks]
-        num_micro_batches = [max(len(self._split(share)) for share in each) for each in shares]
-        scale = len(chunks) / max(1, sum(len(each.places) for each in sequences))
-        return [
-            RankShare([each[n] for each in shares], num_micro_batches, scale) for n in range(count)
-        ]
-
     def _pack(self, share: Sequence[TrainingSequence]) -> list[MicroBatch]:
         """Pack the micro-batches that another rank makes of its share."""
         return [self._packed(each) for each in self._split(share)] if share else []
 
-    def _train(self, share: RankShare) -> list[Update]:
-        """Train on this rank's share of a step."""
-        counts = share.num_micro_batches
-        first, *others = self._with_frozen_forwards(share)
-        begun = [self._with_all_proximal(*each) for each in zip(others, counts[1:], strict=True)]
-        self._set_rate()
-        minibatches = zip([first, *begun], counts, strict=True)
-        return [self._share_update(batches, count, share.scale) for batches, count in minibatches]
+    def _train(
+        self,
+        shares: Sequence[Sequence[TrainingSequence]],
+        num_micro_batches: Sequence[int],
+        scale: float,
+    ) -> list[Update]:
+        """Train on this rank's share of each minibatch, which may be empty.
 
-    def _with_frozen_forwards(self, share: RankShare) -> list[list[MicroBatch]]:
-        """Make this rank's micro-batches of each minibatch; there may be none.
-
-        The reference policy is sharded too, so its forwards are filled up with empty ones.
+        Args:
+            num_micro_batches: of each minibatch; the same on all ranks.
+            scale: factor of every token's loss; the same on all ranks.
         """
-        opened = [self.micro_batches(part) if part else [] for part in share.shares]
+        minibatches = [self.micro_batches(share) if share else [] for share in shares]
+        sizes = zip(num_micro_batches, minibatches, strict=True)
+        missing = [count - len(batches) for count, batches in sizes]
         if self.reference is not None and self._rules.kl:
-            empty_forwards(self.reference, sum(share.num_micro_batches) - sum(map(len, opened)))
+            # The reference policy is sharded too, so its forwards are filled up with empty ones.
+            empty_forwards(self.reference, sum(missing))
             _reshard(self.reference)
-        return opened
+        for number in range(1, len(minibatches)):
+            minibatches[number] = [self.with_proximal(each) for each in minibatches[number]]
+            empty_forwards(self.model, missing[number])
+        set_rate(self.optimizer, learning_rate(self._rules, self.version))
+        return [
+            self._share_update(batches, num_empty, scale)
+            for batches, num_empty in zip(minibatches, missing, strict=True)
+        ]
 
-    def _with_all_proximal(
-        self, batches: Sequence[MicroBatch], num_micro_batches: int
-    ) -> list[MicroBatch]:
-        begun = [self.with_proximal(each) for each in batches]
-        empty_forwards(self.model, num_micro_batches - len(batches))
-        return begun
-
-    def _share_update(
-        self, batches: Sequence[MicroBatch], num_micro_batches: int, scale: float
-    ) -> Update:
+    def _share_update(self, batches: Sequence[MicroBatch], num_empty: int, scale: float) -> Update:
         """Make one optimizer update, to which this rank adds its micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)
         trained = [self._backward(each, scale) for each in batches]
-        for _ in range(num_micro_batches - len(batches)):
+        for _ in range(num_empty):
             self._empty_loss().backward()
         return Update(trained, self._apply())
 

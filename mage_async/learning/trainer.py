@@ -15,7 +15,13 @@ from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.learning.adapters import adapted_layers, without_adapters
 from mage_async.learning.forward import checkpoint_activations, head_inputs
-from mage_async.learning.optimizer import Masters, optimizer_of, set_rate
+from mage_async.learning.optimizer import (
+    Masters,
+    entropy_coefficient,
+    learning_rate,
+    optimizer_of,
+    set_rate,
+)
 from mage_async.learning.packing import (
     MicroBatch,
     TrainingSequence,
@@ -103,11 +109,15 @@ class Trainer:
             *([self.with_proximal(each) for each in batches] for batches in others),
         ]
         num_tokens = sum(each.num_tokens for batches in minibatches for each in batches)
-        self._set_rate()
+        set_rate(self.optimizer, learning_rate(self._rules, self.version))
         scale = len(minibatches) / max(1, num_tokens)
         updates = [self.update(batches, scale) for batches in minibatches]
+        terms = self._term_metrics(updates)
+        return self.end_step(updates) | terms
+
+    def end_step(self, updates: Sequence[Update]) -> dict[str, float]:
+        """Return the metrics of a step by name, and begin the next version."""
         metrics = step_metrics(updates, self.version, self._max_staleness)
-        metrics |= self._term_metrics(updates)
         metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         self.version += 1
         return metrics
@@ -245,7 +255,7 @@ class Trainer:
         if batch.proximal is None:
             batch = self.with_proximal(batch, inputs)
         assert batch.entropy_mask is not None
-        rates = self._entropy_rate() * batch.entropy_mask
+        rates = entropy_coefficient(self._rules, self.version) * batch.entropy_mask
         result = self._loss(inputs, batch.correction_inputs(), rates, scale, batch.reference)
         loss, counted = result.loss, []
         for term, prepared in zip(self._terms, batch.prepared, strict=True):
@@ -268,21 +278,6 @@ class Trainer:
                 np.sum([each.counted[place].cpu().numpy() for each in trained], 0)
             )
         return metrics
-
-    def _progress(self) -> float:
-        """Return the share of the run that is done: 0 in the first step, 1 in the last."""
-        return min(1.0, self.version / max(1, self._rules.steps - 1))
-
-    def _entropy_rate(self) -> float:
-        """Return the coefficient of the entropy bonus, which changes linearly over the run."""
-        start, end = self._rules.entropy, self._rules.final_entropy
-        return start + (end - start) * self._progress()
-
-    def _set_rate(self) -> None:
-        """Set the learning rate: linear warm-up, then linear from start to end."""
-        start, end = self._rules.learning_rate, self._rules.final_learning_rate
-        warm = min(1.0, (self.version + 1) / max(1, self._rules.warmup_steps))
-        set_rate(self.optimizer, warm * (start + (end - start) * self._progress()))
 
 
 def trainer_of(

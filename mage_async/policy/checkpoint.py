@@ -126,7 +126,11 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
     """
     try:
         counters = json.loads((checkpoint / COUNTERS).read_text())
-        _check_state(trainer, checkpoint, counters[STATE])
+        if counters[STATE] != trainer.optimizer_state:
+            raise RunError(
+                f"{checkpoint} was written with learner.optimizer_state = {counters[STATE]!r}, and "
+                f"the run has {trainer.optimizer_state!r}: leave the key as it was"
+            )
         if (checkpoint / SHARDS).is_dir():
             read_state(trainer, checkpoint / SHARDS)
             trainer.version = counters["version"]
@@ -138,11 +142,3 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
         ) from error
     trainer.restore(state)
     return counters
-
-
-def _check_state(trainer: Trainer, checkpoint: Path, kept: str) -> None:
-    if kept != trainer.optimizer_state:
-        raise RunError(
-            f"{checkpoint} was written with learner.optimizer_state = {kept!r}, and the run has "
-            f"{trainer.optimizer_state!r}: leave the key as it was"
-        )

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -107,16 +107,10 @@ STAGING_BYTES = 64 << 20
 """Pinned memory for a copy to the host, for weights of any size."""
 
 
-class Stream(Protocol):
-    """The part of `torch.cuda.Stream` that is used here."""
-
-    def synchronize(self) -> None:
-        """Block the calling thread until the stream's work is done."""
-        ...
-
-
 @contextmanager
-def beside_training(data: torch.Tensor, made: torch.cuda.Event | None) -> Iterator[Stream | None]:
+def beside_training(
+    data: torch.Tensor, made: torch.cuda.Event | None
+) -> Iterator[torch.cuda.Stream | None]:
     """Run the context on a new stream; at its end, block this thread until the stream is done.
 
     Args:
@@ -152,7 +146,7 @@ def pinned(num_bytes: int) -> torch.Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
-def _staged(data: torch.Tensor, staging: torch.Tensor, stream: Stream) -> torch.Tensor:
+def _staged(data: torch.Tensor, staging: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
     """Copy piece by piece through pinned memory."""
     whole = torch.empty(len(data), dtype=torch.uint8)
     size = len(staging)

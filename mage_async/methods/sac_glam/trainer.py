@@ -31,8 +31,9 @@ from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
 from mage_async.learning.corrections import Surrogate
 from mage_async.learning.forward import head_inputs
+from mage_async.learning.optimizer import learning_rate, set_rate
 from mage_async.learning.packing import MicroBatch, TokenRow, training_sequences
-from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update, step_metrics
+from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update
 from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
 from mage_async.methods.sac_glam.method import Settings
@@ -284,21 +285,18 @@ class SacTrainer(Trainer):
         self._buffer.add(new, rules.capacity)
         sequences = training_sequences(groups, config, self.model.device)
         batch = [self.with_proximal(each) for each in self.micro_batches(sequences)]
-        self._set_rate()
+        set_rate(self.optimizer, learning_rate(self._rules, self.version))
         draws = [self._draw(rules.batch, number) for number in range(self._rules.minibatches)]
         made = [self._improve(draw, rules) for draw in draws]
         norm = torch.stack([norm for _, norm in made]).mean()
         trained = [
             TrainedMicroBatch(each, _no_sums(self.model.device), _nothing(each)) for each in batch
         ]
-        metrics = step_metrics([Update(trained, norm)], self.version, self._max_staleness)
+        ages = self._ages(draws)
+        metrics = self.end_step([Update(trained, norm)])
         del metrics["zero_advantage_share"]  # advantages are not what is trained on
-        metrics["mean_weight"] = 1.0
-        metrics |= _means([found for found, _ in made]) | self._ages(draws)
-        metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-        metrics["replay_trials"] = float(len(self._buffer))
-        self.version += 1
-        return metrics
+        metrics |= {"mean_weight": 1.0, "replay_trials": float(len(self._buffer))}
+        return metrics | _means([found for found, _ in made]) | ages
 
     def state(self) -> dict[str, Any]:
         """Return the trainer's state with the Q heads and the buffer."""

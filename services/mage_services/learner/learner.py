@@ -7,7 +7,8 @@ Training itself runs in one thread beside the loop.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import asdict
 
 from mage_async.admission.concurrency import Concurrency
 from mage_async.admission.ledger import Ledger
@@ -133,8 +134,11 @@ async def _prepare(
 
     If cancelled, what was written stays.
     """
-    began = time.monotonic()
-    report, warm_start = _progress_reporter(status), startup.config.warm_start
+
+    def report(progress: Progress) -> None:
+        status.send("warm_start", **asdict(progress))
+
+    began, warm_start = time.monotonic(), startup.config.warm_start
     if warm_start and not startup.run.policy.exists():
         # Shown at once: before its first step, a warm start collects its data.
         report(Progress(0, warm_start.steps, math.nan, math.nan))
@@ -229,19 +233,6 @@ def check_rivals(versions: Iterable[int], weights: WeightStore) -> None:
             f"the journal names rivals whose weights are gone: {', '.join(map(str, missing))}; "
             "restore them, or begin the run anew"
         )
-
-
-def _progress_reporter(status: Status) -> Callable[[Progress], None]:
-    def report(progress: Progress) -> None:
-        status.send(
-            "warm_start",
-            step=progress.step,
-            steps=progress.steps,
-            loss=progress.loss,
-            gate=progress.gate,
-        )
-
-    return report
 
 
 if __name__ == "__main__":

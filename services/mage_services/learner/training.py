@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,7 @@ from mage_services.processes.process import append_lines
 from mage_services.weights.weight_store import weights_file
 
 if TYPE_CHECKING:
-    from mage_services.learner.ranks.sharded_files import JoinedRank, ShardedFiles, SharedSnapshot
+    from mage_services.learner.ranks.sharded_files import JoinedRank, SharedSnapshot
 
 
 class Training:
@@ -63,7 +62,7 @@ class Training:
     ) -> None:
         self.trainer = trainer
         self._ranks = joined.ranks if joined else None
-        self.sharded = _sharded(trainer, joined) if joined else None
+        self.sharded = joined.files(trainer) if joined else None
         """Writes the model's files if the model lies on several ranks; None on one rank."""
         self._has_published = False
         self.counters = counters
@@ -247,14 +246,6 @@ class Training:
         self.record(self.run.samples, row | {"version": version})
 
 
-def _sharded(trainer: Trainer, joined: "JoinedRank") -> "ShardedFiles":
-    from mage_services.learner.ranks.sharded_files import (
-        ShardedFiles,  # imports torch.distributed: a second
-    )
-
-    return ShardedFiles(trainer, joined)
-
-
 def is_on_gpu(config: Config) -> bool:
     """Whether the learner computes on a GPU."""
     return torch.device(config.learner.device).type == "cuda"
@@ -268,7 +259,7 @@ class TrainerThread:
 
     async def call(self, work: Callable[..., Any], *args: Any) -> Any:
         """Run `work` in the thread. If cancelled, work that has begun is finished."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args))
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
 
     def close(self) -> None:
         """End the thread; calls that have not begun are dropped."""

@@ -31,7 +31,8 @@ from mage_services.processes.process import EXIT_DETERMINISTIC, first_failure, t
 MODULE = "mage_services.learner.ranks.rank_worker"
 MAX_ORDER_BYTES = 2**32 - 1
 """A step's order holds a rank's share of a whole batch."""
-LOOK_S = 1.0
+POLL_S = 1.0
+"""Seconds between two checks whether a rank has ended."""
 PATIENCE_S = 1.0
 """Seconds from the end of a rank's connection to the end of its process."""
 END_S = 20.0
@@ -78,7 +79,7 @@ class Gang:
             RunError: says which rank ended, and how.
         """
         if self._workers:
-            async for _ in ticks(LOOK_S):
+            async for _ in ticks(POLL_S):
                 self._check()
 
     def __enter__(self) -> Self:

@@ -87,6 +87,10 @@ class JoinedRank:
     publishing: WriterThread
     saving: WriterThread
 
+    def files(self, trainer: Trainer) -> "ShardedFiles":
+        """Return the writer of a sharded model's files."""
+        return ShardedFiles(trainer, self)
+
 
 def joined_rank(ranks: Ranks) -> JoinedRank:
     """Create the writer threads of this rank. All ranks must call it at the same time."""
