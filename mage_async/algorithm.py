@@ -35,7 +35,7 @@ from mage_async.inference.weights import as_weights
 from mage_async.learning.adapters import merged_tensors
 from mage_async.learning.trainer import trainer_of
 from mage_async.methods.method import Methods
-from mage_async.policy.load import load_frozen_beside
+from mage_async.policy.load import load_frozen_policies
 from mage_async.policy.lora import load_trained
 from mage_async.policy.prepare import prepare_policy
 from mage_async.results.score import Score, score
@@ -77,7 +77,7 @@ class InProcessRun:
         self._chat = load_chat(policy)
         model = load_trained(config, policy, device="cpu")
         self._trainer = trainer_of(config, model, self._chat)
-        load_frozen_beside(self._trainer, config, policy)
+        load_frozen_policies(self._trainer, config, policy)
         self._size = {"slots": config.engine.max_contexts, "max_tokens": config.engine.max_tokens}
         arithmetic = config.engine.arithmetic
         self._engine = Scheduler(Model.load(policy, arithmetic=arithmetic, **self._size))

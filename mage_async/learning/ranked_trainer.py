@@ -8,7 +8,7 @@ ranks.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import MethodType
@@ -84,13 +84,13 @@ class RankedTrainer(Trainer):
 
     @contextmanager
     def read(self, num_forwards: int) -> Iterator[PreTrainedModel]:
-        """Lend the model to the caller on rank 0; the other ranks take part in its forwards."""
+        """Yield the model on rank 0; the other ranks take part in its forwards."""
         self._ranks.send_all(Forward(num_forwards))
         yield self.model
         _reshard(self.model)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned, on every rank; the number of ranks may have changed."""
+        """Restore a state on every rank; the number of ranks may have changed since."""
         own = state | {"optimizer": sharded_moments(state["optimizer"], self.masters.trained)}
         masters = self.masters.tensors()
         if len(state.get(KEY, [])) == len(masters) > 0:
@@ -99,12 +99,12 @@ class RankedTrainer(Trainer):
         super().restore(own)
 
     def join_forwards(self, num_forwards: int) -> None:
-        """Take part, as a follower, in forwards that rank 0 makes inside of `read`."""
+        """Take part, on another rank, in the forwards that rank 0 makes inside of `read`."""
         empty_forwards(self.model, num_forwards)
         _reshard(self.model)
 
     def follow_step(self, order: Step) -> None:
-        """Train, as a follower, on this rank's share of a step, and report to rank 0."""
+        """Train, on another rank, on its share of a step, and report to rank 0."""
         shares = [from_bytes(each, self.model.device) for each in order.shares]
         updates = self._train(shares, order.num_micro_batches, order.scale)
         report = report_of([each for update in updates for each in update.micro_batches])
@@ -190,9 +190,8 @@ class RankedTrainer(Trainer):
 
 # Dealing a minibatch to ranks, and sending a share as bytes.
 
-_TOKEN_FIELDS = [field.name for field in fields(SampledTokens)]
 _SEQUENCE_FIELDS = ["tokens", "places", "turn_lengths"]
-_FIELDS = [*_TOKEN_FIELDS, *_SEQUENCE_FIELDS, "advantages"]
+_FIELDS = [*SampledTokens._fields, *_SEQUENCE_FIELDS, "advantages"]
 LENGTHS = "/lengths"
 """Suffix of a field's name, for the number of elements of each sequence."""
 
@@ -225,7 +224,7 @@ def to_bytes(sequences: Sequence[TrainingSequence]) -> bytes:
 
 
 def from_bytes(data: bytes, device: torch.device) -> list[TrainingSequence]:
-    """Decode what `to_bytes` encoded, with advantages on a device."""
+    """Decode sequences that `to_bytes` encoded, with advantages on a device."""
     tensors = load(data)
     parts = [tensors[name].split(tensors[name + LENGTHS].tolist()) for name in _FIELDS]
     return [
@@ -234,15 +233,14 @@ def from_bytes(data: bytes, device: torch.device) -> list[TrainingSequence]:
 
 
 def _columns(sequence: TrainingSequence) -> dict[str, torch.Tensor]:
-    arrays = [getattr(sequence.sampled, name) for name in _TOKEN_FIELDS]
-    arrays += [getattr(sequence, name) for name in _SEQUENCE_FIELDS]
+    arrays = [*sequence.sampled, *(getattr(sequence, name) for name in _SEQUENCE_FIELDS)]
     # Copied, because some arrays are read-only views of a received message.
     tensors = [*map(torch.tensor, arrays), sequence.advantages.cpu()]
     return dict(zip(_FIELDS, tensors, strict=True))
 
 
 def _sequence(row: dict[str, torch.Tensor], device: torch.device) -> TrainingSequence:
-    sampled = SampledTokens(**{name: row[name].numpy() for name in _TOKEN_FIELDS})
+    sampled = SampledTokens(*(row[name].numpy() for name in SampledTokens._fields))
     tokens, places, turn_lengths = (row[name].numpy() for name in _SEQUENCE_FIELDS)
     return TrainingSequence(tokens, places, sampled, turn_lengths, row["advantages"].to(device))
 
@@ -276,7 +274,7 @@ def _reshard(model: PreTrainedModel) -> None:
     cast("FSDPModule", model).reshard()
 
 
-# What a follower sends to rank 0 after a step, as one flat tensor.
+# The report of another rank to rank 0 after a step, as one flat tensor.
 #
 # Rank 0 dealt the sequences, so it can pack the micro-batches of every rank itself; it lacks only
 # the results of their forwards.

@@ -28,6 +28,7 @@ from mage_async.policy.sharded_files import read_state
 from mage_async.results.durable_files import sync
 
 OPTIMIZER, COUNTERS, MERGED = "optimizer.pt", "counters.json", "merged"
+"""Files of a checkpoint, and the folder of its merged model."""
 SHARDS = "optimizer"
 """Folder that several ranks write in place of `OPTIMIZER`."""
 STATE = "optimizer_state"
@@ -58,7 +59,7 @@ def save_checkpoint(
     Args:
         is_last: write the merged model too, if the model has adapters.
     """
-    working = begun(folder, trainer.version)
+    working = new_checkpoint(folder, trainer.version)
     if adapted_layers(trainer.model):
         save_adapters(trainer.model, working)
         if is_last:
@@ -67,10 +68,10 @@ def save_checkpoint(
         export_hf(trainer.model, chat_source, working)
     torch.save(trainer.state(), working / OPTIMIZER)
     kept = counters | {"version": trainer.version, STATE: trainer.optimizer_state}
-    return completed(working, kept, keep)
+    return complete_checkpoint(working, kept, keep)
 
 
-def begun(folder: Path, version: int) -> Path:
+def new_checkpoint(folder: Path, version: int) -> Path:
     """Make the empty folder in which a checkpoint is written."""
     working = folder / f".step_{version:06d}.part"
     shutil.rmtree(working, ignore_errors=True)
@@ -78,7 +79,7 @@ def begun(folder: Path, version: int) -> Path:
     return working
 
 
-def completed(working: Path, counters: dict[str, Any], keep: int) -> Path:
+def complete_checkpoint(working: Path, counters: dict[str, Any], keep: int) -> Path:
     """Write the counters, make a checkpoint durable, and delete all but the newest `keep`."""
     final, folder = working.with_name(working.name[1:].removesuffix(".part")), working.parent
     (working / COUNTERS).write_text(json.dumps(counters, indent=2))

@@ -19,7 +19,7 @@ from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.journal.reader import open_journal
-from mage_services.learner.training import Training
+from mage_services.learner.trainer_thread import Training
 from tests.helpers.recorded_runs import unpack
 
 

@@ -20,7 +20,7 @@ from mage_async.protocol.journal_records import Commit, Record, Segment, first_s
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.learner import resume
-from mage_services.learner.training import Training
+from mage_services.learner.trainer_thread import Training
 
 
 class Journal:

@@ -51,6 +51,7 @@ from mage_async.trials.chat_format import ChatFormat
 
 
 HEADS = 2
+"""Q heads; the smaller of their values counts, against overestimation."""
 
 
 class Critic(nn.Module):
@@ -97,7 +98,7 @@ class Critic(nn.Module):
         return {"weights": self.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Replace the state by what `state` returned."""
+        """Restore a state that `state` returned."""
         self.load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
 
@@ -216,7 +217,7 @@ class Losses:
 
 
 def row_of(parts: Sequence[SoftSequence], first: int, device: torch.device) -> TokenRow:
-    """The row, the places of its states, and `first`, a token whose log-prob is asked for in each.
+    """Lay segments in a row whose targets are all `first`, a token.
 
     Trials that are drawn twice, or begin alike, are not joined.
     """
@@ -286,12 +287,14 @@ class SacTrainer(Trainer):
         sequences = training_sequences(groups, config, self.model.device)
         batch = [self.with_proximal(each) for each in self.micro_batches(sequences)]
         set_rate(self.optimizer, learning_rate(self._rules, self.version))
-        draws = [self._draw(rules.batch, number) for number in range(self._rules.minibatches)]
+        seed = f"{self.config.seed}/replay/{self.version}"
+        sources = [random.Random(f"{seed}/{n}") for n in range(self._rules.minibatches)]
+        draws = [self._buffer.draw(rules.batch, source) for source in sources]
         made = [self._improve(draw, rules) for draw in draws]
         norm = torch.stack([norm for _, norm in made]).mean()
-        trained = [
-            TrainedMicroBatch(each, _no_sums(self.model.device), _nothing(each)) for each in batch
-        ]
+        # There is no correction: its sums are 0.
+        sums = torch.zeros(len(SUMS), device=self.model.device)
+        trained = [TrainedMicroBatch(each, sums, _uncorrected(each)) for each in batch]
         ages = self._ages(draws)
         metrics = self.end_step([Update(trained, norm)])
         del metrics["zero_advantage_share"]  # advantages are not what is trained on
@@ -303,14 +306,10 @@ class SacTrainer(Trainer):
         return super().state() | {"critic": self._critic.state(), "replay": self._buffer.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore a state that `state` returned."""
         super().restore(state)
         self._critic.restore(state["critic"])
         self._buffer.restore(state["replay"])
-
-    def _draw(self, count: int, number: int) -> list[Copy]:
-        source = random.Random(f"{self.config.seed}/replay/{self.version}/{number}")
-        return self._buffer.draw(count, source)
 
     def _improve(self, draw: Sequence[Copy], rules: Settings) -> tuple[Losses, Tensor]:
         """Update policy and critic once; return the losses and the norm of the gradient."""
@@ -332,28 +331,19 @@ class SacTrainer(Trainer):
 
 
 def _means(found: Sequence[Losses]) -> dict[str, float]:
-    """Return the means of losses over the updates of a step."""
-
-    def mean(values: list[Tensor]) -> float:
-        return float(torch.stack([value.detach() for value in values]).mean())
-
-    return {
-        "loss": mean([each.total() for each in found]),
-        "actor_loss": mean([each.actor for each in found]),
-        "critic_loss": mean([each.critic for each in found]),
-        "invalid_nats": mean([each.outside for each in found]),
-        "entropy": mean([each.entropy for each in found]),
-        "soft_value": mean([each.value for each in found]),
+    """Return the means of losses over the updates of a step, by the name of the metric."""
+    columns = {
+        "loss": [each.total() for each in found],
+        "actor_loss": [each.actor for each in found],
+        "critic_loss": [each.critic for each in found],
+        "invalid_nats": [each.outside for each in found],
+        "entropy": [each.entropy for each in found],
+        "soft_value": [each.value for each in found],
     }
+    return {name: float(torch.stack(own).detach().mean()) for name, own in columns.items()}
 
 
-def _no_sums(device: torch.device) -> Tensor:
-    """Return sums of 0: there is no correction."""
-    return torch.zeros(len(SUMS), device=device)
-
-
-def _nothing(each: MicroBatch) -> Surrogate:
-    """What a correction did to the tokens of a micro-batch: nothing."""
-    zeros = torch.zeros_like(each.behaviour)
-    no = zeros.bool()
-    return Surrogate(zeros, zeros + 1.0, no, no)
+def _uncorrected(batch: MicroBatch) -> Surrogate:
+    """Return the result of no correction: every token has weight 1, none is clipped or masked."""
+    zeros = torch.zeros_like(batch.behaviour)
+    return Surrogate(zeros, zeros + 1.0, zeros.bool(), zeros.bool())

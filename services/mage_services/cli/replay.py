@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mage_async.config.schema import Config
     from mage_services.journal.reader import JournalOnDisk
     from mage_services.learner.ranks.gang import Gang
-    from mage_services.learner.training import Training
+    from mage_services.learner.trainer_thread import Training
 
 HELP = "Train every committed batch of a run again, and compare the weights."
 
@@ -89,7 +89,7 @@ def _begin(
     """
     from mage_async.policy.checkpoint import checkpoints
     from mage_async.protocol.journal_records import first_needed
-    from mage_services.learner.training import Training
+    from mage_services.learner.trainer_thread import Training
 
     for checkpoint in (None, *checkpoints(run.checkpoints)):
         version = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_"))

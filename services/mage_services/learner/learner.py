@@ -1,7 +1,7 @@
 """The learner process: takes in trials, trains on them, and publishes weights.
 
 `main` resumes the run from its checkpoint and journal, and then runs five tasks on one event loop.
-Training itself runs in one thread beside the loop.
+Training itself runs in a thread of its own (`trainer_thread.py`).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from mage_services.learner.coordinator import Coordinator, CoordinatorConfig, se
 from mage_services.learner.ranks.gang import Gang
 from mage_services.learner.resume import Prepared, ReplayedStep, prepare
 from mage_services.learner.run_log import RunLog
-from mage_services.learner.training import TrainerThread
+from mage_services.learner.trainer_thread import TrainerThread
 from mage_services.learner.training_loop import TrainingLoop
 from mage_services.processes.process import Status, TimeAccounting, run_process, ticks
 from mage_services.processes.startup import Startup, read_startup
@@ -49,6 +49,7 @@ from mage_services.weights.weight_store import WeightStore
 # was killed can compute every announced version again.
 
 TICK_S = 0.5
+"""Seconds between two ticks of the coordinator, which also refresh the terminal."""
 
 
 async def main(startup: Startup, status: Status) -> None:
@@ -132,7 +133,7 @@ async def _prepare(
 ) -> Prepared:
     """Prepare the policy, or resume the run from its checkpoint and journal.
 
-    If cancelled, what was written stays.
+    If cancelled, files that were written stay.
     """
 
     def report(progress: Progress) -> None:

@@ -35,7 +35,7 @@ from mage_async.trajectory import Group
 from mage_services.journal.reader import JournalOnDisk, open_journal
 from mage_services.journal.writer import make_durable
 from mage_services.learner.ranks.gang import Gang
-from mage_services.learner.training import Training, is_on_gpu
+from mage_services.learner.trainer_thread import Training, is_on_gpu
 from mage_services.processes.startup import Startup
 
 
@@ -54,7 +54,7 @@ class ReplayedStep:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a learner starts with."""
+    """The state that a learner starts with."""
 
     training: Training
     origin: str
@@ -166,13 +166,13 @@ def _train_again(training: Training, committed: Committed) -> dict[str, Any]:
 
 
 def _sums_in_same_order(committed: Committed, own: Config) -> bool:
-    """Whether a step adds floating-point numbers in the order in which it was first trained."""
+    """Return whether a step adds floating-point numbers in the same order as the first time."""
     has_as_many_ranks = config_file.loads(committed.config).learner.ranks == own.learner.ranks
     return has_as_many_ranks and not is_on_gpu(own)
 
 
 def _prepare_policy(startup: Startup, report: Callable[[Progress], None]) -> str:
-    """Make the policy's folder; returns where its weights came from."""
+    """Make the policy's folder and return where its weights came from."""
     # A learner may be killed while it writes: the folder gets its name only when it is whole.
     working = startup.run.policy.with_name(f".{startup.run.policy.name}.part")
     if working.is_symlink():

@@ -1,7 +1,8 @@
-"""Training in the learner: train a step, copy the weights, write checkpoints and lines of metrics.
+"""The work of the trainer's thread: train a step, copy the weights, write checkpoints and metrics.
 
-All calls run in one thread, `TrainerThread`, one after the other, so no lock is needed. None of
-them waits for a peer.
+`training_loop.py` decides on the event loop what is done next, and calls the methods of `Training`
+in the one `TrainerThread`, one after the other. So no lock is needed, and none of the calls waits
+for a peer.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from mage_async.learning.rank_orders import Adopt, Digest, Order
 from mage_async.learning.trainer import Trainer, trainer_of
 from mage_async.methods.method import Methods
 from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint, writing
-from mage_async.policy.load import load_frozen_beside, loads_on
+from mage_async.policy.load import load_frozen_policies, loads_on
 from mage_async.policy.lora import load_trained
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import (
@@ -144,7 +145,7 @@ class Training:
     def adopt(self, config: Config) -> None:
         """Train under another configuration from here on: a resumed run may have changed it."""
         self._send_order(Adopt(config_file.as_tables(config)))
-        load_frozen_beside(self.trainer, config, self.run.policy)
+        load_frozen_policies(self.trainer, config, self.run.policy)
         self.trainer.adopt(config)
 
     def commit(self, groups: Sequence[Group], time_s: float) -> Commit:
@@ -163,7 +164,7 @@ class Training:
         return f"{self.trainer.describe()}; {backend_report()}"
 
     def step(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """Train one batch; returns its metrics."""
+        """Train one batch and return its metrics."""
         began = time.monotonic()
         metrics = self.trainer.train(groups)
         trials = [trial for group in groups for trial in group.trials]
@@ -252,7 +253,7 @@ def is_on_gpu(config: Config) -> bool:
 
 
 class TrainerThread:
-    """The one thread of the learner that computes; runs one call after the other."""
+    """The thread in which the learner computes; it runs one call after the other."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="trainer")

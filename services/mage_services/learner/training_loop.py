@@ -1,4 +1,7 @@
-"""The training loop of the learner: takes batches, trains and commits them, publishes weights."""
+"""The training loop, on the learner's event loop: take a batch, train, commit, publish, checkpoint.
+
+The computing itself is in `trainer_thread.py`; the messages of peers are the coordinator's.
+"""
 
 import asyncio
 import time
@@ -13,7 +16,7 @@ from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.resume import Prepared
 from mage_services.learner.run_log import RunLog
-from mage_services.learner.training import TrainerThread
+from mage_services.learner.trainer_thread import TrainerThread
 from mage_services.processes.process import Status
 from mage_services.processes.startup import Startup
 from mage_services.weights.weight_store import WeightStore
@@ -43,7 +46,7 @@ PARITY_PATIENCE_S = 5.0
 
 
 class TrainingLoop:
-    """Trains from the first batch to the last, and says goodbye."""
+    """Trains from the first batch to the last, and dismisses the peers at the end."""
 
     def __init__(
         self,

@@ -124,11 +124,11 @@ class WeightSender:
                 return
 
     def _send(self, snapshot: AnySnapshot, pg: Any) -> None:
-        data, made = snapshot.data, snapshot.made
-        if made is None and self._device.type == "cuda":
-            made = torch.cuda.Event()  # never recorded: what lies on the host is there
+        data, ready = snapshot.data, snapshot.ready
+        if ready is None and self._device.type == "cuda":
+            ready = torch.cuda.Event()  # never recorded: what lies on the host is there
         at = torch.empty(0, device=self._device)
-        with beside_training(at, made):  # NCCL's work ends on this stream
+        with beside_training(at, ready):  # NCCL's work ends on this stream
             for bucket in buckets_of(snapshot.places):
                 flat = data[bucket[0].start : bucket[-1].end].to(self._device)
                 torch.distributed.broadcast(flat, src=0, group=pg)
