@@ -28,12 +28,13 @@ GPU_CHUNK_BYTES = 2**31
 CHUNKS_THAT_FIT = 8
 """Chunks that would fit the free memory. One takes about four times its logits: half of it then."""
 MIN_ROWS = 64
+"""Least rows of a GEMM over logits, from which on the order of its sums does not change."""
 PLANNED: ContextVar[int] = ContextVar("PLANNED", default=0)
 """Bytes of a chunk on a device that is being planned for; 0: use this machine's device."""
 
 
 class Softmax(NamedTuple):
-    """What the backward pass needs of a chunk."""
+    """The distributions of a chunk's rows, as the backward pass needs them."""
 
     probs: Tensor  # [R, V]
     logprobs: Tensor  # [R, V]

@@ -61,7 +61,7 @@ class Advantage(Variant, tag_field="estimator"):
     scores) before it; or from gigpo's first term alone, as the reference does."""
 
     has_score: ClassVar[bool] = False
-    """Whether the estimator reads an episode's score beside the return."""
+    """Whether the estimator reads an episode's score in addition to the return."""
     leaves_one_out: ClassVar[bool] = False
     """Whether a turn's own trial has no part in its baseline."""
 

@@ -28,6 +28,7 @@ from transformers import AttentionInterface
 from mage_async.errors import PolicyError
 
 NAME = "mage_packed"
+"""Name of this attention in transformers' registry (`attn_implementation`)."""
 WITHOUT_EFFECT = {"position_ids", "use_cache"}
 """Keywords of every layer that change nothing here: positions are in the keys already."""
 

@@ -39,7 +39,7 @@ def token_logprobs(
 
 
 def head_inputs(model: PreTrainedModel, row: TokenRow, temperature: float) -> HeadInputs:
-    """Run the transformer and gather what the log-probs are computed from.
+    """Run the transformer and return the inputs of the log-probs.
 
     Args:
         temperature: sampling temperature of tokens whose `sharpness` is 1.

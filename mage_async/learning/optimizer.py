@@ -22,6 +22,7 @@ from mage_async.config.schema import Learner
 from mage_async.errors import RunError
 
 KEY = "masters"
+"""Key of the masters in the state of a checkpoint."""
 
 
 def optimizer_of(
@@ -109,12 +110,12 @@ class Masters:
         return [master.data for _, master in self._pairs]
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores; nothing without masters."""
+        """Return the masters for a checkpoint; an empty state without masters."""
         return {KEY: self.tensors()} if self._pairs else {}
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned.
+        """Restore a state that `state` returned.
 
         Raises:
             RunError: either the checkpoint or this run has masters, but not both.

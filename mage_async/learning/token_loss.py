@@ -29,7 +29,7 @@ from mage_kernels.surrogate import k3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadInputs:
-    """What log-probs are computed from: final hidden states and the LM head."""
+    """Inputs of the log-probs: final hidden states and the LM head."""
 
     hidden: Tensor
     """[N, D]: the hidden states that predict the sampled tokens."""
@@ -46,7 +46,7 @@ class HeadInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLoss:
-    """A loss with its gradient, and what metrics need of it, without gradient."""
+    """A loss with its gradient, and its parts for metrics, without gradient."""
 
     loss: Tensor
     surrogate: Surrogate
@@ -151,10 +151,12 @@ class LossTerm(Protocol):
     def prepare(
         self, batch: MicroBatch, reference: HeadInputs | None, frozen: HeadInputs | None
     ) -> Any:
-        """Return what does not depend on the weights under training, once a step, without gradient.
+        """Compute the inputs of the term that do not depend on the weights under training.
+
+        Called once a step, without gradient.
 
         Args:
-            reference: states under the policy that training began with; None: nobody needs it.
+            reference: states under the policy that training began with; None: no term needs it.
             frozen: states under `Method.frozen_policy`; None: there is none.
         """
         ...
@@ -163,7 +165,7 @@ class LossTerm(Protocol):
         """Return the term of a micro-batch, a scalar, and float32 [C] without a gradient.
 
         Args:
-            prepared: what `prepare` returned.
+            prepared: result of `prepare`.
             inputs: states under the weights in training.
             scale: 1 / (sampled tokens of an update): the weight of one token's loss.
         """

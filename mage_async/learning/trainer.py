@@ -134,19 +134,19 @@ class Trainer:
 
     @contextmanager
     def read(self, num_forwards: int) -> Iterator[PreTrainedModel]:
-        """Lend the model to the caller for `num_forwards` forwards without gradient.
+        """Yield the model for `num_forwards` forwards without gradient.
 
         A sharded model has to know the number, because every rank takes part in every forward.
         """
         yield self.model
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores in addition to the weights."""
+        """Return the state of a checkpoint: version, optimizer and masters, without the weights."""
         kept = {"version": self.version, "optimizer": self.optimizer.state_dict()}
         return kept | self.masters.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore a state that `state` returned."""
         self.version = int(state["version"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.masters.restore(state)
@@ -158,8 +158,9 @@ class Trainer:
         return [order[number::count] for number in range(count)]
 
     def micro_batches(self, sequences: Sequence[TrainingSequence]) -> list[MicroBatch]:
-        """Split a minibatch into micro-batches; the frozen policy's forwards are made, the
-        trained policy's are not.
+        """Split a minibatch into micro-batches, with the results of frozen policies.
+
+        The trained policy's forwards are not made yet.
         """
         return [self._micro_batch(each) for each in self._split(sequences)]
 
@@ -219,7 +220,7 @@ class Trainer:
 
     @contextmanager
     def _frozen(self) -> Iterator[PreTrainedModel]:
-        """Lend the reference policy: with adapters, the model while its adapters are off."""
+        """Yield the reference policy: with adapters, the model while its adapters are off."""
         if adapted_layers(self.model):
             with without_adapters(self.model):
                 yield self.model

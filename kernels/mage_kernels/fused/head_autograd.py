@@ -34,6 +34,7 @@ from mage_kernels.fused.surrogate_gradient import surrogate_gradient
 from mage_kernels.surrogate import SUMS, TokenData
 
 CHUNK_COLUMNS = 8192
+"""Columns of logits whose gradient is in memory at a time; a multiple of the kernels' tiles."""
 
 
 def forward_rows(
@@ -150,7 +151,9 @@ def backward_rows(
 # are large. The host reads nothing, so the pass never waits for the device.
 
 CHUNK_ROWS = 4096
+"""Most rows of a chunk."""
 ROW_STEP = 128
+"""Rows of a chunk are a multiple of this, the kernels' row tile."""
 
 
 def even_chunks(num_rows: int) -> Iterator[slice]:

@@ -1,6 +1,6 @@
 """The Triton kernels of the LM head: forward partials, their merge, and gradients of the logits.
 
-    logit_partials            logits tile by tile, reduced to what a softmax needs; optionally kept
+    logit_partials            logits tile by tile, reduced to sums of a softmax; optionally kept
     merged_partials           log-prob and entropy from the partials of all parts of the vocabulary
     recomputed_gradient       gradient of the logits, which are computed again
     kept_gradient             gradient of the logits from those that were kept
