@@ -154,17 +154,13 @@ class SharedSnapshot:
             working.replace(file)
 
     def _complete(self) -> None:
-        head = weights_header(self.places, self.version, self.fingerprint().text())
+        receipt = self.fingerprint().text()
+        head = head_of(self.places, version=str(self.version), receipt=receipt)
         assert len(head) == self.start
         working = part_of(self.file)
         write_head(working, head)
         working.chmod(0o644)
         working.replace(self.file)
-
-
-def weights_header(places: tuple[Place, ...], version: int, receipt: str) -> bytes:
-    """Return the bytes before the tensors of a published file."""
-    return head_of(places, version=str(version), receipt=receipt)
 
 
 class ShardedFiles:
@@ -195,7 +191,7 @@ class ShardedFiles:
         # The tensors are written before their digests are known. A header of the final length says
         # at which offset they begin.
         draft = replace(receipt, **({"tensors": digests} if scored else {"sample": NO_DIGEST}))
-        start = len(weights_header(places, trainer.version, draft.text()))
+        start = len(head_of(places, version=str(trainer.version), receipt=draft.text()))
         part_of(file).unlink(missing_ok=True)
         order = Publish(str(part_of(file)), start)
         self._joined.ranks.send_all(order)
