@@ -35,7 +35,7 @@ from mage_async.inference.weights import as_weights
 from mage_async.learning.adapters import merged_tensors
 from mage_async.learning.trainer import trainer_of
 from mage_async.methods.method import Methods
-from mage_async.policy.load import load_frozen_beside
+from mage_async.policy.load import load_frozen_policies
 from mage_async.policy.lora import load_trained
 from mage_async.policy.prepare import prepare_policy
 from mage_async.results.score import Score, score
@@ -52,7 +52,8 @@ from mage_async.trajectory import Group, Guidance, Task, Trial
 from mage_async.trials.duels import Run, begin_trial, settle, trials_of
 from mage_async.trials.trial_config import TrialConfig
 
-Look = Callable[[list[Group]], None]
+OnBatch = Callable[[list[Group]], None]
+"""A callback that is called with the groups of each batch before the batch is trained."""
 
 
 def prepare(config: Config, folder: Path) -> Path:
@@ -75,8 +76,8 @@ class InProcessRun:
         self._config, self._environment = config, environment_of(config)
         self._chat = load_chat(policy)
         model = load_trained(config, policy, device="cpu")
-        self._trainer = trainer_of(config, model, self._chat, max_staleness=0)
-        load_frozen_beside(self._trainer, config, policy)
+        self._trainer = trainer_of(config, model, self._chat)
+        load_frozen_policies(self._trainer, config, policy)
         self._size = {"slots": config.engine.max_contexts, "max_tokens": config.engine.max_tokens}
         arithmetic = config.engine.arithmetic
         self._engine = Scheduler(Model.load(policy, arithmetic=arithmetic, **self._size))
@@ -106,22 +107,22 @@ class InProcessRun:
         """The policy version: the number of steps trained."""
         return self._trainer.version
 
-    def train(self, look: Look = lambda groups: None) -> list[list[float]]:
+    def train(self, on_batch: OnBatch = lambda groups: None) -> list[list[float]]:
         """Train all steps.
 
         Args:
-            look: is called with the groups of each batch before the batch is trained.
+            on_batch: called with the groups of each batch before the batch is trained.
 
         Returns:
             float [steps, episodes]: mean return of each episode, per unit of the environment.
         """
-        return [self.step(look) for _ in range(self._config.learner.steps)]
+        return [self.step(on_batch) for _ in range(self._config.learner.steps)]
 
-    def step(self, look: Look = lambda groups: None) -> list[float]:
+    def step(self, on_batch: OnBatch = lambda groups: None) -> list[float]:
         """Make one step; return the mean return of each episode, float [episodes]."""
         groups = self.play_batch()  # 1, 2: tasks and play
-        look(groups)
-        self._trainer.train(groups, self._config)  # 3, 4: credit, advantages and updates
+        on_batch(groups)
+        self._trainer.train(groups)  # 3, 4: credit, advantages and updates
         self.league.trained(groups)
         self.methods.learn(groups)
         self._publish()  # 5

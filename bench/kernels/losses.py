@@ -4,6 +4,7 @@ The default correction and an entropy bonus, as a run has them; what the transfo
 it. The last column is the time over that of the two steps, in the same run.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from bench.kernels.heads import Case, make_data
 from bench.kernels.timing import timings
 from mage_async.config import config_file
 from mage_async.learning.corrections import Tokens
-from mage_async.learning.token_loss import HeadInputs, LossPass, loss_pass
+from mage_async.learning.token_loss import CorrectedLoss, HeadInputs, corrected_loss
 from mage_kernels import linear_logprob
 
 
@@ -22,10 +23,14 @@ def measure_loss(case: Case, device: str, rounds: int) -> dict[str, Any]:
     rules = config_file.load(config_file.find(None), []).learner
     data = make_data(case, device, torch.float32 if device == "cpu" else torch.bfloat16)
     inputs = HeadInputs(data.hidden, data.head, data.tokens, 1.0)
-    tokens, chosen = made_tokens(inputs, data.gradients[0]), loss_pass(rules)
+    tokens, chosen = made_tokens(inputs, data.gradients[0]), corrected_loss(rules)
     ways = {
-        "loss after log-probs": partial(step, chosen.after, inputs, tokens),
-        "loss in the head's pass": partial(step, chosen.single, inputs, tokens),
+        "loss after log-probs": partial(
+            step, replace(chosen, is_single_pass=False), inputs, tokens
+        ),
+        "loss in the head's pass": partial(
+            step, replace(chosen, is_single_pass=True), inputs, tokens
+        ),
         "loss, as a run chooses": partial(step, chosen, inputs, tokens),
     }
     times = timings(ways, device=device, rounds=rounds)
@@ -44,7 +49,7 @@ def made_tokens(inputs: HeadInputs, advantages: torch.Tensor) -> Tokens:
     return Tokens(proximal, proximal, behaviour, advantages, turns % 3, turns)
 
 
-def step(way: LossPass, inputs: HeadInputs, tokens: Tokens) -> None:
+def step(way: CorrectedLoss, inputs: HeadInputs, tokens: Tokens) -> None:
     """Forward and backward."""
     hidden, head = inputs.hidden.detach().requires_grad_(), inputs.head.detach().requires_grad_()
     again = HeadInputs(hidden, head, inputs.targets, inputs.inverse_temperature)

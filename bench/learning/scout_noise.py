@@ -26,7 +26,7 @@ from mage_async.config import config_file
 from mage_async.config.components import CREDITS
 from mage_async.credit.turn_table import build_table
 from mage_async.environments.games.scout import PASS, SCOUT, Payoffs, cumulative_weights
-from mage_async.learning.advantages import compared
+from mage_async.learning.advantages import GroupMean
 from mage_async.trajectory import Group
 from tests.helpers.game_values import differential_weights, gain_of_scouting
 
@@ -73,8 +73,7 @@ def observed(
 def said(batch: list[Group], credit: str, discount: float) -> dict[str, float]:
     """What one batch says: the share of probes, the difference they make, its standard error."""
     table = build_table(batch, CREDITS.load(credit)(episode_discount=discount))
-    rule = {"baseline": CELL, "scale": None, "weight": "trial", "epsilon": 0.0}
-    values = compared(table, **rule, device="cpu").numpy()
+    values = GroupMean(baseline=list(CELL), scale="none").estimate(table, "cpu").numpy()
     actions = np.array([u.action for group in batch for one in group.trials for u in one.turns])
     is_first = table.episode == 0
     probes, passes = (values[is_first & (actions == name)] for name in (SCOUT, PASS))

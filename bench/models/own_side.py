@@ -11,6 +11,7 @@ from mage_async.completion import Prompt, Sampling
 from mage_async.config import config_file
 from mage_async.config.learning import Learner
 from mage_async.config.policy import Lora
+from mage_async.config.schema import Config
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
@@ -54,7 +55,7 @@ class Ours:
             max_tokens_per_microbatch=GROUP_SIZE * length,
             shared_opening=True,
         )
-        self.trainer = Trainer(policy, rules, 1.0, 0, max_staleness=0)
+        self.trainer = Trainer(policy, Config(learner=rules))
         self._engine = Scheduler(Model.load(model, slots=BATCH, max_tokens=length))
         self._prompt, self._num_drawn = prompt, num_drawn
 

@@ -68,7 +68,7 @@ def measure(variant: str, model: Path) -> int:
     policy = AutoModelForCausalLM.from_config(shape.config, attn_implementation=NAME)
     if config.policy.lora:
         add_adapters(policy, config.policy.lora, 0)
-    trainer = Trainer(policy.train(), config.learner, 1.0, 0, max_staleness=1)
+    trainer = Trainer(policy.train(), config)
     for _ in range(2):
         trainer.step(segments)
     return _resident("VmHWM") - before

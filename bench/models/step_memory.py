@@ -33,6 +33,7 @@ from bench.lib.options import option_parser
 from bench.models.made_up_trials import MEAN_TOKENS, OPENING, SPREAD, batch
 from mage_async.config.learning import Learner
 from mage_async.config.policy import Lora
+from mage_async.config.schema import Config
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import load_policy
 from mage_async.policy.lora import add_adapters
@@ -58,7 +59,7 @@ def measure(model: Path, variant: str, threads: int) -> dict[str, Any]:
     policy = load_policy(model, "float32", "cpu")
     if variant in ("adapters", "opening"):
         add_adapters(policy, Lora(), 0)
-    trainer = Trainer(policy, rules, 1.0, 0, max_staleness=1)
+    trainer = Trainer(policy, Config(learner=rules))
     trained = sum(one.nbytes for one in policy.parameters() if one.requires_grad)
     weights = sum(one.nbytes for one in policy.parameters())
     assert all(one.isfinite().all() for one in policy.parameters())  # a mapped file is read so

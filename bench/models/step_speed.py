@@ -34,6 +34,7 @@ from bench.lib.options import option_parser
 from bench.models.made_up_trials import MEAN_TOKENS, OPENING, SPREAD, batch
 from mage_async.config.learning import Learner
 from mage_async.config.policy import Lora
+from mage_async.config.schema import Config
 from mage_async.learning.packing import MicroBatch, TrainingSequence
 from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
@@ -75,7 +76,7 @@ def trainer_of(arm: str, model: Path) -> Trainer:
         add_adapters(policy, Lora(), 0)
     rules = Learner(minibatches=MINIBATCHES, learning_rate=1e-6, shared_opening=arm == "opening")
     kind = ForwardBefore if arm == "before" else Trainer
-    return kind(policy, rules, 1.0, 0, max_staleness=1)
+    return kind(policy, Config(learner=rules))
 
 
 def measure(model: Path, arms: Sequence[str], num_trials: int, repeats: int) -> dict[str, Took]:

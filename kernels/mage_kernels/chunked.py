@@ -12,7 +12,6 @@ Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows of a chunk.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,12 +27,13 @@ GPU_CHUNK_BYTES = 2**31
 CHUNKS_THAT_FIT = 8
 """Chunks that would fit the free memory. One takes about four times its logits: half of it then."""
 MIN_ROWS = 64
+"""Least rows of a GEMM over logits, from which on the order of its sums does not change."""
 PLANNED: ContextVar[int] = ContextVar("PLANNED", default=0)
 """Bytes of a chunk on a device that is being planned for; 0: use this machine's device."""
 
 
 class Softmax(NamedTuple):
-    """What the backward pass needs of a chunk."""
+    """The distributions of a chunk's rows, as the backward pass needs them."""
 
     probs: Tensor  # [R, V]
     logprobs: Tensor  # [R, V]
@@ -89,9 +89,8 @@ def at_least(matrix: Tensor, num_rows: int) -> Tensor:
     return torch.nn.functional.pad(matrix, (0, 0, 0, missing)) if missing > 0 else matrix
 
 
-def chunks(num_rows: int, num_columns: int, itemsize: int, chunk_bytes: int) -> Iterator[slice]:
-    """Yield row ranges with at most `chunk_bytes` of logits, or MIN_ROWS rows if that is more."""
-    step = rows_at_once(num_columns, itemsize, chunk_bytes)
+def chunks(num_rows: int, step: int) -> Iterator[slice]:
+    """Yield ranges of at most `step` rows."""
     return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
 
 
@@ -122,7 +121,7 @@ def gpu_chunk_bytes(free_bytes: int) -> int:
 
 
 def rows_at_once(num_columns: int, itemsize: int, chunk_bytes: int) -> int:
-    """Return the rows of the largest chunk."""
+    """Return the rows of a chunk with at most `chunk_bytes` of logits, at least MIN_ROWS."""
     return max(MIN_ROWS, chunk_bytes // (num_columns * itemsize))
 
 
@@ -140,12 +139,10 @@ class ChunkedLogprob(torch.autograd.Function):
         dtype = computing_dtype(hidden.dtype)
         logprob, entropy = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2))
         ctx.kept = None
-        ctx.chunks_of = partial(
-            chunks, num_columns=len(head), itemsize=dtype.itemsize, chunk_bytes=chunk_bytes
-        )
+        ctx.step = rows_at_once(len(head), dtype.itemsize, chunk_bytes)
         is_kept = len(hidden) <= rows_at_once(len(head), dtype.itemsize, CHUNK_BYTES)
         computing_head = head if head.is_cuda else head.to(dtype)
-        for rows in ctx.chunks_of(len(hidden)):
+        for rows in chunks(len(hidden), ctx.step):
             softmax = softmax_of(
                 hidden[rows], computing_head, tokens[rows], rows_of(inverse_temperature, rows)
             )
@@ -165,7 +162,7 @@ class ChunkedLogprob(torch.autograd.Function):
         hidden, head, tokens = ctx.saved_tensors
         active = rows_with_gradient(d_logprob, d_entropy)
         sink = GradientSink(hidden, head, is_frozen=not ctx.needs_input_grad[1])
-        for part in ctx.chunks_of(len(hidden) if active is None else len(active)):
+        for part in chunks(len(hidden) if active is None else len(active), ctx.step):
             rows = part if active is None else active[part]
             inverse_temperature = rows_of(ctx.inverse_temperature, rows)
             softmax = (
@@ -229,7 +226,8 @@ class ChunkedPolicyLoss(torch.autograd.Function):
         logprob, entropy = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2))
         total, sums = hidden.new_zeros((), dtype=dtype), hidden.new_zeros(len(SUMS), dtype=dtype)
         sink = GradientSink(hidden, head, is_frozen=not ctx.needs_input_grad[1])
-        for rows in chunks(len(hidden), len(head), dtype.itemsize, chunk_bytes):
+        step = rows_at_once(len(head), dtype.itemsize, chunk_bytes)
+        for rows in chunks(len(hidden), step):
             scale = rows_of(inverse_temperature, rows)
             softmax = softmax_of(hidden[rows], sink.head, tokens[rows], scale)
             logprob[rows], entropy[rows] = softmax.logprob, softmax.entropy

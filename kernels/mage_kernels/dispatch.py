@@ -20,6 +20,7 @@ HEADS = {(9, 0), (10, 0)}
 ADVANTAGES = HEADS | {(8, 0), (8, 9)}
 """Compute capabilities that the kernels of advantages are compiled and checked for."""
 INSTALL = 'pip install "triton>=3.6,<3.8"'
+"""Command that installs Triton, for messages."""
 
 
 @dataclass(frozen=True, slots=True)

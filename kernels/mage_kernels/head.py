@@ -64,17 +64,21 @@ def linear_logprob(
         Log-prob `[T]` and entropy `[T]`: fp32, or fp64 for fp64 inputs.
     """
     _check(hidden, head, tokens, inverse_temperature, mask)
+    num_rows = len(hidden)
     index = None if mask is None else masked_rows(mask, hidden.device)
     if index is not None:
-        results = _linear_logprob(
-            hidden.index_select(0, index),
-            head,
-            tokens[index],
-            rows_of(inverse_temperature, index),
-            keep_bytes,
-        )
-        return tuple(scattered(result, index, len(hidden)) for result in results)
-    return _linear_logprob(hidden, head, tokens, inverse_temperature, keep_bytes)
+        hidden, tokens = hidden.index_select(0, index), tokens[index]
+        inverse_temperature = rows_of(inverse_temperature, index)
+    if is_fused_head(hidden):
+        from mage_kernels.fused.head_autograd import FusedLogprob  # imports Triton
+
+        results = FusedLogprob.apply(hidden, head, tokens, inverse_temperature, keep_bytes)
+    else:
+        chunk_bytes = chunk_bytes_on(hidden.device)
+        results = ChunkedLogprob.apply(hidden, head, tokens, inverse_temperature, chunk_bytes)
+    if index is None:
+        return results
+    return tuple(scattered(result, index, num_rows) for result in results)
 
 
 def keeps_logits(hidden: Tensor, head: Tensor) -> bool:
@@ -158,33 +162,20 @@ def linear_policy_loss(
     if index is not None:
         hidden, tokens, data = hidden.index_select(0, index), tokens[index], data.rows(index)
         inverse_temperature = rows_of(inverse_temperature, index)
-    result = PolicyLoss(
-        *_linear_policy_loss(hidden, head, tokens, data, loss, inverse_temperature, normaliser)
-    )
+    arguments = (hidden, head, tokens, data, loss, inverse_temperature, normaliser)
+    if is_fused_head(hidden):
+        from mage_kernels.fused.head_autograd import FusedPolicyLoss  # imports Triton
+
+        result = PolicyLoss(*FusedPolicyLoss.apply(*arguments))
+    else:
+        chunk_bytes = chunk_bytes_on(hidden.device)
+        result = PolicyLoss(*ChunkedPolicyLoss.apply(*arguments, chunk_bytes))
     if index is None:
         return result
     return result._replace(
         logprob=scattered(result.logprob, index, num_rows),
         entropy=scattered(result.entropy, index, num_rows),
     )
-
-
-def _linear_logprob(hidden, head, tokens, inverse_temperature, keep_bytes):
-    if is_fused_head(hidden):
-        from mage_kernels.fused.head_autograd import FusedLogprob
-
-        return FusedLogprob.apply(hidden, head, tokens, inverse_temperature, keep_bytes)
-    chunk_bytes = chunk_bytes_on(hidden.device)
-    return ChunkedLogprob.apply(hidden, head, tokens, inverse_temperature, chunk_bytes)
-
-
-def _linear_policy_loss(hidden, head, tokens, data, loss, inverse_temperature, normaliser):
-    arguments = (hidden, head, tokens, data, loss, inverse_temperature, normaliser)
-    if is_fused_head(hidden):
-        from mage_kernels.fused.head_autograd import FusedPolicyLoss
-
-        return FusedPolicyLoss.apply(*arguments)
-    return ChunkedPolicyLoss.apply(*arguments, chunk_bytes_on(hidden.device))
 
 
 def _check(

@@ -78,7 +78,7 @@ class TokenData(NamedTuple):
 
 
 class TokenTerms(NamedTuple):
-    """The loss of each token, and what is summed for metrics; 0 outside the mask."""
+    """The loss of each token, and its terms for metrics; 0 outside the mask."""
 
     loss: Tensor
     """`[T]`, not normalised."""
@@ -87,7 +87,7 @@ class TokenTerms(NamedTuple):
 
 
 def token_terms(logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surrogate) -> TokenTerms:
-    """Compute the loss of each token, and what is summed for metrics.
+    """Compute the loss of each token, and its terms for metrics.
 
     The loss is `weight * surrogate + kl_coefficient * k3(reference - logprob) - bonus * entropy`:
 

@@ -1,1 +1,1 @@
-"""Rewards to returns, laid out turn by turn, and what may be asked of advantages."""
+"""Returns from rewards (`returns.py`), and the turns of a batch as columns (`turn_table.py`)."""

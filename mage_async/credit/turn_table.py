@@ -1,6 +1,6 @@
 """All turns of a batch as columns, so that baselines are a few array operations.
 
-A table holds the returns of the configured credit and what penalties depend on. Shapes: `N` turns
+A table holds the returns of the configured credit and the inputs of penalties. Shapes: `N` turns
 of all trials of all groups, in the order of `group.trials`, then `trial.turns`.
 """
 
@@ -22,7 +22,7 @@ Key = Literal["group", "member", "seat", "kind", "episode", "index", "anchor", "
 class TurnTable:
     """One row per turn; every column is an array `[N]`.
 
-    Group, trial, member and anchor are numbered anew in every batch.
+    Numbers of groups, trials, members and anchors begin at 0 in every batch.
     """
 
     group: np.ndarray

@@ -61,7 +61,7 @@ class Advantage(Variant, tag_field="estimator"):
     scores) before it; or from gigpo's first term alone, as the reference does."""
 
     has_score: ClassVar[bool] = False
-    """Whether the estimator reads an episode's score beside the return."""
+    """Whether the estimator reads an episode's score in addition to the return."""
     leaves_one_out: ClassVar[bool] = False
     """Whether a turn's own trial has no part in its baseline."""
 
@@ -98,17 +98,25 @@ class GroupMean(Advantage, tag="group_mean"):
     """Added to the standard deviation, in units of return."""
 
     def estimate(self, table: TurnTable, device: "torch.device | str") -> "Tensor":
-        """Return the scaled differences from each cell's mean."""
-        return compared(
-            table,
-            baseline=self.baseline,
-            scale=None if self.scale == "none" else self.scale,
-            weight=self.weight,
-            epsilon=self.epsilon,
-            anchor_weight=self.anchor_weight,
-            leave_one_out=self.leaves_one_out,
-            device=device,
-        )
+        """Subtract the baseline from returns, add the anchor term, and divide by the scale.
+
+        The anchor term is GiGPO's step level: a turn's return against those of turns that were
+        taken in the same state of the group, whatever the episode (MAGE's global anchor). A state
+        met once gives 0. The scale is the root mean square of the differences from the baseline.
+        """
+        from mage_kernels import minus_baseline, over_rms
+
+        returns = _on(device, table.returns)
+        leaves_one_out = self.leaves_one_out
+        cells = _cells(table, self.baseline, self.weight, device, has_parts=leaves_one_out)
+        values = minus_baseline(returns, cells, leave_one_out=leaves_one_out)
+        if self.anchor_weight:
+            states = _cells(table, ("group", "anchor"), "sample", device)
+            values = values + self.anchor_weight * minus_baseline(returns, states)
+        if self.scale == "none":
+            return values
+        scales = _cells(table, self.scale, self.weight, device)
+        return over_rms(values, scales, returns, self.epsilon)
 
 
 class LeaveOneOut(GroupMean, tag="leave_one_out"):
@@ -120,20 +128,41 @@ class LeaveOneOut(GroupMean, tag="leave_one_out"):
 class Gigpo(Advantage, tag="gigpo"):
     """The episode's score against its group, plus the return against the same state (GiGPO)."""
 
+    # GiGPO (arXiv 2505.10978) as LaMer and MAGE run it, with an episode's score s and return G:
+    #
+    #     A = (s - mean s over the episode cell) + anchor_weight (G - mean G over the state cell)
+    #
+    # With baseline ["group"], weight "sample", anchor_weight 1 and penalties subtracted from the
+    # score, the result is that of MAGE's code to rounding (recorded in the tests): nothing is
+    # compared across opponents. It has these habits of that code:
+    #
+    # - Means are over turns, so long trials weigh more, and a reflection enters the first one with
+    #   score 0: in groups that do well a reflection is pushed down, whatever it says. The baseline
+    #   ["group", "kind"] and weight "trial" repair both.
+    # - Seats share a mean, though they are different games. "seat" in both keys keeps them apart.
+    # - A turn alone in its episode cell keeps its whole score; under any other baseline it gets 0.
+
     has_score: ClassVar[bool] = True
+    anchor_key: ClassVar[Sequence[Key]] = ("group", "member", "anchor")
+    """Columns that the turns of a state cell share; LaMer has no "member"."""
 
     def estimate(self, table: TurnTable, device: "torch.device | str") -> "Tensor":
-        """Return the sum of GiGPO's two terms."""
-        key = tuple(self.baseline)
-        return gigpo(
-            table,
-            episode_key=key,
-            weight=self.weight,
-            anchor_weight=self.anchor_weight,
-            divides=self.scale != "none",
-            keep_lone_scores=key == AS_CODED,
-            device=device,
+        """Return the sum of GiGPO's two terms, each divided by its cell's standard deviation
+        (`mean_std_norm` in the codes) unless `scale` is "none".
+        """
+        from mage_kernels import minus_baseline
+
+        episodes = _cells(table, self.baseline, self.weight, device)
+        states = _cells(table, self.anchor_key, self.weight, device)
+        divides = self.scale != "none"
+        scores = minus_baseline(
+            _on(device, table.episode_score),
+            episodes,
+            keep_lone=tuple(self.baseline) == AS_CODED,
+            divide_by_std=divides,
         )
+        returns = minus_baseline(_on(device, table.returns), states, divide_by_std=divides)
+        return scores + self.anchor_weight * returns
 
     def check(self, config: Any) -> None:
         """Refuse a scale over other cells than the first term's."""
@@ -167,96 +196,6 @@ def turn_advantages(
         table = replace(table, episode_score=table.episode_score - penalties)
     values = rules.estimate(table, device)
     return values - _on(device, penalties) if rules.penalise == "advantage" else values
-
-
-def compared(
-    table: TurnTable,
-    *,
-    baseline: Sequence[Key],
-    scale: Sequence[Key] | None,
-    weight: Weight,
-    epsilon: float,
-    anchor_weight: float = 0.0,
-    leave_one_out: bool = False,
-    device: "torch.device | str",
-) -> "Tensor":
-    """Subtract a baseline from returns, add the anchor term, and divide by the deviation of the
-    sum.
-
-    The anchor term is GiGPO's step level: a turn's return against those of turns that were taken in
-    the same state of the group, whatever the episode (MAGE's global anchor). A state met once gives
-    zero.
-
-    Args:
-        baseline: the key whose cells share a baseline.
-        scale: the key over which the root mean square is pooled: () the whole batch, ("group",)
-            GRPO, ("member",) agent-specific. None leaves advantages in units of reward.
-        weight: how turns count in both means.
-        epsilon: added to the root mean square, in units of reward.
-        anchor_weight: factor of the anchor term, which is added before scaling.
-        leave_one_out: the baseline is the mean of the *other* trials of the cell (RLOO).
-
-    Returns:
-        float64 `[N]` on `device`
-    """
-    from mage_kernels import minus_baseline, over_rms
-
-    returns = _on(device, table.returns)
-    cells = _cells(table, baseline, weight, device, has_parts=leave_one_out)
-    values = minus_baseline(returns, cells, leave_one_out=leave_one_out)
-    if anchor_weight:
-        states = _cells(table, ("group", "anchor"), "sample", device)
-        values = values + anchor_weight * minus_baseline(returns, states)
-    if scale is None:
-        return values
-    return over_rms(values, _cells(table, scale, weight, device), returns, epsilon)
-
-
-def gigpo(
-    table: TurnTable,
-    *,
-    episode_key: Sequence[Key] = AS_CODED,
-    anchor_key: Sequence[Key] = ("group", "member", "anchor"),
-    weight: Weight = "sample",
-    anchor_weight: float = 1.0,
-    divides: bool = False,
-    keep_lone_scores: bool = True,
-    device: "torch.device | str",
-) -> "Tensor":
-    """Compute GiGPO (arXiv 2505.10978) as LaMer and MAGE run it.
-
-        A = (s - mean s over the episode cell) + w (G - mean G over the state cell)
-
-    s is the episode's score, G the return. With the defaults, and penalties subtracted from the
-    score, the result is that of MAGE's code to rounding (recorded in the tests): nothing is
-    compared across opponents. It has these habits of that code:
-
-    - Means are over turns, so long trials weigh more, and a reflection enters the first one with
-      score 0: in groups that do well a reflection is pushed down, whatever it says. ("group",
-      "kind") and weight "trial" repair both.
-    - Seats share a mean, though they are different games. "seat" in both keys keeps them apart.
-    - A turn alone in its episode cell keeps its whole score. `keep_lone_scores=False` gives it
-      zero.
-
-    Args:
-        anchor_key: without "member" as in LaMer; with "episode" anchors are local.
-        divides: whether to divide each term by its cell's standard deviation (`mean_std_norm`).
-
-    Returns:
-        float64 `[N]` on `device`; in units of reward unless divided
-    """
-    from mage_kernels import minus_baseline
-
-    episodes = _cells(table, episode_key, weight, device)
-    states = _cells(table, anchor_key, weight, device)
-    level = minus_baseline(
-        _on(device, table.episode_score),
-        episodes,
-        keep_lone=keep_lone_scores,
-        divide_by_std=divides,
-    )
-    term = minus_baseline(_on(device, table.returns), states, divide_by_std=divides)
-    return level + anchor_weight * term
 
 
 def _cells(

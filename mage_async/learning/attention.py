@@ -28,6 +28,7 @@ from transformers import AttentionInterface
 from mage_async.errors import PolicyError
 
 NAME = "mage_packed"
+"""Name of this attention in transformers' registry (`attn_implementation`)."""
 WITHOUT_EFFECT = {"position_ids", "use_cache"}
 """Keywords of every layer that change nothing here: positions are in the keys already."""
 
@@ -36,9 +37,9 @@ WITHOUT_EFFECT = {"position_ids", "use_cache"}
 class Boundaries:
     """Where the sequences of a row lie."""
 
-    fold: torch.Tensor
-    """int64 [S, L]: row of each place, counted from the end of the opening; 0 in the padding."""
-    unfold: torch.Tensor
+    shape: tuple[int, int]
+    """S and L."""
+    places: torch.Tensor
     """int64 [T - P]: place of each row behind the opening, an index into S * L."""
     opening: int = 0
     """P: tokens at the beginning of the row that belong to every sequence."""
@@ -50,17 +51,15 @@ class Boundaries:
     @staticmethod
     def of(lengths: torch.Tensor, opening: int = 0) -> "Boundaries":
         """Compute boundaries from the number of own tokens of each sequence, int64 [S]."""
-        starts = torch.cumsum(lengths, 0) - lengths
         longest, device = int(lengths.max()), lengths.device
-        places = torch.arange(longest, device=device)
-        exists = places < lengths[:, None]
-        fold = torch.where(exists, starts[:, None] + places, 0)
+        exists = torch.arange(longest, device=device) < lengths[:, None]
         visible = None
         if opening:
             visible = torch.ones(longest, opening + longest, dtype=torch.bool, device=device)
             visible = visible.tril(opening)
         extents = Extents.of(lengths, opening) if device.type == "cuda" else None
-        return Boundaries(fold, exists.flatten().nonzero()[:, 0], opening, visible, extents)
+        places = exists.flatten().nonzero()[:, 0]
+        return Boundaries((len(lengths), longest), places, opening, visible, extents)
 
 
 def packed_attention(
@@ -135,13 +134,40 @@ def _attend(
 
 
 def _fold(rows: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
-    """[T - P, N, D] -> [S, N, L, D]"""
-    return Fold.apply(rows, boundaries.fold, boundaries.unfold).transpose(1, 2)
+    """[T - P, N, D] -> [S, N, L, D], with 0 in the padding."""
+    return _placed(rows, boundaries.places, boundaries.shape).transpose(1, 2)
 
 
 def _unfold(folded: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
     """[S, N, L, D] -> [T - P, N, D]"""
-    return Unfold.apply(folded.transpose(1, 2), boundaries.unfold)
+    return Unfold.apply(folded.transpose(1, 2), boundaries.places)
+
+
+def _placed(rows: torch.Tensor, places: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """[T - P, ...] -> [S, L, ...]: copy each row to its place; the gradient is copied back."""
+    folded = rows.new_zeros((shape[0] * shape[1], *rows.shape[1:]))
+    return folded.index_copy_(0, places, rows).unflatten(0, shape)
+
+
+class Unfold(torch.autograd.Function):
+    """[S, L, ...] -> [T - P, ...]: drop the padding.
+
+    Every row has one place of its own, so the backward pass copies. torch's own for `index_select`
+    would add row by row.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, folded: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Take `places` from `Boundaries`."""
+        ctx.save_for_backward(places)
+        ctx.shape = folded.shape[:2]
+        return folded.flatten(0, 1).index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Put each row's gradient in its place, and 0 into the padding."""
+        (places,) = ctx.saved_tensors
+        return _placed(gradient, places, ctx.shape), None
 
 
 def lacks_grouped_kernel(
@@ -153,47 +179,6 @@ def lacks_grouped_kernel(
     keys and values go to another kernel, which does not store the weights.
     """
     return device.type == "cuda" and (is_masked or dtype not in (torch.bfloat16, torch.float16))
-
-
-# Every row has one place of its own in [S, L], so both backward passes copy and never add. Indexing
-# would instead add the gradients of all padding places into one row, one after the other
-# (pytorch#41162 on CUDA).
-
-
-class Fold(torch.autograd.Function):
-    """[T, ...] -> [S, L, ...]; padding gets the values of an arbitrary row."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, rows: torch.Tensor, fold: torch.Tensor, unfold: torch.Tensor
-    ) -> torch.Tensor:
-        """Take `fold`, the row of each place, int64 [S, L], and `unfold`, the place of each row."""
-        ctx.save_for_backward(unfold)
-        return rows.index_select(0, fold.flatten()).unflatten(0, fold.shape)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Gather each row's gradient from its place."""
-        (unfold,) = ctx.saved_tensors
-        return gradient.flatten(0, 1).index_select(0, unfold), None, None
-
-
-class Unfold(torch.autograd.Function):
-    """[S, L, ...] -> [T, ...]: drop the padding."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, places: torch.Tensor, unfold: torch.Tensor) -> torch.Tensor:
-        """Take `unfold`, the place of each row, int64 [T]."""
-        ctx.save_for_backward(unfold)
-        ctx.shape = places.shape
-        return places.flatten(0, 1).index_select(0, unfold)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Put each row's gradient in its place, and 0 into the padding."""
-        (unfold,) = ctx.saved_tensors
-        places = gradient.new_zeros(ctx.shape).flatten(0, 1)
-        return places.index_copy_(0, unfold, gradient).view(ctx.shape), None
 
 
 # Variable length: torch's flash kernel on CUDA, in 16 bits. Never run on a GPU.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 Weight = Annotated[float, Meta(ge=1)]
+"""A bound of importance weights: at least 1, the weight of a token that is not stale."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +54,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Surrogate:
-    """The loss of each token and what the correction did to it; all tensors are [N]."""
+    """The loss of each token, its weight, and whether it was clipped or masked: tensors [N]."""
 
     losses: "torch.Tensor"
     """Loss to be minimised, with its gradient."""

@@ -15,7 +15,7 @@ from mage_async.learning.adapters import has_wide_adapters
 from mage_async.learning.packing import TokenRow
 from mage_async.learning.roles import give_roles
 from mage_async.learning.token_loss import HeadInputs
-from mage_kernels import backend_report, linear_logprob
+from mage_kernels import backend_report
 
 __all__ = [
     "backend_report",
@@ -35,12 +35,11 @@ def token_logprobs(
     model: PreTrainedModel, row: TokenRow, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute log-prob and entropy of each target in nats, after temperature: two float32 [N]."""
-    inputs = head_inputs(model, row, temperature)
-    return linear_logprob(inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature)
+    return head_inputs(model, row, temperature).logprobs()
 
 
 def head_inputs(model: PreTrainedModel, row: TokenRow, temperature: float) -> HeadInputs:
-    """Run the transformer and gather what the log-probs are computed from.
+    """Run the transformer and return the inputs of the log-probs.
 
     Args:
         temperature: sampling temperature of tokens whose `sharpness` is 1.

@@ -22,6 +22,7 @@ from mage_async.config.schema import Learner
 from mage_async.errors import RunError
 
 KEY = "masters"
+"""Key of the masters in the state of a checkpoint."""
 
 
 def optimizer_of(
@@ -36,6 +37,23 @@ def optimizer_of(
         return _in_8_bits(trained, rules, device)
     is_fused = True if device.type == "cuda" else None  # never run on a GPU
     return torch.optim.AdamW(trained, lr=rules.learning_rate, fused=is_fused)
+
+
+def entropy_coefficient(rules: Learner, version: int) -> float:
+    """Return the coefficient of the entropy bonus in a step; it changes linearly over the run."""
+    return rules.entropy + (rules.final_entropy - rules.entropy) * _progress(rules, version)
+
+
+def learning_rate(rules: Learner, version: int) -> float:
+    """Return the learning rate of a step: linear warm-up, then linear from start to end."""
+    start, end = rules.learning_rate, rules.final_learning_rate
+    warm = min(1.0, (version + 1) / max(1, rules.warmup_steps))
+    return warm * (start + (end - start) * _progress(rules, version))
+
+
+def _progress(rules: Learner, version: int) -> float:
+    """Return the share of the run that is done: 0 in the first step, 1 in the last."""
+    return min(1.0, version / max(1, rules.steps - 1))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -92,12 +110,12 @@ class Masters:
         return [master.data for _, master in self._pairs]
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores; nothing without masters."""
+        """Return the masters for a checkpoint; an empty state without masters."""
         return {KEY: self.tensors()} if self._pairs else {}
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned.
+        """Restore a state that `state` returned.
 
         Raises:
             RunError: either the checkpoint or this run has masters, but not both.

@@ -9,8 +9,8 @@ Shapes: `T` tokens of a row, `S` sequences in it, `N` sampled tokens.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -31,9 +31,8 @@ from mage_kernels import at_tokens
 # Trials to sequences.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SampledTokens:
-    """What the actor recorded about each sampled token, of one sequence or of a micro-batch."""
+class SampledTokens(NamedTuple):
+    """The actor's record of each sampled token, of one sequence or of a micro-batch."""
 
     logprobs: np.ndarray
     """float32 [N]: log-prob in nats under the behaviour policy."""
@@ -342,7 +341,7 @@ class MicroBatch:
     reference: Tensor | None = None
     """float32 [N]: log-probs in nats under the frozen policy of the KL term; None without one."""
     prepared: tuple[Any, ...] = ()
-    """For each loss term of a method: what its `prepare` returned."""
+    """Result of `prepare` of each loss term of a method."""
     proximal: Tensor | None = None
     """float32 [N]: log-probs in nats under the weights at the beginning of the step; None until a
     forward of these weights has been made.
@@ -370,7 +369,8 @@ class MicroBatch:
         """
         tokens, places = [each.tokens for each in sequences], [each.places for each in sequences]
         row = TokenRow.of(tokens, device, predicted=places, shares_opening=shares_opening)
-        sampled = _concatenated([each.sampled for each in sequences])
+        columns = zip(*(each.sampled for each in sequences), strict=True)
+        sampled = SampledTokens(*map(np.concatenate, columns))
         if strategy_sharpness != 1.0:
             sharpness = np.where(sampled.kinds == Kind.STRATEGY, strategy_sharpness, 1.0)
             own = torch.from_numpy(sharpness.astype(np.float32)).to(device)
@@ -414,10 +414,3 @@ def _alternatives(sequence: TrainingSequence) -> np.ndarray:
         known = np.fromiter(sequence.alternatives.values(), np.int64)
         alternatives[np.searchsorted(sequence.places, places)] = known
     return alternatives
-
-
-def _concatenated(parts: Sequence[SampledTokens]) -> SampledTokens:
-    names = [field.name for field in fields(SampledTokens)]
-    return SampledTokens(
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    )

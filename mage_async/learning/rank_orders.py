@@ -1,4 +1,4 @@
-"""Orders that rank 0 of a learner sends to the other ranks, its followers.
+"""Orders that rank 0 of a learner sends to the other ranks.
 
 All ranks take part in every forward and in every sum of gradients, so all must do the same things
 in the same order. An order names the next thing.
@@ -24,7 +24,7 @@ class Adopt(msgspec.Struct, frozen=True, tag=True):
     """Train under another configuration from here on."""
 
     tables: dict[str, Any]
-    """As of `Begin`."""
+    """The configuration, as in `Begin`."""
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
@@ -76,8 +76,8 @@ class Ranks:
     device_type: str
     """"cpu" or "cuda", the same on every rank."""
     send: Callable[[Sequence[Order]], None]
-    """Send each follower its order, by ascending rank; on a follower this does nothing."""
+    """Send each other rank its order, by ascending rank; on another rank this does nothing."""
 
     def send_all(self, order: Order) -> None:
-        """Send all followers the same order."""
+        """Send all other ranks the same order."""
         self.send([order] * (self.count - 1))

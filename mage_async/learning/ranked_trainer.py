@@ -8,7 +8,7 @@ ranks.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import MethodType
@@ -29,10 +29,10 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
 
-from mage_async.config.schema import Learner
+from mage_async.config.schema import Config
 from mage_async.learning.corrections import M2po, Surrogate, largest_set_under
 from mage_async.learning.forward import SHARDED, body, hidden_states, layers_of
-from mage_async.learning.optimizer import KEY
+from mage_async.learning.optimizer import KEY, learning_rate, set_rate
 from mage_async.learning.packing import (
     MicroBatch,
     SampledTokens,
@@ -40,25 +40,9 @@ from mage_async.learning.packing import (
     TrainingSequence,
 )
 from mage_async.learning.rank_orders import Forward, Ranks, Step
-from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update, step_metrics
-from mage_async.learning.token_loss import LossPass, TwoSteps
+from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update
+from mage_async.learning.token_loss import CorrectedLoss
 from mage_async.learning.trainer import Trainer
-
-
-@dataclass(frozen=True, slots=True)
-class RankShare:
-    """One rank's part of a step."""
-
-    shares: list[list[TrainingSequence]]
-    """The rank's sequences of each minibatch."""
-    num_micro_batches: list[int]
-    """Micro-batches of each minibatch; the same number for all ranks."""
-    scale: float
-    """Factor of every token's loss; the same for all ranks."""
-
-    def order(self) -> Step:
-        """Encode it as the order for a follower."""
-        return Step([to_bytes(share) for share in self.shares], self.num_micro_batches, self.scale)
 
 
 class RankedTrainer(Trainer):
@@ -68,29 +52,12 @@ class RankedTrainer(Trainer):
     `follow_step` and `join_forwards`.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        rules: Learner,
-        temperature: float,
-        seed: int,
-        *,
-        ranks: Ranks,
-        max_staleness: int,
-        strategy_temperature: float | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, config: Config, ranks: Ranks) -> None:
         """Shard a model that every rank has loaded from the same files onto the host."""
         self._ranks = ranks
         self._mesh = init_device_mesh(ranks.device_type, (ranks.count,))
         shard(model, self._mesh)
-        super().__init__(
-            model,
-            rules,
-            temperature,
-            seed,
-            max_staleness=max_staleness,
-            strategy_temperature=strategy_temperature,
-        )
+        super().__init__(model, config)
 
     def describe(self) -> str:
         """Describe model, loss and kernels in one line for people."""
@@ -98,16 +65,17 @@ class RankedTrainer(Trainer):
 
     def step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         """Train on a batch with all ranks and return metrics by name; the version grows by one."""
-        own, *others = self._deal(sequences)
-        self._ranks.send([each.order() for each in others])
-        packed = [[self._pack(part) for part in share.shares] for share in others]
-        updates = self._train(own)
+        chunks, num_ranks = self._chunks(sequences), self._ranks.count
+        minibatches = [deal(chunk, num_ranks) for chunk in chunks]
+        sizes = [max(len(self._split(share)) for share in shares) for shares in minibatches]
+        scale = len(chunks) / max(1, sum(len(each.places) for each in sequences))
+        own, *others = zip(*minibatches, strict=True)  # by rank: its share of each minibatch
+        self._ranks.send([Step([*map(to_bytes, shares)], sizes, scale) for shares in others])
+        packed = [[self._pack(part) for part in shares] for shares in others]
+        updates = self._train(own, sizes, scale)
         for rank, batches in enumerate(packed, start=1):
             updates = self._with_reports(updates, rank, batches)
-        metrics = step_metrics(updates, self.version, self._max_staleness)
-        metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-        self.version += 1
-        return metrics
+        return self.end_step(updates)
 
     def refer_to(self, model: PreTrainedModel) -> None:
         """Use a frozen policy as the reference; it is sharded too."""
@@ -116,13 +84,13 @@ class RankedTrainer(Trainer):
 
     @contextmanager
     def read(self, num_forwards: int) -> Iterator[PreTrainedModel]:
-        """Lend the model to the caller on rank 0; the other ranks take part in its forwards."""
+        """Yield the model on rank 0; the other ranks take part in its forwards."""
         self._ranks.send_all(Forward(num_forwards))
         yield self.model
         _reshard(self.model)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned, on every rank; the number of ranks may have changed."""
+        """Restore a state on every rank; the number of ranks may have changed since."""
         own = state | {"optimizer": sharded_moments(state["optimizer"], self.masters.trained)}
         masters = self.masters.tensors()
         if len(state.get(KEY, [])) == len(masters) > 0:
@@ -131,72 +99,63 @@ class RankedTrainer(Trainer):
         super().restore(own)
 
     def join_forwards(self, num_forwards: int) -> None:
-        """Take part, as a follower, in forwards that rank 0 makes inside of `read`."""
+        """Take part, on another rank, in the forwards that rank 0 makes inside of `read`."""
         empty_forwards(self.model, num_forwards)
         _reshard(self.model)
 
     def follow_step(self, order: Step) -> None:
-        """Train, as a follower, on this rank's share of a step, and report to rank 0."""
+        """Train, on another rank, on its share of a step, and report to rank 0."""
         shares = [from_bytes(each, self.model.device) for each in order.shares]
-        updates = self._train(RankShare(shares, order.num_micro_batches, order.scale))
+        updates = self._train(shares, order.num_micro_batches, order.scale)
         report = report_of([each for update in updates for each in update.micro_batches])
         if len(report):
             distributed.send(report, 0)
         self.version += 1
 
-    def _loss_pass(self, rules: Learner) -> LossPass:
-        if not isinstance(rules.correction, M2po):
-            return super()._loss_pass(rules)
-        return TwoSteps(partial(rules.correction.surrogate, largest=largest_set_of_all), rules.kl)
-
-    def _deal(self, sequences: Sequence[TrainingSequence]) -> list[RankShare]:
-        """Divide a batch into the share of each rank."""
-        chunks, count = self._chunks(sequences), self._ranks.count
-        shares = [deal(chunk, count) for chunk in chunks]
-        num_micro_batches = [max(len(self._split(share)) for share in each) for each in shares]
-        scale = len(chunks) / max(1, sum(len(each.places) for each in sequences))
-        return [
-            RankShare([each[n] for each in shares], num_micro_batches, scale) for n in range(count)
-        ]
+    def _corrected_loss(self) -> CorrectedLoss:
+        correction = self._rules.correction
+        if not isinstance(correction, M2po):
+            return super()._corrected_loss()
+        correct = partial(correction.surrogate, largest=largest_set_of_all)
+        return CorrectedLoss(correct, self._rules.kl)
 
     def _pack(self, share: Sequence[TrainingSequence]) -> list[MicroBatch]:
         """Pack the micro-batches that another rank makes of its share."""
         return [self._packed(each) for each in self._split(share)] if share else []
 
-    def _train(self, share: RankShare) -> list[Update]:
-        """Train on this rank's share of a step."""
-        counts = share.num_micro_batches
-        first, *others = self._with_frozen_forwards(share)
-        begun = [self._with_all_proximal(*each) for each in zip(others, counts[1:], strict=True)]
-        self._set_rate()
-        minibatches = zip([first, *begun], counts, strict=True)
-        return [self._share_update(batches, count, share.scale) for batches, count in minibatches]
+    def _train(
+        self,
+        shares: Sequence[Sequence[TrainingSequence]],
+        num_micro_batches: Sequence[int],
+        scale: float,
+    ) -> list[Update]:
+        """Train on this rank's share of each minibatch, which may be empty.
 
-    def _with_frozen_forwards(self, share: RankShare) -> list[list[MicroBatch]]:
-        """Make this rank's micro-batches of each minibatch; there may be none.
-
-        The reference policy is sharded too, so its forwards are filled up with empty ones.
+        Args:
+            num_micro_batches: of each minibatch; the same on all ranks.
+            scale: factor of every token's loss; the same on all ranks.
         """
-        opened = [self.micro_batches(part) if part else [] for part in share.shares]
+        minibatches = [self.micro_batches(share) if share else [] for share in shares]
+        sizes = zip(num_micro_batches, minibatches, strict=True)
+        missing = [count - len(batches) for count, batches in sizes]
         if self.reference is not None and self._rules.kl:
-            empty_forwards(self.reference, sum(share.num_micro_batches) - sum(map(len, opened)))
+            # The reference policy is sharded too, so its forwards are filled up with empty ones.
+            empty_forwards(self.reference, sum(missing))
             _reshard(self.reference)
-        return opened
+        for number in range(1, len(minibatches)):
+            minibatches[number] = [self.with_proximal(each) for each in minibatches[number]]
+            empty_forwards(self.model, missing[number])
+        set_rate(self.optimizer, learning_rate(self._rules, self.version))
+        return [
+            self._share_update(batches, num_empty, scale)
+            for batches, num_empty in zip(minibatches, missing, strict=True)
+        ]
 
-    def _with_all_proximal(
-        self, batches: Sequence[MicroBatch], num_micro_batches: int
-    ) -> list[MicroBatch]:
-        begun = [self.with_proximal(each) for each in batches]
-        empty_forwards(self.model, num_micro_batches - len(batches))
-        return begun
-
-    def _share_update(
-        self, batches: Sequence[MicroBatch], num_micro_batches: int, scale: float
-    ) -> Update:
+    def _share_update(self, batches: Sequence[MicroBatch], num_empty: int, scale: float) -> Update:
         """Make one optimizer update, to which this rank adds its micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)
         trained = [self._backward(each, scale) for each in batches]
-        for _ in range(num_micro_batches - len(batches)):
+        for _ in range(num_empty):
             self._empty_loss().backward()
         return Update(trained, self._apply())
 
@@ -231,9 +190,8 @@ class RankedTrainer(Trainer):
 
 # Dealing a minibatch to ranks, and sending a share as bytes.
 
-_TOKEN_FIELDS = [field.name for field in fields(SampledTokens)]
 _SEQUENCE_FIELDS = ["tokens", "places", "turn_lengths"]
-_FIELDS = [*_TOKEN_FIELDS, *_SEQUENCE_FIELDS, "advantages"]
+_FIELDS = [*SampledTokens._fields, *_SEQUENCE_FIELDS, "advantages"]
 LENGTHS = "/lengths"
 """Suffix of a field's name, for the number of elements of each sequence."""
 
@@ -266,7 +224,7 @@ def to_bytes(sequences: Sequence[TrainingSequence]) -> bytes:
 
 
 def from_bytes(data: bytes, device: torch.device) -> list[TrainingSequence]:
-    """Decode what `to_bytes` encoded, with advantages on a device."""
+    """Decode sequences that `to_bytes` encoded, with advantages on a device."""
     tensors = load(data)
     parts = [tensors[name].split(tensors[name + LENGTHS].tolist()) for name in _FIELDS]
     return [
@@ -275,15 +233,14 @@ def from_bytes(data: bytes, device: torch.device) -> list[TrainingSequence]:
 
 
 def _columns(sequence: TrainingSequence) -> dict[str, torch.Tensor]:
-    arrays = [getattr(sequence.sampled, name) for name in _TOKEN_FIELDS]
-    arrays += [getattr(sequence, name) for name in _SEQUENCE_FIELDS]
+    arrays = [*sequence.sampled, *(getattr(sequence, name) for name in _SEQUENCE_FIELDS)]
     # Copied, because some arrays are read-only views of a received message.
     tensors = [*map(torch.tensor, arrays), sequence.advantages.cpu()]
     return dict(zip(_FIELDS, tensors, strict=True))
 
 
 def _sequence(row: dict[str, torch.Tensor], device: torch.device) -> TrainingSequence:
-    sampled = SampledTokens(**{name: row[name].numpy() for name in _TOKEN_FIELDS})
+    sampled = SampledTokens(*(row[name].numpy() for name in SampledTokens._fields))
     tokens, places, turn_lengths = (row[name].numpy() for name in _SEQUENCE_FIELDS)
     return TrainingSequence(tokens, places, sampled, turn_lengths, row["advantages"].to(device))
 
@@ -317,7 +274,7 @@ def _reshard(model: PreTrainedModel) -> None:
     cast("FSDPModule", model).reshard()
 
 
-# What a follower sends to rank 0 after a step, as one flat tensor.
+# The report of another rank to rank 0 after a step, as one flat tensor.
 #
 # Rank 0 dealt the sequences, so it can pack the micro-batches of every rank itself; it lacks only
 # the results of their forwards.

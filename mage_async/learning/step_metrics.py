@@ -35,24 +35,30 @@ class Update:
     grad_norm: torch.Tensor
     """[]: before clipping, on the learner's device."""
 
-    def sums(self) -> np.ndarray:
-        """Add up `sums` over micro-batches and append the norm: float32 [len(SUMS) + 1]."""
-        tokens = np.sum([each.sums.cpu().numpy() for each in self.micro_batches], axis=0)
-        return np.append(tokens, np.float32(self.grad_norm.item()))
-
 
 def step_metrics(updates: Sequence[Update], version: int, max_staleness: int) -> dict[str, float]:
     """Return metrics by name of a step that began with the weights of `version`."""
     trained = [each for update in updates for each in update.micro_batches]
     batches = [each.batch for each in trained]
     num_tokens = sum(each.num_tokens for each in batches)
-    *sums, norms = np.sum([update.sums() for update in updates], axis=0)
+    # Added within an update and then over updates, in float32: the order decides the bits.
+    sums = np.sum(
+        [np.sum([each.sums.cpu().numpy() for each in one.micro_batches], 0) for one in updates], 0
+    )
+    norms = sum(np.float32(update.grad_norm.item()) for update in updates)
     metrics = {name: float(one / max(1, num_tokens)) for name, one in zip(SUMS, sums, strict=True)}
     metrics["grad_norm"] = float(norms / len(updates))
-    metrics["zero_advantage_share"] = _zero_share(batches)
-    ages = _ages(batches, [each.surrogate for each in trained])
-    metrics |= mismatch(batches, version) | staleness_metrics(ages, max_staleness)
-    return metrics
+    advantages = torch.cat([each.advantages for each in batches])
+    metrics["zero_advantage_share"] = float((advantages == 0).float().mean())
+    ages = TokenAges(
+        torch.cat([each.staleness for each in batches]).cpu().numpy(),
+        np.concatenate([each.sampled.episodes for each in batches]),
+        _log_ratios(batches),
+        torch.cat([each.surrogate.is_clipped for each in trained]).cpu().numpy(),
+        torch.cat([each.surrogate.is_masked for each in trained]).cpu().numpy(),
+        np.concatenate([each.sampled.provenances for each in batches]),
+    )
+    return metrics | mismatch(batches, version) | staleness_metrics(ages, max_staleness)
 
 
 def mismatch(batches: Sequence[MicroBatch], version: int) -> dict[str, float]:
@@ -75,22 +81,6 @@ def mismatch(batches: Sequence[MicroBatch], version: int) -> dict[str, float]:
     return metrics
 
 
-def _zero_share(batches: Sequence[MicroBatch]) -> float:
-    """Return the share of tokens whose advantage is 0."""
-    return float((torch.cat([each.advantages for each in batches]) == 0).float().mean())
-
-
 def _log_ratios(batches: Sequence[MicroBatch]) -> np.ndarray:
     """Return proximal minus behaviour log-probs in nats: float32 [N]."""
     return torch.cat([each.proximal - each.behaviour for each in batches]).cpu().numpy()
-
-
-def _ages(batches: Sequence[MicroBatch], made: Sequence[Surrogate]) -> TokenAges:
-    return TokenAges(
-        torch.cat([each.staleness for each in batches]).cpu().numpy(),
-        np.concatenate([each.sampled.episodes for each in batches]),
-        _log_ratios(batches),
-        torch.cat([surrogate.is_clipped for surrogate in made]).cpu().numpy(),
-        torch.cat([surrogate.is_masked for surrogate in made]).cpu().numpy(),
-        np.concatenate([each.sampled.provenances for each in batches]),
-    )

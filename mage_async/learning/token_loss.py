@@ -29,43 +29,54 @@ from mage_kernels.surrogate import k3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadInputs:
-    """What log-probs are computed from: final hidden states and the LM head."""
+    """Inputs of the log-probs: final hidden states and the LM head."""
 
-    hidden: torch.Tensor
+    hidden: Tensor
     """[N, D]: the hidden states that predict the sampled tokens."""
-    head: torch.Tensor
+    head: Tensor
     """[V, D]: weight of the LM head."""
-    targets: torch.Tensor
+    targets: Tensor
     """int64 [N]"""
     inverse_temperature: float
+
+    def logprobs(self) -> tuple[Tensor, Tensor]:
+        """Compute the log-prob of each target and the entropy there, in nats: two float32 [N]."""
+        return linear_logprob(self.hidden, self.head, self.targets, self.inverse_temperature)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLoss:
-    """A loss with its gradient, and what metrics need of it, without gradient."""
+    """A loss with its gradient, and its parts for metrics, without gradient."""
 
-    loss: torch.Tensor
+    loss: Tensor
     surrogate: Surrogate
-    entropy: torch.Tensor
+    entropy: Tensor
     """float32 [N], in nats."""
-    reference_k3: torch.Tensor
+    reference_k3: Tensor
     """float32 []: KL estimate k3, summed over tokens, in nats; 0 without a reference policy."""
 
 
-Correct = Callable[[Tokens], Surrogate]
-"""A correction's `surrogate`."""
+@dataclass(frozen=True, slots=True)
+class CorrectedLoss:
+    """The policy loss under a correction, with a KL term and an entropy bonus."""
 
-
-class LossPass(Protocol):
-    """A way to compute the loss from hidden states."""
+    correct: Callable[[Tokens], Surrogate]
+    """The correction's `surrogate`."""
+    kl: float = 0.0
+    """Coefficient of the KL term."""
+    clipped: Clipped | None = None
+    """The correction, if a single pass over the LM head can compute its loss."""
+    is_single_pass: bool | None = None
+    """Whether a single pass computes the loss; None: where it saves a GEMM. That depends on shapes
+    and device only, so a replay makes the same choice."""
 
     def __call__(
         self,
         inputs: HeadInputs,
         tokens: Tokens,
-        entropy_rates: torch.Tensor,
+        entropy_rates: Tensor,
         scale: float,
-        reference: torch.Tensor | None = None,
+        reference: Tensor | None = None,
     ) -> TokenLoss:
         """Return `scale * sum(correction's losses + kl * k3 - entropy_rates * entropy)`.
 
@@ -76,127 +87,56 @@ class LossPass(Protocol):
                 is `k3 = e^d - d - 1` with `d = reference - current` (Schulman 2020,
                 http://joschu.net/blog/kl-approx.html).
         """
-        ...
-
-
-def loss_pass(rules: Learner) -> LossPass:
-    """Choose the cheapest way that the configured correction allows."""
-    chosen = rules.correction
-    correct = chosen.surrogate
-    after = TwoSteps(correct, rules.kl)
-    if not isinstance(chosen, Clipped):
-        return after
-    clips = chosen.clip_low, chosen.clip_high, chosen.dual_clip or None
-    single = SinglePass(correct, chosen.anchor, *clips, rules.kl)
-    return FewestGemms(single, after)
-
-
-@dataclass(frozen=True, slots=True)
-class TwoSteps:
-    """Compute log-probs and entropies, then the loss by autograd; for any correction."""
-
-    correct: Correct
-    kl: float = 0.0
-
-    def __call__(
-        self,
-        inputs: HeadInputs,
-        tokens: Tokens,
-        entropy_rates: torch.Tensor,
-        scale: float,
-        reference: torch.Tensor | None = None,
-    ) -> TokenLoss:
-        """See `LossPass`."""
-        logprobs, entropy = linear_logprob(
-            inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
-        )
+        is_single_pass = self.is_single_pass
+        if is_single_pass is None:
+            keeps = keeps_logits(inputs.hidden, inputs.head)
+            is_single_pass = self.clipped is not None and not keeps
+        if is_single_pass:
+            assert self.clipped is not None
+            # The loss is `-weight * min(r A, clip(r) A)`. The weight does not depend on the ratio
+            # `r`, so it is read from the correction at `r = 1`. It is never negative, so it can be
+            # multiplied into the advantage `A`.
+            anchor = getattr(tokens, self.clipped.anchor)
+            weights = self.correct(tokens.at(anchor)).weights
+            loss, _, logprobs, entropy = linear_policy_loss(
+                inputs.hidden,
+                inputs.head,
+                inputs.targets,
+                behaviour_logprobs=anchor,
+                advantages=weights * tokens.advantages,
+                mask=torch.ones(len(anchor), dtype=torch.bool),
+                normaliser=1.0 / scale,
+                inverse_temperature=inputs.inverse_temperature,
+                clip_low=self.clipped.clip_low,
+                clip_high=self.clipped.clip_high,
+                dual_clip=self.clipped.dual_clip or None,
+                reference_logprobs=reference,
+                kl_coefficient=self.kl,
+                entropy_coefficient=1.0,
+                entropy_weights=entropy_rates,
+            )
+        else:
+            logprobs, entropy = inputs.logprobs()
         surrogate = self.correct(tokens.at(logprobs))
-        reference_k3 = _reference_k3(reference, logprobs)
-        loss = scale * ((surrogate.losses - entropy_rates * entropy).sum() + self.kl * reference_k3)
+        reference_k3 = logprobs.new_zeros(())
+        if reference is not None:
+            reference_k3 = k3(reference - logprobs).sum()
+        if not is_single_pass:
+            losses = surrogate.losses - entropy_rates * entropy
+            loss = scale * (losses.sum() + self.kl * reference_k3)
         return TokenLoss(loss, surrogate, entropy.detach(), reference_k3.detach())
 
     def __str__(self) -> str:
-        return "loss after log-probs"
-
-
-@dataclass(frozen=True, slots=True)
-class SinglePass:
-    """Compute loss and gradients in one pass over the LM head, for `-weight * min(r A, clip(r) A)`.
-
-    `weight` does not depend on the ratio `r`, so it is read from the correction at `r = 1`. It is
-    never negative, so it can be multiplied into the advantage `A`.
-    """
-
-    correct: Correct
-    anchor: str
-    """Field of `Tokens` with the log-probs in the denominator of `r`."""
-    clip_low: float
-    clip_high: float
-    dual_clip: float | None = None
-    kl: float = 0.0
-
-    def __call__(
-        self,
-        inputs: HeadInputs,
-        tokens: Tokens,
-        entropy_rates: torch.Tensor,
-        scale: float,
-        reference: torch.Tensor | None = None,
-    ) -> TokenLoss:
-        """See `LossPass`."""
-        anchor = getattr(tokens, self.anchor)
-        weights = self.correct(tokens.at(anchor)).weights
-        result = linear_policy_loss(
-            inputs.hidden,
-            inputs.head,
-            inputs.targets,
-            behaviour_logprobs=anchor,
-            advantages=weights * tokens.advantages,
-            mask=torch.ones(len(anchor), dtype=torch.bool),
-            normaliser=1.0 / scale,
-            inverse_temperature=inputs.inverse_temperature,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
-            reference_logprobs=reference,
-            kl_coefficient=self.kl,
-            entropy_coefficient=1.0,
-            entropy_weights=entropy_rates,
-        )
-        surrogate = self.correct(tokens.at(result.logprob))
-        reference_k3 = _reference_k3(reference, result.logprob)
-        return TokenLoss(result.loss, surrogate, result.entropy, reference_k3)
-
-
-@dataclass(frozen=True, slots=True)
-class FewestGemms:
-    """Take the single pass where it saves a GEMM.
-
-    The choice depends on shapes and device only, so a replay makes the same one.
-    """
-
-    single: SinglePass
-    after: TwoSteps
-
-    def __call__(
-        self,
-        inputs: HeadInputs,
-        tokens: Tokens,
-        entropy_rates: torch.Tensor,
-        scale: float,
-        reference: torch.Tensor | None = None,
-    ) -> TokenLoss:
-        """See `LossPass`."""
-        compute = self.after if keeps_logits(inputs.hidden, inputs.head) else self.single
-        return compute(inputs, tokens, entropy_rates, scale, reference)
-
-    def __str__(self) -> str:
+        if self.clipped is None:
+            return "loss after log-probs"
         return "loss in the head's pass unless its logits are kept"
 
 
-def _reference_k3(reference: torch.Tensor | None, logprobs: torch.Tensor) -> torch.Tensor:
-    """Estimate the KL divergence from the reference, summed over tokens: []."""
-    return logprobs.new_zeros(()) if reference is None else k3(reference - logprobs).sum()
+def corrected_loss(rules: Learner) -> CorrectedLoss:
+    """Return the loss of the configured correction."""
+    chosen = rules.correction
+    clipped = chosen if isinstance(chosen, Clipped) else None
+    return CorrectedLoss(chosen.surrogate, rules.kl, clipped)
 
 
 class LossTerm(Protocol):
@@ -211,10 +151,12 @@ class LossTerm(Protocol):
     def prepare(
         self, batch: MicroBatch, reference: HeadInputs | None, frozen: HeadInputs | None
     ) -> Any:
-        """Return what does not depend on the weights under training, once a step, without gradient.
+        """Compute the inputs of the term that do not depend on the weights under training.
+
+        Called once a step, without gradient.
 
         Args:
-            reference: states under the policy that training began with; None: nobody needs it.
+            reference: states under the policy that training began with; None: no term needs it.
             frozen: states under `Method.frozen_policy`; None: there is none.
         """
         ...
@@ -223,7 +165,7 @@ class LossTerm(Protocol):
         """Return the term of a micro-batch, a scalar, and float32 [C] without a gradient.
 
         Args:
-            prepared: what `prepare` returned.
+            prepared: result of `prepare`.
             inputs: states under the weights in training.
             scale: 1 / (sampled tokens of an update): the weight of one token's loss.
         """

@@ -11,11 +11,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.config.schema import Config, Learner
+from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.learning.adapters import adapted_layers, without_adapters
 from mage_async.learning.forward import checkpoint_activations, head_inputs
-from mage_async.learning.optimizer import Masters, optimizer_of, set_rate
+from mage_async.learning.optimizer import (
+    Masters,
+    entropy_coefficient,
+    learning_rate,
+    optimizer_of,
+    set_rate,
+)
 from mage_async.learning.packing import (
     MicroBatch,
     TrainingSequence,
@@ -25,11 +31,11 @@ from mage_async.learning.packing import (
 from mage_async.learning.rank_orders import Ranks
 from mage_async.learning.roles import backward
 from mage_async.learning.step_metrics import TrainedMicroBatch, Update, mismatch, step_metrics
-from mage_async.learning.token_loss import HeadInputs, LossPass, LossTerm, loss_pass
+from mage_async.learning.token_loss import CorrectedLoss, HeadInputs, LossTerm, corrected_loss
 from mage_async.methods.method import Methods
 from mage_async.trajectory import Group, Kind
 from mage_async.trials.chat_format import ChatFormat
-from mage_kernels import advantage_report, linear_logprob
+from mage_kernels import advantage_report
 
 BETA1 = 0.9
 """AdamW's decay of the first moment."""
@@ -48,17 +54,7 @@ class Trainer:
     minibatch gets a forward without gradient before the first update.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        rules: Learner,
-        temperature: float,
-        seed: int,
-        *,
-        max_staleness: int,
-        strategy_temperature: float | None = None,
-        terms: Sequence[LossTerm] = (),
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, config: Config) -> None:
         self.model = model
         self.reference: PreTrainedModel | None = None
         """The policy that training began with, for the KL term and for loss terms that need it. It
@@ -67,48 +63,28 @@ class Trainer:
         self.frozen_policy: PreTrainedModel | None = None
         """A second frozen policy, for loss terms of methods; None: there is none."""
         self.version = 0
-        self.masters = Masters(model, is_on=rules.float32_masters)
-        self.optimizer = optimizer_of(self.masters.trained, rules, model.device)
-        self.optimizer_state = rules.optimizer_state
-        self.adopt(
-            rules,
-            temperature,
-            seed,
-            max_staleness=max_staleness,
-            strategy_temperature=strategy_temperature,
-            terms=terms,
-        )
+        self.masters = Masters(model, is_on=config.learner.float32_masters)
+        self.optimizer = optimizer_of(self.masters.trained, config.learner, model.device)
+        self.optimizer_state = config.learner.optimizer_state
+        self.adopt(config)
 
-    def adopt(
-        self,
-        rules: Learner,
-        temperature: float,
-        seed: int,
-        *,
-        max_staleness: int,
-        strategy_temperature: float | None = None,
-        terms: Sequence[LossTerm] = (),
-    ) -> None:
-        """Set the configuration; a resumed run may differ from its checkpoint.
-
-        Args:
-            temperature: sampling temperature of all tokens but those of strategies.
-            strategy_temperature: sampling temperature of strategies; None: `temperature`.
-            terms: loss terms of methods, added to the policy loss.
-        """
-        self._rules, self._temperature, self._seed = rules, temperature, seed
-        self._sharpness = temperature / (strategy_temperature or temperature)
-        self._loss = self._loss_pass(rules)
-        self._terms = tuple(terms)
-        self._max_staleness = max_staleness
+    def adopt(self, config: Config) -> None:
+        """Train under this configuration from here on; a resumed run may have changed it."""
+        rules, sampling = config.learner, config.sampling
+        self.config, self._rules = config, rules
+        self._temperature = sampling.temperature
+        self._sharpness = sampling.temperature / sampling.strategy_temperature
+        self._max_staleness = config.admission.max_staleness + config.admission.lag
+        self._loss = self._corrected_loss()
+        self._terms: list[LossTerm] = Methods(config).loss_terms()
         torch.set_float32_matmul_precision(rules.matmul_precision)  # for the whole process
         checkpoint_activations(self.model, is_on=rules.activation_checkpointing)
         for group in self.optimizer.param_groups:
             group["betas"] = (BETA1, rules.beta2)
             group["weight_decay"] = rules.weight_decay
 
-    def _loss_pass(self, rules: Learner) -> LossPass:
-        return loss_pass(rules)
+    def _corrected_loss(self) -> CorrectedLoss:
+        return corrected_loss(self._rules)
 
     def describe(self) -> str:
         """Describe model, loss and kernels in one line for people."""
@@ -121,9 +97,9 @@ class Trainer:
         advantages = advantage_report(model.device)
         return f"{kind}; {self._rules.correction.kind}: {self._loss}; {advantages}"
 
-    def train(self, groups: Sequence[Group], config: Config) -> dict[str, float]:
+    def train(self, groups: Sequence[Group]) -> dict[str, float]:
         """Compute returns and advantages of a batch of groups, then train on it as `step` does."""
-        return self.step(training_sequences(groups, config, self.model.device))
+        return self.step(training_sequences(groups, self.config, self.model.device))
 
     def step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         """Train on a batch and return metrics by name; the version grows by one."""
@@ -133,11 +109,15 @@ class Trainer:
             *([self.with_proximal(each) for each in batches] for batches in others),
         ]
         num_tokens = sum(each.num_tokens for batches in minibatches for each in batches)
-        self._set_rate()
+        set_rate(self.optimizer, learning_rate(self._rules, self.version))
         scale = len(minibatches) / max(1, num_tokens)
         updates = [self.update(batches, scale) for batches in minibatches]
+        terms = self._term_metrics(updates)
+        return self.end_step(updates) | terms
+
+    def end_step(self, updates: Sequence[Update]) -> dict[str, float]:
+        """Return the metrics of a step by name, and begin the next version."""
         metrics = step_metrics(updates, self.version, self._max_staleness)
-        metrics |= self._term_metrics(updates)
         metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         self.version += 1
         return metrics
@@ -154,32 +134,33 @@ class Trainer:
 
     @contextmanager
     def read(self, num_forwards: int) -> Iterator[PreTrainedModel]:
-        """Lend the model to the caller for `num_forwards` forwards without gradient.
+        """Yield the model for `num_forwards` forwards without gradient.
 
         A sharded model has to know the number, because every rank takes part in every forward.
         """
         yield self.model
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores in addition to the weights."""
+        """Return the state of a checkpoint: version, optimizer and masters, without the weights."""
         kept = {"version": self.version, "optimizer": self.optimizer.state_dict()}
         return kept | self.masters.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore a state that `state` returned."""
         self.version = int(state["version"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.masters.restore(state)
 
     def _chunks(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
         order = list(sequences)
-        random.Random(f"{self._seed}/minibatches/{self.version}").shuffle(order)
+        random.Random(f"{self.config.seed}/minibatches/{self.version}").shuffle(order)
         count = min(self._rules.minibatches, len(order))
         return [order[number::count] for number in range(count)]
 
     def micro_batches(self, sequences: Sequence[TrainingSequence]) -> list[MicroBatch]:
-        """Split a minibatch into micro-batches; the frozen policy's forwards are made, the
-        trained policy's are not.
+        """Split a minibatch into micro-batches, with the results of frozen policies.
+
+        The trained policy's forwards are not made yet.
         """
         return [self._micro_batch(each) for each in self._split(sequences)]
 
@@ -210,9 +191,7 @@ class Trainer:
             inputs: result of `head_inputs` under these weights, if it has been computed already.
         """
         inputs = inputs or head_inputs(self.model, batch.row, self._temperature)
-        logprobs, entropy = linear_logprob(
-            inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
-        )
+        logprobs, entropy = inputs.logprobs()
         mask = self._entropy_mask(batch.sampled.kinds, entropy)
         return replace(batch, proximal=logprobs, entropy_mask=mask)
 
@@ -233,12 +212,7 @@ class Trainer:
             with self._frozen() as model:
                 reference = head_inputs(model, batch.row, self._temperature)
                 if self._rules.kl:
-                    logprobs = linear_logprob(
-                        reference.hidden,
-                        reference.head,
-                        reference.targets,
-                        reference.inverse_temperature,
-                    )[0]
+                    logprobs, _ = reference.logprobs()
         if self.frozen_policy is not None:
             frozen = head_inputs(self.frozen_policy, batch.row, self._temperature)
         prepared = tuple(term.prepare(batch, reference, frozen) for term in self._terms)
@@ -246,7 +220,7 @@ class Trainer:
 
     @contextmanager
     def _frozen(self) -> Iterator[PreTrainedModel]:
-        """Lend the reference policy: with adapters, the model while its adapters are off."""
+        """Yield the reference policy: with adapters, the model while its adapters are off."""
         if adapted_layers(self.model):
             with without_adapters(self.model):
                 yield self.model
@@ -282,7 +256,7 @@ class Trainer:
         if batch.proximal is None:
             batch = self.with_proximal(batch, inputs)
         assert batch.entropy_mask is not None
-        rates = self._entropy_rate() * batch.entropy_mask
+        rates = entropy_coefficient(self._rules, self.version) * batch.entropy_mask
         result = self._loss(inputs, batch.correction_inputs(), rates, scale, batch.reference)
         loss, counted = result.loss, []
         for term, prepared in zip(self._terms, batch.prepared, strict=True):
@@ -306,74 +280,32 @@ class Trainer:
             )
         return metrics
 
-    def _progress(self) -> float:
-        """Return the share of the run that is done: 0 in the first step, 1 in the last."""
-        return min(1.0, self.version / max(1, self._rules.steps - 1))
-
-    def _entropy_rate(self) -> float:
-        """Return the coefficient of the entropy bonus, which changes linearly over the run."""
-        start, end = self._rules.entropy, self._rules.final_entropy
-        return start + (end - start) * self._progress()
-
-    def _set_rate(self) -> None:
-        """Set the learning rate: linear warm-up, then linear from start to end."""
-        start, end = self._rules.learning_rate, self._rules.final_learning_rate
-        warm = min(1.0, (self.version + 1) / max(1, self._rules.warmup_steps))
-        set_rate(self.optimizer, warm * (start + (end - start) * self._progress()))
-
 
 def trainer_of(
-    config: Config,
-    model: PreTrainedModel,
-    chat: ChatFormat,
-    *,
-    max_staleness: int,
-    ranks: Ranks | None = None,
+    config: Config, model: PreTrainedModel, chat: ChatFormat, ranks: Ranks | None = None
 ) -> Trainer:
-    """A trainer at the beginning of a run: the one that a method brings, or the default one.
+    """Make the trainer of a new run: the one that a method brings, or the default one.
 
     Args:
         ranks: this process among those that the model is sharded over; None: it is alone.
 
     Raises:
-        RunError: the configuration asks for ranks, and there are none here.
+        RunError: the configuration asks for ranks, and there are none here; or a method cannot
+            train on ranks.
     """
-    if ranks is None and config.learner.ranks > 1:
+    methods, count = Methods(config), config.learner.ranks
+    if ranks is None and count > 1:
         raise RunError(
-            f"learner.ranks = {config.learner.ranks} needs the processes of `mage train`: set it "
-            "to 1 here"
+            f"learner.ranks = {count} needs the processes of `mage train`: set it to 1 here"
         )
-    methods = Methods(config)
-    if ranks is not None:
-        if methods.loss_terms() or methods.trainer(model, chat, max_staleness=max_staleness):
-            raise RunError(
-                f"learner.ranks = {config.learner.ranks}: a method trains in a way that works in "
-                "one process alone: leave it out, or set learner.ranks = 1"
-            )
-        return _ranked(config, model, ranks, max_staleness)
-    own = methods.trainer(model, chat, max_staleness=max_staleness)
-    if own is not None:
-        return own
-    return Trainer(
-        model,
-        config.learner,
-        config.sampling.temperature,
-        config.seed,
-        max_staleness=max_staleness,
-        strategy_temperature=config.sampling.strategy_temperature,
-        terms=methods.loss_terms(),
-    )
-
-
-def _ranked(config: Config, model: PreTrainedModel, ranks: Ranks, max_staleness: int) -> Trainer:
+    own = methods.trainer(model, chat)
+    if ranks is None:
+        return Trainer(model, config) if own is None else own
+    if own is not None or methods.loss_terms():
+        raise RunError(
+            f"learner.ranks = {count}: a method trains in a way that works in one process alone: "
+            "leave it out, or set learner.ranks = 1"
+        )
     from mage_async.learning.ranked_trainer import RankedTrainer  # takes a second
 
-    return RankedTrainer(
-        model,
-        config.learner,
-        config.sampling.temperature,
-        config.seed,
-        ranks=ranks,
-        max_staleness=max_staleness,
-        strategy_temperature=config.sampling.strategy_temperature,
-    )
+    return RankedTrainer(model, config, ranks)

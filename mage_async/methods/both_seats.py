@@ -31,7 +31,7 @@ ALONE = {
 
 
 class BothSeats(Method):
-    """Gives a share of the groups to the policy against itself."""
+    """A share of the groups is played by the policy against itself."""
 
     Settings = Settings
     presets: ClassVar = {
@@ -50,7 +50,7 @@ class BothSeats(Method):
         return self.settings.share
 
     def check(self) -> None:
-        """Refuse what is meant for one agent against the environment, and groups without pairs."""
+        """Refuse keys that are for one agent against the environment, and groups without pairs."""
         config, environment = self.config, self.environment
         rivals, size = config.population.rivals, config.admission.trials_per_group
         task = Task(environment.facts.name, name_of(0), 0, environment.seats()[0])

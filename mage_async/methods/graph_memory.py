@@ -30,7 +30,7 @@ record of a trial, with `Play.anchor` as the state.
 import math
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2s
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -241,7 +241,7 @@ class Graph:
 
     def slopes(self, query: Query, by_score: Mapping[Decision, float]) -> "Slopes":
         """Return the gradient by weights of edges, from a gradient by scores."""
-        strengths, slopes = self._strengths(query), Slopes()
+        strengths, slopes = self._strengths(query), Slopes({}, {})
         through: dict[Path, float] = {}
         for (path, decision), weight in self.supports.items():
             if path in strengths and decision in by_score:
@@ -316,12 +316,11 @@ class Graph:
         return to * max(weight for (each, _), weight in self.supports.items() if each == path)
 
 
-class Slopes:
+class Slopes(NamedTuple):
     """A gradient by the weights of edges."""
 
-    def __init__(self) -> None:
-        self.queries: dict[tuple[Query, Path], float] = {}
-        self.supports: dict[tuple[Path, Decision], float] = {}
+    queries: dict[tuple[Query, Path], float]
+    supports: dict[tuple[Path, Decision], float]
 
 
 def similarity(one: Query, other: Query) -> float:
@@ -356,18 +355,26 @@ def probabilities(scores: Scores) -> dict[Decision, float]:
 
 def drawn(scores: Scores, count: int, source: random.Random) -> tuple[Decision, ...]:
     """Draw at most `count` strategies, no two for one state."""
-    found: list[Decision] = []
-    while len(found) < count and (left := _left(scores, found)):
+
+    def draw(left: Scores) -> Decision:
         weights = probabilities(left)
-        found.append(source.choices(list(weights), list(weights.values()))[0])
-    return tuple(found)
+        return source.choices(list(weights), list(weights.values()))[0]
+
+    return _chosen(scores, count, draw)
 
 
 def best(scores: Scores, count: int) -> tuple[Decision, ...]:
     """Return at most `count` strategies of the highest scores, no two for one state."""
+    return _chosen(scores, count, lambda left: max(left, key=left.__getitem__))
+
+
+def _chosen(
+    scores: Scores, count: int, choose: Callable[[Scores], Decision]
+) -> tuple[Decision, ...]:
+    """Choose strategies one by one among those of states that no earlier choice had."""
     found: list[Decision] = []
     while len(found) < count and (left := _left(scores, found)):
-        found.append(max(left, key=lambda decision: left[decision]))
+        found.append(choose(left))
     return tuple(found)
 
 
@@ -521,11 +528,14 @@ class GraphMemory(Method):
             return None
         has_rules = self.config.transcript.rules
         text = ("; " if has_rules else " ").join(map(self._text_of, decisions))
-        text = f"{_BEFORE}{text}.\n" if has_rules else text
+        text = f"{_PREFACE}{text}.\n" if has_rules else text
         return Guidance(version, guided, tuple(decisions), text, nats)
 
     def query(self, task: Task) -> Query:
-        """Return what is known of a task before it is played; the hidden member is not."""
+        """Return the environment, or the part of a mix, and the seat of a task.
+
+        The hidden member is not part of a query: nobody knows it before the task is played.
+        """
         return (label_of(self.environment, task.member) or task.environment, task.seat)
 
     def scores(self, query: Query) -> dict[Decision, float]:
@@ -543,16 +553,16 @@ class GraphMemory(Method):
 
     def _move(self, group: Group, played: Played) -> tuple[Slopes, float] | None:
         """Return a group's gradient and the step along it; None for a group without guidance."""
-        told, gap = group.guidance, _gap(group, played)
-        if told is None or gap is None:
+        guidance, gap = group.guidance, _gap(group, played)
+        if guidance is None or gap is None:
             return None
-        self._note(told.decisions, gap)
+        self._note(guidance.decisions, gap)
         query = self.query(group.trials[0].task)
         scores = self.scores(query)
-        if not all(decision in scores for decision in told.decisions):
+        if not all(decision in scores for decision in guidance.decisions):
             return None  # some were forgotten since
-        ratio = math.exp(min(0.0, logprob(scores, told.decisions) - told.logprob))
-        slopes = self.graph.slopes(query, gradient(scores, told.decisions))
+        ratio = math.exp(min(0.0, logprob(scores, guidance.decisions) - guidance.logprob))
+        slopes = self.graph.slopes(query, gradient(scores, guidance.decisions))
         return slopes, self.settings.rate * gap * ratio
 
     def _note(self, decisions: Iterable[Decision], gap: float) -> None:
@@ -603,7 +613,7 @@ class GraphMemory(Method):
         ]
 
 
-_BEFORE = "In earlier tasks of this kind these decisions paid, which may help here too: "
+_PREFACE = "In earlier tasks of this kind these decisions paid, which may help here too: "
 
 
 def _gap(group: Group, played: Played) -> float | None:

@@ -66,7 +66,7 @@ class MetaCure(Method):
     }
 
     def check(self) -> None:
-        """Refuse a bonus without an exact filter, and what has one policy for all episodes."""
+        """Refuse a bonus without an exact filter, and roles with keys that need one policy."""
         settings = self.settings
         if settings.information_bonus:
             self._check_bonus()
@@ -118,7 +118,7 @@ class MetaCure(Method):
             )
 
     def _problems_with_roles(self) -> list[tuple[str, bool, str]]:
-        """Return what is wrong with two roles, whether it is so, and what to do."""
+        """Return each problem of two roles, whether the configuration has it, and its remedy."""
         config = self.config
         others = overriding(config, "self_play_share")
         return [

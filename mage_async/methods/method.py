@@ -36,7 +36,7 @@ class Horizon:
 
 
 class Adviser(Protocol):
-    """A player that is asked at each action of one trial what it would do."""
+    """A player that names an action of its own at each action of a trial."""
 
     def action(self, play: Play, episode: int, done: Sequence[str]) -> str | None:
         """Return the adviser's action, which is recorded and not played; None: it knows none.
@@ -135,14 +135,14 @@ class Method:
         """Return text with which a trial of an evaluation begins; None: no text.
 
         Args:
-            record: what `record` returned at the evaluated version; None: this instance's state.
+            record: result of `record` at the evaluated version; None: this instance's state.
         """
         return None
 
     def advisers(self) -> Advisers | None:
-        """Return what makes the adviser of each trial in training; None: nobody is asked.
+        """Return a function that makes the adviser of each trial in training; None: no adviser.
 
-        Called by every actor as it starts. What an adviser answers is in `Trial.alternatives`.
+        Called by every actor as it starts. The answers of advisers are in `Trial.alternatives`.
         """
         return None
 
@@ -152,7 +152,7 @@ class Method:
         """Replace the state.
 
         Args:
-            state: what `state` returned, from the journal; None: the state of a run that has just
+            state: result of `state`, from the journal; None: the state of a run that has just
                 begun, or that the method has just been added to.
             version: the policy version that the state belongs to.
         """
@@ -198,8 +198,8 @@ class Method:
     # The step of the learner.
 
     def turn_rewards(self, trials: Sequence[Trial]) -> list[list[float]] | None:
-        """Return a reward for each turn of each trial of a batch, added to what the environment
-        paid; None: nothing is added.
+        """Return a reward for each turn of each trial of a batch, added to the environment's;
+        None: nothing is added.
 
         It stays in the episode of its turn, whatever `credit.kind` does with the environment's
         rewards, and is discounted by `credit.turn_discount` alone.
@@ -225,7 +225,7 @@ class Method:
         """
         return None
 
-    def trainer(self, model: Any, chat: Any, *, max_staleness: int) -> Any:
+    def trainer(self, model: Any, chat: Any) -> Any:
         """Return a trainer instead of `mage_async.learning.trainer.Trainer`; None: that one.
 
         A run cannot be resumed with such a method added or left out: its checkpoints differ.
@@ -233,7 +233,6 @@ class Method:
         Args:
             model: a `transformers.PreTrainedModel`, the one to train.
             chat: a `mage_async.trials.chat_format.ChatFormat`.
-            max_staleness: bound of `admission`, in steps.
         """
         return None
 
@@ -317,7 +316,7 @@ class Methods:
         """Return the text with which a trial of an evaluation begins.
 
         Args:
-            records: what methods recorded at the evaluated version, by method; a method that
+            records: results of `Method.record` at the evaluated version, by method; a method that
                 recorded nothing gives no guidance. None: the methods' own states.
         """
         if records is None:
@@ -329,7 +328,7 @@ class Methods:
         )
 
     def advisers(self) -> Advisers | None:
-        """Return what makes the adviser of each trial in training."""
+        """Return the function that makes the adviser of each trial in training."""
         return _first(method.advisers() for method in self)
 
     def adopt(self, config: Config) -> None:
@@ -391,7 +390,7 @@ class Methods:
             method.learn_demonstration(trial)
 
     def turn_rewards(self, trials: Sequence[Trial]) -> list[list[float]] | None:
-        """Return the sum of what methods add to the reward of each turn; None: nothing."""
+        """Return the sum of the methods' rewards of each turn; None: no method gives any."""
         answers = [method.turn_rewards(trials) for method in self]
         parts = [rewards for rewards in answers if rewards is not None]
         if len(parts) < 2:
@@ -409,9 +408,9 @@ class Methods:
         """Return the names of the two adapters; None: the policy has one role."""
         return _first(method.roles() for method in self)
 
-    def trainer(self, model: Any, chat: Any, *, max_staleness: int) -> Any:
+    def trainer(self, model: Any, chat: Any) -> Any:
         """Return the trainer that a method brings; None: the default one is used."""
-        return _first(method.trainer(model, chat, max_staleness=max_staleness) for method in self)
+        return _first(method.trainer(model, chat) for method in self)
 
     def loss_terms(self) -> list[Any]:
         """Return the terms that methods add to the loss."""

@@ -26,7 +26,6 @@ from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
 from mage_async.learning.packing import SampledTokens, TrainingSequence
 from mage_async.learning.trainer import Trainer
-from mage_async.methods.method import Methods
 from mage_async.plan.model_shape import Shape, meta_model
 from mage_async.policy.load import needs_reference
 from mage_async.policy.snapshot import Snapshot
@@ -265,8 +264,7 @@ def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -
     model = _fake_model(config, shape, mode, trace, "weights")
     # Planning needs no torchao: build the plain optimizer, and replace it by `PlannedEightBit`.
     full = msgspec.structs.replace(rules, optimizer_state="full")
-    terms = Methods(config).loss_terms()
-    trainer = Trainer(model, full, config.sampling.temperature, 0, max_staleness=1, terms=terms)
+    trainer = Trainer(model, msgspec.structs.replace(config, learner=full))
     if rules.optimizer_state == "8bit":
         trainer.optimizer = PlannedEightBit(trainer.masters.trained)
     trace.count(trainer.masters.tensors(), "masters")

@@ -28,6 +28,7 @@ from mage_async.policy.sharded_files import read_state
 from mage_async.results.durable_files import sync
 
 OPTIMIZER, COUNTERS, MERGED = "optimizer.pt", "counters.json", "merged"
+"""Files of a checkpoint, and the folder of its merged model."""
 SHARDS = "optimizer"
 """Folder that several ranks write in place of `OPTIMIZER`."""
 STATE = "optimizer_state"
@@ -58,7 +59,7 @@ def save_checkpoint(
     Args:
         is_last: write the merged model too, if the model has adapters.
     """
-    working = begun(folder, trainer.version)
+    working = new_checkpoint(folder, trainer.version)
     if adapted_layers(trainer.model):
         save_adapters(trainer.model, working)
         if is_last:
@@ -67,10 +68,10 @@ def save_checkpoint(
         export_hf(trainer.model, chat_source, working)
     torch.save(trainer.state(), working / OPTIMIZER)
     kept = counters | {"version": trainer.version, STATE: trainer.optimizer_state}
-    return completed(working, kept, keep)
+    return complete_checkpoint(working, kept, keep)
 
 
-def begun(folder: Path, version: int) -> Path:
+def new_checkpoint(folder: Path, version: int) -> Path:
     """Make the empty folder in which a checkpoint is written."""
     working = folder / f".step_{version:06d}.part"
     shutil.rmtree(working, ignore_errors=True)
@@ -78,7 +79,7 @@ def begun(folder: Path, version: int) -> Path:
     return working
 
 
-def completed(working: Path, counters: dict[str, Any], keep: int) -> Path:
+def complete_checkpoint(working: Path, counters: dict[str, Any], keep: int) -> Path:
     """Write the counters, make a checkpoint durable, and delete all but the newest `keep`."""
     final, folder = working.with_name(working.name[1:].removesuffix(".part")), working.parent
     (working / COUNTERS).write_text(json.dumps(counters, indent=2))
@@ -126,7 +127,11 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
     """
     try:
         counters = json.loads((checkpoint / COUNTERS).read_text())
-        _check_state(trainer, checkpoint, counters[STATE])
+        if counters[STATE] != trainer.optimizer_state:
+            raise RunError(
+                f"{checkpoint} was written with learner.optimizer_state = {counters[STATE]!r}, and "
+                f"the run has {trainer.optimizer_state!r}: leave the key as it was"
+            )
         if (checkpoint / SHARDS).is_dir():
             read_state(trainer, checkpoint / SHARDS)
             trainer.version = counters["version"]
@@ -138,11 +143,3 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
         ) from error
     trainer.restore(state)
     return counters
-
-
-def _check_state(trainer: Trainer, checkpoint: Path, kept: str) -> None:
-    if kept != trainer.optimizer_state:
-        raise RunError(
-            f"{checkpoint} was written with learner.optimizer_state = {kept!r}, and the run has "
-            f"{trainer.optimizer_state!r}: leave the key as it was"
-        )

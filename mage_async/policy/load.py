@@ -70,11 +70,11 @@ def load_policy(directory: Path, dtype: str, device: str) -> PreTrainedModel:
 
 
 def load_frozen(directory: Path, dtype: str, device: str) -> PreTrainedModel:
-    """Load a policy that is never trained."""
+    """Load a policy that is never trained, such as the reference of the KL term."""
     return load_policy(directory, dtype, device).requires_grad_(False).eval()
 
 
-def load_frozen_beside(trainer: Trainer, config: Config, began: Path) -> None:
+def load_frozen_policies(trainer: Trainer, config: Config, began: Path) -> None:
     """Load the frozen policies that a configuration needs and the trainer still lacks.
 
     Args:

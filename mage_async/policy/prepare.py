@@ -40,8 +40,11 @@ def prepare_policy(
     if warm and warm.cache and (cached / "config.json").is_file():
         shutil.copytree(cached, directory)
         return "from the cache of an earlier warm start"
-    is_tiny = isinstance(policy, Tiny)
-    source = _built(config, policy, directory) if is_tiny else source_directory(policy.source)
+    if isinstance(policy, Tiny):
+        words, source = (*environment_of(config).facts.words, *WORDS), directory
+        build_tiny(policy, words, config.seed, directory)
+    else:
+        source = source_directory(policy.source)
     if warm is None:
         return "built here"
     _clone(config, warm, source, directory, report)
@@ -54,13 +57,6 @@ def cache_folder() -> Path:
     """Return the folder that caches warm starts between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "mage_async"
-
-
-def _built(config: Config, policy: Tiny, directory: Path) -> Path:
-    """Build a tiny model of random weights, determined by the configuration and its seed."""
-    words = (*environment_of(config).facts.words, *WORDS)
-    build_tiny(policy, words, config.seed, directory)
-    return directory
 
 
 def _clone(

@@ -71,7 +71,7 @@ class WeightShards:
     """Offset of each shard among the file's tensors, and its size, in bytes."""
     data: torch.Tensor
     """uint8 [bytes], on the model's device: one shard after the other"""
-    made: torch.cuda.Event | None = None
+    ready: torch.cuda.Event | None = None
     """Event that is set once `data` holds the weights; None if the model is not on a GPU."""
 
     @staticmethod
@@ -90,12 +90,12 @@ class WeightShards:
                 pieces.append((start, part.numel() * part.element_size()))
                 parts.append(part.detach().contiguous().reshape(-1).view(torch.uint8))
         data = torch.cat(parts)
-        made = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
-        return WeightShards(tuple(pieces), data, made)
+        ready = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
+        return WeightShards(tuple(pieces), data, ready)
 
     def write(self, file: Path, start: int) -> None:
         """Write the shards into a file whose tensors begin at `start`, while other ranks do."""
-        data = memoryview(on_host(self.data, self.made).numpy())
+        data = memoryview(on_host(self.data, self.ready).numpy())
         written, pieces = 0, []
         for place, size in self.pieces:
             pieces.append((start + place, data[written : written + size]))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -107,41 +107,35 @@ STAGING_BYTES = 64 << 20
 """Pinned memory for a copy to the host, for weights of any size."""
 
 
-class Stream(Protocol):
-    """The part of `torch.cuda.Stream` that is used here."""
-
-    def synchronize(self) -> None:
-        """Block the calling thread until the stream's work is done."""
-        ...
-
-
 @contextmanager
-def beside_training(data: torch.Tensor, made: torch.cuda.Event | None) -> Iterator[Stream | None]:
+def beside_training(
+    data: torch.Tensor, ready: torch.cuda.Event | None
+) -> Iterator[torch.cuda.Stream | None]:
     """Run the context on a new stream; at its end, block this thread until the stream is done.
 
     Args:
         data: tensor that the context works on.
-        made: event that is set once `data` is complete; None: `data` is complete and on the CPU,
+        ready: event that is set once `data` is complete; None: `data` is complete and on the CPU,
             and there is no stream.
     """
-    if made is None:
+    if ready is None:
         yield None
         return
     stream = torch.cuda.Stream(data.device)
-    stream.wait_event(made)
+    stream.wait_event(ready)
     with torch.cuda.stream(stream):
         yield stream
     stream.synchronize()
 
 
-def on_host(data: torch.Tensor, made: torch.cuda.Event | None) -> torch.Tensor:
+def on_host(data: torch.Tensor, ready: torch.cuda.Event | None) -> torch.Tensor:
     """Return the bytes in host memory: a copy of a GPU's tensor, a CPU's tensor itself.
 
     Args:
         data: uint8 [bytes]
-        made: as for `beside_training`.
+        ready: as for `beside_training`.
     """
-    with beside_training(data, made) as stream:
+    with beside_training(data, ready) as stream:
         if stream is None:
             return data
         return _staged(data, pinned(min(len(data), STAGING_BYTES)), stream)
@@ -152,7 +146,7 @@ def pinned(num_bytes: int) -> torch.Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
-def _staged(data: torch.Tensor, staging: torch.Tensor, stream: Stream) -> torch.Tensor:
+def _staged(data: torch.Tensor, staging: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
     """Copy piece by piece through pinned memory."""
     whole = torch.empty(len(data), dtype=torch.uint8)
     size = len(staging)
@@ -176,7 +170,7 @@ class Snapshot:
     rows: torch.Tensor
     """float64 [elements], on the model's device: the row of each tensor that is checksummed. Rows
     come from the model, not from `data`, so that a wrong copy is noticed."""
-    made: torch.cuda.Event | None = None
+    ready: torch.cuda.Event | None = None
     """Event that is set once `data` holds the weights; None if the model is not on a GPU."""
     logprobs: torch.Tensor | None = None
     """float32 [probe tokens - 1]: the model's log-probs, on its device; None: not scored"""
@@ -202,8 +196,8 @@ class Snapshot:
                 view = data[place.start : place.end].view(place.dtype)
                 view.copy_(tensor.reshape(-1))
         rows = checked_rows({place.name: tensors[place.name] for place in places}, layers, version)
-        made = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
-        return Snapshot(version, places, data, rows, made, logprobs, bool(layers))
+        ready = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
+        return Snapshot(version, places, data, rows, ready, logprobs, bool(layers))
 
     def write(self, file: Path) -> None:
         """Write a safetensors file, whole or not at all, readable by every user.
@@ -211,7 +205,7 @@ class Snapshot:
         In a folder of shared memory this is one copy, without a disk.
         """
         working = part_of(file)
-        host = replace(self, data=on_host(self.data, self.made))
+        host = replace(self, data=on_host(self.data, self.ready))
         receipt = host.fingerprint().text()
         with working.open("wb") as out:
             out.write(head_of(self.places, version=str(self.version), receipt=receipt))
@@ -240,7 +234,7 @@ class Snapshot:
 
     def _brought(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor in host memory."""
-        return on_host(tensor.view(torch.uint8), self.made).view(tensor.dtype)
+        return on_host(tensor.view(torch.uint8), self.ready).view(tensor.dtype)
 
 
 def fingerprint_of(

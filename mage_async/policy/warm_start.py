@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from mage_async.config.schema import WarmStart
 from mage_async.errors import DeterministicFailure
 from mage_async.learning.forward import hidden_states
+from mage_async.learning.optimizer import set_rate
 from mage_async.learning.packing import TokenRow
 from mage_async.trajectory import Trial
 
@@ -68,9 +69,14 @@ def warm_start(
     Raises:
         DeterministicFailure: the gate is still shut after `rules.max_steps`.
     """
-    examples = [example for trial in trials for example in _examples(trial, words)]
+    examples = [
+        _example(trial, number, words) for trial in trials for number in range(len(trial.segments))
+    ]
     source = np.random.default_rng(seed)
-    optimizer = _optimizer(model, rules)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained, lr=rules.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+    )
     sums = np.zeros((2, trials[0].num_episodes))
     progress = Progress(0, rules.steps, math.nan, math.nan)
     step = 0
@@ -78,7 +84,7 @@ def warm_start(
         if step >= max(rules.max_steps, rules.steps):
             raise DeterministicFailure(_shut(progress, rules))
         chosen = source.integers(len(examples), size=rules.batch_size)
-        _set_rate(optimizer, rules, step)
+        set_rate(optimizer, _learning_rate(rules, step))
         predicted = _losses(model, [examples[i] for i in chosen], shares_opening=shares_opening)
         loss = _step(model, optimizer, predicted, sums)
         step += 1
@@ -105,17 +111,11 @@ def _gate(sums: np.ndarray) -> float:
     return float(means[-1] / means[0]) if len(means) > 1 and means[0] > 0 else 0.0
 
 
-def _optimizer(model: PreTrainedModel, rules: WarmStart) -> torch.optim.Optimizer:
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    return torch.optim.AdamW(trained, lr=rules.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, rules: WarmStart, step: int) -> None:
-    """Set the learning rate: linear over 20 steps, then a cosine to a tenth, then constant."""
+def _learning_rate(rules: WarmStart, step: int) -> float:
+    """Return the learning rate: linear over 20 steps, then a cosine to a tenth, then constant."""
     done = min(1.0, step / max(1, rules.steps))
     cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * done))
-    for group in optimizer.param_groups:
-        group["lr"] = rules.learning_rate * min(1.0, (step + 1) / 20) * cosine
+    return rules.learning_rate * min(1.0, (step + 1) / 20) * cosine
 
 
 def _step(
@@ -154,10 +154,6 @@ def _losses(
     weights = torch.from_numpy(np.concatenate([example.weights[1:] for example in examples]))
     episodes = torch.from_numpy(np.concatenate([example.episodes[1:] for example in examples]))
     return losses[torch.from_numpy(again)], weights, episodes
-
-
-def _examples(trial: Trial, words: Collection[int]) -> list[_Example]:
-    return [_example(trial, number, words) for number in range(len(trial.segments))]
 
 
 def _example(trial: Trial, number: int, words: Collection[int]) -> _Example:

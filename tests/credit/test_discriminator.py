@@ -12,7 +12,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import ConfigError
 from mage_async.learning.packing import credited
-from mage_async.methods.stepagent.discriminator import Discriminator, step_rewards
+from mage_async.methods.stepagent.discriminator import fitted_log_odds, step_rewards
 from mage_async.methods.stepagent.method import Settings, StepAgent
 from mage_async.trajectory import Alternative, Group, Kind, Task, Trial, Turn
 
@@ -28,9 +28,9 @@ def counted(table: tuple[tuple[int, ...], ...]) -> Counter[tuple[str, str]]:
 
 def test_the_best_discriminator_is_the_experts_share_of_a_step() -> None:
     expert, policy = counted(EXPERT), counted(POLICY)
-    found = Discriminator.fitted(expert, policy, smoothing=1e-6)
+    found = fitted_log_odds(expert, policy, smoothing=1e-6)
     for step in expert:
-        share = 1 / (1 + math.exp(-found.log_odds[step]))
+        share = 1 / (1 + math.exp(-found[step]))
         assert share == pytest.approx(expert[step] / (expert[step] + policy[step]), abs=1e-3)
 
 
@@ -38,7 +38,7 @@ def test_a_step_is_judged_by_what_is_alike_where_it_was_never_seen() -> None:
     """The word `c` at its place tells `left` from the others, in a state that the fit met once."""
     expert = Counter({("x c", "left"): 5, ("y c", "left"): 5, ("z b", "up"): 5})
     policy = Counter({("x c", "up"): 5, ("y c", "up"): 5, ("z c", "left"): 1, ("z c", "up"): 1})
-    found = Discriminator.fitted(expert, policy, smoothing=1.0).log_odds
+    found = fitted_log_odds(expert, policy, smoothing=1.0)
     assert found["z c", "left"] > 0 > found["z c", "up"]
 
 

@@ -10,8 +10,7 @@ from mage_async.config import config_file
 from mage_async.config.components import ESTIMATORS, component
 from mage_async.credit.turn_table import TurnTable, penalties_of
 from mage_async.errors import ConfigError
-from mage_async.learning import advantages
-from mage_async.learning.advantages import turn_advantages
+from mage_async.learning.advantages import Gigpo, turn_advantages
 
 ACT, REFLECT = 0, 1
 SHIPPED = config_file.load(config_file.find(None), [])
@@ -52,8 +51,13 @@ def estimated(rows, **changes):
     ).tolist()
 
 
-def gigpo(rows, **options):
-    return advantages.gigpo(rows, device="cpu", **options).numpy()
+class GigpoBySeat(Gigpo, tag="gigpo_by_seat"):
+    anchor_key = ("group", "seat", "anchor")
+
+
+def gigpo(rows, kind=Gigpo, **changes):
+    as_coded = {"baseline": ["group"], "scale": "none", "weight": "sample", "anchor_weight": 1.0}
+    return kind(**as_coded | changes).estimate(rows, "cpu").numpy()
 
 
 def test_gigpo_adds_score_against_group_and_return_against_state():
@@ -75,7 +79,7 @@ def test_states_are_compared_only_against_the_same_opponent():
 def test_a_score_without_company_stays_whole_as_coded_or_says_nothing():
     rows = table([7.0, 1.0, 3.0], group=[0, 1, 1])
     assert gigpo(rows, anchor_weight=0.0).tolist() == [7.0, -1.0, 1.0]
-    silent = gigpo(rows, anchor_weight=0.0, keep_lone_scores=False)
+    silent = gigpo(rows, anchor_weight=0.0, baseline=["group", "seat"])
     assert silent.tolist() == [0.0, -1.0, 1.0]
 
 
@@ -96,7 +100,7 @@ def test_defect_10_reflections_are_pushed_down_in_winning_groups_unless_kind_is_
     as_coded = gigpo(rows)
     assert as_coded[[1, 4]] == pytest.approx([-20 / 3] * 2)
     assert as_coded[0] == pytest.approx(10 / 3)
-    assert not gigpo(rows, episode_key=("group", "kind")).any()
+    assert not gigpo(rows, baseline=["group", "kind"]).any()
 
 
 def test_defect_11_as_coded_a_penalty_misses_the_second_term():
@@ -133,7 +137,7 @@ def test_the_penalty_remains_where_all_trials_of_a_group_are_invalid(estimator):
 
 def test_defect_14_seats_of_one_group_are_kept_apart_by_the_key():
     rows = table([1.0, 3.0, -5.0, -7.0], seat=[0, 0, 1, 1])
-    apart = gigpo(rows, episode_key=("group", "seat"), anchor_key=("group", "seat", "anchor"))
+    apart = gigpo(rows, GigpoBySeat, baseline=["group", "seat"])
     assert apart.tolist() == [-2.0, 2.0, 2.0, -2.0]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from mage_async.credit.returns import CumulativeCode, Differential
 from mage_async.credit.turn_table import build_table, penalties_of
-from mage_async.learning import advantages
+from mage_async.learning.advantages import Gigpo
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 
 RECORDED = np.load(Path(__file__).parent / "recorded" / "reference_code.npz")
@@ -80,10 +80,16 @@ def penalties(table, length_penalty):
     )
 
 
-def gigpo(table, taken, **options):
+class LamersGigpo(Gigpo, tag="lamers_gigpo"):
+    anchor_key = ("group", "anchor")
+
+
+def gigpo(table, taken, kind=Gigpo, *, divides=False, anchor_weight=1.0):
     """Penalties are taken from scores alone, as the codes do."""
     rows = replace(table, episode_score=table.episode_score - taken)
-    return advantages.gigpo(rows, device="cpu", **options).numpy()
+    scale = ["group"] if divides else "none"
+    own = kind(baseline=["group"], scale=scale, weight="sample", anchor_weight=anchor_weight)
+    return own.estimate(rows, "cpu").numpy()
 
 
 def test_a_thousand_trials_were_recorded():
@@ -106,7 +112,7 @@ def test_mages_advantages_are_its_codes(tables):
 @pytest.mark.parametrize(("divides", "mode"), [(False, "mean_norm"), (True, "mean_std_norm")])
 def test_lamers_advantages_are_its_codes(tables, divides, mode):
     table = tables["lamer"]
-    made = gigpo(table, penalties(table, 0.0), anchor_key=("group", "anchor"), divides=divides)
+    made = gigpo(table, penalties(table, 0.0), LamersGigpo, divides=divides)
     assert made == close(RECORDED[f"lamer_{mode}"])
 
 

@@ -67,8 +67,7 @@ class Patient:
     def adopt(self, **changes: Any) -> None:
         """Train by other keys of `[learner]` from here on."""
         rules = msgspec.structs.replace(self.config.learner, **changes)
-        run = self.run
-        run._trainer.adopt(rules, self.config.sampling.temperature, 0, max_staleness=0)
+        self.run._trainer.adopt(msgspec.structs.replace(self.config, learner=rules))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.journal.reader import open_journal
-from mage_services.learner.training import Training
+from mage_services.learner.trainer_thread import Training
 from tests.helpers.recorded_runs import unpack
 
 
@@ -45,8 +45,8 @@ def trained(
     for version, committed in zip(count(), replay(records, Ledger(4, 1, 6), League())):
         training.adopt(config_file.loads(committed.config))
         assert committed.groups is not None
-        model = training.trainer.model
-        training.trainer.step(training_sequences(committed.groups, training._config, model.device))
+        trainer = training.trainer
+        trainer.step(training_sequences(committed.groups, trainer.config, trainer.model.device))
         yield version, given.pop()
 
 

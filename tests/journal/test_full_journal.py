@@ -16,7 +16,7 @@ from mage_services.journal.writer import JournalFile
 from mage_services.learner.learner import open_journal_file
 from mage_services.learner.resume import Prepared
 from mage_services.learner.run_log import RunLog
-from mage_services.learner.training import TrainerThread
+from mage_services.learner.trainer_thread import TrainerThread
 from mage_services.learner.training_loop import TrainingLoop
 from mage_services.processes.process import Status, TimeAccounting
 from mage_services.processes.startup import Startup

@@ -14,7 +14,7 @@ from mage_async.protocol.messages import TrialResult
 from mage_async.results.metrics import check_names
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Group, Trial
-from mage_services.learner.training import Training
+from mage_services.learner.trainer_thread import Training
 
 SMALL = [
     "warm_start=none",

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
 from operator import attrgetter
 
 import pytest
@@ -19,7 +18,7 @@ from mage_async.learning.ranked_trainer import deal, from_bytes, to_bytes
 from mage_async.policy.snapshot import published_fingerprint, read_snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.learner.ranks.gang import Gang
-from mage_services.learner.training import Training
+from mage_services.learner.trainer_thread import Training
 from tests.helpers.random_models import sequence
 from tests.learner.rank_trainings import (
     LENGTHS,
@@ -235,6 +234,6 @@ def test_a_share_comes_back_from_its_bytes() -> None:
     for one, two in zip(values(expected), values(got), strict=True):
         assert one.dtype == two.dtype
         assert (one == two).all()
-    for name, one in asdict(expected.sampled).items():
+    for name, one in expected.sampled._asdict().items():
         assert (one == getattr(got.sampled, name)).all()
     assert from_bytes(to_bytes([]), torch.device("cpu")) == []

@@ -11,7 +11,7 @@ from mage_async.algorithm import InProcessRun
 from mage_async.config import config_file
 from mage_async.policy.prepare import prepare_policy
 from mage_async.results.run_directory import RunDirectory
-from mage_services.learner.training import Training
+from mage_services.learner.trainer_thread import Training
 
 SMALL = (
     "environment.name=grid",

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.credit.turn_table import TurnTable
-from mage_async.learning import advantages
+from mage_async.learning.advantages import Gigpo, GroupMean, LeaveOneOut
 
 KEYS = st.sampled_from([(), ("group",), ("group", "kind", "episode", "index"), ("member", "seat")])
 SCALES = st.sampled_from([None, (), ("group",), ("member",)])
@@ -51,12 +51,15 @@ def rows_of(table, rows, **changed):
 
 
 def estimate(table, key, scale, weight, *, epsilon=0.1, leave_one_out=False):
-    rule = {"baseline": key, "scale": scale, "weight": weight, "epsilon": epsilon}
-    return advantages.compared(table, **rule, leave_one_out=leave_one_out, device="cpu").numpy()
+    kind = LeaveOneOut if leave_one_out else GroupMean
+    scale = "none" if scale is None else list(scale)
+    own = kind(baseline=list(key), scale=scale, weight=weight, epsilon=epsilon)
+    return own.estimate(table, "cpu").numpy()
 
 
-def gigpo(table, **options):
-    return advantages.gigpo(table, device="cpu", **options).numpy()
+def gigpo(table):
+    own = Gigpo(baseline=["group"], scale="none", weight="sample", anchor_weight=1.0)
+    return own.estimate(table, "cpu").numpy()
 
 
 def close(expected):

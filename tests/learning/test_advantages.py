@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mage_async.credit.turn_table import TurnTable
-from mage_async.learning.advantages import compared, gigpo
+from mage_async.learning.advantages import Gigpo, GroupMean, LeaveOneOut
 
 PER_TURN = ("group", "kind", "episode", "index")
 ACT, REFLECT = 0, 1
@@ -29,14 +29,25 @@ def table(returns, **columns):
     return TurnTable(**defaults | given)
 
 
-def advantages(rows, **rules):
-    return compared(rows, **rules, device="cpu").numpy()
+def advantages(rows, *, baseline, scale, leave_one_out=False, **rules):
+    kind = LeaveOneOut if leave_one_out else GroupMean
+    scale = "none" if scale is None else list(scale)
+    return kind(baseline=list(baseline), scale=scale, **rules).estimate(rows, "cpu").numpy()
 
 
-def anchor_term(rows, key=("group", "anchor")):
+class LamersGigpo(Gigpo, tag="gigpo_of_lamer"):
+    anchor_key = ("group", "anchor")
+
+
+class LocalGigpo(Gigpo, tag="gigpo_local"):
+    anchor_key = ("group", "episode", "anchor")
+
+
+def anchor_term(rows, kind=LamersGigpo):
     """The second of GiGPO's terms, where the first is zero."""
     silent = replace(rows, episode_score=np.zeros(len(rows)))
-    return gigpo(silent, anchor_key=key, device="cpu").numpy()
+    own = kind(baseline=["group"], scale="none", weight="sample", anchor_weight=1.0)
+    return own.estimate(silent, "cpu").numpy()
 
 
 def minus_mean_of_others(rows, baseline, weight):
@@ -159,7 +170,7 @@ def test_the_anchor_term_compares_turns_in_the_same_state_of_a_group():
         episode=[0, 1, 1, 0, 0],
     )
     assert anchor_term(rows).tolist() == [-2.0, 2.0, 0.0, -1.0, 1.0]
-    local = anchor_term(rows, key=("group", "episode", "anchor"))
+    local = anchor_term(rows, LocalGigpo)
     assert local.tolist() == [0.0, 0.0, 0.0, -1.0, 1.0]
 
 

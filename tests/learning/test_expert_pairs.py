@@ -3,18 +3,19 @@
 import copy
 import itertools
 
+import msgspec
 import numpy as np
 import torch
 from torch.nn import functional
 from transformers import Qwen3ForCausalLM
 
-from mage_async.config.schema import Learner
+from mage_async.config.schema import Config, Learner
 from mage_async.learning.forward import head_inputs
 from mage_async.learning.packing import MicroBatch, SampledTokens, TrainingSequence
 from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
 from mage_async.methods.stepagent.method import Settings
-from mage_async.methods.stepagent.preference import ExpertPairs, PreferenceLoss, gaps
+from mage_async.methods.stepagent.preference import ExpertPairs, gaps
 from mage_async.results.metrics import check_names
 from mage_async.trajectory import Kind
 from tests.helpers.random_models import smallest_qwen3
@@ -83,9 +84,8 @@ def sequence(experts: dict[int, int]) -> TrainingSequence:
 
 def trainer(expert: Settings | None, **options: float) -> Trainer:
     rules = Learner(minibatches=1, warmup_steps=1, grad_clip=1e9, **options)
-    made = Trainer(
-        model(), rules, 1.0, 0, max_staleness=1, terms=[PreferenceLoss(expert)] if expert else []
-    )
+    tables = {"stepagent": msgspec.to_builtins(expert)} if expert else {}
+    made = Trainer(model(), Config(learner=rules, methods=tables))
     made.reference = copy.deepcopy(made.model).requires_grad_(False)
     return made
 

@@ -27,12 +27,12 @@ class TwiceForward(Trainer):
 def trained(kind: type[Trainer], *changes: str) -> tuple[dict[str, float], list[torch.Tensor], int]:
     """Metrics and weights after a step, and how many forwards it took."""
     settings = ["learner.entropy=0.05", "learner.learning_rate=0.01", *changes]
-    rules = config_file.load(config_file.find(None), settings).learner
+    config = config_file.load(config_file.find(None), settings)
     model = random_model("Qwen3").train()
     model.set_attn_implementation(NAME)
     seen = []
     model.base_model.norm.register_forward_hook(lambda *_: seen.append(1))
-    metrics = kind(model, rules, 1.0, 0, max_staleness=1).step([sequence(n) for n in LENGTHS])
+    metrics = kind(model, config).step([sequence(n) for n in LENGTHS])
     return metrics, list(model.parameters()), len(seen)
 
 

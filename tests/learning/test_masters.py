@@ -12,6 +12,7 @@ from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.learning import Learner
 from mage_async.config.policy import Lora
+from mage_async.config.schema import Config
 from mage_async.errors import ConfigError, RunError
 from mage_async.learning.packing import SampledTokens, TrainingSequence
 from mage_async.learning.trainer import Trainer
@@ -50,7 +51,7 @@ def trainer(dtype: torch.dtype, *, masters: bool, max_tokens_per_microbatch: int
         float32_masters=masters,
         max_tokens_per_microbatch=max_tokens_per_microbatch,
     )
-    return Trainer(model, rules, 1.0, 0, max_staleness=1)
+    return Trainer(model, Config(learner=rules))
 
 
 def moved(taught: Trainer, steps: int) -> torch.Tensor:
@@ -124,6 +125,6 @@ def test_adapters_and_float32_weights_are_their_own_masters() -> None:
     assert trainer(torch.float32, masters=True).masters.tensors() == []
     model = Qwen3ForCausalLM(SHAPE).to(torch.bfloat16)
     add_adapters(model, Lora(rank=2), 0)
-    adapted = Trainer(model, Learner(float32_masters=True), 1.0, 0, max_staleness=1)
+    adapted = Trainer(model, Config(learner=Learner(float32_masters=True)))
     assert adapted.masters.tensors() == []
     assert len(adapted.state()) == 2

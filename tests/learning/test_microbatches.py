@@ -17,11 +17,11 @@ LENGTHS = (40, 31, 40, 22, 40, 13, 37)
 def trained(*changes: str) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Gradients in float64 of a step of one minibatch, and its metrics."""
     settings = ["learner.minibatches=1", "learner.grad_clip=1e9", "learner.entropy=0.05", *changes]
-    rules = config_file.load(config_file.find(None), settings).learner
+    config = config_file.load(config_file.find(None), settings)
     model = random_model("Qwen3").double().train()
     model.set_attn_implementation(NAME)
-    trainer = Trainer(model, rules, 1.0, 0, max_staleness=1)
-    trainer.reference = model if rules.kl else None
+    trainer = Trainer(model, config)
+    trainer.reference = model if config.learner.kl else None
     metrics = trainer.step([sequence(length) for length in LENGTHS])
     found = {name: weight.grad for name, weight in model.named_parameters()}
     assert all(gradient is not None for gradient in found.values())

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mage_async.config import config_file, learning
 from mage_async.config.learning import Learner, check_installed
+from mage_async.config.schema import Config
 from mage_async.errors import ConfigError, RunError
 from mage_async.learning.optimizer import optimizer_of, set_rate
 from mage_async.learning.trainer import Trainer
@@ -85,7 +86,7 @@ def test_a_plan_counts_what_the_library_holds() -> None:
 
 def trainer(rules: Learner, source: Path, checkpoint: Path | None = None) -> Trainer:
     model = load_policy(checkpoint or source, "float32", "cpu")
-    taught = Trainer(model, rules, 1.0, 0, max_staleness=1)
+    taught = Trainer(model, Config(learner=rules))
     if checkpoint:
         restore_checkpoint(taught, checkpoint)
     return taught

@@ -37,7 +37,7 @@ def trained(
     """
     settings = ["learner.minibatches=1", "learner.grad_clip=1e9", "learner.entropy=0.05"]
     settings += [f"learner.shared_opening={str(shares).lower()}", *changes]
-    rules = config_file.load(config_file.find(None), settings).learner
+    config = config_file.load(config_file.find(None), settings)
     model = in_double(random_model("Qwen3")).train()
     if rank:
         add_adapters(model, Lora(rank=rank, alpha=8.0), 0)
@@ -48,7 +48,7 @@ def trained(
     model.base_model.norm.register_forward_hook(
         lambda module, given, out: seen.append(out.shape[1] * out.requires_grad)
     )
-    trainer = Trainer(model, rules, 1.0, 0, max_staleness=1)
+    trainer = Trainer(model, config)
     metrics = trainer.step(parts)
     gradients = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
     return torch.cat(gradients), metrics, sum(seen)

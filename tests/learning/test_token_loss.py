@@ -1,5 +1,7 @@
 """Both ways to the loss give the same, and which correction goes which way."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 import torch
@@ -8,7 +10,7 @@ from mage_async.config import config_file
 from mage_async.config.learning import AnyCorrection
 from mage_async.config.tables import kinds
 from mage_async.learning.corrections import Clipped, Tokens
-from mage_async.learning.token_loss import HeadInputs, SinglePass, TwoSteps, loss_pass
+from mage_async.learning.token_loss import HeadInputs, corrected_loss
 from mage_kernels import head, linear_logprob
 
 RULES = config_file.load(config_file.find(None), []).learner
@@ -47,6 +49,12 @@ def tokens_near(inputs):
     return Tokens(proximal, proximal, proximal + normal(0.7), normal(1.0), staleness, turns)
 
 
+def both_ways(rules):
+    """The loss in a single pass, and after log-probs."""
+    way = corrected_loss(rules)
+    return replace(way, is_single_pass=True), replace(way, is_single_pass=False)
+
+
 def found_by(way, dtype, *, apart=False):
     """Loss, gradients, and all that was made of the tokens."""
     inputs = inputs_of(dtype)
@@ -64,20 +72,18 @@ def found_by(way, dtype, *, apart=False):
 @pytest.mark.parametrize("name", CLIPPED)
 def test_both_ways_give_the_same_loss_gradients_and_metrics(name, chunk_bytes, monkeypatch):
     monkeypatch.setattr(head, "CHUNK_BYTES", chunk_bytes)
-    way = loss_pass(rules_of(name))
-    assert isinstance(way.single, SinglePass)
-    ours, theirs = (found_by(w, torch.float64) for w in (way.single, way.after))
+    ours, theirs = (found_by(way, torch.float64) for way in both_ways(rules_of(name)))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CLIPPED)
 def test_both_ways_bound_negative_advantages_and_stay_near_a_reference(name):
-    way = loss_pass(rules_of(name, dual_clip=1.5, kl=0.3))
-    ours, theirs = (found_by(w, torch.float64, apart=True) for w in (way.single, way.after))
+    ways = both_ways(rules_of(name, dual_clip=1.5, kl=0.3))
+    ours, theirs = (found_by(way, torch.float64, apart=True) for way in ways)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
-    plain = found_by(loss_pass(rules_of(name)).after, torch.float64)
+    plain = found_by(both_ways(rules_of(name))[1], torch.float64)
     assert (theirs[1] < plain[1]).any()  # what the bound took from the loss
     assert theirs[6] > 0
 
@@ -99,29 +105,32 @@ def test_only_a_clipped_loss_with_a_weight_has_a_dual_clip():
 
 
 def test_they_agree_to_single_precision_where_runs_are_made():
-    way = loss_pass(rules_of("decoupled"))
-    ours, theirs = (found_by(w, torch.float32) for w in (way.single, way.after))
+    ours, theirs = (found_by(way, torch.float32) for way in both_ways(rules_of("decoupled")))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_pass_gives_the_same_bits_again():
-    way = loss_pass(rules_of("decoupled")).single
+    way, _ = both_ways(rules_of("decoupled"))
     first, second = (found_by(way, torch.float32) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("name", ["gspo", "m2po", "tis", "cispo", "dppo"])
 def test_losses_that_look_at_current_logprobs_otherwise_are_made_after_them(name):
-    assert isinstance(loss_pass(rules_of(name)), TwoSteps)
-    assert str(loss_pass(rules_of(name))) == "loss after log-probs"
+    way = corrected_loss(rules_of(name))
+    assert way.clipped is None
+    assert str(way) == "loss after log-probs"
 
 
-@pytest.mark.parametrize(("chunk_bytes", "chosen"), [(2**20, "after"), (1, "single")])
-def test_the_single_pass_is_taken_where_logits_cannot_be_kept(chunk_bytes, chosen, monkeypatch):
+@pytest.mark.parametrize(("chunk_bytes", "is_single_pass"), [(2**20, False), (1, True)])
+def test_the_single_pass_is_taken_where_logits_cannot_be_kept(
+    chunk_bytes, is_single_pass, monkeypatch
+):
     monkeypatch.setattr(head, "CHUNK_BYTES", chunk_bytes)
-    way = loss_pass(rules_of("decoupled"))
-    ours, theirs = (found_by(w, torch.float32) for w in (way, getattr(way, chosen)))
+    way = corrected_loss(rules_of("decoupled"))
+    chosen = replace(way, is_single_pass=is_single_pass)
+    ours, theirs = (found_by(each, torch.float32) for each in (way, chosen))
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
     assert str(way) == "loss in the head's pass unless its logits are kept"
 

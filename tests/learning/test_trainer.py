@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import Qwen3ForCausalLM
 
 from mage_async.config import config_file
@@ -49,7 +50,7 @@ def trainer(name, **options):
     shape = smallest_qwen3()
     changes = [f"learner.{key}={value}" for key, value in options.items()]
     config = config_file.load(config_file.find(None), [f"learner.correction={name}", *changes])
-    return Trainer(Qwen3ForCausalLM(shape), config.learner, 1.0, 0, max_staleness=1)
+    return Trainer(Qwen3ForCausalLM(shape), config)
 
 
 @pytest.mark.parametrize("name", kinds(AnyCorrection))
@@ -71,7 +72,8 @@ def test_strategies_are_learned_at_the_temperature_they_were_drawn_at():
     part = sequence(3)
     part.sampled.kinds[:4] = Kind.STRATEGY
     plain = taught.with_proximal(taught._micro_batch([part])).proximal
-    taught.adopt(taught._rules, 1.0, 0, max_staleness=1, strategy_temperature=1.6)
+    sampling = replace(taught.config.sampling, strategy_temperature=1.6)
+    taught.adopt(replace(taught.config, sampling=sampling))
     hot = taught.with_proximal(taught._micro_batch([part])).proximal
     states = head_inputs(taught.model, MicroBatch.of([part], torch.device("cpu")).row, 1.0)
     logits = states.hidden @ states.head.T

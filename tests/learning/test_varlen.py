@@ -4,6 +4,7 @@ torch's kernel runs on a GPU only. A slow one of the same arguments stands in fo
 with the kernel's causal mask; torch's own is asked for shapes, which need no GPU.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -64,7 +65,7 @@ def attended(opening: int, *, is_folded: bool) -> list[Tensor]:
     boundaries = Boundaries.of(lengths, opening)
     if not is_folded:
         extents = Extents.of(lengths, opening)
-        boundaries = Boundaries(boundaries.fold, boundaries.unfold, opening, None, extents)
+        boundaries = replace(boundaries, visible=None, extents=extents)
     out, _ = packed_attention(nn.Module(), *given, None, scaling=SCALE, boundaries=boundaries)
     (out * drawn(1)[0, 0, :, None]).sum().backward()
     return [out.detach(), *(tensor.grad for tensor in given)]

@@ -20,7 +20,7 @@ from mage_async.methods.method import Methods, overriding
 from mage_async.results.metrics import check_names
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
-from mage_services.learner.training import Training
+from mage_services.learner.trainer_thread import Training
 
 SOURCE = '''
 from mage_async.config.section import NonNegative, Section

@@ -32,7 +32,7 @@ def seen_on_real_tensors(config: Config) -> tuple[int, float]:
         )
         if config.policy.lora:
             add_adapters(model, config.policy.lora, 0)
-        trainer = Trainer(model.train(), config.learner, 1.0, 0, max_staleness=1)
+        trainer = Trainer(model.train(), config)
         for _ in range(2):
             began = trace.flops
             batches = [trainer.with_proximal(each) for each in trainer.micro_batches(segments)]

@@ -25,7 +25,7 @@ def policy(tmp_path: Path) -> Path:
 
 def begin(config: Config, policy: Path, checkpoint: Path | None = None) -> Trainer:
     model = load_trained(config, policy, checkpoint, device="cpu")
-    trainer = Trainer(model, config.learner, 1.0, config.seed, max_staleness=1)
+    trainer = Trainer(model, config)
     if not config.policy.lora:
         trainer.reference = model
     if checkpoint:

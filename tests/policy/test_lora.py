@@ -44,8 +44,8 @@ def logits(model: nn.Module) -> torch.Tensor:
 
 def trainer_of(model: PreTrainedModel, *changes: str) -> Trainer:
     model.set_attn_implementation(NAME)
-    rules = config_file.load(config_file.find(None), ["learner.minibatches=2", *changes]).learner
-    return Trainer(model.train(), rules, 1.0, 0, max_staleness=1)
+    config = config_file.load(config_file.find(None), ["learner.minibatches=2", *changes])
+    return Trainer(model.train(), config)
 
 
 def test_fresh_adapters_change_nothing_and_later_ones_do() -> None:

@@ -156,10 +156,10 @@ def gradients(
     """Of one update in float64, by the name of the adapter's tensor."""
     settings = ["learner.minibatches=1", "learner.grad_clip=1e9", "learner.entropy=0", *changes]
     settings += ["learner.final_entropy=0", "learner.correction=none"]
-    rules = config_file.load(config_file.find(None), settings).learner
+    config = config_file.load(config_file.find(None), settings)
     model = in_double(adapted()).train()
     parts = [played(advantages, length) for length in lengths]
-    Trainer(model, rules, 1.0, 0, max_staleness=1).step(parts)
+    Trainer(model, config).step(parts)
     return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
 
 

@@ -23,7 +23,7 @@ import json
 
 from mage_async.config.section import Positive
 from mage_async.credit.returns import Credit, Returns
-from mage_async.learning.advantages import Advantage, compared
+from mage_async.learning.advantages import Advantage, GroupMean
 from mage_async.learning.corrections import Correction, Surrogate, importance, no_token
 from mage_async.tasks.matchmaking import Matchmaker
 from mage_services.tracking.tracker import Tracker
@@ -55,10 +55,8 @@ class Halved(Advantage):
     """Half of the difference from the group's mean."""
 
     def estimate(self, table, device):
-        values = compared(
-            table, baseline=["group"], scale=None, weight="trial", epsilon=0.0, device=device
-        )
-        return values / 2
+        mean = GroupMean(baseline=["group"], scale="none")
+        return mean.estimate(table, device) / 2
 
 
 class Last(Matchmaker):

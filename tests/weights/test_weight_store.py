@@ -49,7 +49,7 @@ def test_versions_are_announced_in_order_and_those_nobody_may_read_are_deleted(t
     async def scenario(publisher: Publisher) -> None:
         for version in range(1, 6):
             await publisher.wait_until_announced()
-            await publisher.offer(snapshot(version), f"digest {version}")
+            publisher.offer(snapshot(version), f"digest {version}")
         await publisher.wait_until_announced()
 
     announced = publish(files, scenario)
@@ -65,7 +65,7 @@ def test_the_trainer_goes_on_while_a_version_is_written(tmp_path) -> None:
     files.write = lambda one: (may_write.wait(10), write(one))[1]
 
     async def scenario(publisher: Publisher) -> None:
-        await publisher.offer(snapshot(0), "digest")
+        publisher.offer(snapshot(0), "digest")
         assert files.versions() == []  # nothing was written, and we are here
         may_write.set()
         await publisher.wait_until_announced()
@@ -78,7 +78,7 @@ def test_weights_that_cannot_be_written_end_the_learner_with_the_reason(tmp_path
     (tmp_path / "gone").rmdir()
 
     async def scenario(publisher: Publisher) -> None:
-        await publisher.offer(snapshot(0), "digest")
+        publisher.offer(snapshot(0), "digest")
         await publisher.wait_until_announced()
 
     with pytest.raises(ExceptionGroup) as caught:
@@ -93,9 +93,9 @@ def test_nothing_is_removed_before_the_journal_says_durably_that_nobody_needs_it
         publisher = Publisher(site.weights, site.coordinator)
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             task = tasks.create_task(publisher.run(), name="publish")
-            await publisher.offer(snapshot(0), "digest")
+            publisher.offer(snapshot(0), "digest")
             await publisher.wait_until_announced()
-            await publisher.offer(snapshot(1), "digest")
+            publisher.offer(snapshot(1), "digest")
             while site.journal.num_waiting() < 2:  # noqa: ASYNC110 - the record, and who waits
                 await asyncio.sleep(0)
             assert files.versions() == [0, 1]

@@ -15,6 +15,7 @@ from torch import Tensor
 from mage_kernels.advantage import EPSILON, ROUNDING, Cells
 
 BLOCKS = {"BLOCK_N": 256}
+"""Turns that a program loads at a time."""
 OPTIONS = {"num_warps": 4}
 
 

@@ -31,9 +31,10 @@ from mage_kernels.fused.head_kernels import (
     sampled_token_gradient,
 )
 from mage_kernels.fused.surrogate_gradient import surrogate_gradient
-from mage_kernels.surrogate import SUMS, Surrogate, TokenData
+from mage_kernels.surrogate import SUMS, TokenData
 
 CHUNK_COLUMNS = 8192
+"""Columns of logits whose gradient is in memory at a time; a multiple of the kernels' tiles."""
 
 
 def forward_rows(
@@ -84,25 +85,19 @@ class FusedLogprob(torch.autograd.Function):
             logprob, entropy, normaliser, inverse_temperature, d_logprob, d_entropy
         )
         active = rows_with_gradient(d_logprob, d_entropy)
-        is_frozen = not ctx.needs_input_grad[1]
-        if active is None:
-            active = torch.arange(len(hidden), device=hidden.device)
-            some, d_head = backward_rows(
-                hidden, head, tokens, coefficients, ctx.kept, active, is_frozen=is_frozen
-            )
-            d_hidden = some.to(hidden.dtype)
-        else:
-            d_hidden = torch.zeros_like(hidden)
-            some, d_head = backward_rows(
-                hidden[active],
-                head,
-                tokens[active],
-                coefficients[active],
-                ctx.kept,
-                active,
-                is_frozen=is_frozen,
-            )
-            d_hidden[active] = some.to(hidden.dtype)
+        rows = slice(None) if active is None else active
+        some, d_head = backward_rows(
+            hidden[rows],
+            head,
+            tokens[rows],
+            coefficients.rows(rows),
+            ctx.kept,
+            torch.arange(len(hidden), device=hidden.device)[rows],
+            is_frozen=not ctx.needs_input_grad[1],
+        )
+        d_hidden = some.to(hidden.dtype)
+        if active is not None:
+            d_hidden = torch.zeros_like(hidden).index_copy_(0, active, d_hidden)
         return d_hidden, d_head, None, None, None
 
 
@@ -125,7 +120,10 @@ def backward_rows(
     if not num_rows:
         d_head = None if is_frozen else torch.zeros_like(head)
         return torch.empty_like(hidden, dtype=torch.float32), d_head
-    is_kept = slice(0) if kept is None else slice(count_below(source_rows, len(kept.values)))
+    num_kept = 0
+    if kept is not None:  # `source_rows` ascend, and the first rows were kept; waits for the device
+        num_kept = int(torch.searchsorted(source_rows, len(kept.values)))
+    is_kept = slice(num_kept)
     is_recomputed = slice(is_kept.stop, None)
     d_head = None if is_frozen else torch.empty_like(head)
     d_hidden = torch.zeros((num_rows, width), dtype=torch.float32, device=hidden.device)
@@ -134,21 +132,15 @@ def backward_rows(
         columns = slice(first, min(first + CHUNK_COLUMNS, len(head)))
         gradient = buffer[:, : columns.stop - first]
         if len(kept_part := gradient[is_kept]):
-            kept_gradient(kept_part, kept, source_rows[is_kept], coefficients[is_kept], first)
+            kept_gradient(kept_part, kept, source_rows[is_kept], coefficients.rows(is_kept), first)
         if len(part := gradient[is_recomputed]):
-            recomputed_gradient(
-                part, hidden[is_recomputed], head, coefficients[is_recomputed], first
-            )
+            own = coefficients.rows(is_recomputed)
+            recomputed_gradient(part, hidden[is_recomputed], head, own, first)
         sampled_token_gradient(gradient, tokens, coefficients.sampled, first)
         if d_head is not None:
             torch.mm(gradient.T, hidden, out=d_head[columns])
         add_product(d_hidden, gradient, head[columns])
     return d_hidden, d_head
-
-
-def count_below(ascending: Tensor, bound: int) -> int:
-    """Count the ascending integers that are below `bound`; waits for their device."""
-    return int(torch.searchsorted(ascending, bound))
 
 
 # Single pass: the LM head and a token-level loss, in three GEMMs.
@@ -159,7 +151,9 @@ def count_below(ascending: Tensor, bound: int) -> int:
 # are large. The host reads nothing, so the pass never waits for the device.
 
 CHUNK_ROWS = 4096
+"""Most rows of a chunk."""
 ROW_STEP = 128
+"""Rows of a chunk are a multiple of this, the kernels' row tile."""
 
 
 def even_chunks(num_rows: int) -> Iterator[slice]:
@@ -167,69 +161,6 @@ def even_chunks(num_rows: int) -> Iterator[slice]:
     num_chunks = max(1, -(-num_rows // CHUNK_ROWS))
     step = -(-num_rows // (num_chunks * ROW_STEP)) * ROW_STEP
     return (slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step or 1))
-
-
-class SinglePass:
-    """Results of the chunks so far.
-
-    Args:
-        is_frozen: the LM head is not trained, so there is no dW.
-    """
-
-    def __init__(
-        self, hidden: Tensor, head: Tensor, *, wants_gradient: bool, is_frozen: bool
-    ) -> None:
-        self.hidden, self.head = hidden, head
-        self.logprob, self.entropy = row_vectors(2, len(hidden), hidden.device)
-        self.sums = torch.zeros(len(SUMS), dtype=torch.float32, device=hidden.device)
-        self.wants_gradient, self.is_frozen = wants_gradient, is_frozen
-        self.d_hidden = torch.empty_like(hidden)
-        self.d_head: Tensor | None = None
-
-    def take(
-        self,
-        rows: slice,
-        tokens: Tensor,
-        data: TokenData,
-        loss: Surrogate,
-        inverse_temperature: Tensor,
-        inverse_normaliser: Tensor,
-    ) -> None:
-        """Add a chunk, from its logits to its part of dX and dW."""
-        hidden = self.hidden[rows]
-        kept = (
-            KeptLogits.empty(len(hidden), len(self.head), hidden) if self.wants_gradient else None
-        )
-        logprob, entropy, normaliser = forward_rows(
-            hidden, self.head, tokens, inverse_temperature, kept
-        )
-        self.logprob[rows], self.entropy[rows] = logprob, entropy
-        sums, *derivatives = surrogate_gradient(logprob, entropy, data, loss, inverse_normaliser)
-        self.sums += sums.sum(0)
-        if kept is None:
-            return
-        coefficients = Coefficients.of(
-            logprob, entropy, normaliser, inverse_temperature, *derivatives
-        )
-        in_place = torch.arange(len(hidden), device=hidden.device)
-        gradient = kept.values.view(hidden.dtype)
-        kept_gradient(gradient, kept, in_place, coefficients, first_column=0)
-        sampled_token_gradient(gradient, tokens, coefficients.sampled, first_column=0)
-        torch.mm(gradient, self.head, out=self.d_hidden[rows])
-        if self.is_frozen:
-            return
-        if self.d_head is None:
-            self.d_head = product(gradient.T, hidden)
-        else:
-            add_product(self.d_head, gradient.T, hidden)
-
-    def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """Return dX `[T, D]` and dW `[V, D]` in the inputs' dtype; None for a frozen LM head."""
-        if self.is_frozen:
-            return self.d_hidden, None
-        if self.d_head is None:
-            return self.d_hidden.zero_(), torch.zeros_like(self.head)
-        return self.d_hidden, self.d_head.to(self.head.dtype)
 
 
 class FusedPolicyLoss(torch.autograd.Function):
@@ -241,20 +172,38 @@ class FusedPolicyLoss(torch.autograd.Function):
         data = TokenData(*(None if field is None else field.contiguous() for field in data))
         inverse_temperature = per_row(inverse_temperature, len(hidden), hidden.device)
         inverse_normaliser = per_row(normaliser, 1, hidden.device).reciprocal()
-        wanted = ctx.needs_input_grad
-        single_pass = SinglePass(hidden, head, wants_gradient=any(wanted), is_frozen=not wanted[1])
+        wants_gradient, is_frozen = any(ctx.needs_input_grad), not ctx.needs_input_grad[1]
+        logprob, entropy = row_vectors(2, len(hidden), hidden.device)
+        sums = torch.zeros(len(SUMS), dtype=torch.float32, device=hidden.device)
+        d_hidden, d_head = torch.empty_like(hidden), None
         for rows in even_chunks(len(hidden)):
-            single_pass.take(
-                rows,
-                tokens[rows],
-                data.rows(rows),
-                loss,
-                inverse_temperature[rows],
-                inverse_normaliser,
+            part, scale = hidden[rows], inverse_temperature[rows]
+            kept = KeptLogits.empty(len(part), len(head), hidden) if wants_gradient else None
+            results = forward_rows(part, head, tokens[rows], scale, kept)
+            logprob[rows], entropy[rows], _ = results
+            part_sums, *derivatives = surrogate_gradient(
+                *results[:2], data.rows(rows), loss, inverse_normaliser
             )
-        if single_pass.wants_gradient:
-            ctx.save_for_backward(*single_pass.gradients())
-        sums, logprob, entropy = single_pass.sums, single_pass.logprob, single_pass.entropy
+            sums += part_sums.sum(0)
+            if kept is None:
+                continue
+            coefficients = Coefficients.of(*results, scale, *derivatives)
+            # The kept logits are overwritten by their gradient: every row stays in its place.
+            gradient = kept.values.view(hidden.dtype)
+            in_place = torch.arange(len(part), device=hidden.device)
+            kept_gradient(gradient, kept, in_place, coefficients, first_column=0)
+            sampled_token_gradient(gradient, tokens[rows], coefficients.sampled, first_column=0)
+            torch.mm(gradient, head, out=d_hidden[rows])
+            if is_frozen:
+                continue
+            if d_head is None:
+                d_head = product(gradient.T, part)
+            else:
+                add_product(d_head, gradient.T, part)
+        if wants_gradient:
+            if not is_frozen:
+                d_head = torch.zeros_like(head) if d_head is None else d_head.to(head.dtype)
+            ctx.save_for_backward(d_hidden, d_head)
         ctx.mark_non_differentiable(sums, logprob, entropy)
         ctx.set_materialize_grads(False)
         total = sums[SUMS.index("loss")] * inverse_normaliser

@@ -1,6 +1,6 @@
 """The Triton kernels of the LM head: forward partials, their merge, and gradients of the logits.
 
-    logit_partials            logits tile by tile, reduced to what a softmax needs; optionally kept
+    logit_partials            logits tile by tile, reduced to sums of a softmax; optionally kept
     merged_partials           log-prob and entropy from the partials of all parts of the vocabulary
     recomputed_gradient       gradient of the logits, which are computed again
     kept_gradient             gradient of the logits from those that were kept
@@ -13,6 +13,7 @@ Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows with a gradient, `C` co
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -143,15 +144,10 @@ def logit_partials(
     """Compute `(m, s, w)` of every part of the vocabulary, fp32 `[3, SPLITS, T]`; fill `kept`."""
     (num_rows, width), vocabulary = hidden.shape, len(head)
     partials = torch.empty((3, SPLITS, num_rows), dtype=torch.float32, device=hidden.device)
-    tile_t, tile_v, tile_d = (
-        PARTIALS_BLOCKS["BLOCK_T"],
-        PARTIALS_BLOCKS["BLOCK_V"],
-        PARTIALS_BLOCKS["BLOCK_D"],
-    )
-    logit_partials_kernel[(triton.cdiv(num_rows, tile_t) * SPLITS,)](
-        descriptor(hidden, tile_t, tile_d),
-        descriptor(head, tile_v, tile_d),
-        None if kept is None else descriptor(kept.values, tile_t, tile_v),
+    logit_partials_kernel[(triton.cdiv(num_rows, PARTIALS_BLOCKS["BLOCK_T"]) * SPLITS,)](
+        descriptor(hidden, PARTIALS_BLOCKS, "TD"),
+        descriptor(head, PARTIALS_BLOCKS, "VD"),
+        None if kept is None else descriptor(kept.values, PARTIALS_BLOCKS, "TV"),
         None if kept is None else kept.tile_max,
         partials,
         inverse_temperature * LOG2E,
@@ -254,9 +250,8 @@ def merged_partials(
 # the column of the sampled token.
 
 
-@dataclass(frozen=True, slots=True)
-class Coefficients:
-    """What the gradient kernels need of every row: fp32 `[R]` each."""
+class Coefficients(NamedTuple):
+    """Terms of each row's gradient of the logits: fp32 `[R]` each."""
 
     inverse_temperature: Tensor
     normaliser: Tensor
@@ -293,16 +288,9 @@ class Coefficients:
             sampled * inverse_temperature,
         )
 
-    def __getitem__(self, rows: slice) -> "Coefficients":
+    def rows(self, index: slice | Tensor) -> "Coefficients":
         """Select rows."""
-        slope = None if self.slope is None else self.slope[rows]
-        return Coefficients(
-            self.inverse_temperature[rows],
-            self.normaliser[rows],
-            self.rest[rows],
-            slope,
-            self.sampled[rows],
-        )
+        return Coefficients(*(None if field is None else field[index] for field in self))
 
 
 # From logits computed again, for a chunk of the vocabulary: `inverse_temperature p (-d_logprob -
@@ -370,16 +358,11 @@ def recomputed_gradient(
 ) -> None:
     """Fill `gradient` `[R, C]` with the gradient of the columns from `first_column` on."""
     num_rows, num_columns = gradient.shape
-    tile_t, tile_v, tile_d = (
-        RECOMPUTED_BLOCKS["BLOCK_T"],
-        RECOMPUTED_BLOCKS["BLOCK_V"],
-        RECOMPUTED_BLOCKS["BLOCK_D"],
-    )
-    grid = triton.cdiv(num_rows, tile_t) * triton.cdiv(num_columns, tile_v)
-    recomputed_gradient_kernel[(grid,)](
-        descriptor(hidden, tile_t, tile_d),
-        descriptor(head, tile_v, tile_d),
-        descriptor(gradient, tile_t, tile_v),
+    num_row_tiles, num_column_tiles = tiles(gradient, RECOMPUTED_BLOCKS)
+    recomputed_gradient_kernel[(num_row_tiles * num_column_tiles,)](
+        descriptor(hidden, RECOMPUTED_BLOCKS, "TD"),
+        descriptor(head, RECOMPUTED_BLOCKS, "VD"),
+        descriptor(gradient, RECOMPUTED_BLOCKS, "TV"),
         coefficients.inverse_temperature * LOG2E,
         coefficients.normaliser,
         coefficients.rest,
@@ -455,11 +438,7 @@ def kept_gradient(
     """
     assert first_column % KEPT_BLOCKS["BLOCK_V"] == 0
     num_rows, num_columns = gradient.shape
-    grid = (
-        triton.cdiv(num_rows, KEPT_BLOCKS["BLOCK_T"]),
-        triton.cdiv(num_columns, KEPT_BLOCKS["BLOCK_V"]),
-    )
-    kept_gradient_kernel[grid](
+    kept_gradient_kernel[tiles(gradient, KEPT_BLOCKS)](
         kept.values,
         kept.tile_max,
         gradient,
@@ -526,9 +505,20 @@ def sampled_token_gradient(
 # Launch helpers.
 
 
-def descriptor(matrix: Tensor, block_rows: int, block_columns: int) -> TensorDescriptor:
-    """Describe a matrix to the tensor memory accelerator; reads past its edges give 0."""
-    return TensorDescriptor.from_tensor(matrix, [block_rows, block_columns])
+def descriptor(matrix: Tensor, blocks: dict[str, int], axes: str) -> TensorDescriptor:
+    """Describe a matrix to the tensor memory accelerator; reads past its edges give 0.
+
+    Args:
+        blocks: sizes of a kernel's tiles: `BLOCK_T` rows, `BLOCK_V` columns, `BLOCK_D` hidden.
+        axes: the letters of the matrix's two axes.
+    """
+    return TensorDescriptor.from_tensor(matrix, [blocks[f"BLOCK_{axis}"] for axis in axes])
+
+
+def tiles(gradient: Tensor, blocks: dict[str, int]) -> tuple[int, int]:
+    """Count the row tiles and the column tiles that cover a gradient `[R, C]`."""
+    num_rows, num_columns = gradient.shape
+    return triton.cdiv(num_rows, blocks["BLOCK_T"]), triton.cdiv(num_columns, blocks["BLOCK_V"])
 
 
 def per_row(inverse_temperature: float | Tensor, num_rows: int, device: torch.device) -> Tensor:

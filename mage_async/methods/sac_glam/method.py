@@ -1,4 +1,4 @@
-"""SAC-GLAM as a method of a run: its keys, what it works with, and the trainer that it brings.
+"""SAC-GLAM as a method of a run: its keys, its requirements, and its trainer.
 
 It trains on one episode a trial, on the environment's actions of one token each;
 `docs/methods/sac_glam.md` has the equations.
@@ -16,6 +16,7 @@ from mage_async.methods.method import Method, overriding
 from mage_async.trajectory import Task
 
 CREDITS = ("single_episode", "cumulative_code")
+"""Values of `credit.kind` whose discounts the critic's targets can follow."""
 
 
 class Settings(Section):
@@ -39,7 +40,7 @@ class Settings(Section):
 
 
 class SacGlam(Method):
-    """Brings a trainer; what the default trainer would have used is refused by `check`."""
+    """Brings a trainer; `check` refuses keys that only the default trainer uses."""
 
     Settings = Settings
     presets: ClassVar = {
@@ -84,11 +85,11 @@ class SacGlam(Method):
             )
         _check_environment(self.environment)
 
-    def trainer(self, model: Any, chat: Any, *, max_staleness: int) -> Any:
+    def trainer(self, model: Any, chat: Any) -> Any:
         """Return the trainer of soft actor-critic."""
         from mage_async.methods.sac_glam.trainer import SacTrainer  # with torch
 
-        return SacTrainer(model, self.config, chat, max_staleness=max_staleness)
+        return SacTrainer(model, self.config, chat)
 
 
 def _needs(config: Config) -> list[tuple[str, object, tuple[object, ...]]]:

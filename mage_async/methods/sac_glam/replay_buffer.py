@@ -30,13 +30,13 @@ from mage_async.trials.trial_run import TrialRun
 
 # Trials played again
 #
-# The environment answers the recorded actions anew, with the words of the given member, so a trial
+# The environment answers the recorded actions again, with the words of the given member, so a trial
 # with another goal reads exactly as if it had been played for that goal.
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedAgain:
-    """A trial, with what the environment knows of each of its turns."""
+    """A trial, with the valid actions and the reached goal at each of its turns."""
 
     trial: Trial
     """`cut_at` is the episode in which the recorded actions ran out, where they did."""
@@ -146,7 +146,7 @@ def experiences(
     chat: ChatFormat,
     most_goals: int,
 ) -> list[Experience]:
-    """Return what a batch adds to the replay buffer, in the order of its trials.
+    """Return a batch's trials for the replay buffer, in their order.
 
     Each trial comes with at most `most_goals` copies that have another goal. Goals are drawn by the
     run's seed, the grant and the trial, so a replay draws the same.
@@ -285,7 +285,7 @@ class ReplayBuffer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Replace the state by what `state` returned."""
+        """Restore a state that `state` returned."""
         cuts = {name: state["actions_each"] for name in ARRAYS} | {"tokens": state["tokens_each"]}
         columns = [_cut(state[name], cuts[name]) for name in ARRAYS]
         rows = zip(*columns, state["versions"], strict=True)

@@ -31,8 +31,9 @@ from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
 from mage_async.learning.corrections import Surrogate
 from mage_async.learning.forward import head_inputs
+from mage_async.learning.optimizer import learning_rate, set_rate
 from mage_async.learning.packing import MicroBatch, TokenRow, training_sequences
-from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update, step_metrics
+from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update
 from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
 from mage_async.methods.sac_glam.method import Settings
@@ -45,12 +46,12 @@ from mage_async.methods.sac_glam.replay_buffer import (
 )
 from mage_async.trajectory import Group
 from mage_async.trials.chat_format import ChatFormat
-from mage_kernels import linear_logprob
 
 # The critic
 
 
 HEADS = 2
+"""Q heads; the smaller of their values counts, against overestimation."""
 
 
 class Critic(nn.Module):
@@ -97,7 +98,7 @@ class Critic(nn.Module):
         return {"weights": self.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Replace the state by what `state` returned."""
+        """Restore a state that `state` returned."""
         self.load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
 
@@ -216,7 +217,7 @@ class Losses:
 
 
 def row_of(parts: Sequence[SoftSequence], first: int, device: torch.device) -> TokenRow:
-    """The row, the places of its states, and `first`, a token whose log-prob is asked for in each.
+    """Lay segments in a row whose targets are all `first`, a token.
 
     Trials that are drawn twice, or begin alike, are not joined.
     """
@@ -255,9 +256,7 @@ def losses(
 def _outside(inputs: HeadInputs, logits: Tensor, valid: Tensor) -> Tensor:
     """Return -log P(a valid action) among all tokens of the vocabulary: float [N]."""
     # The log-sum over the vocabulary is the logit of one token minus its log-prob.
-    first, _ = linear_logprob(
-        inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
-    )
+    first, _ = inputs.logprobs()
     among_all = logits[:, 0] - first
     return among_all - logits.masked_fill(~valid, -torch.inf).logsumexp(-1)
 
@@ -270,16 +269,8 @@ class SacTrainer(Trainer):
     not depend on the weights that sampled a trial, so there is no correction for staleness.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, config: Config, chat: ChatFormat, *, max_staleness: int
-    ) -> None:
-        super().__init__(
-            model,
-            config.learner,
-            config.sampling.temperature,
-            config.seed,
-            max_staleness=max_staleness,
-        )
+    def __init__(self, model: PreTrainedModel, config: Config, chat: ChatFormat) -> None:
+        super().__init__(model, config)
         self._environment, self._chat = environment_of(config), chat
         tokens = list(action_tokens(self._environment, chat))
         self._tokens = torch.tensor(tokens, device=model.device)
@@ -287,42 +278,38 @@ class SacTrainer(Trainer):
         self._critic = Critic(width, len(tokens), seed=config.seed, device=model.device)
         self._buffer = ReplayBuffer()
 
-    def train(self, groups: Sequence[Group], config: Config) -> dict[str, float]:
+    def train(self, groups: Sequence[Group]) -> dict[str, float]:
         """Add a batch to the buffer and train on draws; the version grows by one."""
+        config = self.config
         rules = msgspec.convert(config.methods["sac_glam"], Settings)
         new = experiences(groups, config, self._environment, self._chat, rules.hindsight)
         self._buffer.add(new, rules.capacity)
         sequences = training_sequences(groups, config, self.model.device)
         batch = [self.with_proximal(each) for each in self.micro_batches(sequences)]
-        self._set_rate()
-        draws = [self._draw(rules.batch, number) for number in range(self._rules.minibatches)]
+        set_rate(self.optimizer, learning_rate(self._rules, self.version))
+        seed = f"{self.config.seed}/replay/{self.version}"
+        sources = [random.Random(f"{seed}/{n}") for n in range(self._rules.minibatches)]
+        draws = [self._buffer.draw(rules.batch, source) for source in sources]
         made = [self._improve(draw, rules) for draw in draws]
         norm = torch.stack([norm for _, norm in made]).mean()
-        trained = [
-            TrainedMicroBatch(each, _no_sums(self.model.device), _nothing(each)) for each in batch
-        ]
-        metrics = step_metrics([Update(trained, norm)], self.version, self._max_staleness)
+        # There is no correction: its sums are 0.
+        sums = torch.zeros(len(SUMS), device=self.model.device)
+        trained = [TrainedMicroBatch(each, sums, _uncorrected(each)) for each in batch]
+        ages = self._ages(draws)
+        metrics = self.end_step([Update(trained, norm)])
         del metrics["zero_advantage_share"]  # advantages are not what is trained on
-        metrics["mean_weight"] = 1.0
-        metrics |= _means([found for found, _ in made]) | self._ages(draws)
-        metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-        metrics["replay_trials"] = float(len(self._buffer))
-        self.version += 1
-        return metrics
+        metrics |= {"mean_weight": 1.0, "replay_trials": float(len(self._buffer))}
+        return metrics | _means([found for found, _ in made]) | ages
 
     def state(self) -> dict[str, Any]:
         """Return the trainer's state with the Q heads and the buffer."""
         return super().state() | {"critic": self._critic.state(), "replay": self._buffer.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore a state that `state` returned."""
         super().restore(state)
         self._critic.restore(state["critic"])
         self._buffer.restore(state["replay"])
-
-    def _draw(self, count: int, number: int) -> list[Copy]:
-        source = random.Random(f"{self._seed}/replay/{self.version}/{number}")
-        return self._buffer.draw(count, source)
 
     def _improve(self, draw: Sequence[Copy], rules: Settings) -> tuple[Losses, Tensor]:
         """Update policy and critic once; return the losses and the norm of the gradient."""
@@ -344,28 +331,19 @@ class SacTrainer(Trainer):
 
 
 def _means(found: Sequence[Losses]) -> dict[str, float]:
-    """Return the means of losses over the updates of a step."""
-
-    def mean(values: list[Tensor]) -> float:
-        return float(torch.stack([value.detach() for value in values]).mean())
-
-    return {
-        "loss": mean([each.total() for each in found]),
-        "actor_loss": mean([each.actor for each in found]),
-        "critic_loss": mean([each.critic for each in found]),
-        "invalid_nats": mean([each.outside for each in found]),
-        "entropy": mean([each.entropy for each in found]),
-        "soft_value": mean([each.value for each in found]),
+    """Return the means of losses over the updates of a step, by the name of the metric."""
+    columns = {
+        "loss": [each.total() for each in found],
+        "actor_loss": [each.actor for each in found],
+        "critic_loss": [each.critic for each in found],
+        "invalid_nats": [each.outside for each in found],
+        "entropy": [each.entropy for each in found],
+        "soft_value": [each.value for each in found],
     }
+    return {name: float(torch.stack(own).detach().mean()) for name, own in columns.items()}
 
 
-def _no_sums(device: torch.device) -> Tensor:
-    """Return sums of 0: there is no correction."""
-    return torch.zeros(len(SUMS), device=device)
-
-
-def _nothing(each: MicroBatch) -> Surrogate:
-    """What a correction did to the tokens of a micro-batch: nothing."""
-    zeros = torch.zeros_like(each.behaviour)
-    no = zeros.bool()
-    return Surrogate(zeros, zeros + 1.0, no, no)
+def _uncorrected(batch: MicroBatch) -> Surrogate:
+    """Return the result of no correction: every token has weight 1, none is clipped or masked."""
+    zeros = torch.zeros_like(batch.behaviour)
+    return Surrogate(zeros, zeros + 1.0, zeros.bool(), zeros.bool())

@@ -19,8 +19,6 @@ Shapes: `P` distinct pairs of state and action, `F` features.
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
@@ -32,74 +30,46 @@ Step = tuple[str, str]
 MOST_WORDS = 512
 """Words of a state that are features of their own."""
 _ROUNDS = 300
+"""Iterations of the fit."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Discriminator:
-    """Log-odds, in nats, that a step is the expert's and not the policy's."""
+def fitted_log_odds(
+    expert: Mapping[Step, int], policy: Mapping[Step, int], *, smoothing: float
+) -> dict[Step, float]:
+    """Fit a discriminator to the counts of the expert's and the policy's steps.
 
-    log_odds: Mapping[Step, float]
+    Minimises the cross-entropy, summed over steps, plus half of `smoothing` times the squared
+    weights; by accelerated steps of each weight's own curvature bound, which never diverge.
 
-    @classmethod
-    def fitted(
-        cls, expert: Mapping[Step, int], policy: Mapping[Step, int], *, smoothing: float
-    ) -> Self:
-        """Fit to the counts of the expert's and the policy's steps.
+    Returns:
+        Log-odds, in nats, that a step is the expert's and not the policy's, for each given step.
+    """
+    steps = list(dict.fromkeys([*expert, *policy]))
+    counts = np.array([(expert.get(step, 0), policy.get(step, 0)) for step in steps], float)
+    totals = counts.sum(1)  # [P]
+    # A logistic regression on features that are 0 or 1, laid out pair by pair.
+    numbers: dict[Hashable, int] = {}
+    rows = [[numbers.setdefault(key, len(numbers)) for key in _features(*step)] for step in steps]
+    lengths = np.array([len(row) for row in rows], np.int64)
+    features = np.array([number for row in rows for number in row], np.int64)
+    starts = np.cumsum(lengths) - lengths
 
-        Minimises the cross-entropy, summed over steps, plus half of `smoothing` times the squared
-        weights; by accelerated steps of each weight's own curvature bound, which never diverge.
-        """
-        steps = list(dict.fromkeys([*expert, *policy]))
-        counts = np.array([(expert.get(step, 0), policy.get(step, 0)) for step in steps], float)
-        problem = _Problem.of(steps, counts, smoothing)
-        weights = problem.solved()
-        return cls(dict(zip(steps, problem.logits(weights).tolist(), strict=True)))
+    def logits(weights: np.ndarray) -> np.ndarray:
+        """Compute the log-odds of each pair: float64 [P]."""
+        return np.add.reduceat(weights[features], starts)
 
+    def on_features(values: np.ndarray) -> np.ndarray:
+        """Sum values, float64 [P], over the pairs that have each feature: float64 [F]."""
+        return np.bincount(features, np.repeat(values, lengths))
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Problem:
-    """A logistic regression on features that are 0 or 1."""
-
-    features: np.ndarray
-    """int64 [all features of all pairs]: their numbers, pair by pair"""
-    starts: np.ndarray
-    """int64 [P]: where a pair's features begin; each has some"""
-    lengths: np.ndarray
-    """int64 [P]"""
-    counts: np.ndarray
-    """float64 [P, 2]: the expert's steps and the policy's"""
-    smoothing: float
-
-    @classmethod
-    def of(cls, steps: Sequence[Step], counts: np.ndarray, smoothing: float) -> Self:
-        """Number the features of the steps."""
-        numbers: dict[Hashable, int] = {}
-        rows = [[numbers.setdefault(key, len(numbers)) for key in _features(*s)] for s in steps]
-        lengths = np.array([len(row) for row in rows], np.int64)
-        features = np.array([number for row in rows for number in row], np.int64)
-        return cls(features, np.cumsum(lengths) - lengths, lengths, counts, smoothing)
-
-    def logits(self, weights: np.ndarray) -> np.ndarray:
-        """Log-odds of each pair: float64 [P]."""
-        return np.add.reduceat(weights[self.features], self.starts)
-
-    def solved(self) -> np.ndarray:
-        """The weights: float64 [F]."""
-        total = self.counts.sum(1)
-        curvature = self._on_features(0.25 * total * self.lengths) + self.smoothing
-        weights = ahead = np.zeros(len(curvature))
-        for number in range(_ROUNDS):
-            before, weights = weights, ahead - self._gradient(ahead, total) / curvature
-            ahead = weights + number / (number + 3) * (weights - before)
-        return weights
-
-    def _gradient(self, weights: np.ndarray, total: np.ndarray) -> np.ndarray:
-        shares = 0.5 * (1 + np.tanh(0.5 * self.logits(weights)))
-        return self._on_features(total * shares - self.counts[:, 0]) + self.smoothing * weights
-
-    def _on_features(self, values: np.ndarray) -> np.ndarray:
-        """Sums over the pairs that have each feature: float64 [F]."""
-        return np.bincount(self.features, np.repeat(values, self.lengths))
+    curvature = on_features(0.25 * totals * lengths) + smoothing
+    weights = ahead = np.zeros(len(curvature))
+    for number in range(_ROUNDS):
+        shares = 0.5 * (1 + np.tanh(0.5 * logits(ahead)))
+        gradient = on_features(totals * shares - counts[:, 0]) + smoothing * ahead
+        before, weights = weights, ahead - gradient / curvature
+        ahead = weights + number / (number + 3) * (weights - before)
+    return dict(zip(steps, logits(weights).tolist(), strict=True))
 
 
 def step_rewards(trials: Sequence[Trial], settings: Settings) -> list[list[float]]:
@@ -112,12 +82,11 @@ def step_rewards(trials: Sequence[Trial], settings: Settings) -> list[list[float
         for step in trial.alternatives
     ]
     expert, policy = Counter(theirs for theirs, _ in pairs), Counter(own for _, own in pairs)
-    found = Discriminator.fitted(expert, policy, smoothing=settings.smoothing) if pairs else None
+    log_odds = fitted_log_odds(expert, policy, smoothing=settings.smoothing) if pairs else {}
     paid = [[0.0] * len(trial.turns) for trial in trials]
     for trial, rewards in zip(trials, paid, strict=True):
         for step in trial.alternatives:
-            assert found is not None
-            rewards[step.turn] = settings.weight * found.log_odds[_own(trial, step.turn)]
+            rewards[step.turn] = settings.weight * log_odds[_own(trial, step.turn)]
     return paid
 
 

@@ -92,7 +92,7 @@ class StepAgent(Method):
         return None if self.frozen_policy() else self._experts
 
     def turn_rewards(self, trials: Sequence[Trial]) -> list[list[float]] | None:
-        """Return what the discriminator pays."""
+        """Return the rewards of the discriminator."""
         if self.settings.form != "irl":
             return None
         from mage_async.methods.stepagent.discriminator import step_rewards  # with numpy

@@ -93,7 +93,7 @@ class PreferenceLoss:
     def loss(
         self, prepared: ExpertPairs, inputs: HeadInputs, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weighted preference loss, and what `ExpertPairs.loss` counts."""
+        """Return the weighted preference loss, and the counts of `ExpertPairs.loss`."""
         loss, counted = prepared.loss(inputs, self.settings.beta)
         return self.settings.weight * scale * loss, counted
 

@@ -43,7 +43,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.tasks.population import League
     from mage_services.journal.reader import open_journal
     from mage_services.learner.ranks.gang import Gang
-    from mage_services.learner.training import Training
+    from mage_services.learner.trainer_thread import Training
 
     check_journal(RunDirectory(given.run_dir))
     run = RunDirectory(given.run_dir.resolve())

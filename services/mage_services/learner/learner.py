@@ -1,13 +1,14 @@
 """The learner process: takes in trials, trains on them, and publishes weights.
 
 `main` resumes the run from its checkpoint and journal, and then runs five tasks on one event loop.
-Training itself runs in one thread beside the loop.
+Training itself runs in a thread of its own (`trainer_thread.py`).
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import asdict
 
 from mage_async.admission.concurrency import Concurrency
 from mage_async.admission.ledger import Ledger
@@ -26,7 +27,7 @@ from mage_services.learner.coordinator import Coordinator, CoordinatorConfig, se
 from mage_services.learner.ranks.gang import Gang
 from mage_services.learner.resume import Prepared, ReplayedStep, prepare
 from mage_services.learner.run_log import RunLog
-from mage_services.learner.training import TrainerThread
+from mage_services.learner.trainer_thread import TrainerThread
 from mage_services.learner.training_loop import TrainingLoop
 from mage_services.processes.process import Status, TimeAccounting, run_process, ticks
 from mage_services.processes.startup import Startup, read_startup
@@ -48,6 +49,7 @@ from mage_services.weights.weight_store import WeightStore
 # was killed can compute every announced version again.
 
 TICK_S = 0.5
+"""Seconds between two ticks of the coordinator, which also refresh the terminal."""
 
 
 async def main(startup: Startup, status: Status) -> None:
@@ -131,10 +133,13 @@ async def _prepare(
 ) -> Prepared:
     """Prepare the policy, or resume the run from its checkpoint and journal.
 
-    If cancelled, what was written stays.
+    If cancelled, files that were written stay.
     """
-    began = time.monotonic()
-    report, warm_start = _progress_reporter(status), startup.config.warm_start
+
+    def report(progress: Progress) -> None:
+        status.send("warm_start", **asdict(progress))
+
+    began, warm_start = time.monotonic(), startup.config.warm_start
     if warm_start and not startup.run.policy.exists():
         # Shown at once: before its first step, a warm start collects its data.
         report(Progress(0, warm_start.steps, math.nan, math.nan))
@@ -229,19 +234,6 @@ def check_rivals(versions: Iterable[int], weights: WeightStore) -> None:
             f"the journal names rivals whose weights are gone: {', '.join(map(str, missing))}; "
             "restore them, or begin the run anew"
         )
-
-
-def _progress_reporter(status: Status) -> Callable[[Progress], None]:
-    def report(progress: Progress) -> None:
-        status.send(
-            "warm_start",
-            step=progress.step,
-            steps=progress.steps,
-            loss=progress.loss,
-            gate=progress.gate,
-        )
-
-    return report
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from mage_async.trajectory import Group
 from mage_services.journal.reader import JournalOnDisk, open_journal
 from mage_services.journal.writer import make_durable
 from mage_services.learner.ranks.gang import Gang
-from mage_services.learner.training import Training, is_on_gpu
+from mage_services.learner.trainer_thread import Training, is_on_gpu
 from mage_services.processes.startup import Startup
 
 
@@ -54,7 +54,7 @@ class ReplayedStep:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a learner starts with."""
+    """The state that a learner starts with."""
 
     training: Training
     origin: str
@@ -149,9 +149,9 @@ def recover(
             f"{training.run.journal} ends at step {ledger.version}, the newest checkpoint is of "
             f"step {version}: restore the journal, or remove it to go on without what it held"
         )
-    training.adopt(training.own_config)
-    methods.adopt(training.own_config)
-    if not plays_alike(config_file.loads(records.config), training.own_config):
+    training.adopt(training.config)
+    methods.adopt(training.config)
+    if not plays_alike(config_file.loads(records.config), training.config):
         ledger.drop_all(CONFIG_CHANGED)
     return steps
 
@@ -159,20 +159,20 @@ def recover(
 def _train_again(training: Training, committed: Committed) -> dict[str, Any]:
     """Train a step of the journal, compare the weights, and return its metrics."""
     metrics, difference = training.redo(committed)
-    if difference and _sums_in_same_order(committed, training.own_config):
+    if difference and _sums_in_same_order(committed, training.config):
         raise DeterministicFailure(difference)
     training.difference = training.difference or difference
     return metrics
 
 
 def _sums_in_same_order(committed: Committed, own: Config) -> bool:
-    """Whether a step adds floating-point numbers in the order in which it was first trained."""
+    """Return whether a step adds floating-point numbers in the same order as the first time."""
     has_as_many_ranks = config_file.loads(committed.config).learner.ranks == own.learner.ranks
     return has_as_many_ranks and not is_on_gpu(own)
 
 
 def _prepare_policy(startup: Startup, report: Callable[[Progress], None]) -> str:
-    """Make the policy's folder; returns where its weights came from."""
+    """Make the policy's folder and return where its weights came from."""
     # A learner may be killed while it writes: the folder gets its name only when it is whole.
     working = startup.run.policy.with_name(f".{startup.run.policy.name}.part")
     if working.is_symlink():

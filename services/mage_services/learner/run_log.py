@@ -27,13 +27,13 @@ from mage_async.results.run_files import read_lines
 from mage_async.trajectory import Group
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.resume import ReplayedStep
-from mage_services.learner.training import TrainerThread, Training
+from mage_services.learner.trainer_thread import TrainerThread, Training
 from mage_services.processes.process import TimeAccounting
 from mage_services.processes.startup import Startup
 
 
 class RunLog:
-    """Continues the files of earlier processes of the run, if there are any."""
+    """Writer of the run's files; it continues those of earlier processes of the run."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class RunLog:
         return {"learner": self.time.seconds(), **self._coordinator.blocked_s()}
 
     def view(self) -> dict[str, Any]:
-        """Return what the terminal shows in addition to a step's metrics."""
+        """Return the terminal's figures in addition to a step's metrics."""
         return {
             "trials": trial_counts(self._coordinator.counts()),
             "blocked_s": self.blocked_s(),

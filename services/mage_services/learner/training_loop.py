@@ -1,4 +1,7 @@
-"""The training loop of the learner: takes batches, trains and commits them, publishes weights."""
+"""The training loop, on the learner's event loop: take a batch, train, commit, publish, checkpoint.
+
+The computing itself is in `trainer_thread.py`; the messages of peers are the coordinator's.
+"""
 
 import asyncio
 import time
@@ -13,7 +16,7 @@ from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.resume import Prepared
 from mage_services.learner.run_log import RunLog
-from mage_services.learner.training import TrainerThread
+from mage_services.learner.trainer_thread import TrainerThread
 from mage_services.processes.process import Status
 from mage_services.processes.startup import Startup
 from mage_services.weights.weight_store import WeightStore
@@ -43,7 +46,7 @@ PARITY_PATIENCE_S = 5.0
 
 
 class TrainingLoop:
-    """Trains from the first batch to the last, and says goodbye."""
+    """Trains from the first batch to the last, and dismisses the peers at the end."""
 
     def __init__(
         self,
@@ -121,10 +124,8 @@ class TrainingLoop:
     async def _batch(self) -> list[Group]:
         """Wait for the next batch. If cancelled, the batch stays in the ledger."""
         while (groups := self._coordinator.take_batch()) is None:
-            if (
-                self._journal.why_full()
-                and self._checkpoint_version < self._training.trainer.version
-            ):
+            is_newer = self._checkpoint_version < self._training.trainer.version
+            if is_newer and self._journal.why_full():
                 # No trial is taken in until there is space. A checkpoint may make some segments
                 # unnecessary.
                 await self._checkpoint()
@@ -142,7 +143,7 @@ class TrainingLoop:
 
     async def _publish(self, digest: str) -> None:
         """Copy the weights, and leave writing and announcing them to the publisher."""
-        await self.publisher.offer(await self._thread.call(self._training.snapshot), digest)
+        self.publisher.offer(await self._thread.call(self._training.snapshot), digest)
 
     # Checkpoints. One process writes a checkpoint at once; several ranks write it while the next
     # steps are trained.
@@ -217,20 +218,15 @@ class Publisher:
 
     def __init__(self, weights: WeightStore, coordinator: Coordinator) -> None:
         self._weights, self._coordinator = weights, coordinator
-        self._offered: tuple[Snapshot, str] | None = None
-        self._changed = asyncio.Condition()
+        self._offered: asyncio.Queue[tuple[Snapshot, str]] = asyncio.Queue(1)
 
     async def wait_until_announced(self) -> None:
         """Wait until every version offered so far is announced. Safe to cancel."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._offered is None)
+        await self._offered.join()
 
-    async def offer(self, snapshot: Snapshot, digest: str) -> None:
+    def offer(self, snapshot: Snapshot, digest: str) -> None:
         """Hand over a version for publication; the version before must be announced."""
-        async with self._changed:
-            assert self._offered is None, "two versions are being published at once"
-            self._offered = snapshot, digest
-            self._changed.notify_all()
+        self._offered.put_nowait((snapshot, digest))
 
     async def run(self) -> None:
         """Publish what is offered. If cancelled, a write that has begun is finished.
@@ -239,13 +235,8 @@ class Publisher:
             RunError: weights could not be written.
         """
         while True:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._offered is not None)
-            assert self._offered is not None
-            await self._publish(*self._offered)
-            async with self._changed:
-                self._offered = None
-                self._changed.notify_all()
+            await self._publish(*await self._offered.get())
+            self._offered.task_done()
 
     async def _publish(self, snapshot: Snapshot, digest: str) -> None:
         weights, coordinator = self._weights, self._coordinator

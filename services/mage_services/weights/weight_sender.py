@@ -127,13 +127,13 @@ class WeightSender:
                 return
 
     def _send(self, snapshot: AnySnapshot, pg: Any) -> None:
-        data, made = snapshot.data, snapshot.made
-        if made is None and self._device.type == "cuda":
+        data, ready = snapshot.data, snapshot.ready
+        if ready is None and self._device.type == "cuda":
             # NCCL needs a stream that begins after an event. Weights in host memory are complete
             # already: an event that was never recorded counts as reached.
-            made = torch.cuda.Event()
+            ready = torch.cuda.Event()
         at = torch.empty(0, device=self._device)
-        with beside_training(at, made):
+        with beside_training(at, ready):
             for bucket in buckets_of(snapshot.places):
                 flat = data[bucket[0].start : bucket[-1].end].to(self._device)
                 torch.distributed.broadcast(flat, src=0, group=pg)

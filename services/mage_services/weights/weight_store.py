@@ -208,7 +208,7 @@ class AnySnapshot(Protocol):
         ...
 
     @property
-    def made(self) -> torch.cuda.Event | None:
+    def ready(self) -> torch.cuda.Event | None:
         """Event that is set once `data` holds the weights; None if `data` is complete already."""
         ...
 

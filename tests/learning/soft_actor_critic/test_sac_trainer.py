@@ -54,7 +54,7 @@ def digest(trainer):
 
 def test_a_step_trains_the_policy_and_explains_its_metrics(run, config):
     before = digest(run._trainer)
-    metrics = run._trainer.train(run.play_batch(), config)
+    metrics = run._trainer.train(run.play_batch())
     check_names(metrics)
     assert all(np.isfinite(value) for value in metrics.values())
     assert metrics["replay_trials"] == 4.0
@@ -67,13 +67,13 @@ def test_a_checkpoint_of_the_middle_goes_on_to_the_same_weights(run, config, tmp
     batches = []
     for _ in range(2):
         batches.append(run.play_batch())
-        run._trainer.train(batches[-1], config)
+        run._trainer.train(batches[-1])
         run._publish()
     file = io.BytesIO()
     torch.save(run._trainer.state(), file)
     weights = {name: each.clone() for name, each in run.model.state_dict().items()}
     last = run.play_batch()
-    metrics = run._trainer.train(last, config)
+    metrics = run._trainer.train(last)
     assert metrics["replay_trials"] == 6.0
     assert metrics["replay_age_max"] > 0.0
 
@@ -81,21 +81,21 @@ def test_a_checkpoint_of_the_middle_goes_on_to_the_same_weights(run, config, tmp
     other.model.load_state_dict(weights)
     file.seek(0)
     other._trainer.restore(torch.load(file, weights_only=True))
-    other._trainer.train(last, config)
+    other._trainer.train(last)
     assert digest(other._trainer) == digest(run._trainer)
 
     anew = InProcessRun(config, prepare(config, tmp_path))
     for batch in (*batches, last):
-        anew._trainer.train(batch, config)
+        anew._trainer.train(batch)
     assert digest(anew._trainer) == digest(run._trainer)
 
 
 def test_policies_learn_to_say_valid_actions(run, config):
-    first = run._trainer.train(run.play_batch(), config)["invalid_nats"]
+    first = run._trainer.train(run.play_batch())["invalid_nats"]
     rates = {"learning_rate": 0.01, "final_learning_rate": 0.01, "minibatches": 10}
     changes = [f"learner.{key}={value}" for key, value in rates.items()]
     faster = config_file.load(config_file.find(None), [*SMALL, *changes], "sac_glam")
-    run._trainer.adopt(faster.learner, 1.0, 0, max_staleness=1)
+    run._trainer.adopt(faster)
     for _ in range(3):
-        last = run._trainer.train(run.play_batch(), faster)["invalid_nats"]
+        last = run._trainer.train(run.play_batch())["invalid_nats"]
     assert last < 0.5 * first

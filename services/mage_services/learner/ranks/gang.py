@@ -1,4 +1,4 @@
-"""The processes of a learner's ranks but rank 0, which starts, commands, watches and ends them.
+"""The processes of all ranks of a learner except rank 0, which starts, orders and ends them.
 
 All ranks end together. A rank ends when the connection to rank 0 ends, and on Linux with its
 parent; if a rank has ended, rank 0 ends too, and the supervisor starts the whole learner again from
@@ -24,14 +24,15 @@ from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure, MageError, RunError
 from mage_async.learning.rank_orders import Begin, Order, Ranks
 from mage_async.results.run_directory import RunDirectory
-from mage_services.learner.ranks.sharded_files import JoinedRank, joined_rank
+from mage_services.learner.ranks.sharded_files import JoinedRank
 from mage_services.processes.child_process import BlockingChild, end_in_words, module_command
 from mage_services.processes.process import EXIT_DETERMINISTIC, first_failure, ticks
 
 MODULE = "mage_services.learner.ranks.rank_worker"
 MAX_ORDER_BYTES = 2**32 - 1
 """A step's order holds a rank's share of a whole batch."""
-LOOK_S = 1.0
+POLL_S = 1.0
+"""Seconds between two checks whether a rank has ended."""
 PATIENCE_S = 1.0
 """Seconds from the end of a rank's connection to the end of its process."""
 END_S = 20.0
@@ -53,12 +54,12 @@ class Gang:
         self.count = config.learner.ranks
         """Number of ranks, rank 0 included."""
         numbers = range(1, self.count)
-        self._store: TCPStore | None = store_of_rank_0() if numbers else None
+        self._store: TCPStore | None = rank_store(0, is_rank_0=True) if numbers else None
         self._joined: JoinedRank | None = None
         self._workers = [self._started(run, each) for each in numbers]
 
     def begin(self, config: Config, checkpoint: Path | None) -> JoinedRank | None:
-        """Order every rank to load the policy; returns rank 0, or None if it is the only rank."""
+        """Order every rank to load the policy; return rank 0, or None if it is the only rank."""
         if self._store is None:
             return None
         self._send(
@@ -68,7 +69,7 @@ class Gang:
         if not distributed.is_initialized():
             self._wait_until_ready()
             join(self._store, 0, config)
-            self._joined = joined_rank(Ranks(0, self.count, device_type(config), self._send))
+            self._joined = JoinedRank.of(Ranks(0, self.count, device_type(config), self._send))
         return self._joined
 
     async def watch(self) -> None:
@@ -78,7 +79,7 @@ class Gang:
             RunError: says which rank ended, and how.
         """
         if self._workers:
-            async for _ in ticks(LOOK_S):
+            async for _ in ticks(POLL_S):
                 self._check()
 
     def __enter__(self) -> Self:
@@ -98,7 +99,8 @@ class Gang:
             elif isinstance(error, Exception) and not _explains_the_end(error):
                 self._check(PATIENCE_S)
         finally:
-            self._kill()
+            for worker in self._workers:
+                worker.kill()
 
     def _started(self, run: RunDirectory, number: int) -> BlockingChild[Ready]:
         assert self._store is not None
@@ -140,11 +142,6 @@ class Gang:
             with suppress(subprocess.TimeoutExpired):
                 worker.process.wait(END_S)
 
-    def _kill(self) -> None:
-        """Kill the ranks that still run."""
-        for worker in self._workers:
-            worker.kill()
-
 
 def _failure(number: int, code: int) -> RunError:
     kind = DeterministicFailure if code == EXIT_DETERMINISTIC else RunError
@@ -152,7 +149,7 @@ def _failure(number: int, code: int) -> RunError:
 
 
 def _explains_the_end(error: Exception) -> bool:
-    """Whether the message of an error says why the learner ends."""
+    """Return whether the message of an error says why the learner ends."""
     group = error if isinstance(error, ExceptionGroup) else ExceptionGroup("", [error])
     return isinstance(first_failure(group), MageError)
 
@@ -165,27 +162,24 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 _HOST = "127.0.0.1"
 
 
-# torch.distributed needs the store itself: ranks exchange addresses there before any tensor, and
-# engines that receive weights join through one as well. It cannot be replaced by our channel.
+def rank_store(port: int, *, is_rank_0: bool) -> TCPStore:
+    """Return rank 0's store of all ranks' addresses or, on another rank, a connection to it.
 
+    torch.distributed needs a store of its own: ranks exchange addresses there before any tensor,
+    and engines that receive weights join through one as well. Rank 0's store ends with its process,
+    however the process ends, and leaves no file.
 
-def store_of_rank_0() -> TCPStore:
-    """Create the store in which ranks find one another's addresses.
-
-    It ends with its process, however the process ends, and leaves no file.
+    Args:
+        port: of rank 0's store; as rank 0, 0 takes a free port.
     """
-    return TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
-
-
-def store_at(port: int) -> TCPStore:
-    """Return a connection of another rank to rank 0's store."""
-    return TCPStore(_HOST, port, is_master=False, wait_for_workers=False)
+    return TCPStore(_HOST, port, is_master=is_rank_0, wait_for_workers=False)
 
 
 def join(store: TCPStore, number: int, config: Config) -> None:
     """Join the process group of the learner's ranks; waits for all of them."""
     count, kind = config.learner.ranks, device_type(config)
-    os.environ.setdefault(_INTERFACE, _loopback())
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    os.environ.setdefault(_INTERFACE, loopback)
     backend = "nccl" if kind == "cuda" else "gloo"
     distributed.init_process_group(backend, store=store, rank=number, world_size=count)
 
@@ -202,7 +196,3 @@ def on_own_device(config: Config, number: int) -> Config:
         return config
     learner = msgspec.structs.replace(config.learner, device=f"{kind}:{int(first or 0) + number}")
     return msgspec.structs.replace(config, learner=learner)
-
-
-def _loopback() -> str:
-    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))

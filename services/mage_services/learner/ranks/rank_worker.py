@@ -33,10 +33,10 @@ from mage_services.learner.ranks.gang import (
     device_type,
     join,
     on_own_device,
-    store_at,
+    rank_store,
 )
-from mage_services.learner.ranks.sharded_files import JoinedRank, joined_rank
-from mage_services.learner.training import Training
+from mage_services.learner.ranks.sharded_files import JoinedRank
+from mage_services.learner.trainer_thread import Training
 from mage_services.processes.child_process import (
     BlockingChannel,
     die_with_parent,
@@ -87,9 +87,9 @@ class RankWorker:
         config = config_file.from_tables(order.tables)
         if self._joined is None:
             self._rank_0.send(Ready())
-            join(store_at(self._port), self._number, config)
+            join(rank_store(self._port, is_rank_0=False), self._number, config)
             count, kind = config.learner.ranks, device_type(config)
-            self._joined = joined_rank(Ranks(self._number, count, kind, lambda orders: None))
+            self._joined = JoinedRank.of(Ranks(self._number, count, kind, lambda orders: None))
         checkpoint = Path(order.checkpoint) if order.checkpoint else None
         return Training.of(self._run, on_own_device(config, self._number), checkpoint, self._joined)
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 from mage_async.inference.weight_fingerprint import WeightFingerprint
 from mage_async.learning.rank_orders import Publish, Ranks, Save
 from mage_async.learning.trainer import Trainer
-from mage_async.policy.checkpoint import SHARDS, STATE, begun, completed, writing
+from mage_async.policy.checkpoint import SHARDS, STATE, complete_checkpoint, new_checkpoint, writing
 from mage_async.policy.load import WEIGHTS, export_without_weights
 from mage_async.policy.sharded_files import (
     WeightShards,
@@ -65,18 +65,17 @@ class WriterThread:
             The result of `then`. Its `result()` raises RunError if a file cannot be written, and
             RankGone if a rank has ended.
         """
-        return self._thread.submit(self._together, what, work, then)
 
-    def _together(
-        self, what: str, work: Callable[[ProcessGroup], None], then: Callable[[], T]
-    ) -> T:
-        with writing(what):
-            try:
-                work(self._group)
-                distributed.barrier(group=self._group)
-            except RuntimeError as error:  # a lost connection; a file raises OSError instead
-                raise RankGone(str(error)) from error
-            return then()
+        def write_together() -> T:
+            with writing(what):
+                try:
+                    work(self._group)
+                    distributed.barrier(group=self._group)
+                except RuntimeError as error:  # a lost connection; a file raises OSError instead
+                    raise RankGone(str(error)) from error
+                return then()
+
+        return self._thread.submit(write_together)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +86,14 @@ class JoinedRank:
     publishing: WriterThread
     saving: WriterThread
 
+    @classmethod
+    def of(cls, ranks: Ranks) -> Self:
+        """Create the writer threads of this rank. All ranks must call it at the same time."""
+        return cls(ranks, WriterThread("publish"), WriterThread("checkpoint"))
 
-def joined_rank(ranks: Ranks) -> JoinedRank:
-    """Create the writer threads of this rank. All ranks must call it at the same time."""
-    return JoinedRank(ranks, WriterThread("publish"), WriterThread("checkpoint"))
+    def files(self, trainer: Trainer) -> "ShardedFiles":
+        """Return the writer of a sharded model's files."""
+        return ShardedFiles(trainer, self)
 
 
 NO_DIGEST = "0" * 16
@@ -110,7 +113,7 @@ class SharedSnapshot:
     file: Path
     """Where the weights are published."""
     written: "Future[None]"
-    made: None = None
+    ready: None = None
     """As of `Snapshot`: there is no event to wait for before `data` is read."""
 
     @property
@@ -151,17 +154,13 @@ class SharedSnapshot:
             working.replace(file)
 
     def _complete(self) -> None:
-        head = weights_header(self.places, self.version, self.fingerprint().text())
+        receipt = self.fingerprint().text()
+        head = head_of(self.places, version=str(self.version), receipt=receipt)
         assert len(head) == self.start
         working = part_of(self.file)
         write_head(working, head)
         working.chmod(0o644)
         working.replace(self.file)
-
-
-def weights_header(places: tuple[Place, ...], version: int, receipt: str) -> bytes:
-    """Return the bytes before the tensors of a published file."""
-    return head_of(places, version=str(version), receipt=receipt)
 
 
 class ShardedFiles:
@@ -192,7 +191,7 @@ class ShardedFiles:
         # The tensors are written before their digests are known. A header of the final length says
         # at which offset they begin.
         draft = replace(receipt, **({"tensors": digests} if scored else {"sample": NO_DIGEST}))
-        start = len(weights_header(places, trainer.version, draft.text()))
+        start = len(head_of(places, version=str(trainer.version), receipt=draft.text()))
         part_of(file).unlink(missing_ok=True)
         order = Publish(str(part_of(file)), start)
         self._joined.ranks.send_all(order)
@@ -216,13 +215,16 @@ class ShardedFiles:
         """
         trainer = self._trainer
         with writing(f"a checkpoint to {folder}"):
-            working, head = begun(folder, trainer.version), head_of(file_places(trainer.model))
+            working, head = (
+                new_checkpoint(folder, trainer.version),
+                head_of(file_places(trainer.model)),
+            )
             export_without_weights(trainer.model, chat_source, working)
             write_head(working / WEIGHTS, head)
         kept = {"version": trainer.version, STATE: trainer.optimizer_state, "digest": digest}
         order = Save(str(working), len(head))
         self._joined.ranks.send_all(order)
-        return self.save(order, lambda: completed(working, counters | kept, keep))
+        return self.save(order, lambda: complete_checkpoint(working, counters | kept, keep))
 
     def save(self, order: Save, then: Callable[[], T]) -> "Future[T]":
         """Write this rank's shards of weights and optimizer state into the ordered folder."""

@@ -20,7 +20,7 @@ from mage_async.protocol.journal_records import Commit, Record, Segment, first_s
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.learner import resume
-from mage_services.learner.training import Training
+from mage_services.learner.trainer_thread import Training
 
 
 class Journal:
@@ -54,15 +54,15 @@ def training(tmp_path: Path, request: pytest.FixtureRequest) -> Training:
         num_attention_heads=1,
         num_key_value_heads=1,
     )
-    trainer = Trainer(Qwen3ForCausalLM(shape), config.learner, 1.0, 0, max_staleness=1)
+    trainer = Trainer(Qwen3ForCausalLM(shape), config)
     made = Training(trainer, RunDirectory(tmp_path), config, {})
     made.step = lambda groups: {"loss": 0.0}  # type: ignore[method-assign]
     return made
 
 
 def recover(training: Training, digest: str, tensors: dict[str, str]) -> int:
-    journal: Any = Journal(training.own_config, digest, tensors)
-    ledger, methods = Ledger(2, 1, 2), Methods(training.own_config)
+    journal: Any = Journal(training.config, digest, tensors)
+    ledger, methods = Ledger(2, 1, 2), Methods(training.config)
     return len(resume.recover(training, journal, ledger, League(), methods))
 
 

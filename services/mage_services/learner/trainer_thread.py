@@ -1,14 +1,14 @@
-"""Training in the learner: train a step, copy the weights, write checkpoints and lines of metrics.
+"""The work of the trainer's thread: train a step, copy the weights, write checkpoints and metrics.
 
-All calls run in one thread, `TrainerThread`, one after the other, so no lock is needed. None of
-them waits for a peer.
+`training_loop.py` decides on the event loop what is done next, and calls the methods of `Training`
+in the one `TrainerThread`, one after the other. So no lock is needed, and none of the calls waits
+for a peer.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from mage_async.learning.rank_orders import Adopt, Digest, Order
 from mage_async.learning.trainer import Trainer, trainer_of
 from mage_async.methods.method import Methods
 from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint, writing
-from mage_async.policy.load import load_frozen_beside, loads_on
+from mage_async.policy.load import load_frozen_policies, loads_on
 from mage_async.policy.lora import load_trained
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import (
@@ -43,7 +43,7 @@ from mage_services.processes.process import append_lines
 from mage_services.weights.weight_store import weights_file
 
 if TYPE_CHECKING:
-    from mage_services.learner.ranks.sharded_files import JoinedRank, ShardedFiles, SharedSnapshot
+    from mage_services.learner.ranks.sharded_files import JoinedRank, SharedSnapshot
 
 
 class Training:
@@ -63,7 +63,7 @@ class Training:
     ) -> None:
         self.trainer = trainer
         self._ranks = joined.ranks if joined else None
-        self.sharded = _sharded(trainer, joined) if joined else None
+        self.sharded = joined.files(trainer) if joined else None
         """Writes the model's files if the model lies on several ranks; None on one rank."""
         self._has_published = False
         self.counters = counters
@@ -72,9 +72,9 @@ class Training:
         """Digests of the weights by version, for each step that was read from the journal."""
         self.difference = ""
         """The first difference of steps that were trained again, where one is allowed."""
-        self.run, self.own_config = run, config
-        self._config = config
-        """The configuration in force: while a step is trained again, that of the step."""
+        self.run = run
+        self.config = config
+        """The run's own configuration; a step that is trained again sets its own in `trainer`."""
 
     @staticmethod
     def of(
@@ -94,7 +94,7 @@ class Training:
         model = load_trained(config, run.policy, checkpoint, device=loads_on(config))
         chat = load_chat(run.policy)
         ranks = joined.ranks if joined else None
-        trainer = trainer_of(config, model, chat, max_staleness=_bound(config), ranks=ranks)
+        trainer = trainer_of(config, model, chat, ranks)
         counters = restore_checkpoint(trainer, checkpoint) if checkpoint else {}
         training = Training(trainer, run, config, counters, joined)
         if checkpoint:
@@ -144,18 +144,9 @@ class Training:
 
     def adopt(self, config: Config) -> None:
         """Train under another configuration from here on: a resumed run may have changed it."""
-        self._config = config
         self._send_order(Adopt(config_file.as_tables(config)))
-        temperature, bound = config.sampling.temperature, _bound(config)
-        load_frozen_beside(self.trainer, config, self.run.policy)
-        self.trainer.adopt(
-            config.learner,
-            temperature,
-            config.seed,
-            max_staleness=bound,
-            strategy_temperature=config.sampling.strategy_temperature,
-            terms=Methods(config).loss_terms(),
-        )
+        load_frozen_policies(self.trainer, config, self.run.policy)
+        self.trainer.adopt(config)
 
     def commit(self, groups: Sequence[Group], time_s: float) -> Commit:
         """Return the journal's record of the step that was just trained."""
@@ -173,16 +164,16 @@ class Training:
         return f"{self.trainer.describe()}; {backend_report()}"
 
     def step(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """Train one batch; returns its metrics."""
+        """Train one batch and return its metrics."""
         began = time.monotonic()
-        metrics = self.trainer.train(groups, self._config)
+        metrics = self.trainer.train(groups)
         trials = [trial for group in groups for trial in group.trials]
-        of_methods = Methods(self._config).batch_metrics(trials)
+        of_methods = Methods(self.trainer.config).batch_metrics(trials)
         return metrics | of_methods | {"train_s": time.monotonic() - began}
 
     def parity(self, groups: Sequence[Group]) -> dict[str, float]:
         """Compare the engine's log-probs with the learner's, at equal version."""
-        sequences = training_sequences(groups, self._config, self.trainer.model.device)
+        sequences = training_sequences(groups, self.trainer.config, self.trainer.model.device)
         return self.trainer.parity(sequences)
 
     def snapshot(self) -> "Snapshot | SharedSnapshot":
@@ -191,8 +182,8 @@ class Training:
         Some versions are scored: the copy has the log-probs of the probe tokens, by which engines
         check what they loaded.
         """
-        version, is_sent = self.trainer.version, self._config.transport.weights.is_sent
-        has_rows = isinstance(self._config.engine, Embedded) and not self.sharded
+        version, is_sent = self.trainer.version, self.trainer.config.transport.weights.is_sent
+        has_rows = isinstance(self.trainer.config.engine, Embedded) and not self.sharded
         is_due = is_scored(version, has_row_checksums=has_rows)
         # Weights sent over NCCL are always scored: their engines have no digests to compare.
         scores = is_due or is_sent or not self._has_published
@@ -201,7 +192,7 @@ class Training:
             with self.trainer.read(1) as model:
                 logprobs = probe_logprobs(model)
         if self.sharded:
-            folder = self.own_config.transport.weights.folder(self.run)
+            folder = self.config.transport.weights.folder(self.run)
             return self.sharded.snapshot(weights_file(folder, version), logprobs)
         return Snapshot.of(self.trainer.model, version, logprobs)
 
@@ -230,11 +221,11 @@ class Training:
         One process has written it when this returns; several ranks write it while the next steps
         are trained.
         """
-        folder, keep = self.run.checkpoints, self.own_config.learner.keep_checkpoints
+        folder, keep = self.run.checkpoints, self.config.learner.keep_checkpoints
         if self.sharded:
             digest = self.digest()
             return self.sharded.checkpoint(self.run.policy, folder, counters, keep, digest)
-        is_last, written = self.trainer.version == self.own_config.learner.steps, Future[Path]()
+        is_last, written = self.trainer.version == self.config.learner.steps, Future[Path]()
         with writing(f"a checkpoint to {folder}"):
             written.set_result(
                 save_checkpoint(
@@ -251,17 +242,9 @@ class Training:
     def sample(self, groups: Sequence[Group], version: int) -> None:
         """Write the first trial of a step as text, for people to read."""
         chat = load_chat(self.run.policy)
-        step = JournalStep(version, groups, self._config, is_whole=True)
+        step = JournalStep(version, groups, self.trainer.config, is_whole=True)
         row = trial_row(next(attributed(step, chat.decode)), chat)
         self.record(self.run.samples, row | {"version": version})
-
-
-def _sharded(trainer: Trainer, joined: "JoinedRank") -> "ShardedFiles":
-    from mage_services.learner.ranks.sharded_files import (
-        ShardedFiles,  # imports torch.distributed: a second
-    )
-
-    return ShardedFiles(trainer, joined)
 
 
 def is_on_gpu(config: Config) -> bool:
@@ -269,20 +252,15 @@ def is_on_gpu(config: Config) -> bool:
     return torch.device(config.learner.device).type == "cuda"
 
 
-def _bound(config: Config) -> int:
-    """Return the largest staleness that the admission policy aims at, in steps."""
-    return config.admission.max_staleness + config.admission.lag
-
-
 class TrainerThread:
-    """The one thread of the learner that computes; runs one call after the other."""
+    """The thread in which the learner computes; it runs one call after the other."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
     async def call(self, work: Callable[..., Any], *args: Any) -> Any:
         """Run `work` in the thread. If cancelled, work that has begun is finished."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args))
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
 
     def close(self) -> None:
         """End the thread; calls that have not begun are dropped."""
