@@ -49,7 +49,7 @@ from mage_async.tasks.task_stream import (
     swapped,
 )
 from mage_async.trajectory import Group, Guidance, Task, Trial
-from mage_async.trials.duels import Run, begin_trial, settle, trials_of
+from mage_async.trials.duels import TrialInProgress, begin_trial, make_calls
 from mage_async.trials.trial_config import TrialConfig
 
 Look = Callable[[list[Group]], None]
@@ -170,7 +170,7 @@ class InProcessRun:
         """
         rules = self._rules(self._config.evaluation.episodes)
         self._num_evaluations += 1
-        runs: list[Run] = []
+        runs: list[TrialInProgress] = []
         tasks = evaluation_tasks(self._environment, split, num_trials, FINAL_SEED)
         for number, task in enumerate(tasks):
             other = swapped(task, self._environment, split) if swap else None
@@ -197,12 +197,12 @@ class InProcessRun:
 
     def _begin(
         self, task: Task, rules: TrialConfig, name: str, index: int = 0, swap: Task | None = None
-    ) -> Run:
+    ) -> TrialInProgress:
         return begin_trial(self._environment, task, index, rules, self._chat, name=name, swap=swap)
 
-    def _play(self, runs: Sequence[Run]) -> list[Trial]:
+    def _play(self, runs: Sequence[TrialInProgress]) -> list[Trial]:
         """Play trials, as many concurrently as the engine has room for contexts."""
-        waiting, playing = list(reversed(runs)), dict[str, Run]()
+        waiting, playing = list(reversed(runs)), dict[str, TrialInProgress]()
         engines = [self._engine, *self._past_policies.values()]
         while waiting or playing:
             while waiting and len(playing) < self._size["slots"]:
@@ -212,11 +212,11 @@ class InProcessRun:
                     run = playing.pop(context)
                     run.receive(completion)
                     self._submit(run, playing)
-        return [trial for run in runs for trial in trials_of(run)]
+        return [trial for run in runs for trial in run.trials()]
 
-    def _submit(self, run: Run, playing: dict[str, Run]) -> None:
+    def _submit(self, run: TrialInProgress, playing: dict[str, TrialInProgress]) -> None:
         """Submit the next prompt of a trial, or free the contexts of a trial that is over."""
-        settle(run)
+        make_calls(run)
         prompt = run.next_prompt()
         if prompt is not None:
             engine = self._engine if prompt.rival is None else self._past_policies[prompt.rival]

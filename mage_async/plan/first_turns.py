@@ -15,7 +15,7 @@ from mage_async.inference.scheduler import Scheduler
 from mage_async.policy.guards import check_trainable
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels import Run, begin_trial
+from mage_async.trials.duels import TrialInProgress, begin_trial
 from mage_async.trials.scripted import random_task
 
 NUM_TURNS = 2
@@ -45,7 +45,10 @@ class FirstTurns:
 
 
 def play_first_turns(
-    config: Config, directory: Path, now: Callable[[], float], settle: Callable[[Run], None]
+    config: Config,
+    directory: Path,
+    now: Callable[[], float],
+    settle: Callable[[TrialInProgress], None],
 ) -> FirstTurns | None:
     """Check that the policy can be trained, and play a group of trials for `NUM_TURNS` turns.
 
@@ -73,7 +76,7 @@ def play_first_turns(
     return _first_turns(runs, chat, (now() - began) / NUM_TURNS)
 
 
-def _runs(config: Config, chat: ChatFormat, count: int) -> list[Run]:
+def _runs(config: Config, chat: ChatFormat, count: int) -> list[TrialInProgress]:
     environment = environment_of(config)
     rules = rules_of(config, environment, chat, config.trial.episodes)
     source = random.Random(config.seed)
@@ -84,9 +87,11 @@ def _runs(config: Config, chat: ChatFormat, count: int) -> list[Run]:
     ]
 
 
-def _play_turn(runs: Sequence[Run], engine: Scheduler, settle: Callable[[Run], None]) -> None:
+def _play_turn(
+    runs: Sequence[TrialInProgress], engine: Scheduler, settle: Callable[[TrialInProgress], None]
+) -> None:
     """Sample one completion for each trial that is not over."""
-    waiting: dict[str, Run] = {}
+    waiting: dict[str, TrialInProgress] = {}
     for run in runs:
         settle(run)
         if (prompt := run.next_prompt()) is not None:
@@ -99,7 +104,7 @@ def _play_turn(runs: Sequence[Run], engine: Scheduler, settle: Callable[[Run], N
             settle(run)
 
 
-def _first_turns(runs: Sequence[Run], chat: ChatFormat, turn_s: float) -> FirstTurns:
+def _first_turns(runs: Sequence[TrialInProgress], chat: ChatFormat, turn_s: float) -> FirstTurns:
     actions: list[tuple[bool, str]] = []
     for run in runs:
         run.cut_short()

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import (
@@ -35,6 +35,41 @@ from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun, environment_code
+
+TrialInProgress: TypeAlias = "TrialRun | DuelRun | TwoMemoriesRun"
+"""A trial that is being played, of any kind; all kinds have the interface of `TrialRun`."""
+
+
+def begin_trial(
+    environment: Environment,
+    task: Task,
+    index: int,
+    config: TrialConfig,
+    chat: ChatFormat,
+    *,
+    name: str,
+    swap: Task | None = None,
+) -> TrialInProgress:
+    """Create a trial: against the environment, against a past policy, or with the policy in both
+    seats.
+    """
+    version = version_of(task.member)
+    if num_seats(task.member) == 1 and version is None:
+        return TrialRun(environment, task, index, config, chat, name=name, swap=swap)
+    config = replace(config, advisers=None)  # an adviser looks at a play, not at a side of a duel
+    if version is None or config.rivals_remember:
+        return TwoMemoriesRun(environment, task, index, config, chat, name=name, version=version)
+    return DuelRun(environment, task, index, config, chat, name=name, version=version)
+
+
+def make_calls(trial: TrialInProgress) -> None:
+    """Make the environment calls that a trial waits for, one after another, without an event loop.
+
+    Raises:
+        EnvironmentFault: see `Call.now`.
+    """
+    while (call := trial.next_call()) is not None:
+        trial.answer(call.now())
 
 
 def duel_of(environment: Environment, task: Task, episode: int) -> Duel:
@@ -118,6 +153,10 @@ class TwoSidedRun:
         """Return the agent's finished trial."""
         return self._agent.trial(duration_s)
 
+    def trials(self, duration_s: float = 0.0) -> tuple[Trial, ...]:
+        """See `TrialRun.trials`."""
+        return (self.trial(duration_s),)
+
 
 class PastPolicySide:
     """The past policy's side of one episode.
@@ -193,7 +232,6 @@ class DuelRun(TwoSidedRun):
         version: int,
     ) -> None:
         self._task, self._past_contexts = task, list[str]()
-        config = replace(config, advisers=None)  # scripts look at plays, not at a side of a duel
         self._start_opponent = partial(
             PastPolicySide, environment, task, config=config, chat=chat, name=name, version=version
         )
@@ -267,7 +305,6 @@ class TwoMemoriesRun(TwoSidedRun):
         self._environment, self._task, self._version = environment, task, version
         self._duels: list[Duel] = []
         self._side_to_sample: Side = AGENT
-        config = replace(config, advisers=None)  # scripts look at plays, not at a side of a duel
         mine, across, other_name = self._play_of(AGENT), self._play_of(OPPONENT), f"{name}.across"
         agent = self._agent = TrialRun(
             environment, task, index, config, chat, name=name, begin=mine
@@ -305,9 +342,10 @@ class TwoMemoriesRun(TwoSidedRun):
         """Return the names of the contexts so far, for an engine to release."""
         return [context for run in self._runs.values() for context in run.contexts()]
 
-    def trial_across(self, duration_s: float = 0.0) -> Trial | None:
-        """Return the finished trial of the other seat; `None` if a past policy had that seat."""
-        return self._runs[OPPONENT].trial(duration_s) if self._version is None else None
+    def trials(self, duration_s: float = 0.0) -> tuple[Trial, ...]:
+        """Return the finished trial of the agent; in self-play, those of both seats."""
+        sides = (AGENT, OPPONENT) if self._version is None else (AGENT,)
+        return tuple(self._runs[side].trial(duration_s) for side in sides)
 
     def _play_of(self, side: Side) -> Callable[[int], Play]:
         """Return the function that creates a side's play of an episode; the first side to arrive
@@ -340,43 +378,3 @@ class TwoMemoriesRun(TwoSidedRun):
 def _group_sampling_seed(task: Task) -> int:
     """Return the seed of a past policy's completions, which depends only on the group's seed."""
     return random.Random(f"{task.seed}/across").getrandbits(40)
-
-
-Run = TrialRun | DuelRun | TwoMemoriesRun
-
-
-def begin_trial(
-    environment: Environment,
-    task: Task,
-    index: int,
-    config: TrialConfig,
-    chat: ChatFormat,
-    *,
-    name: str,
-    swap: Task | None = None,
-) -> Run:
-    """Create a trial: against the environment, against a past policy, or with the policy in both
-    seats.
-    """
-    version = version_of(task.member)
-    if num_seats(task.member) == 1 and version is None:
-        return TrialRun(environment, task, index, config, chat, name=name, swap=swap)
-    if version is None or config.rivals_remember:
-        return TwoMemoriesRun(environment, task, index, config, chat, name=name, version=version)
-    return DuelRun(environment, task, index, config, chat, name=name, version=version)
-
-
-def trials_of(run: Run, duration_s: float = 0.0) -> tuple[Trial, ...]:
-    """Return the trials of a finished run, in order of index: one, or one for each seat."""
-    across = run.trial_across(duration_s) if isinstance(run, TwoMemoriesRun) else None
-    return (run.trial(duration_s), *(() if across is None else (across,)))
-
-
-def settle(run: Run) -> None:
-    """Make the calls that a run waits for, one after another, without an event loop.
-
-    Raises:
-        EnvironmentFault: see `Call.now`.
-    """
-    while (call := run.next_call()) is not None:
-        run.answer(call.now())

@@ -199,6 +199,10 @@ class TrialRun:
         self._is_done = True
         self._cut_at = self._episode + (self._kind is Kind.REFLECT)
 
+    def trials(self, duration_s: float = 0.0) -> tuple[Trial, ...]:
+        """Return the finished trials: one for each seat that the policy plays."""
+        return (self.trial(duration_s),)
+
     def trial(self, duration_s: float = 0.0) -> Trial:
         """Return the finished trial; call it after `next_prompt()` returned `None`."""
         assert self._is_done

@@ -240,7 +240,11 @@ class MemoryPeerChannel:
 
     async def send(self, message: Message) -> None:
         """As `PeerChannel.send`, but never waits."""
-        self.put_raw(encode(message, self._learner.access.limits))
+        await self.send_frames(encode(message, self._learner.access.limits))
+
+    async def send_frames(self, frames: list[Frame]) -> None:
+        """As `PeerChannel.send_frames`, but never waits."""
+        self.put_raw(frames)
 
     def close(self, linger_s: float = 0.0) -> None:
         """End the connection; the learner's next send to this peer raises PeerGone."""

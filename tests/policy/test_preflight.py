@@ -17,7 +17,7 @@ from mage_async.plan.does_it_fit import Size, check_files, check_size, tiny_size
 from mage_async.plan.first_turns import play_first_turns
 from mage_async.policy.headers import outline_of
 from mage_async.policy.load import build_tiny
-from mage_async.trials.duels import settle
+from mage_async.trials.duels import make_calls
 from mage_services.actor.preflight import look_at_policy
 
 GB = 10**9
@@ -93,7 +93,9 @@ def test_a_tiny_policy_of_an_absurd_size_is_refused() -> None:
 
 def test_first_turns_count_valid_actions_and_show_one(directory: Path) -> None:
     seconds = count()
-    seen = play_first_turns(pretrained(directory), directory, lambda: float(next(seconds)), settle)
+    seen = play_first_turns(
+        pretrained(directory), directory, lambda: float(next(seconds)), make_calls
+    )
     assert seen is not None
     assert (seen.num_actions, seen.turn_s) == (16, 0.5)
     assert seen.sentence().startswith(f"{seen.num_valid} of 16 actions were valid; here is one")

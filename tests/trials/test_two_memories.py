@@ -18,7 +18,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.tasks.population import ITSELF
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels import TwoMemoriesRun, begin_trial, trials_of
+from mage_async.trials.duels import TwoMemoriesRun, begin_trial
 from mage_async.trials.trial_config import TrialConfig
 
 NAMES = ("kuhn", "rps", "tictactoe")
@@ -52,7 +52,7 @@ def play(
         drawn = (VersionRun(0, 9, 9),)
         logprobs = np.full(len(ids), -0.5, np.float32)
         run.receive(Completion(ids, logprobs, drawn, "stop", 0))
-    return trials_of(run), asked, run
+    return run.trials(), asked, run
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,7 +107,7 @@ def test_each_seat_reads_what_it_would_read_from_the_agents(chat: ChatFormat) ->
         ids = np.array(chat.encode(f" {words[1 - run._side_to_sample].pop(0)}"), np.int32)
         logprobs = np.full(len(ids), -0.5, np.float32)
         run.receive(Completion(ids, logprobs, (VersionRun(0, 9, 9),), "stop", 0))
-    turned = trials_of(run)
+    turned = run.trials()
     for there, here in zip((one, other), reversed(turned), strict=True):
         assert (there.segments[0].tokens == here.segments[0].tokens).all()
         assert there.episode_rewards() == here.episode_rewards()

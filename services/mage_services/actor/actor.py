@@ -21,6 +21,7 @@ from mage_async.config.schema import Config
 from mage_async.errors import RunError, TrialFault, WireError
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods
+from mage_async.protocol.codec import encode_result
 from mage_async.protocol.limits import MAX_REASON_CHARS
 from mage_async.protocol.messages import (
     Acknowledge,
@@ -33,14 +34,13 @@ from mage_async.protocol.messages import (
     Message,
     Publication,
     Rival,
-    TrialResult,
     Unwanted,
     Welcome,
 )
+from mage_async.protocol.trial_frames import Frame
 from mage_async.tasks.task_stream import plays
 from mage_async.trajectory import Task
-from mage_async.trials.duels import trials_of
-from mage_services.actor.rollout import Stage, play_trial
+from mage_services.actor.rollout import Stage, play_to_end
 from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
 from mage_services.environments.workers import Workers
@@ -90,6 +90,9 @@ class Channel(Protocol):
     async def send(self, message: Message) -> None:
         """Send a message. Cancellation while waiting leaves it unsent."""
 
+    async def send_frames(self, frames: list[Frame]) -> None:
+        """Send an encoded message, as `send` does."""
+
 
 async def beating(channel: Channel, heartbeat: Callable[[], Heartbeat], work: Awaitable[T]) -> T:
     """Await `work`, sending a heartbeat each second, and return its result.
@@ -133,7 +136,8 @@ class Actor:
         self._channel, self._stage, self._name, self._played_group = channel, stage, name, played
         self._bring = bring
         self._weights = Weights()
-        self._unacknowledged: dict[tuple[int, int], TrialResult] = {}
+        self._unacknowledged: dict[tuple[int, int], list[Frame]] = {}
+        """Encoded results by grant and trial index, until the learner has acknowledged them."""
         self._num_waiting = self._num_playing = 0
         self.time = TimeAccounting("no grant")
 
@@ -186,8 +190,8 @@ class Actor:
             await self._load(welcome.version, Path(welcome.weights_path))
         elif self._weights.version >= 0:
             await self._channel.send(Loaded(version=self._weights.version))
-        for result in list(self._unacknowledged.values()):
-            await self._channel.send(result)
+        for frames in list(self._unacknowledged.values()):
+            await self._channel.send_frames(frames)
 
     async def _load(self, version: int, path: Path) -> None:
         receipt = await self._stage.engine.load(version, await self._bring(path))
@@ -268,19 +272,16 @@ class Actor:
         Raises:
             TrialFault: the trial does not fit a message, as of a policy that has collapsed.
         """
-        name = f"{grant.grant}.{grant.epoch}.{index}"
-        run = stage.begin(task, index, name)
-        trial = await play_trial(run, stage.engine, stage.workers)
-        _, *across = trials_of(run, trial.duration_s)
-        result = TrialResult(grant.grant, grant.epoch, trial, other=next(iter(across), None))
-        self._unacknowledged[grant.grant, index] = result
+        run = stage.begin(task, index, f"{grant.grant}.{grant.epoch}.{index}")
+        duration_s = await play_to_end(run, stage.engine, stage.workers)
         try:
-            await self._channel.send(result)
+            frames = encode_result(grant.grant, grant.epoch, run, duration_s)
         except WireError as fault:
-            # a fault of the trial, not of the actor: were the actor to end, the next one would be
-            # granted the same seeds, and end too
-            del self._unacknowledged[grant.grant, index]
+            # A fault of the trial, not of the actor: were the actor to end, the next one would be
+            # granted the same seeds, and end too.
             raise TrialFault(f"trial {index} cannot be sent: {fault}") from fault
+        self._unacknowledged[grant.grant, index] = frames
+        await self._channel.send_frames(frames)
 
     async def _give_up(self, grant: GroupGrant, reason: str) -> None:
         await self._channel.send(

@@ -31,7 +31,7 @@ from mage_async.results.score import Score, by_environment, environment_returns,
 from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks, swapped
 from mage_async.trajectory import Guidance, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels import Run
+from mage_async.trials.duels import TrialInProgress
 from mage_async.trials.trial_as_dict import trial_as_dict
 from mage_services.actor.actor import beating
 from mage_services.actor.rollout import Stage, play_all
@@ -160,7 +160,7 @@ class Evaluator:
 
     def _begin(
         self, stage: Stage, task: Task, index: int, name: str, swap: Task | None = None
-    ) -> Run:
+    ) -> TrialInProgress:
         return stage.guided(self.guidance(task)).begin(task, index, name, swap)
 
     def _swap(self, task: Task, split: Split, wanted: bool) -> Task | None:

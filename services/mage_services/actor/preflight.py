@@ -30,7 +30,8 @@ from mage_async.plan.does_it_fit import (
     tiny_size,
     with_deadlines,
 )
-from mage_async.trials.duels import Run
+from mage_async.trials.duels import TrialInProgress
+from mage_services.actor.rollout import make_calls
 from mage_services.environments.workers import Workers
 from mage_services.processes.child_process import (
     BlockingChannel,
@@ -157,20 +158,14 @@ def _look(config: Config, num_actors: int) -> Seen:
     with asyncio.Runner() as runner:
         workers = Workers.of(config.environment)
 
-        def settle(run: Run) -> None:
-            runner.run(_settle(run, workers))
+        def make(trial: TrialInProgress) -> None:
+            runner.run(make_calls(trial, workers))
 
-        turns = play_first_turns(config, directory, time.monotonic, settle)
+        turns = play_first_turns(config, directory, time.monotonic, make)
         runner.run(workers.close())
     if turns is None:
         return Seen(contexts=contexts)
     return Seen(contexts=contexts, sentence=turns.sentence(), turn_s=turns.turn_s)
-
-
-async def _settle(run: Run, workers: Workers) -> None:
-    """Make the environment calls that a trial waits for."""
-    while (call := run.next_call()) is not None:
-        run.answer(await workers.perform(call))
 
 
 def device_for(config: Config, memory_gb: float = 0.0) -> "Device":
