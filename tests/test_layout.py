@@ -90,7 +90,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "mage_services.weights",
     },
     "mage_services.view": {
-        "mage_async", "mage_services.actor", "mage_services.processes", "mage_services.weights",
+        "mage_async", "mage_services.actor", "mage_services.journal", "mage_services.processes",
+        "mage_services.weights",
     },
     "mage_services.cluster": {
         "mage_async", "mage_services.processes",

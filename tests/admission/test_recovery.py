@@ -12,19 +12,16 @@ from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.journal_records import (
-    MAGIC,
     Commit,
     Dropped,
     Record,
     SegmentHeader,
-    decode_record,
-    encode_record,
     first_segment_header,
-    scan,
 )
 from mage_async.protocol.messages import TrialResult
 from mage_async.tasks.population import League
 from mage_async.trajectory import Segment, Task, Trial
+from mage_services.journal.record_bytes import MAGIC, decode_record, encode_record, scan
 
 B, S, G = 2, 1, 2
 

@@ -18,7 +18,12 @@ from mage_async.environments.games.kuhn import FACING, OPEN
 from mage_async.errors import PolicyError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.prepare import prepare_policy
-from mage_async.protocol.journal_records import Commit, Granted, Published, first_segment_header
+from mage_async.protocol.journal_records import (
+    Commit,
+    Granted,
+    Published,
+    first_segment_header,
+)
 from mage_async.protocol.messages import (
     Goodbye,
     GroupGrant,

@@ -15,14 +15,12 @@ from mage_async.protocol.journal_records import (
     Granted,
     Published,
     Record,
-    decode_record,
-    encode_record,
     first_segment_header,
-    scan,
 )
 from mage_async.protocol.messages import GroupGrant, Rival, TrialResult
 from mage_async.tasks.population import League, Table, expected, name_of, one_too_many, version_of
 from mage_async.trajectory import Task
+from mage_services.journal.record_bytes import decode_record, encode_record, scan
 from tests.helpers.populations import KUHN, group, population, trial
 
 KEEPS: tuple[Keep, ...] = ("newest", "best", "spread")
@@ -188,6 +186,6 @@ def _fields(head: object) -> dict[str, object]:
 
 
 def _file(records: list[Record]) -> bytes:
-    from mage_async.protocol.journal_records import MAGIC
+    from mage_services.journal.record_bytes import MAGIC
 
     return MAGIC + b"".join(bytes(piece) for record in records for piece in encode_record(record))

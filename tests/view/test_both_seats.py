@@ -5,10 +5,11 @@ from pathlib import Path
 
 from mage_async.pages.templating import Frame
 from mage_async.pages.turns import group_page, shown_trial
-from mage_async.protocol.journal_records import MAGIC, Record, encode_record, first_segment_header
+from mage_async.protocol.journal_records import Record, first_segment_header
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import ITSELF
+from mage_services.journal.record_bytes import MAGIC, encode_record
 from mage_services.view.index import RunReader
 from tests.helpers.populations import trial
 from tests.view.conftest import build

@@ -21,10 +21,10 @@ import msgspec
 from mage_async.errors import RunError, WireError
 from mage_async.pages.templating import IndexProgress
 from mage_async.pages.trial_lists import ListedGroup, ListedTrial
-from mage_async.protocol.journal_records import decode_record
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Trial
+from mage_services.journal.record_bytes import decode_record
 
 FORMAT = 2
 """Increased when a table changes; an index of another format is rebuilt."""
