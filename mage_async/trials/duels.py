@@ -10,7 +10,7 @@ episodes.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -125,13 +125,42 @@ class SidePlay(Play):
 
 
 class TwoSidedRun:
-    """Base of the runs with two sides; has the interface of `TrialRun`.
+    """Base of the runs with two sides; has the interface of `TrialRun`, and yields the prompts of
+    both sides.
 
-    A subclass stores the agent's trial in `_agent`. A duel is never slow, so its calls are those of
-    the agent's trial, which has none.
+    A duel is never slow, so its calls are those of the agent's trial, which has none.
+
+    Args:
+        version: of the past policy on the other side; `None`: the policy itself.
+
+    Raises:
+        EnvironmentFault: the environment has no opponent's seat.
     """
 
-    _agent: TrialRun
+    def __init__(
+        self,
+        environment: Environment,
+        task: Task,
+        index: int,
+        config: TrialConfig,
+        chat: ChatFormat,
+        *,
+        name: str,
+        version: int | None,
+    ) -> None:
+        self._environment, self._task, self._version = environment, task, version
+        self._begin_opponent(index, config, chat, name)
+        self._agent = TrialRun(
+            environment, task, index, config, chat, name=name, begin=self._agent_play
+        )
+
+    def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
+        """Create the other side, before the agent's; the arguments are those of the constructor."""
+        raise NotImplementedError
+
+    def _agent_play(self, episode: int) -> Play:
+        """Create the agent's play of an episode."""
+        raise NotImplementedError
 
     def next_call(self) -> Call | None:
         """See `TrialRun.next_call`."""
@@ -210,35 +239,21 @@ class PastPolicySide:
 
 
 class DuelRun(TwoSidedRun):
-    """A trial against a past policy; has the interface of `TrialRun` and yields the prompts of both
-    sides.
+    """A trial against a past policy that remembers nothing: it begins anew in every episode."""
 
-    Args:
-        version: of the past policy; its prompts request the weights of that version.
-
-    Raises:
-        EnvironmentFault: the environment has no opponent's seat.
-    """
-
-    def __init__(
-        self,
-        environment: Environment,
-        task: Task,
-        index: int,
-        config: TrialConfig,
-        chat: ChatFormat,
-        *,
-        name: str,
-        version: int,
-    ) -> None:
-        self._task, self._past_contexts = task, list[str]()
+    def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
+        assert self._version is not None, "without memory, only a past policy plays the other seat"
+        self._past_contexts = list[str]()
         self._start_opponent = partial(
-            PastPolicySide, environment, task, config=config, chat=chat, name=name, version=version
+            PastPolicySide,
+            self._environment,
+            self._task,
+            config=config,
+            chat=chat,
+            name=name,
+            version=self._version,
         )
         self._opponent = self._start_opponent(0)
-        self._agent = TrialRun(
-            environment, task, index, config, chat, name=name, begin=self._agent_play
-        )
 
     def next_prompt(self) -> Prompt | None:
         """Return the next prompt of either side; `None` when the trial is over."""
@@ -273,8 +288,7 @@ def _episode_sampling_seed(chance: Chance) -> int:
 
 
 class TwoMemoriesRun(TwoSidedRun):
-    """A trial with two remembering sides; has the interface of `TrialRun` and yields the prompts of
-    both sides.
+    """A trial with two remembering sides.
 
     Each side has a context with the episodes as it observed them and its own remarks, and starts
     the next episode after its remark. The other side is either the same policy (self-play), whose
@@ -282,40 +296,27 @@ class TwoMemoriesRun(TwoSidedRun):
     whose prompts request the weights of its version, whose seeds are the same for all trials of a
     group, and whose tokens belong to no trial.
 
-    Args:
-        version: of the other side; `None`: the policy itself, whose trial is wanted too.
-
     Raises:
-        EnvironmentFault: the environment has no opponent's seat, or an episode was over before a
-            side could act in it.
+        EnvironmentFault: also if an episode was over before a side could act in it.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        task: Task,
-        index: int,
-        config: TrialConfig,
-        chat: ChatFormat,
-        *,
-        name: str,
-        version: int | None,
-    ) -> None:
+    def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
         assert not config.max_turns, "both sides have all turns of an episode, as is checked"
-        self._environment, self._task, self._version = environment, task, version
         self._duels: list[Duel] = []
         self._side_to_sample: Side = AGENT
-        mine, across, other_name = self._play_of(AGENT), self._play_of(OPPONENT), f"{name}.across"
-        agent = self._agent = TrialRun(
-            environment, task, index, config, chat, name=name, begin=mine
-        )
-        task, index = task.across(), index + 1
-        if version is not None:
+        task, index = self._task.across(), index + 1
+        if self._version is not None:
             task, index = replace(task, seed=_group_sampling_seed(task)), 0
             config = replace(config.with_guidance(None), stops_on_success=False)
-        other = TrialRun(environment, task, index, config, chat, name=other_name, begin=across)
-        self._runs: dict[Side, TrialRun] = {OPPONENT: other, AGENT: agent}
-        """In order of precedence when both sides can go on."""
+        self._opponent = TrialRun(
+            self._environment,
+            task,
+            index,
+            config,
+            chat,
+            name=f"{name}.across",
+            begin=partial(self._side_play, OPPONENT),
+        )
 
     def next_prompt(self) -> Prompt | None:
         """Return the next prompt of either side; `None` when the agent's trial is over."""
@@ -347,17 +348,19 @@ class TwoMemoriesRun(TwoSidedRun):
         sides = (AGENT, OPPONENT) if self._version is None else (AGENT,)
         return tuple(self._runs[side].trial(duration_s) for side in sides)
 
-    def _play_of(self, side: Side) -> Callable[[int], Play]:
-        """Return the function that creates a side's play of an episode; the first side to arrive
-        starts the duel.
-        """
+    def _agent_play(self, episode: int) -> SidePlay:
+        return self._side_play(AGENT, episode)
 
-        def begin(episode: int) -> Play:
-            if episode == len(self._duels):
-                self._duels.append(duel_of(self._environment, self._task, episode))
-            return SidePlay(self._duels[episode], side)
+    def _side_play(self, side: Side, episode: int) -> SidePlay:
+        """Create a side's play of an episode; the first side to arrive starts the duel."""
+        if episode == len(self._duels):
+            self._duels.append(duel_of(self._environment, self._task, episode))
+        return SidePlay(self._duels[episode], side)
 
-        return begin
+    @property
+    def _runs(self) -> dict[Side, TrialRun]:
+        """Both sides, in order of precedence when both can go on."""
+        return {OPPONENT: self._opponent, AGENT: self._agent}
 
     def _can_sample(self, side: Side) -> bool:
         """Return whether a side can go on: with a remark, or with an action at its turn."""
