@@ -205,7 +205,7 @@ class World:
 
     def train(self) -> None:
         """Take a batch and commit it; it is published when the commit is durable."""
-        if self.awaiting is not None or (groups := self.coordinator.take_batch()) is None:
+        if self.awaiting is not None or (groups := self.coordinator.ledger.take_batch()) is None:
             return
         version = self.coordinator.ledger.version + 1
         for group in groups:
@@ -293,7 +293,7 @@ class World:
             assert is_held or grant in training or grant in trained or grant in dropped, (
                 f"trial {grant}.{index} was acknowledged and is lost"
             )
-        counts = self.coordinator.counts()
+        counts = self.coordinator.ledger.counts()
         taken = {(r.grant, r.trial.index) for r in records if isinstance(r, TrialResult)}
         assert counts.acknowledged == len(taken), "the count of acknowledged trials is wrong"
         groups = counts.groups

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import msgspec
 
 from mage_async.admission.concurrency import Concurrency
-from mage_async.admission.ledger import OVER_AGE, Accepted, Ledger, LedgerCounts, Unknown
+from mage_async.admission.ledger import OVER_AGE, Accepted, Ledger, Unknown
 from mage_async.admission.staleness_metrics import TrialDurations
 from mage_async.config import config_file
 from mage_async.config.schema import Config
@@ -44,7 +44,7 @@ from mage_async.protocol.messages import (
     WhoAreYou,
 )
 from mage_async.tasks.population import League, version_of
-from mage_async.trajectory import Group, Task
+from mage_async.trajectory import Task
 from mage_services.transport.channels import LearnerChannel, Peer, PeerGone
 from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
 
@@ -301,10 +301,6 @@ class Coordinator:
             self._welcome_and_repeat_grants(peer)
         self._grant()
 
-    def take_batch(self) -> list[Group] | None:
-        """Return the groups of the next step, if they are complete."""
-        return self.ledger.take_batch()
-
     def trained(self, version: int) -> None:
         """End the oldest batch in training: the journal holds its step `version` durably."""
         for grant in self.ledger.trained(version):
@@ -348,10 +344,6 @@ class Coordinator:
             self._send(peer, Goodbye(reason=reason))
 
     # What the run log reads.
-
-    def counts(self) -> LedgerCounts:
-        """Return the counts of groups and trials so far."""
-        return self.ledger.counts()
 
     def blocked_s(self) -> dict[str, dict[str, float]]:
         """Return the seconds that each actor spent in each state, from its last heartbeat."""

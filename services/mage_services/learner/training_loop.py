@@ -123,7 +123,7 @@ class TrainingLoop:
 
     async def _batch(self) -> list[Group]:
         """Wait for the next batch. If cancelled, the batch stays in the ledger."""
-        while (groups := self._coordinator.take_batch()) is None:
+        while (groups := self._coordinator.ledger.take_batch()) is None:
             if (
                 self._journal.why_full()
                 and self._checkpoint_version < self._training.trainer.version
