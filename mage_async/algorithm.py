@@ -39,7 +39,7 @@ from mage_async.policy.load import load_frozen_beside
 from mage_async.policy.lora import load_trained
 from mage_async.policy.prepare import prepare_policy
 from mage_async.results.score import Score, score
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_async.tasks.task_stream import (
     FINAL_SEED,
     MatchedTasks,

@@ -23,7 +23,7 @@ from mage_async.protocol.journal_records import (
     SegmentHeader,
 )
 from mage_async.protocol.messages import TrialResult
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_async.trajectory import Group, Task
 
 CONFIG_CHANGED = "the configuration was changed"
@@ -68,7 +68,7 @@ def replay(
                 else:
                     ledger.keep_only(record)
                 config = record.config
-                league.begin(record.population)
+                league.restore(record.population)
                 if states is not None:
                     states.begin(record)
             case Granted():

@@ -15,7 +15,7 @@ from mage_async.environments.rehearsal import check_declared, is_rehearsed
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.methods.method import Methods, overriding
-from mage_async.tasks.population import is_policy, name_of
+from mage_async.tasks.league import is_policy, name_of
 from mage_async.trajectory import Task
 from mage_async.trials.scripted import chat_in_words, shortest_context
 

@@ -12,7 +12,7 @@ from msgspec import field
 from mage_async.policy_version import oldest
 from mage_async.protocol.messages import Fields, GroupGrant, Number
 from mage_async.protocol.trial_frames import TrialResult
-from mage_async.tasks.population import Table
+from mage_async.tasks.league import LeagueState
 from mage_async.trajectory import Trial
 
 # When each record is written, and what waits until the record is durable:
@@ -102,7 +102,7 @@ class SegmentHeader(Fields, tag="Head"):
     granted_again: Number
     dropped: dict[str, Number]
     """Number of dropped groups by reason."""
-    population: Table | None = None
+    population: LeagueState | None = None
     """Past policies in opponents' seats, and ratings; None if the run has none."""
     methods: dict[str, bytes] = field(default_factory=dict)
     """The state of each method that has one, by method."""

@@ -14,7 +14,7 @@ from mage_async.config.section import Variant
 
 if TYPE_CHECKING:
     from mage_async.environments.environment import Environment
-    from mage_async.tasks.population import League
+    from mage_async.tasks.league import League
 
 SHARE_OF_ANY = 0.1
 """Share of groups that meet a member drawn uniformly, so that every regret is measured again."""
@@ -84,12 +84,12 @@ class Prioritised(Matchmaker, tag="prioritised"):
 
     def _regret(self, member: str, draw: Draw) -> float:
         """Return the best return against a member minus the agent's recent return."""
-        from mage_async.tasks.population import is_policy
+        from mage_async.tasks.league import is_policy
 
         standing = draw.league.standing(member)
         least, most = draw.environment.facts.bounds()
         best = most if is_policy(member) else draw.environment.best_return(member)
-        return max(0.0, best - (standing.recent if standing and standing.groups else least))
+        return max(0.0, best - (standing.fast_mean if standing and standing.groups else least))
 
 
 class Progress(Matchmaker, tag="progress"):
@@ -109,7 +109,7 @@ class Progress(Matchmaker, tag="progress"):
         if standing is None or not standing.groups:
             least, most = draw.environment.facts.bounds()
             return most - least
-        return abs(standing.recent - standing.long)
+        return abs(standing.fast_mean - standing.slow_mean)
 
 
 def prioritised(names: Sequence[str], weight: Callable[[str], float], source: random.Random) -> str:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from mage_async.config.learning import Population
 from mage_async.environments.environment import Environment, Split
 from mage_async.environments.mix import Mix
+from mage_async.tasks.league import ITSELF, League, name_of
 from mage_async.tasks.matchmaking import Draw
-from mage_async.tasks.population import ITSELF, League, name_of
 from mage_async.trajectory import Task
 
 CURVE_SEED, FINAL_SEED = 1, 2

@@ -29,7 +29,7 @@ from mage_async.environments.environment import (
 )
 from mage_async.environments.user_calls import Call
 from mage_async.errors import EnvironmentFault
-from mage_async.tasks.population import version_of
+from mage_async.tasks.league import version_of
 from mage_async.tasks.task_stream import num_seats
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat

@@ -19,7 +19,7 @@ from mage_async.protocol.journal_records import (
     first_segment_header,
 )
 from mage_async.protocol.messages import TrialResult
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_async.trajectory import Segment, Task, Trial
 from mage_services.journal.record_bytes import MAGIC, decode_record, encode_record, scan
 

@@ -37,7 +37,7 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Task, Trial
 from mage_async.trajectory import Segment as Part

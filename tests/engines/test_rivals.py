@@ -35,7 +35,7 @@ from mage_async.protocol.messages import (
     TrialResult,
     Welcome,
 )
-from mage_async.tasks.population import League, name_of
+from mage_async.tasks.league import League, name_of
 from mage_async.tasks.task_stream import MatchedTasks, TaskStream
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.human_play import whole_text
@@ -258,7 +258,7 @@ def test_a_restarted_learner_grants_what_it_would_have(
         fresh = Site(config, weights, records)  # it died before anything was granted
         assert [each for each in await fresh.grants(6)] == before
         again = Site(config, weights, [*records, *granted])  # or afterwards
-        assert again.league.table() == first.league.table()
+        assert again.league.state() == first.league.state()
         assert again.coordinator.rivals() == first.coordinator.rivals() == {0, 6}
         assert again.coordinator.unused(list(range(7))) == [1, 2, 3, 4, 5]
 
@@ -282,7 +282,7 @@ def test_whom_a_group_meets_does_not_depend_on_when_weights_are_on_disk(
             step = Commit(version=version, grants=oldest, digest="d", tensors={}, time_s=1.0)
             site.ledger.replay_commit(step)
             site.coordinator.tick()
-            is_taken = site.league.takes(version)
+            is_taken = site.league.becomes_rival(version)
             assert site.ledger.num_incomplete() == (2 if is_taken else 4)
             site.league.published(version)
             site.coordinator.publish(Publication(version=version, path="w", digest="d"))

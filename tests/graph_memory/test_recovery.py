@@ -15,7 +15,7 @@ from mage_async.methods.method import Methods
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.journal_records import Commit, Granted, first_segment_header
 from mage_async.protocol.messages import TrialResult
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
 from mage_services.journal.record_bytes import MAGIC, decode_record, encode_record, scan
 

@@ -23,7 +23,7 @@ from mage_async.protocol.journal_records import (
     first_segment_header,
 )
 from mage_async.results.run_directory import RunDirectory
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_services.learner import resume
 from mage_services.learner.training import Training
 

@@ -13,7 +13,7 @@ from mage_async.errors import ConfigError
 from mage_async.methods.method import Horizon, Methods
 from mage_async.methods.scaling_inter import ScalingInter, Settings
 from mage_async.protocol.journal_records import Granted
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_async.trajectory import Kind, Task
 from mage_async.trials.scripted import scripted_trial
 

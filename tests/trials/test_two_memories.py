@@ -15,7 +15,7 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.games.tictactoe import MAX_TURNS
 from mage_async.errors import EnvironmentFault
 from mage_async.policy_version import VersionRun
-from mage_async.tasks.population import ITSELF
+from mage_async.tasks.league import ITSELF
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TwoMemoriesRun, begin_trial

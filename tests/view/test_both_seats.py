@@ -8,7 +8,7 @@ from mage_async.pages.turns import group_page, shown_trial
 from mage_async.protocol.journal_records import Record, first_segment_header
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
-from mage_async.tasks.population import ITSELF
+from mage_async.tasks.league import ITSELF
 from mage_services.journal.record_bytes import MAGIC, encode_record
 from mage_services.view.index import RunReader
 from tests.helpers.populations import trial

@@ -86,7 +86,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         **{f"episode {n + 1}": each for n, each in enumerate(heldout.return_by_episode)},
         **measured(hands),
         "invalid actions a trial": heldout.invalid_actions_per_trial,
-        "population": msgspec.to_builtins(lab.league.table()),
+        "population": msgspec.to_builtins(lab.league.state()),
         "exploitability by version": [exploitability(hand) for hand in hands],
         "first hand at last": dict(hands[-1]),
     }

@@ -63,7 +63,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         "exploitability": exploitability(first_hand(lab.model, chat, rules)),
         "exploitability before": before,
         "invalid actions a trial": heldout.invalid_actions_per_trial,
-        "population": msgspec.to_builtins(lab.league.table()),
+        "population": msgspec.to_builtins(lab.league.state()),
         "curve": curve,
     }
 

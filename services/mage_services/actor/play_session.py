@@ -16,7 +16,7 @@ from mage_async.environments.mix import component_of
 from mage_async.environments.user_calls import Call
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_async.tasks.population import name_of, version_of
+from mage_async.tasks.league import name_of, version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.duels import PastPolicySide
 from mage_async.trials.human_play import HumanPlay, HumanPrompt, human_play

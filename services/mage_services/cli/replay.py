@@ -62,7 +62,7 @@ def _replay_steps(
     from mage_async.admission.recovery import replay
     from mage_async.assembly import environment_of
     from mage_async.methods.method import Methods
-    from mage_async.tasks.population import League
+    from mage_async.tasks.league import League
 
     rules = config.admission
     ledger = Ledger(rules.groups_per_step, rules.max_staleness, rules.trials_per_group)

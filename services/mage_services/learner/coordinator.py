@@ -43,7 +43,7 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
-from mage_async.tasks.population import League, version_of
+from mage_async.tasks.league import League, version_of
 from mage_async.trajectory import Task
 from mage_services.transport.channels import LearnerChannel, Peer, PeerGone
 from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
@@ -139,7 +139,7 @@ def segment_header(
     """Return the state that a new segment of the journal begins with."""
     return msgspec.structs.replace(
         ledger.segment_header(config.config, config.deadline_s),
-        population=league.table() if league.is_on else None,
+        population=league.state() if league.is_on else None,
         methods=methods.states(),
     )
 
@@ -263,7 +263,7 @@ class Coordinator:
     def announce(self, publication: Publication) -> None:
         """Journal that the weights of a version can be read, and announce them to the peers."""
         version, is_open = publication.version, self.weights.is_open
-        if is_open or self.league.wants(version):
+        if is_open or self.league.awaits(version):
             self.journal.append(
                 Published(version=version, path=publication.path, digest=publication.digest)
             )
@@ -497,7 +497,7 @@ class Coordinator:
         # The newest version becomes an opponent as soon as its weights are on disk. No group is
         # granted until then, so that a group's opponent does not depend on the speed of the disk.
         # `publish` calls this method again.
-        if self.league.wants(self.ledger.version):
+        if self.league.awaits(self.ledger.version):
             return
         while (peer := self.ledger.peer_with_most_room()) is not None:
             if (grant := self._next_grant(peer)) is None:

@@ -123,7 +123,7 @@ class RunLog:
             "blocked_s": self.blocked_s(),
         }
         if self._coordinator.league.is_on:
-            end["population"] = msgspec.to_builtins(self._coordinator.league.table())
+            end["population"] = msgspec.to_builtins(self._coordinator.league.state())
         await self._thread.call(write_whole, self._run.learner, json.dumps(end, indent=2))
 
     def blocked_s(self) -> dict[str, dict[str, float]]:

@@ -248,7 +248,7 @@ class Publisher:
 
     async def _publish(self, snapshot: Snapshot, digest: str) -> None:
         weights, coordinator = self._weights, self._coordinator
-        is_rival = coordinator.league.takes(snapshot.version)
+        is_rival = coordinator.league.becomes_rival(snapshot.version)
         await weights.write(snapshot, is_durable=is_rival)
         coordinator.announce(weights.publication(snapshot.version, digest))
         if unused := coordinator.unused(await weights.versions()):
