@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config.schema import Config
 from mage_async.environments.catalogue import file_name
 from mage_async.environments.environment import Split
@@ -132,7 +132,7 @@ class InProcessRun:
         """Play the groups of the next step: trials of one group share their task."""
         config, version = self._config, self._trainer.version
         horizon = self.methods.horizon(version, config.trial.episodes)
-        rules = self._rules(
+        trial_config = self._trial_config(
             config.trial.episodes,
             stops_on_success=config.trial.stop_on_success,
             advisers=self.methods.advisers(),
@@ -145,7 +145,7 @@ class InProcessRun:
         runs = [
             self._begin(
                 task,
-                rules.with_guidance(guidance if guidance and index < guidance.num_guided else None),
+                trial_config.with_guidance(guidance and guidance.for_trial(index)),
                 f"{number}.{index}",
                 index,
             )
@@ -168,7 +168,7 @@ class InProcessRun:
             swap: the last episode has another opponent, so adaptation is worth nothing there.
             guided: trials begin with the guidance of a method, where one gives any.
         """
-        rules = self._rules(self._config.evaluation.episodes)
+        trial_config = self._trial_config(self._config.evaluation.episodes)
         self._num_evaluations += 1
         runs: list[TrialInProgress] = []
         tasks = evaluation_tasks(self._environment, split, num_trials, FINAL_SEED)
@@ -176,7 +176,7 @@ class InProcessRun:
             other = swapped(task, self._environment, split) if swap else None
             guidance = self.methods.evaluation_guidance(task) if guided else None
             name = f"e{self._num_evaluations}.{number}"
-            runs.append(self._begin(task, rules.with_guidance(guidance), name, swap=other))
+            runs.append(self._begin(task, trial_config.with_guidance(guidance), name, swap=other))
         return score(self._play(runs), self._environment)
 
     def _publish(self) -> None:
@@ -192,13 +192,13 @@ class InProcessRun:
             self._past_policies[version] = Scheduler(Model(engine.architecture, weights, **size))
         self._past_policies = {version: self._past_policies[version] for version in versions}
 
-    def _rules(self, num_episodes: int, **training: Any) -> TrialConfig:
-        return rules_of(self._config, self._environment, self._chat, num_episodes, **training)
+    def _trial_config(self, episodes: int, **training: Any) -> TrialConfig:
+        return trial_config_of(self._config, self._environment, self._chat, episodes, **training)
 
     def _begin(
-        self, task: Task, rules: TrialConfig, name: str, index: int = 0, swap: Task | None = None
+        self, task: Task, config: TrialConfig, name: str, index: int = 0, swap: Task | None = None
     ) -> TrialInProgress:
-        return begin_trial(self._environment, task, index, rules, self._chat, name=name, swap=swap)
+        return begin_trial(self._environment, task, index, config, self._chat, name=name, swap=swap)
 
     def _play(self, runs: Sequence[TrialInProgress]) -> list[Trial]:
         """Play trials, as many concurrently as the engine has room for contexts."""

@@ -27,7 +27,7 @@ import msgspec
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.inference.chat_files import load_chat
 from mage_async.protocol.codec import PROTOCOL
 from mage_async.protocol.journal_records import (
@@ -55,7 +55,10 @@ def made_run(root: Path, steps: int) -> RunDirectory:
     run = RunDirectory(root)
     config = make_run(run, steps=steps)
     environment, chat = environment_of(config), load_chat(run.policy)
-    rules, source = rules_of(config, environment, chat, config.trial.episodes), random.Random(0)
+    rules, source = (
+        trial_config_of(config, environment, chat, config.trial.episodes),
+        random.Random(0),
+    )
     packed = []
     for _ in range(64):
         task = random_task(environment, "train", source)

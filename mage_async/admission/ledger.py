@@ -191,10 +191,8 @@ class InFlightGroup:
         # In self-play of both seats every second trial has the task seen from the other seat.
         if (trial.task, trial.num_episodes) != (task_of(self.task, trial.index), self.num_episodes):
             return f"group {self.grant} is another task than the trial's"
-        guidance, memory = self.guidance, None
-        if guidance is not None and trial.index < guidance.num_guided:
-            memory = guidance.version
-        if trial.memory != memory:
+        guidance = self.guidance and self.guidance.for_trial(trial.index)
+        if trial.memory != (guidance and guidance.version):
             return f"group {self.grant} was granted with another memory than the trial's"
         return ""
 

@@ -5,7 +5,7 @@ from mage_async.assembly.parts import (
     WORDS,
     environment_of,
     named_parts,
-    rules_of,
+    trial_config_of,
 )
 
 __all__ = [
@@ -15,5 +15,5 @@ __all__ = [
     "check_room",
     "environment_of",
     "named_parts",
-    "rules_of",
+    "trial_config_of",
 ]

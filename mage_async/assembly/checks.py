@@ -5,7 +5,7 @@ a check of a method with the method.
 import random
 from dataclasses import replace
 
-from mage_async.assembly.parts import environment_of, named_parts, rules_of
+from mage_async.assembly.parts import environment_of, named_parts, trial_config_of
 from mage_async.config import policy
 from mage_async.config.policy import Tiny
 from mage_async.config.schema import Config, Embedded
@@ -146,7 +146,7 @@ def _check_room(config: Config, name: str, environment: Environment) -> None:
     chat, stops = chat_in_words(), config.trial.stop_on_success
     methods = Methods(config, environment)
     last = methods.horizon(config.learner.steps, config.trial.episodes)
-    rules = rules_of(config, environment, chat, last.num_episodes, stops_on_success=stops)
+    rules = trial_config_of(config, environment, chat, last.num_episodes, stops_on_success=stops)
     rules = rules.with_horizon(environment, last.num_episodes, last.max_turns)
     if (
         config.warm_start is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config.schema import Config, Embedded
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
@@ -78,7 +78,7 @@ def play_first_turns(
 
 def _runs(config: Config, chat: ChatFormat, count: int) -> list[TrialInProgress]:
     environment = environment_of(config)
-    rules = rules_of(config, environment, chat, config.trial.episodes)
+    rules = trial_config_of(config, environment, chat, config.trial.episodes)
     source = random.Random(config.seed)
     tasks = [random_task(environment, "train", source) for _ in range(count)]
     return [

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.recovery import replay
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.environments.games.kuhn import FACING, OPEN
@@ -135,7 +135,7 @@ def played(
     """All trials of some groups, by seed of the task and index."""
     chat = load_chat(policy)
     environment = environment_of(config)
-    rules = rules_of(config, environment, chat, 3)
+    rules = trial_config_of(config, environment, chat, 3)
 
     async def main() -> list[Trial]:
         wire = Wire()
@@ -355,7 +355,7 @@ def test_a_trial_against_a_version_can_be_watched_or_played_by_a_person(
     weights.file(7).write_bytes(rivals[0].read_bytes())
 
     def make() -> Stage:
-        rules = rules_of(config, environment, chat, 2)
+        rules = trial_config_of(config, environment, chat, 2)
         return Stage(environment, rules, chat, EmbeddedEngine(policy, config.engine))
 
     nobodys, trial = asyncio.run(play_person_and_agent(make, task, weights))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mage_async.assembly import rules_of
+from mage_async.assembly import trial_config_of
 from mage_async.completion import Completion, Prompt
 from mage_async.config.config_file import find, load
 from mage_async.environments import catalogue
@@ -31,7 +31,7 @@ def made(name: str) -> Environment:
 
 
 def rules(name: str, chat: ChatFormat, **changes: object) -> TrialConfig:
-    own = rules_of(load(find("kuhn"), []), made(name), chat, 3)
+    own = trial_config_of(load(find("kuhn"), []), made(name), chat, 3)
     return replace(own, rivals_remember=True, **changes)  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mage_async.assembly import rules_of
+from mage_async.assembly import trial_config_of
 from mage_async.completion import Completion
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment
@@ -154,7 +154,7 @@ def experiences(
     Raises:
         RunError: an action of the environment is not one token.
     """
-    rules = rules_of(
+    rules = trial_config_of(
         config,
         environment,
         chat,

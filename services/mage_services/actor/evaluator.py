@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment, Split
 from mage_async.errors import RunError
@@ -85,10 +85,10 @@ class Evaluator:
         episodes: int,
     ) -> None:
         self._environment, self._chat, self._engine = environment, chat, engine
-        rules = rules_of(config, environment, chat, episodes)
-        self._stage = Stage(environment, rules, chat, engine, workers)
-        blind = replace(rules, keeps_history=False, reflects=False)
-        self._blind = Stage(environment, blind, chat, engine, workers)
+        trial_config = trial_config_of(config, environment, chat, episodes)
+        self._stage = Stage(environment, trial_config, chat, engine, workers)
+        blind = replace(trial_config, keeps_history=False, reflects=False)
+        self._blind = replace(self._stage, config=blind)
         self._at_once = config.engine.max_contexts
         self._is_guided = bool(overriding(config, "evaluation_guidance"))
         self.guidance: GuidanceOf = no_guidance

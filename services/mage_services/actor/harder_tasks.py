@@ -52,8 +52,8 @@ def ladder_of(config: Config, name: str) -> Ladder:
     if isinstance(environment, Mix):
         part, _, name = name.partition("/")
         own = _part_alone(config, environment, part)
-    rules = own.environment
-    rungs = harder(rules.name, environment_of(own), rules.options, name)
+    section = own.environment
+    rungs = harder(section.name, environment_of(own), section.options, name)
     if isinstance(config.policy, Tiny):
         rungs = _readable(own, rungs, set(environment.facts.words))
     # A ladder has the name of the first option that its rungs change.
@@ -87,7 +87,7 @@ def _readable(own: Config, rungs: list[dict[str, Any]], known: set[str]) -> list
         ConfigError: there is none.
     """
     readable = [
-        rung for rung in rungs if known.issuperset(environment_of(on(own, rung)).facts.words)
+        rung for rung in rungs if known.issuperset(environment_of(with_rung(own, rung)).facts.words)
     ]
     if not readable:
         raise ConfigError(
@@ -97,7 +97,7 @@ def _readable(own: Config, rungs: list[dict[str, Any]], known: set[str]) -> list
     return readable
 
 
-def on(config: Config, rung: Options) -> Config:
+def with_rung(config: Config, rung: Options) -> Config:
     """Return the configuration with the options of a rung."""
     options = {**config.environment.options, **rung}
     environment = msgspec.structs.replace(config.environment, options=options)
@@ -109,7 +109,7 @@ def times_as_long(config: Config, ladder: Ladder | None) -> float:
     at least 1. Contexts have to be longer by this factor.
     """
     own = environment_of(config).facts.max_turns
-    rungs = [] if ladder is None else [on(ladder.config, each) for each in ladder.rungs]
+    rungs = [] if ladder is None else [with_rung(ladder.config, each) for each in ladder.rungs]
     return max([own, *(environment_of(each).facts.max_turns for each in rungs)]) / own
 
 
@@ -136,5 +136,5 @@ async def score_rungs(
     found = [Rung("as trained", {}, as_trained)]
     for rung in ladder.rungs:
         label = f"{ladder.part} {rung_label(rung)}".lstrip()
-        found.append(Rung(label, dict(rung), await played(on(ladder.config, rung))))
+        found.append(Rung(label, dict(rung), await played(with_rung(ladder.config, rung))))
     return Harder(ladder.name, found)

@@ -24,14 +24,14 @@ from mage_services.environments.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What trials of one kind share: environment, rules, chat format, engine."""
+    """What trials of one kind share: environment, settings, chat format, engine."""
 
     environment: Environment
-    rules: TrialConfig
+    config: TrialConfig
     chat: ChatFormat
     engine: Engine
     workers: Workers = field(default_factory=Workers)
-    """Workers that call environments whose methods may block."""
+    """Make the calls of environments whose methods may block."""
 
     def begin(self, task: Task, index: int, name: str, swap: Task | None = None) -> TrialInProgress:
         """Return a trial that is ready to be played.
@@ -42,17 +42,17 @@ class Stage:
             swap: the task from the last episode on, for the `swapped` control.
         """
         return begin_trial(
-            self.environment, task, index, self.rules, self.chat, name=name, swap=swap
+            self.environment, task, index, self.config, self.chat, name=name, swap=swap
         )
 
     def under(self, num_episodes: int, max_turns: int) -> "Stage":
         """Return a copy with another horizon: episodes of a trial and turns of an episode."""
-        rules = self.rules.with_horizon(self.environment, num_episodes, max_turns)
-        return replace(self, rules=rules)
+        config = self.config.with_horizon(self.environment, num_episodes, max_turns)
+        return replace(self, config=config)
 
     def guided(self, guidance: Guidance | None) -> "Stage":
         """Return a copy whose prompts hold strategies of earlier tasks; None: no strategies."""
-        return replace(self, rules=self.rules.with_guidance(guidance))
+        return replace(self, config=self.config.with_guidance(guidance))
 
 
 async def play_trial(run: TrialInProgress, engine: Engine, workers: Workers) -> Trial:
