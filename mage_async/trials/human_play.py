@@ -72,11 +72,9 @@ def human_play(
             yield call
         earned.append(reward)
         summary = f"{_lines(lines)}\nepisode {episode + 1} earned {reward:+g}"
-        if episode + 1 < num_episodes:
-            yield HumanPrompt(summary, (), is_question=False)
-        else:
-            ended = f"{summary}\nyou played against {task.member}"
-            yield HumanPrompt(ended, (), is_question=False)
+        if episode + 1 == num_episodes:
+            summary += f"\nyou played against {task.member}"
+        yield HumanPrompt(summary, (), is_question=False)
     return earned
 
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, Self
+from typing import Self
 
 import msgspec
 
@@ -24,7 +24,6 @@ from mage_async.protocol.journal_records import (
     Dropped,
     LoadedWeights,
     Published,
-    Record,
     SegmentHeader,
 )
 from mage_async.protocol.messages import (
@@ -44,7 +43,8 @@ from mage_async.protocol.messages import (
     WhoAreYou,
 )
 from mage_async.tasks.league import League, version_of
-from mage_async.trajectory import Task
+from mage_async.tasks.task_stream import MatchedTasks
+from mage_services.journal.writer import JournalFile
 from mage_services.transport.channels import LearnerChannel, Peer, PeerGone
 from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
 
@@ -72,33 +72,6 @@ supervisor has ended a local actor, or after half an hour while it loads its eng
 MAX_FAULTS = 20
 STALL_S = 2.0
 """If two ticks are further apart, this process itself did not run."""
-
-
-class Journal(Protocol):
-    """What the coordinator needs of `JournalFile`."""
-
-    def append(self, record: Record, then: Callable[[], None] | None = None) -> None:
-        """Write a record behind all earlier ones; call `then` when it is durable."""
-
-    def after(self, then: Callable[[], None]) -> None:
-        """Call `then` when all records appended so far are durable."""
-
-    async def settled(self) -> None:
-        """Wait until all records appended so far are durable. Safe to cancel."""
-
-    def why_full(self) -> str:
-        """Return why no more trials may be taken in; empty if they may."""
-
-    def roll(self, header: Callable[[], SegmentHeader]) -> None:
-        """Begin a new segment if the current one is long enough. Call between two steps."""
-
-
-class TaskSource(Protocol):
-    """Decides the task of each group: a `TaskStream`, or a `Matchmaker` over one."""
-
-    def task(self, number: int) -> Task:
-        """Return the task of the `number`-th group."""
-        ...
 
 
 MAX_DROPS_IN_A_ROW = 50
@@ -180,8 +153,8 @@ class Coordinator:
 
     channel: LearnerChannel
     ledger: Ledger
-    journal: Journal
-    tasks: TaskSource
+    journal: JournalFile
+    tasks: MatchedTasks
     config: CoordinatorConfig
     clock: Callable[[], float]
     weights: WeightStore
