@@ -76,7 +76,7 @@ class Resampled(Matchmaker, tag="resampled"):
 class Prioritised(Matchmaker, tag="prioritised"):
     """In proportion to the regret: how much the agent could still gain against a member."""
 
-    # The best response to a past policy is unknown, so the best return against it is taken to be the
+    # The best response to a past policy is unknown: the best return against it is taken to be the
     # environment's maximum. Among past policies, the rule is then AlphaStar's prioritised
     # fictitious self-play with `f(x) = 1 - x` (Vinyals et al. 2019).
 

@@ -168,7 +168,7 @@ async def play_person_and_agent(
     """
     from mage_services.actor.rollout import play_trial
 
-    version, stage, rewards, meet = version_of(task.member), make(), list[float](), None
+    version, stage, rewards, begin_opponent = version_of(task.member), make(), list[float](), None
     environment, trial_config = stage.environment, stage.config
     async with stage.engine as engine, stage.workers:
         if version is not None:
@@ -176,7 +176,7 @@ async def play_person_and_agent(
                 kept = ", ".join(map(name_of, weights.versions()))
                 raise RunError(f"{file} is not there: the run has kept {kept}")
             await engine.hold(version, file)
-            meet = partial(
+            begin_opponent = partial(
                 PastPolicySide,
                 environment,
                 task,
@@ -187,6 +187,6 @@ async def play_person_and_agent(
             )
         if ask is not None:
             tell(component_of(environment, task.member).rules())
-            play = human_play(environment, task, trial_config.num_episodes, meet)
+            play = human_play(environment, task, trial_config.num_episodes, begin_opponent)
             rewards = await play_by_person(play, ask, engine.complete, stage.workers, tell)
         return rewards, await play_trial(stage.begin(task, 0, "play"), engine, stage.workers)

@@ -81,7 +81,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.config import config_file
     from mage_async.config.learning import check_installed
     from mage_async.config.policy import check_source
-    from mage_services.actor.preflight import look_at_policy
+    from mage_services.actor.preflight import run_preflight
     from mage_services.cli.supervised_run import run_to_end
     from mage_services.tracking.tracker_worker import trackers_of
 
@@ -98,7 +98,7 @@ def run(given: argparse.Namespace) -> int:
     if not given.resume:  # a resumed run keeps the policy that it began with
         check_source(config.policy)
         say = partial(print, flush=True)
-        config = look_at_policy(config, given.actors or _default_actors(config), say=say)
+        config = run_preflight(config, given.actors or _default_actors(config), say=say)
     with _opened(given, config) as (directory, num_actors):
         return run_to_end(
             directory,
