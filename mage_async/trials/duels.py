@@ -1,12 +1,14 @@
-"""Trials in which a policy plays the opponent's seat too, and the choice of a task's kind of trial.
+"""The kinds of trials: against the environment, against a past policy, or with the policy in both
+seats.
 
-`DuelRun` is a trial against a past policy on the same engine. The agent's side is an ordinary
-trial. The past policy has no memory and gets no guidance: each episode is its first, so it plays
-the same way in all of them, and the agent can find out how. It observes what the agent would
-observe in that seat, and its random seed is the episode's, the same for all trials of a group. Its
-actions reach the trial as the opponent's moves, in the environment's words; its tokens belong to no
-trial, so they are neither trained on nor counted. In a `TwoMemoriesRun` both sides remember earlier
-episodes.
+`begin_trial` chooses the kind by the task. A trial against the environment is a `TrialRun` alone.
+A *duel* is an episode between two policies on the same engine: each side is a `TrialRun` of its
+own, and what one side does reaches the other as an observation in the environment's words.
+
+In a `DuelRun` the opponent is a past policy without memory and without guidance: each episode is
+its first, so it plays the same way in all of them, and the agent can find out how. Its random seed
+is the episode's, the same for all trials of a group. Its tokens belong to no trial, so they are
+neither trained on nor counted. In a `TwoMemoriesRun` both sides remember earlier episodes.
 """
 
 import random
@@ -102,7 +104,8 @@ class SidePlay(Play):
     """One side of a duel as a `Play`."""
 
     def __init__(self, duel: Duel, side: Side) -> None:
-        self._duel, self._side, self.chance = duel, side, duel.chance
+        self._duel, self._side = duel, side
+        self.chance = duel.chance
 
     @property
     def observation(self) -> str:
@@ -155,7 +158,10 @@ class TwoSidedRun:
         )
 
     def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
-        """Create the other side, before the agent's; the arguments are those of the constructor."""
+        """Create the other side; the arguments are those of the constructor.
+
+        Called before the agent's side is created, which may need the other side's duel.
+        """
         raise NotImplementedError
 
     def _agent_play(self, episode: int) -> Play:
@@ -267,6 +273,7 @@ class DuelRun(TwoSidedRun):
         if duel.turn is None and is_opponents and not self._agent.is_waiting:
             raise no_turn_fault(self._task, "the agent")
         opponent.observe()
+        # The agent's last action has its outcome once it is the agent's turn again, or at the end.
         if duel.turn != OPPONENT and self._agent.is_waiting:
             self._agent.observe(duel.observe(AGENT))
 
@@ -324,7 +331,7 @@ class TwoMemoriesRun(TwoSidedRun):
             return None
         self._side_to_sample = next(side for side in self._runs if self._can_sample(side))
         prompt = self._runs[self._side_to_sample].next_prompt()
-        assert prompt is not None, "a side whose trial is over is not asked"
+        assert prompt is not None, "a side whose trial is over cannot sample"
         return prompt if self._side_to_sample == AGENT else replace(prompt, rival=self._version)
 
     def receive(self, completion: Completion) -> None:

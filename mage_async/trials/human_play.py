@@ -1,8 +1,9 @@
 """A trial played by a person in the agent's place, and a played trial as text for a terminal.
 
 `human_play` is a generator that never waits: `prompt = next(play)`, then
-`prompt = play.send(answer)` until it stops. Against a past policy it also yields that policy's prompts, each answered with a
-completion; with a slow environment it also yields calls, each answered with the call's result.
+`prompt = play.send(answer)` until it stops. Against a past policy it also yields that policy's
+prompts, each answered with a completion; with a slow environment it also yields calls, each
+answered with the call's result.
 """
 
 from collections.abc import Callable, Generator, Sequence

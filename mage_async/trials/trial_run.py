@@ -70,8 +70,9 @@ class TrialRun:
 
     `while (prompt := run.next_prompt()) is not None: run.receive(await engine.complete(prompt))`
 
-    If the environment is slow, make every `next_call` before each `next_prompt`, and pass its
-    result to `answer`.
+    A *slow* environment is one whose methods may block, such as a class of a user. It does not
+    answer at once: before each `next_prompt`, make the calls that `next_call` returns, and pass
+    their results to `answer`.
 
     Args:
         swap: another task, played in the last episode: the causal control of adaptation.
@@ -149,6 +150,7 @@ class TrialRun:
         if self._last_message is not None:
             self._begin_episode(self._last_message)
         return Prompt(
+            # Each segment of the transcript is one growing context of the engine.
             f"{self._name}.{self._transcript.num_segments}",
             self._transcript.tokens(),
             self._sampling(),
