@@ -310,7 +310,9 @@ class TwoMemoriesRun(TwoSidedRun):
     def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
         assert not config.max_turns, "both sides have all turns of an episode, as is checked"
         self._duels: list[Duel] = []
+        """The duel of each episode so far. One side may be an episode ahead of the other."""
         self._side_to_sample: Side = AGENT
+        """The side of the last prompt."""
         task, index = self._task.across(), index + 1
         if self._version is not None:
             task, index = replace(task, seed=_group_sampling_seed(task)), 0

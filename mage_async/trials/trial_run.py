@@ -102,20 +102,32 @@ class TrialRun:
         self._adviser = config.advisers(part, task, index) if config.advisers else None
         self._alternatives: list[Alternative] = []
         self._remarks: list[str] = []
+        """The agent's remarks after each finished episode."""
         self._counts = _Counts()
         self.episode, self._index_in_episode = 0, 0
         """Number of the current episode, and of the next action in it, both from 0."""
         self.kind = Kind.ACT
         """Kind of the next completion."""
-        self._earned, self._info_room = 0.0, MAX_TRIAL_INFO_CHARS
+        self._earned = 0.0
+        """Reward of the current episode so far."""
+        self._info_room = MAX_TRIAL_INFO_CHARS
+        """Characters of `info` that the trial's record still has room for."""
         self.is_over = False
         """Whether the trial needs no more completions."""
         self._cut_at: int | None = None
+        """The episode in which the trial was cut short; `None`: it was not."""
         self._last_message: str | None = ""
+        """The environment's last words of the episode before, while the current episode has not
+        begun; `None`: it has begun.
+        """
         self._acted: _PendingAction | None = None
+        """The action that has no outcome yet."""
         self._call: Call | None = None
+        """The call whose result `answer` receives."""
         self._closings: list[Call] = []
+        """Calls that close the objects of ended episodes."""
         self._slow: SlowPlay | None = None
+        """The current play, if its environment is slow."""
         self._play = self._begin_play()
 
     def next_call(self) -> Call | None:
@@ -229,7 +241,7 @@ class TrialRun:
 
     def observe(self, outcome: Outcome) -> None:
         """Receive the outcome of the last action."""
-        assert self._acted is not None, "nothing was asked of the environment"
+        assert self._acted is not None, "the environment has no action to answer"
         start, completion, action, anchor = self._acted
         self._acted = None
         if fault := _outcome_fault(outcome):
@@ -253,7 +265,11 @@ class TrialRun:
             self._send(self._transcript.add_message, outcome.observation)
 
     def _send(self, send: Callable[[str, Kind], None], message: str) -> None:
-        """Append a message that requests an action, or a strategy and then the action."""
+        """Append a message that requests an action, or a strategy before it.
+
+        Args:
+            send: `add_message` or `open` of the transcript.
+        """
         self.kind = Kind.STRATEGY if self._wants_strategy() else Kind.ACT
         more = self._config.prompts.strategy if self.kind is Kind.STRATEGY else ""
         send(f"{message} {more}".strip(), self.kind)
@@ -321,6 +337,7 @@ class TrialRun:
             self._send(self._transcript.open, message)
 
     def _begin_alone(self, episode: int) -> Play:
+        """Create the play of an episode against the environment."""
         is_last = episode + 1 == self._config.num_episodes
         task = self._swap if self._swap is not None and is_last else self._task
         with environment_code(task):
@@ -387,6 +404,7 @@ class TrialRun:
 
 def _seed(task_seed: int, trial: int, turn: int) -> int:
     """Return a 63-bit seed for one completion; distinct trials and turns get unrelated seeds."""
+    # A multiplicative hash with the constants of SplitMix64 (Steele et al. 2014).
     mixed = (task_seed * 0x9E3779B97F4A7C15 + trial * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     return ((mixed ^ (mixed >> 31)) + turn * 0x94D049BB133111EB) % 2**63
 

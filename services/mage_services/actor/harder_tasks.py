@@ -23,6 +23,7 @@ from mage_services.engines.engine import Engine
 from mage_services.environments.workers import Workers
 
 Options = Mapping[str, Any]
+"""Options of an environment by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Ladder:
     config: Config
     """The configuration of the tasks as trained; of a mix, with one component alone."""
     rungs: list[dict[str, Any]]
+    """Options of each rung, from the easiest to the hardest."""
     part: str = ""
     """Label of the mix component; "" where the environment is no mix."""
 
@@ -128,13 +130,13 @@ async def score_rungs(
             trained, to compare with.
     """
 
-    async def played(config: Config) -> Score:
+    async def score_of(config: Config) -> Score:
         evaluator = Evaluator(config, environment_of(config), chat, engine, workers, episodes)
         return await evaluator.play("heldout", heldout.num_trials, FINAL_SEED)
 
-    as_trained = await played(ladder.config) if ladder.part else heldout
+    as_trained = await score_of(ladder.config) if ladder.part else heldout
     found = [Rung("as trained", {}, as_trained)]
     for rung in ladder.rungs:
         label = f"{ladder.part} {rung_label(rung)}".lstrip()
-        found.append(Rung(label, dict(rung), await played(with_rung(ladder.config, rung))))
+        found.append(Rung(label, dict(rung), await score_of(with_rung(ladder.config, rung))))
     return Harder(ladder.name, found)
