@@ -18,6 +18,7 @@ from mage_async.environments.games.kuhn import FACING, OPEN
 from mage_async.errors import PolicyError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.prepare import prepare_policy
+from mage_async.protocol.codec import decode
 from mage_async.protocol.journal_records import (
     Commit,
     Granted,
@@ -35,6 +36,7 @@ from mage_async.protocol.messages import (
     TrialResult,
     Welcome,
 )
+from mage_async.protocol.trial_frames import Frame
 from mage_async.tasks.league import League, name_of
 from mage_async.tasks.task_stream import MatchedTasks, TaskStream
 from mage_async.trajectory import Task, Trial
@@ -108,8 +110,12 @@ class Wire:
         return await self.inbox.get()
 
     async def send(self, message: Message) -> None:
-        if isinstance(message, TrialResult):
-            await self.results.put(message.trial)
+        assert not isinstance(message, TrialResult), "results are sent as frames"
+
+    async def send_frames(self, frames: list[Frame]) -> None:
+        message = decode(frames)
+        assert isinstance(message, TrialResult)
+        await self.results.put(message.trial)
 
 
 def grant(number: int, version: int | None, path: Path | None = None) -> GroupGrant:
