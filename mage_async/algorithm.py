@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config.schema import Config
 from mage_async.environments.catalogue import file_name
 from mage_async.environments.environment import Split
@@ -39,7 +39,7 @@ from mage_async.policy.load import load_frozen_policies
 from mage_async.policy.lora import load_trained
 from mage_async.policy.prepare import prepare_policy
 from mage_async.results.score import Score, score
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_async.tasks.task_stream import (
     FINAL_SEED,
     MatchedTasks,
@@ -49,7 +49,7 @@ from mage_async.tasks.task_stream import (
     swapped,
 )
 from mage_async.trajectory import Group, Guidance, Task, Trial
-from mage_async.trials.duels import Run, begin_trial, settle, trials_of
+from mage_async.trials.duels import TrialInProgress, begin_trial, make_calls
 from mage_async.trials.trial_config import TrialConfig
 
 OnBatch = Callable[[list[Group]], None]
@@ -133,7 +133,7 @@ class InProcessRun:
         """Play the groups of the next step: trials of one group share their task."""
         config, version = self._config, self._trainer.version
         horizon = self.methods.horizon(version, config.trial.episodes)
-        rules = self._rules(
+        trial_config = self._trial_config(
             config.trial.episodes,
             stops_on_success=config.trial.stop_on_success,
             advisers=self.methods.advisers(),
@@ -146,7 +146,7 @@ class InProcessRun:
         runs = [
             self._begin(
                 task,
-                rules.with_guidance(guidance if guidance and index < guidance.num_guided else None),
+                trial_config.with_guidance(guidance and guidance.for_trial(index)),
                 f"{number}.{index}",
                 index,
             )
@@ -169,41 +169,41 @@ class InProcessRun:
             swap: the last episode has another opponent, so adaptation is worth nothing there.
             guided: trials begin with the guidance of a method, where one gives any.
         """
-        rules = self._rules(self._config.evaluation.episodes)
+        trial_config = self._trial_config(self._config.evaluation.episodes)
         self._num_evaluations += 1
-        runs: list[Run] = []
+        runs: list[TrialInProgress] = []
         tasks = evaluation_tasks(self._environment, split, num_trials, FINAL_SEED)
         for number, task in enumerate(tasks):
             other = swapped(task, self._environment, split) if swap else None
             guidance = self.methods.evaluation_guidance(task) if guided else None
             name = f"e{self._num_evaluations}.{number}"
-            runs.append(self._begin(task, rules.with_guidance(guidance), name, swap=other))
+            runs.append(self._begin(task, trial_config.with_guidance(guidance), name, swap=other))
         return score(self._play(runs), self._environment)
 
     def _publish(self) -> None:
         """Give the engine the trainer's weights, and keep those that past policies play with."""
-        version, engine = self._trainer.version, self._engine
+        version, served = self._trainer.version, self._engine.model
         named = merged_tensors(self._trainer.model)
-        weights = as_weights(named, engine.architecture, "trainer", engine.arithmetic)
-        engine.swap(version, weights)
+        weights = as_weights(named, served.architecture, "trainer", served.arithmetic)
+        self._engine.swap(version, weights)
         self.league.published(version)
         versions = self.league.rivals()
         if version in versions:
-            size = self._size | {"arithmetic": engine.arithmetic}
-            self._past_policies[version] = Scheduler(Model(engine.architecture, weights, **size))
+            size = self._size | {"arithmetic": served.arithmetic}
+            self._past_policies[version] = Scheduler(Model(served.architecture, weights, **size))
         self._past_policies = {version: self._past_policies[version] for version in versions}
 
-    def _rules(self, num_episodes: int, **training: Any) -> TrialConfig:
-        return rules_of(self._config, self._environment, self._chat, num_episodes, **training)
+    def _trial_config(self, episodes: int, **training: Any) -> TrialConfig:
+        return trial_config_of(self._config, self._environment, self._chat, episodes, **training)
 
     def _begin(
-        self, task: Task, rules: TrialConfig, name: str, index: int = 0, swap: Task | None = None
-    ) -> Run:
-        return begin_trial(self._environment, task, index, rules, self._chat, name=name, swap=swap)
+        self, task: Task, config: TrialConfig, name: str, index: int = 0, swap: Task | None = None
+    ) -> TrialInProgress:
+        return begin_trial(self._environment, task, index, config, self._chat, name=name, swap=swap)
 
-    def _play(self, runs: Sequence[Run]) -> list[Trial]:
+    def _play(self, runs: Sequence[TrialInProgress]) -> list[Trial]:
         """Play trials, as many concurrently as the engine has room for contexts."""
-        waiting, playing = list(reversed(runs)), dict[str, Run]()
+        waiting, playing = list(reversed(runs)), dict[str, TrialInProgress]()
         engines = [self._engine, *self._past_policies.values()]
         while waiting or playing:
             while waiting and len(playing) < self._size["slots"]:
@@ -213,11 +213,11 @@ class InProcessRun:
                     run = playing.pop(context)
                     run.receive(completion)
                     self._submit(run, playing)
-        return [trial for run in runs for trial in trials_of(run)]
+        return [trial for run in runs for trial in run.trials()]
 
-    def _submit(self, run: Run, playing: dict[str, Run]) -> None:
+    def _submit(self, run: TrialInProgress, playing: dict[str, TrialInProgress]) -> None:
         """Submit the next prompt of a trial, or free the contexts of a trial that is over."""
-        settle(run)
+        make_calls(run)
         prompt = run.next_prompt()
         if prompt is not None:
             engine = self._engine if prompt.rival is None else self._past_policies[prompt.rival]

@@ -56,6 +56,10 @@ class Guidance:
     logprob: float
     """Log-prob of sampling these decisions, in nats."""
 
+    def for_trial(self, index: int) -> "Guidance | None":
+        """Return this guidance if the trial of this index in its group begins with it."""
+        return self if index < self.num_guided else None
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:

@@ -130,6 +130,7 @@ def test_the_ways_of_a_key_and_of_a_trial_name_files_and_count_crossings() -> No
     print(f"a key: {len(key)} hops; a trial: {num_files} files, {num_crossings} crossings")
     assert len(key) <= 14
     assert num_files <= 60
+    assert num_crossings <= 25
     said = f"{len(trial)} hops through\n{num_files} files, with {num_crossings} crossings"
     assert said in text
 

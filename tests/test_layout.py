@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_async.tasks": {*NOUNS, "config", "environments"},
     "mage_async.trials": {*NOUNS, "environments", "methods.method", "tasks"},
     "mage_async.credit": {*NOUNS, "config"},
-    "mage_async.protocol": {*NOUNS, "tasks"},
+    "mage_async.protocol": {*NOUNS, "tasks", "trials"},
     "mage_async.admission": {*NOUNS, "config", "methods.method", "protocol", "tasks"},
     "mage_async.assembly": {
         *NOUNS, "config", "credit", "environments", "methods.method",
@@ -90,7 +90,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "mage_services.weights",
     },
     "mage_services.view": {
-        "mage_async", "mage_services.actor", "mage_services.processes", "mage_services.weights",
+        "mage_async", "mage_services.actor", "mage_services.journal", "mage_services.processes",
+        "mage_services.weights",
     },
     "mage_services.cluster": {
         "mage_async", "mage_services.processes",

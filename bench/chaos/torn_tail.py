@@ -4,18 +4,11 @@ import random
 
 from bench.chaos.tap import Tap
 from mage_async.policy.checkpoint import checkpoints
-from mage_async.protocol.journal_records import (
-    Commit,
-    Dropped,
-    Granted,
-    Published,
-    Record,
-    decode_record,
-    scan,
-)
+from mage_async.protocol.journal_records import Commit, Dropped, Granted, Published, Record
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
+from mage_services.journal.record_bytes import decode_record, scan
 
 PREFIX_BYTES = 8
 """Bytes of a record before the body that `scan` yields."""

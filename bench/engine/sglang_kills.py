@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
-from mage_async.assembly import WORDS, environment_of, rules_of
+from mage_async.assembly import WORDS, environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Tiny
 from mage_async.errors import TrialFault
@@ -59,7 +59,7 @@ class Game:
 
     def __init__(self, config: Config, policy: Path, engine: SglangEngine) -> None:
         environment, chat = environment_of(config), load_chat(policy)
-        rules = rules_of(config, environment, chat, config.trial.episodes)
+        rules = trial_config_of(config, environment, chat, config.trial.episodes)
         self._stage = Stage(environment, rules, chat, engine)
         self._tasks = evaluation_tasks(environment, "train", 64, 0)
         self.num_begun, self.finished, self.dropped = 0, list[Trial](), list[str]()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Prompt, Sampling
 from mage_async.config import config_file
 from mage_async.config.learning import Learner
@@ -34,7 +34,7 @@ def first_prompt(model: Path) -> np.ndarray:
     """The tokens that a trial of boxes begins with: int32 [T]."""
     config = config_file.load(config_file.find("smollm2_boxes"), [f"policy.source={model}"])
     environment, chat = environment_of(config), load_chat(model)
-    rules = rules_of(config, environment, chat, config.trial.episodes)
+    rules = trial_config_of(config, environment, chat, config.trial.episodes)
     task = TaskStream(environment, config.seed).task(0)
     prompt = begin_trial(environment, task, 0, rules, chat, name="0").next_prompt()
     assert prompt is not None

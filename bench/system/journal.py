@@ -19,7 +19,8 @@ from pathlib import Path
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from bench.system.wire import example
-from mage_async.protocol.journal_records import encode_record, first_segment_header
+from mage_async.protocol.journal_records import first_segment_header
+from mage_services.journal.record_bytes import encode_record
 from mage_services.journal.writer import JournalFile
 
 NUM_TRIALS, NUM_ROUNDS, IN_FLIGHT = 1000, 5, 128

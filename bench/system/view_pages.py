@@ -27,15 +27,13 @@ import msgspec
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.inference.chat_files import load_chat
 from mage_async.protocol.codec import PROTOCOL
 from mage_async.protocol.journal_records import (
-    MAGIC,
     Commit,
     Granted,
     Record,
-    encode_record,
     first_segment_header,
 )
 from mage_async.protocol.limits import DEFAULT_LIMITS
@@ -43,6 +41,7 @@ from mage_async.protocol.messages import GroupGrant
 from mage_async.protocol.trial_frames import Frame, TrialHeader, TrialResult, pack_trial
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trials.scripted import random_task, scripted_trial
+from mage_services.journal.record_bytes import MAGIC, encode_record
 from tests.helpers.made_up_runs import make_run
 
 GROUPS, TRIALS, SEGMENT_BYTES, ROUNDS, STEPS_TOLD = 18, 8, 2**26, 7, 10
@@ -56,7 +55,10 @@ def made_run(root: Path, steps: int) -> RunDirectory:
     run = RunDirectory(root)
     config = make_run(run, steps=steps)
     environment, chat = environment_of(config), load_chat(run.policy)
-    rules, source = rules_of(config, environment, chat, config.trial.episodes), random.Random(0)
+    rules, source = (
+        trial_config_of(config, environment, chat, config.trial.episodes),
+        random.Random(0),
+    )
     packed = []
     for _ in range(64):
         task = random_task(environment, "train", source)

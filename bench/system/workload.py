@@ -76,7 +76,7 @@ def rule_alone_s(work: Work, max_staleness: int) -> float:
     task, step = Task("rps", "anybody", 0), -1
     now, is_training, ends = 0.0, False, list[tuple[float, int]]()
     while ledger.version < SHAPE.steps:
-        while ledger.may_grant() and ledger.num_playing("all") < SHAPE.num_at_once():
+        while ledger.may_grant() and len(ledger.played_by("all")) < SHAPE.num_at_once():
             grant = ledger.grant(task, num_episodes=1, peer="all", now=now, deadline_s=1e9).grant
             heapq.heappush(ends, (now + work.group_s[grant], grant))
         if not is_training and ledger.take_batch() is not None:

@@ -9,7 +9,7 @@ records into a new ledger after a restart.
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from types import MappingProxyType
 from typing import Self
 
@@ -88,12 +88,7 @@ class Counts:
 
     def times(self, number: int) -> "Counts":
         """Return the counts of trials, for groups of `number` trials each."""
-        return Counts(
-            granted=self.granted * number,
-            trained=self.trained * number,
-            dropped=self.dropped * number,
-            in_flight=self.in_flight * number,
-        )
+        return Counts(*(number * count for count in astuple(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +191,8 @@ class InFlightGroup:
         # In self-play of both seats every second trial has the task seen from the other seat.
         if (trial.task, trial.num_episodes) != (task_of(self.task, trial.index), self.num_episodes):
             return f"group {self.grant} is another task than the trial's"
-        guidance, memory = self.guidance, None
-        if guidance is not None and trial.index < guidance.num_guided:
-            memory = guidance.version
-        if trial.memory != memory:
+        guidance = self.guidance and self.guidance.for_trial(trial.index)
+        if trial.memory != (guidance and guidance.version):
             return f"group {self.grant} was granted with another memory than the trial's"
         return ""
 
@@ -255,10 +248,6 @@ class Assignments:
         """Return the groups that a peer plays, or the lapsed ones for None, oldest first."""
         return sorted(self._grants.get(peer, ()))
 
-    def num_of(self, peer: str) -> int:
-        """Return the number of groups that a peer plays."""
-        return len(self._grants.get(peer, ()))
-
     def peers(self) -> set[str]:
         """Return the peers that play a group."""
         return {peer for peer in self._grants if peer is not None}
@@ -280,7 +269,7 @@ class Assignments:
     # adds it again afterwards.
 
     def _room(self, peer: str) -> int:
-        return self._quotas[peer] - self.num_of(peer)
+        return self._quotas[peer] - len(self._grants.get(peer, ()))
 
     def _remove_from_room(self, peer: str | None) -> None:
         if peer is None or peer not in self._quotas:
@@ -533,17 +522,9 @@ class Ledger:
         """Return the number of pending groups that are complete."""
         return len(self._pending) - len(self._assignments)
 
-    def num_playing(self, peer: str) -> int:
-        """Return the number of groups that a peer plays."""
-        return self._assignments.num_of(peer)
-
     def total_quota(self) -> int:
         """Return the number of groups that all peers together may play at a time."""
         return self._assignments.total_quota()
-
-    def pending_grants(self) -> set[int]:
-        """Return the grants of the groups that are in flight and not in training."""
-        return set(self._pending)
 
     def grants_in_flight(self) -> set[int]:
         """Return the grants of all groups in flight."""

@@ -1,7 +1,7 @@
-"""Replay the journal's records: rebuild the ledger, the league and the graph memory of a run.
+"""Replay the journal's records: rebuild the ledger, the league and the methods' states of a run.
 
-Pure: the records are an argument. The caller reads the journal's files and trains the steps behind
-its checkpoint again (`services/mage_services/learner/resume.py`).
+The records are an argument: nothing here reads a file. `services/mage_services/learner/resume.py`
+reads them after a restart of the learner, and trains the steps after its checkpoint again.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from mage_async.protocol.journal_records import (
     SegmentHeader,
 )
 from mage_async.protocol.messages import TrialResult
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_async.trajectory import Group, Task
 
 CONFIG_CHANGED = "the configuration was changed"
@@ -49,12 +49,13 @@ def replay(
 ) -> Iterator[Committed]:
     """Replay records into a new ledger, league and methods, and yield each step.
 
-    At the end the three are in the state in which the last record was written. The states
-    of methods are computed again from the trials and must agree with the digests in the records.
+    At the end, the three are in the state that they had when the last record was written. The
+    states of methods are computed again from the trials, and must have the digests that the
+    records hold.
 
     Args:
-        records: The first one is a `SegmentHeader`.
-        methods: Those of the run; None: their states are not computed, and no method is imported.
+        records: in order; the first one is a `SegmentHeader`.
+        methods: of the run; None: their states are not computed, and no method is imported.
 
     Raises:
         RunError: the records contradict each other, or the state of a method differs.
@@ -68,7 +69,7 @@ def replay(
                 else:
                     ledger.keep_only(record)
                 config = record.config
-                league.begin(record.population)
+                league.restore(record.population)
                 if states is not None:
                     states.begin(record)
             case Granted():
@@ -111,22 +112,23 @@ class RecordsWithConfig:
 
 @dataclass(slots=True)
 class ReplayedMethods:
-    """The states of methods, computed again from the journal and compared with its records."""
+    """Computes the states of methods from the journal again, and compares them with its records."""
 
     methods: Methods
     _is_known: bool = False
-    """False while trials that the methods learned from lie in deleted segments. The next segment
-    header holds the whole states."""
+    """Whether the states are those at the last record. False after a step whose trials lie in a
+    deleted segment, until the next segment header, which holds the whole states.
+    """
 
     def begin(self, header: SegmentHeader) -> None:
-        """Take over the states of a segment header, and the configuration in force from there."""
+        """Take over the states of a segment header, and the configuration from there on."""
         if header.config:
             self.methods.adopt(config_file.loads(header.config))
         self.methods.begin(header.methods, header.version)
         self._is_known = True
 
     def check_grant(self, granted: Granted) -> None:
-        """Compare the guidance of a new group with the one that the methods give.
+        """Check that the methods give a new group the guidance that its record holds.
 
         Raises:
             RunError: they differ.
@@ -161,7 +163,7 @@ class ReplayedMethods:
 
 
 def plays_alike(one: Config, other: Config) -> bool:
-    """Whether groups granted under one configuration may be trained under the other."""
+    """Return whether groups granted under one configuration may be trained under the other."""
     parts = ("seed", "environment", "trial", "transcript", "sampling", "admission")
     return all(
         msgspec.to_builtins(getattr(one, part)) == msgspec.to_builtins(getattr(other, part))

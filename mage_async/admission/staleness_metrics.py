@@ -10,7 +10,7 @@ also given by episode, because the first episode is the oldest and, in meta-RL, 
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -39,14 +39,7 @@ class TokenAges:
 
     def where(self, chosen: np.ndarray) -> "TokenAges":
         """Return the tokens for which `chosen`, bool [N], is true."""
-        return TokenAges(
-            self.staleness[chosen],
-            self.episodes[chosen],
-            self.log_ratios[chosen],
-            self.is_clipped[chosen],
-            self.is_masked[chosen],
-            self.provenances[chosen],
-        )
+        return TokenAges(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
 
 def staleness_metrics(tokens: TokenAges, max_staleness: int) -> dict[str, float]:

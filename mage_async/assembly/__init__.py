@@ -1,7 +1,12 @@
 """The objects that a configuration describes, made in one place for every process."""
 
 from mage_async.assembly.checks import check, check_keys, check_room
-from mage_async.assembly.parts import WORDS, environment_of, named_parts, rules_of
+from mage_async.assembly.parts import (
+    WORDS,
+    environment_of,
+    named_parts,
+    trial_config_of,
+)
 
 __all__ = [
     "WORDS",
@@ -10,5 +15,5 @@ __all__ = [
     "check_room",
     "environment_of",
     "named_parts",
-    "rules_of",
+    "trial_config_of",
 ]

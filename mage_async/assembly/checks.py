@@ -5,7 +5,7 @@ a check of a method with the method.
 import random
 from dataclasses import replace
 
-from mage_async.assembly.parts import environment_of, named_parts, rules_of
+from mage_async.assembly.parts import environment_of, named_parts, trial_config_of
 from mage_async.config import policy
 from mage_async.config.policy import Tiny
 from mage_async.config.schema import Config, Embedded
@@ -15,7 +15,7 @@ from mage_async.environments.rehearsal import check_declared, is_rehearsed
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.methods.method import Methods, overriding
-from mage_async.tasks.population import is_policy, name_of
+from mage_async.tasks.league import is_policy, name_of
 from mage_async.trajectory import Task
 from mage_async.trials.scripted import chat_in_words, shortest_context
 
@@ -61,7 +61,9 @@ def check_room(config: Config) -> None:
         chat, stops = chat_in_words(), config.trial.stop_on_success
         methods = Methods(config, environment)
         last = methods.horizon(config.learner.steps, config.trial.episodes)
-        rules = rules_of(config, environment, chat, last.num_episodes, stops_on_success=stops)
+        rules = trial_config_of(
+            config, environment, chat, last.num_episodes, stops_on_success=stops
+        )
         rules = rules.with_horizon(environment, last.num_episodes, last.max_turns)
         # A policy that is cloned from scripts writes remarks as long as theirs.
         if config.warm_start is None:

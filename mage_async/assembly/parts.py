@@ -36,7 +36,7 @@ def named_parts(config: Config) -> list[tuple[str, Environment]]:
     return [(config.environment.name, environment)]
 
 
-def rules_of(
+def trial_config_of(
     config: Config,
     environment: Environment,
     chat: ChatFormat,

@@ -13,7 +13,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.protocol.journal_records import Dropped, Granted, Record, SegmentHeader
 from mage_async.protocol.trial_frames import TrialResult
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_async.trajectory import Group
 
 

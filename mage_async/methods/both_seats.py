@@ -10,7 +10,7 @@ from typing import ClassVar
 from mage_async.config.section import Section, Share
 from mage_async.errors import ConfigError
 from mage_async.methods.method import Method, overriding
-from mage_async.tasks.population import name_of
+from mage_async.tasks.league import name_of
 from mage_async.trajectory import Task
 
 

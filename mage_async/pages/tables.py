@@ -18,7 +18,7 @@ from mage_async.results.return_rows import (
     score_row,
     set_rows,
 )
-from mage_async.tasks.population import version_of
+from mage_async.tasks.league import version_of
 
 
 @dataclass(frozen=True, slots=True)

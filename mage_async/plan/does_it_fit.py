@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from mage_async.assembly import named_parts, rules_of
+from mage_async.assembly import named_parts, trial_config_of
 from mage_async.config.schema import Config, Embedded, Pretrained, Tiny
 from mage_async.environments.environment import Environment
 from mage_async.environments.user_class import ResetStep
@@ -152,7 +152,7 @@ def _contexts(
     num_turns = config.trial.episodes * environment.facts.max_turns
     if isinstance(environment, ResetStep) or environment.script(random.Random(0)) is None:
         return Contexts(0, num_turns * config.transcript.max_action_tokens, num_turns)
-    rules = rules_of(config, environment, chat, config.trial.episodes)
+    rules = trial_config_of(config, environment, chat, config.trial.episodes)
     source = random.Random(0)
     tasks = [random_task(environment, "train", source) for _ in range(NUM_SCRIPTED_TRIALS)]
     trials = [scripted_trial(environment, task, 0, rules, chat) for task in tasks]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config.schema import Config, Embedded
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
@@ -15,7 +15,7 @@ from mage_async.inference.scheduler import Scheduler
 from mage_async.policy.guards import check_trainable
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels import Run, begin_trial
+from mage_async.trials.duels import TrialInProgress, begin_trial
 from mage_async.trials.scripted import random_task
 
 NUM_TURNS = 2
@@ -45,7 +45,10 @@ class FirstTurns:
 
 
 def play_first_turns(
-    config: Config, directory: Path, now: Callable[[], float], settle: Callable[[Run], None]
+    config: Config,
+    directory: Path,
+    now: Callable[[], float],
+    settle: Callable[[TrialInProgress], None],
 ) -> FirstTurns | None:
     """Check that the policy can be trained, and play a group of trials for `NUM_TURNS` turns.
 
@@ -67,7 +70,7 @@ def play_first_turns(
     model = Model.load(directory, slots=size, max_tokens=config.engine.max_tokens)
     chat = load_chat(directory, thinking=config.transcript.thinking)
     environment, source = environment_of(config), random.Random(config.seed)
-    rules = rules_of(config, environment, chat, config.trial.episodes)
+    rules = trial_config_of(config, environment, chat, config.trial.episodes)
     runs = [
         begin_trial(
             environment, random_task(environment, "train", source), 0, rules, chat, name=str(number)
@@ -80,9 +83,11 @@ def play_first_turns(
     return _first_turns(runs, chat, (now() - began) / NUM_TURNS)
 
 
-def _play_turn(runs: Sequence[Run], engine: Scheduler, settle: Callable[[Run], None]) -> None:
+def _play_turn(
+    runs: Sequence[TrialInProgress], engine: Scheduler, settle: Callable[[TrialInProgress], None]
+) -> None:
     """Sample one completion for each trial that is not over."""
-    waiting: dict[str, Run] = {}
+    waiting: dict[str, TrialInProgress] = {}
     for run in runs:
         settle(run)
         if (prompt := run.next_prompt()) is not None:
@@ -95,7 +100,7 @@ def _play_turn(runs: Sequence[Run], engine: Scheduler, settle: Callable[[Run], N
             settle(run)
 
 
-def _first_turns(runs: Sequence[Run], chat: ChatFormat, turn_s: float) -> FirstTurns:
+def _first_turns(runs: Sequence[TrialInProgress], chat: ChatFormat, turn_s: float) -> FirstTurns:
     actions: list[tuple[bool, str]] = []
     for run in runs:
         run.cut_short()

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from mage_async.assembly import WORDS, environment_of, named_parts, rules_of
+from mage_async.assembly import WORDS, environment_of, named_parts, trial_config_of
 from mage_async.config.policy import local_policy
 from mage_async.config.schema import Config, Pretrained, Tiny, WarmStart
 from mage_async.errors import PolicyError
@@ -89,7 +89,7 @@ def _demonstrations(
     """
     environment = environment_of(config)
     chat = load_chat(directory, thinking=config.transcript.thinking)
-    rules = rules_of(config, environment, chat, warm.episodes)
+    rules = trial_config_of(config, environment, chat, warm.episodes)
     source = random.Random(f"{config.seed}/demonstrations")
     trials, methods = list[Trial](), Methods(config, environment)
     for index in range(warm.trials):

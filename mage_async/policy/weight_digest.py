@@ -9,6 +9,7 @@ always changes the sum, because keys are odd; accidental changes of several keep
 
 from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from mage_async.learning.adapters import trained_tensors
 from mage_async.learning.forward import token_logprobs
 from mage_async.learning.packing import TokenRow
 from mage_async.learning.roles import has_roles
+from mage_async.policy.snapshot import Snapshot
 
 DIGEST_BYTES = 8
 ROW = 2**16
@@ -51,6 +53,28 @@ def sum_digests(tensors: dict[str, torch.Tensor], sums: torch.Tensor) -> dict[st
 def overall(tensors: dict[str, str]) -> str:
     """Combine the digests of all tensors into one."""
     return blake2b("".join(tensors.values()).encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
+class WeightDigests(NamedTuple):
+    """Digests of the weights of one version, as a commit records them."""
+
+    tensors: dict[str, str]
+    """Digest of each trained tensor by name."""
+    whole: str
+    """Digest of all of them."""
+
+
+def digested_snapshot(
+    model: PreTrainedModel, version: int, *, scores: bool
+) -> tuple[Snapshot, WeightDigests]:
+    """Copy a model's weights to publish them, and compute their digests.
+
+    Args:
+        scores: whether the copy has the log-probs of the probe tokens.
+    """
+    snapshot = Snapshot.of(model, version, probe_logprobs(model) if scores else None)
+    tensors = tensor_digests(model)
+    return snapshot, WeightDigests(tensors, overall(tensors))
 
 
 def word_sum(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:

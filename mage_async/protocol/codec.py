@@ -23,6 +23,7 @@ from mage_async.protocol.trial_frames import (
     pack_trial,
     unpack_trial,
 )
+from mage_async.trials.duels import TrialInProgress
 
 PROTOCOL = b"mage/2"
 """The tag of every message."""
@@ -60,6 +61,19 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
     _decode_header(packed)
     frames: list[Frame] = [PROTOCOL, packed, *arrays]
     return [*frames, _checksum(frames)]
+
+
+def encode_result(grant: int, epoch: int, run: TrialInProgress, duration_s: float) -> list[Frame]:
+    """Return the frames of the `TrialResult` of a trial that was played to its end.
+
+    Args:
+        grant, epoch: number and epoch of the group that the trial belongs to.
+
+    Raises:
+        WireError: the trial exceeds a limit.
+    """
+    trial, *other_seat = run.trials(duration_s)
+    return encode(TrialResult(grant, epoch, trial, other=next(iter(other_seat), None)))
 
 
 @dataclass(slots=True)

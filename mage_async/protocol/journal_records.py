@@ -1,27 +1,18 @@
-"""The journal's bytes: the records that a run must not lose, in append-only segment files.
+"""The journal's records: what a run must not lose, and which segments of it are still needed.
 
-A segment begins with the line `mage-journal/1`. Records follow, each
-`[length u32][crc32 u32][kind u8][body]` in little endian; the length counts kind and body. The
-first record of a segment is a `SegmentHeader` with the state of the ledger, so that earlier
-segments can be deleted.
+The first record of a segment is a `SegmentHeader` with the state of the ledger, so that earlier
+segments can be deleted. `services/mage_services/journal/` writes the records to files.
 """
 
-import struct
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, islice, pairwise
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-import msgspec
 from msgspec import field
 
-from mage_async.errors import WireError
 from mage_async.policy_version import oldest
-from mage_async.protocol.codec import decode, encode
-from mage_async.protocol.limits import DEFAULT_LIMITS, MAX_RECORD_BYTES, Limits
 from mage_async.protocol.messages import Fields, GroupGrant, Number
-from mage_async.protocol.trial_frames import Frame, TrialHeader, TrialResult
-from mage_async.tasks.population import Table
+from mage_async.protocol.trial_frames import TrialResult
+from mage_async.tasks.league import LeagueState
 from mage_async.trajectory import Trial
 
 # When each record is written, and what waits until the record is durable:
@@ -37,16 +28,6 @@ from mage_async.trajectory import Trial
 #
 # Records become durable in the order in which they are written. So the trials of a durable commit
 # are durable, and every version that a peer has heard of can be computed again from the journal.
-#
-# A crash can damage only the end of the last segment. `scan` returns the whole records and says
-# where the torn tail has to be cut off.
-
-MAGIC = b"mage-journal/1\n"
-_PREFIX = struct.Struct("<II")
-_KIND_BYTES = 1
-_TRIAL, _FIELDS = 1, 2
-_SIZES = struct.Struct("<6I")
-"""Bytes of each frame of a trial: tag, header, three arrays and checksum."""
 
 
 class Granted(Fields):
@@ -121,7 +102,7 @@ class SegmentHeader(Fields, tag="Head"):
     granted_again: Number
     dropped: dict[str, Number]
     """Number of dropped groups by reason."""
-    population: Table | None = None
+    population: LeagueState | None = None
     """Past policies in opponents' seats, and ratings; None if the run has none."""
     methods: dict[str, bytes] = field(default_factory=dict)
     """The state of each method that has one, by method."""
@@ -131,11 +112,9 @@ class SegmentHeader(Fields, tag="Head"):
         return min([self.version, *(granted.version for granted in self.groups)])
 
 
-_Structs = SegmentHeader | Granted | Dropped | Commit | Published | LoadedWeights
-Record = _Structs | TrialResult
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER: msgspec.msgpack.Decoder[_Structs] = msgspec.msgpack.Decoder(_Structs)
-_TRIAL_HEADER: msgspec.msgpack.Decoder[TrialHeader] = msgspec.msgpack.Decoder(TrialHeader)
+FieldsRecord = SegmentHeader | Granted | Dropped | Commit | Published | LoadedWeights
+"""A record of named fields."""
+Record = FieldsRecord | TrialResult
 
 
 def first_segment_header(version: int, next_grant: int) -> SegmentHeader:
@@ -151,122 +130,6 @@ def first_segment_header(version: int, next_grant: int) -> SegmentHeader:
         granted_again=0,
         dropped={},
     )
-
-
-def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
-    """Return the bytes of a record, in pieces; arrays of a trial are views, not copies.
-
-    Raises:
-        WireError: a trial exceeds a limit, or the record exceeds `MAX_RECORD_BYTES`.
-    """
-    if isinstance(record, TrialResult):
-        # A trial that came from a peer is kept as it arrived; its frames were checked then.
-        frames = record.frames or encode(record, limits)
-        pieces: list[Frame] = [bytes([_TRIAL]), _SIZES.pack(*map(len, frames)), *frames]
-    else:
-        pieces = [bytes([_FIELDS]), _ENCODER.encode(record)]
-    length = sum(map(len, pieces))
-    if length > MAX_RECORD_BYTES:
-        raise WireError(f"a record has at most {MAX_RECORD_BYTES} bytes, got {length}")
-    return [_PREFIX.pack(length, _checksum(length, pieces)), *pieces]
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """The whole records of a segment."""
-
-    bodies: list[memoryview]
-    """Kind and body of each record, for `decode_record`, as views of the scanned bytes."""
-    good_bytes: int
-    """Offset at which a torn tail begins: cut the segment here."""
-
-
-def scan(data: Frame, most: int | None = None) -> Scan:
-    """Find the whole records at the start of a segment's bytes, at most `most` of them.
-
-    Copies nothing, and allocates nothing by a length that was not checked against `data`.
-    """
-    view = memoryview(data)
-    if bytes(view[: len(MAGIC)]) != MAGIC:
-        return Scan([], 0)
-    records = list(islice(whole_records(view, len(MAGIC)), most))
-    return Scan([body for _, body in records], records[-1][0] if records else len(MAGIC))
-
-
-def whole_records(view: memoryview, start: int) -> Iterator[tuple[int, memoryview]]:
-    """Yield the end offset, and kind and body, of each whole record from offset `start` on."""
-    while (body := _body_at(view, start)) is not None:
-        start += _PREFIX.size + len(body)
-        yield start, body
-
-
-def decode_record(body: Frame, limits: Limits = DEFAULT_LIMITS) -> Record:
-    """Return the record of a scanned kind and body; arrays of a trial are copies.
-
-    Raises:
-        WireError: the bytes are whole, but no record: another build wrote them.
-    """
-    if body[0] == _TRIAL:
-        return _decode_trial(bytes(body[_KIND_BYTES:]), limits)
-    if body[0] != _FIELDS:
-        raise WireError(f"a journal has no records of kind {body[0]}: another build wrote it")
-    try:
-        return _DECODER.decode(body[_KIND_BYTES:])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
-        raise WireError(f"no record of this build: {fault}") from fault
-
-
-def read_trial_header(body: Frame) -> TrialHeader | None:
-    """Return a trial's record without its arrays; None for a record of another kind.
-
-    Raises:
-        WireError: the header is not of this build.
-    """
-    if body[0] != _TRIAL:
-        return None
-    sizes = _SIZES.unpack_from(body, _KIND_BYTES)
-    start = _KIND_BYTES + _SIZES.size + sizes[0]
-    try:
-        return _TRIAL_HEADER.decode(body[start : start + sizes[1]])
-    except msgspec.MsgspecError as fault:
-        raise WireError(f"no header of this build: {fault}") from fault
-
-
-def _body_at(view: memoryview, start: int) -> memoryview | None:
-    """Return kind and body of the record at offset `start`; None if there is no whole record."""
-    if len(view) - start < _PREFIX.size:
-        return None
-    length, crc = _PREFIX.unpack_from(view, start)
-    begin = start + _PREFIX.size
-    if not _KIND_BYTES <= length <= min(MAX_RECORD_BYTES, len(view) - begin):
-        return None
-    body = view[begin : begin + length]
-    return body if _checksum(length, [body]) == crc else None
-
-
-def _decode_trial(data: bytes, limits: Limits) -> TrialResult:
-    if len(data) < _SIZES.size:
-        raise WireError(f"a trial's record has at least {_SIZES.size} bytes, got {len(data)}")
-    sizes = _SIZES.unpack_from(data)
-    if sum(sizes) != len(data) - _SIZES.size:
-        raise WireError(f"frames of {sum(sizes)} bytes in {len(data) - _SIZES.size}")
-    message = decode(_split(memoryview(data)[_SIZES.size :], sizes), limits, is_checked=True)
-    if not isinstance(message, TrialResult):
-        raise WireError(f"expected a trial, got {type(message).__name__}")
-    return replace(message, frames=())
-
-
-def _split(data: memoryview, sizes: Sequence[int]) -> list[memoryview]:
-    offsets = pairwise(accumulate(sizes, initial=0))
-    return [data[start:stop] for start, stop in offsets]
-
-
-def _checksum(length: int, pieces: Sequence[Frame]) -> int:
-    # The length is covered too: otherwise a run of zeros would be a valid record.
-    crc = zlib.crc32(length.to_bytes(4, "little"))
-    for piece in pieces:
-        crc = zlib.crc32(piece, crc)
-    return crc
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.mix import component_of, label_of
 from mage_async.methods.registry import metrics as of_methods
 from mage_async.policy_version import PROVENANCES, oldest, tokens_by_provenance
-from mage_async.tasks.population import is_policy
+from mage_async.tasks.league import is_policy
 from mage_async.trajectory import Group, Kind, Segment, Trial
 
 IN = "_in_"

@@ -1,4 +1,4 @@
-"""Matchmakers: which member of the population a group meets, one class each.
+"""Matchmakers: rules that choose the member (opponent or task variant) of a group, one class each.
 
 A matchmaker is its configuration, `population.matchmaker`. To add one, copy a class and give
 it a `tag`, which is its name. All draws depend on the run's seed and the group's number alone, so a
@@ -14,22 +14,24 @@ from mage_async.config.section import Variant
 
 if TYPE_CHECKING:
     from mage_async.environments.environment import Environment
-    from mage_async.tasks.population import League
+    from mage_async.tasks.league import League
 
 SHARE_OF_ANY = 0.1
-"""Share of groups that meet a member drawn uniformly, so that every regret is measured again."""
+"""Share of groups that meet a member drawn uniformly, so that the returns against members that are
+rarely drawn by weight are measured again too.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What a matchmaker knows when it chooses the member of one group."""
+    """The facts by which a matchmaker chooses the member of one group."""
 
     place: int
     """Number of the group in its step, counted among the groups that choose from the same names."""
     from_deck: str
     """The environment's member whose turn it is in the shuffled decks."""
     source: random.Random
-    """Generator of the group's own."""
+    """Random generator of this group alone."""
     league: "League"
     environment: "Environment"
 
@@ -49,17 +51,17 @@ class Decks(Matchmaker, tag="decks"):
     """The environment's members in shuffled decks; past policies uniformly."""
 
     def choose(self, names: Sequence[str], draw: Draw) -> str:
-        """Choose the deck's member."""
+        """Choose the deck's member, or any past policy."""
         return draw.from_deck if draw.from_deck in names else draw.source.choice(names)
 
 
 class Fixed(Matchmaker, tag="fixed"):
-    """A place of the step meets the same member in every step, as in MAGE's code."""
+    """The n-th group of every step meets the same member, as in MAGE's code."""
 
     by_place: ClassVar[bool] = True
 
     def choose(self, names: Sequence[str], draw: Draw) -> str:
-        """Choose by place; the same member as long as the names stay the same."""
+        """Choose by the number of the group in its step."""
         return names[draw.place % len(names)]
 
 
@@ -74,22 +76,22 @@ class Resampled(Matchmaker, tag="resampled"):
 class Prioritised(Matchmaker, tag="prioritised"):
     """In proportion to the regret: how much the agent could still gain against a member."""
 
-    # The best response to a past policy is unknown, so its best return is the declared maximum: the
-    # rule is then AlphaStar's prioritised fictitious self-play with `f(x) = 1 - x` (Vinyals et al.
-    # 2019).
+    # The best response to a past policy is unknown: the best return against it is taken to be the
+    # environment's maximum. Among past policies, the rule is then AlphaStar's prioritised
+    # fictitious self-play with `f(x) = 1 - x` (Vinyals et al. 2019).
 
     def choose(self, names: Sequence[str], draw: Draw) -> str:
         """Choose by regret."""
         return prioritised(names, lambda name: self._regret(name, draw), draw.source)
 
     def _regret(self, member: str, draw: Draw) -> float:
-        """Return the best return against a member minus the agent's recent return."""
-        from mage_async.tasks.population import is_policy
+        """Return the best return against a member minus the agent's recent mean return."""
+        from mage_async.tasks.league import is_policy
 
         standing = draw.league.standing(member)
         least, most = draw.environment.facts.bounds()
         best = most if is_policy(member) else draw.environment.best_return(member)
-        return max(0.0, best - (standing.recent if standing and standing.groups else least))
+        return max(0.0, best - (standing.fast_mean if standing and standing.groups else least))
 
 
 class Progress(Matchmaker, tag="progress"):
@@ -104,12 +106,12 @@ class Progress(Matchmaker, tag="progress"):
         return prioritised(names, lambda name: self._progress(name, draw), draw.source)
 
     def _progress(self, member: str, draw: Draw) -> float:
-        """Return the change of the return; the largest there may be for a member never met."""
+        """Return the change of the agent's return; the largest possible for a member never met."""
         standing = draw.league.standing(member)
         if standing is None or not standing.groups:
             least, most = draw.environment.facts.bounds()
             return most - least
-        return abs(standing.recent - standing.long)
+        return abs(standing.fast_mean - standing.slow_mean)
 
 
 def prioritised(names: Sequence[str], weight: Callable[[str], float], source: random.Random) -> str:

@@ -1,6 +1,11 @@
-"""The task stream: the task of the n-th group, a function of the seed and n alone.
+"""The tasks of a run: those that groups train on, and the fixed ones of evaluations.
 
-A resumed run therefore draws the same tasks.
+The task of the n-th group is a function of the run's seed, of n and, where the policy meets its
+past versions, of the ratings at that time. So a resumed run draws the same tasks.
+
+A *member* is the hidden part of a task, by name: an opponent or a variant of the environment, or a
+past version of the policy (`league.py`). A *seat* is the player that the agent is, where a game has
+several.
 """
 
 import random
@@ -10,20 +15,21 @@ from dataclasses import replace
 from mage_async.config.learning import Population
 from mage_async.environments.environment import Environment, Split
 from mage_async.environments.mix import Mix
+from mage_async.tasks.league import ITSELF, League, name_of
 from mage_async.tasks.matchmaking import Draw
-from mage_async.tasks.population import ITSELF, League, name_of
 from mage_async.trajectory import Task
 
 CURVE_SEED, FINAL_SEED = 1, 2
-"""Seeds of the evaluations' tasks: those of the learning curve and those of the final sets are
+"""Seeds of the tasks of the learning curve and of the final sets. The two kinds of tasks are
 disjoint, and the same for every run of an environment.
 """
 
 
 class TaskStream:
-    """Train members in shuffled decks: each is met once before any is met twice.
+    """Tasks whose members come from shuffled decks: each is met once before any is met twice.
 
-    Of a mix: parts in shuffled decks with their shares, and the members of each part so.
+    In a mix, first the component comes from a deck that holds each as often as its share, and then
+    the member from a deck of that component.
     """
 
     def __init__(self, environment: Environment, seed: int) -> None:
@@ -34,7 +40,7 @@ class TaskStream:
         self._seats = environment.seats()
 
     def task(self, number: int) -> Task:
-        """The task of the `number`-th group."""
+        """Return the task of the `number`-th group, from 0."""
         if self._parts:
             return self._mixed(number)
         deck, place = divmod(number, len(self._members))
@@ -44,20 +50,24 @@ class TaskStream:
         return Task(self._name, order[place], source.getrandbits(40), source.choice(self._seats))
 
     def _mixed(self, number: int) -> Task:
-        """The task of a part: of its groups so far, the next one."""
+        """Return the next task of the component whose turn it is."""
         cards = [part for part in self._parts for _ in range(part.share)]
         deck, place = divmod(number, len(cards))
         random.Random(f"{self._seed}/parts/{deck}").shuffle(cards)
         part = cards[place]
+        # The component's own number of this group: those of earlier decks, and those in this one.
         task = self._streams[part.label].task(deck * part.share + cards[:place].count(part))
         return replace(task, environment=self._name, member=part.member(task.member))
 
 
 class MatchedTasks:
-    """Tasks of `task_of`, with the member that the population's matchmaker chooses.
+    """Tasks whose members the configuration's matchmaker chooses (`matchmaking.py`).
 
     Args:
-        task_of: gives the task of the n-th group, with members in shuffled decks.
+        task_of: returns the task of the n-th group, with a member of the environment, such as
+            `TaskStream.task`.
+        config: the table `population` of the configuration.
+        groups_per_step: groups that a step trains.
     """
 
     def __init__(
@@ -65,13 +75,13 @@ class MatchedTasks:
         task_of: Callable[[int], Task],
         environment: Environment,
         league: League,
-        rules: Population,
+        config: Population,
         *,
         seed: int,
         groups_per_step: int,
     ) -> None:
         self._task_of, self._environment, self._league = task_of, environment, league
-        self._rules, self._seed, self._groups_per_step = rules, seed, groups_per_step
+        self._config, self._seed, self._groups_per_step = config, seed, groups_per_step
         self._members = environment.members("train")
 
     def task(self, number: int) -> Task:
@@ -79,34 +89,35 @@ class MatchedTasks:
         task = self._task_of(number)
         if not self._league.is_on:
             return task
-        rules = self._rules
+        config = self._config
         source = random.Random(f"{self._seed}/match/{number}")
+        # One draw decides between self-play, a past policy, and a member of the environment.
         drawn = source.random()
         self_play = self._league.self_play_share
         if drawn < self_play:
             return replace(task, member=ITSELF)
         rivals = tuple(name_of(version) for version in self._league.rivals())
         place = number % self._groups_per_step
-        num_rival_places = round(rules.rivals * self._groups_per_step)
-        if rules.matchmaker.by_place:
+        num_rival_places = round(config.rivals * self._groups_per_step)
+        if config.matchmaker.by_place:
             meets_rival = place < num_rival_places
         else:
-            meets_rival = drawn < self_play + rules.rivals
+            meets_rival = drawn < self_play + config.rivals
         names: Sequence[str] = self._members
         if rivals and meets_rival:
             names = rivals
         elif rivals:
-            place -= num_rival_places
+            place -= num_rival_places  # counted among the groups that meet the environment
         draw = Draw(place, task.member, source, self._league, self._environment)
-        return replace(task, member=rules.matchmaker.choose(names, draw))
+        return replace(task, member=config.matchmaker.choose(names, draw))
 
 
 def evaluation_tasks(
     environment: Environment, split: Split, num_trials: int, seed: int
 ) -> list[Task]:
-    """A fixed set: members equally often (within one), seats in turn, seeds of their own.
+    """Return a fixed set of tasks: members equally often (within one), seats in turn.
 
-    Of a mix: parts in turn, each with the tasks that it has alone.
+    In a mix, components take turns, each with the tasks that it would have alone.
     """
     if isinstance(environment, Mix):
         return _tasks_in_turn(environment, split, num_trials, seed)
@@ -134,29 +145,29 @@ def _tasks_in_turn(mix: Mix, split: Split, num_trials: int, seed: int) -> list[T
 
 
 def swapped(task: Task, environment: Environment, split: Split) -> Task:
-    """The task with another member in the same seat and with the same luck.
+    """Return the task with another member, in the same seat and with the same seed.
 
-    What was learned about the first member must not help against the other.
+    The environment chooses members such that knowledge of the first is of no use against the other.
     """
     choices = environment.swaps(task.member, split)
     source = random.Random(f"{task.seed}/swap")
     return Task(task.environment, source.choice(choices), task.seed, task.seat)
 
 
-# In groups in which the policy plays both seats trials come in pairs, and both are trained on. The
-# trial of an even index has the task's seat, the next one is the same play from the other seat.
+# If the policy plays both seats, the trials of a group come in pairs, and both are trained on: the
+# trial of an even index has the task's seat, and the next one is the same game from the other seat.
 
 
 def num_seats(member: str) -> int:
-    """How many seats of a group's trials are the policy's: 2 where its member is the policy."""
+    """Return how many seats of a game the policy plays: 2 if the member is the policy itself."""
     return 2 if member == ITSELF else 1
 
 
 def plays(task: Task, num_trials: int) -> range:
-    """Indices of the trials that begin a play each, where a group has so many trials."""
+    """Return the indices of a group's trials that are started; a game of two seats makes two."""
     return range(0, num_trials, num_seats(task.member))
 
 
 def task_of(task: Task, index: int) -> Task:
-    """The task of a group as one of its trials has it."""
+    """Return the task of a group as the trial of an index has it: seen from its own seat."""
     return task.across() if index % num_seats(task.member) else task

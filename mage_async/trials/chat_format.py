@@ -126,7 +126,10 @@ class ChatFormat:
         self, last_token: int, forced: str, pieces: Sequence[str], contents: Sequence[str]
     ) -> tuple[int, ...]:
         ids = encode_between(self._tokenize, pieces, contents)
-        return ids[1:] if not forced and ids[0] == last_token in self.stop_tokens else ids
+        # The template ends a turn with a stop token. If the policy has sampled it already, a second
+        # one would be a text that the template never writes.
+        is_ended = not forced and last_token in self.stop_tokens and ids[0] == last_token
+        return ids[1:] if is_ended else ids
 
 
 def _user(text: str) -> Message:

@@ -1,19 +1,21 @@
-"""Trials in which a policy plays the opponent's seat too, and the choice of a task's kind of trial.
+"""The kinds of trials: against the environment, against a past policy, or with the policy in both
+seats.
 
-`DuelRun` is a trial against a past policy on the same engine. The agent's side is an ordinary
-trial. The past policy has no memory and gets no guidance: each episode is its first, so it plays
-the same way in all of them, and the agent can find out how. It observes what the agent would
-observe in that seat, and its random seed is the episode's, the same for all trials of a group. Its
-actions reach the trial as the opponent's moves, in the environment's words; its tokens belong to no
-trial, so they are neither trained on nor counted. In a `TwoMemoriesRun` both sides remember earlier
-episodes.
+`begin_trial` chooses the kind by the task. A trial against the environment is a `TrialRun` alone.
+A *duel* is an episode between two policies on the same engine: each side is a `TrialRun` of its
+own, and what one side does reaches the other as an observation in the environment's words.
+
+In a `DuelRun` the opponent is a past policy without memory and without guidance: each episode is
+its first, so it plays the same way in all of them, and the agent can find out how. Its random seed
+is the episode's, the same for all trials of a group. Its tokens belong to no trial, so they are
+neither trained on nor counted. In a `TwoMemoriesRun` both sides remember earlier episodes.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import (
@@ -29,12 +31,47 @@ from mage_async.environments.environment import (
 )
 from mage_async.environments.user_calls import Call
 from mage_async.errors import EnvironmentFault
-from mage_async.tasks.population import version_of
+from mage_async.tasks.league import version_of
 from mage_async.tasks.task_stream import num_seats
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun, environment_code
+
+TrialInProgress: TypeAlias = "TrialRun | DuelRun | TwoMemoriesRun"
+"""A trial that is being played, of any kind; all kinds have the interface of `TrialRun`."""
+
+
+def begin_trial(
+    environment: Environment,
+    task: Task,
+    index: int,
+    config: TrialConfig,
+    chat: ChatFormat,
+    *,
+    name: str,
+    swap: Task | None = None,
+) -> TrialInProgress:
+    """Create a trial: against the environment, against a past policy, or with the policy in both
+    seats.
+    """
+    version = version_of(task.member)
+    if num_seats(task.member) == 1 and version is None:
+        return TrialRun(environment, task, index, config, chat, name=name, swap=swap)
+    config = replace(config, advisers=None)  # an adviser looks at a play, not at a side of a duel
+    if version is None or config.rivals_remember:
+        return TwoMemoriesRun(environment, task, index, config, chat, name=name, version=version)
+    return DuelRun(environment, task, index, config, chat, name=name, version=version)
+
+
+def make_calls(trial: TrialInProgress) -> None:
+    """Make the environment calls that a trial waits for, one after another, without an event loop.
+
+    Raises:
+        EnvironmentFault: see `Call.now`.
+    """
+    while (call := trial.next_call()) is not None:
+        trial.answer(call.now())
 
 
 def duel_of(environment: Environment, task: Task, episode: int) -> Duel:
@@ -67,7 +104,8 @@ class SidePlay(Play):
     """One side of a duel as a `Play`."""
 
     def __init__(self, duel: Duel, side: Side) -> None:
-        self._duel, self._side, self.chance = duel, side, duel.chance
+        self._duel, self._side = duel, side
+        self.chance = duel.chance
 
     @property
     def observation(self) -> str:
@@ -90,13 +128,45 @@ class SidePlay(Play):
 
 
 class TwoSidedRun:
-    """Base of the runs with two sides; has the interface of `TrialRun`.
+    """Base of the runs with two sides; has the interface of `TrialRun`, and yields the prompts of
+    both sides.
 
-    A subclass stores the agent's trial in `_agent`. A duel is never slow, so its calls are those of
-    the agent's trial, which has none.
+    A duel is never slow, so its calls are those of the agent's trial, which has none.
+
+    Args:
+        version: of the past policy on the other side; `None`: the policy itself.
+
+    Raises:
+        EnvironmentFault: the environment has no opponent's seat.
     """
 
-    _agent: TrialRun
+    def __init__(
+        self,
+        environment: Environment,
+        task: Task,
+        index: int,
+        config: TrialConfig,
+        chat: ChatFormat,
+        *,
+        name: str,
+        version: int | None,
+    ) -> None:
+        self._environment, self._task, self._version = environment, task, version
+        self._begin_opponent(index, config, chat, name)
+        self._agent = TrialRun(
+            environment, task, index, config, chat, name=name, begin=self._agent_play
+        )
+
+    def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
+        """Create the other side; the arguments are those of the constructor.
+
+        Called before the agent's side is created, which may need the other side's duel.
+        """
+        raise NotImplementedError
+
+    def _agent_play(self, episode: int) -> Play:
+        """Create the agent's play of an episode."""
+        raise NotImplementedError
 
     def next_call(self) -> Call | None:
         """See `TrialRun.next_call`."""
@@ -117,6 +187,10 @@ class TwoSidedRun:
     def trial(self, duration_s: float = 0.0) -> Trial:
         """Return the agent's finished trial."""
         return self._agent.trial(duration_s)
+
+    def trials(self, duration_s: float = 0.0) -> tuple[Trial, ...]:
+        """See `TrialRun.trials`."""
+        return (self.trial(duration_s),)
 
 
 class PastPolicySide:
@@ -171,36 +245,21 @@ class PastPolicySide:
 
 
 class DuelRun(TwoSidedRun):
-    """A trial against a past policy; has the interface of `TrialRun` and yields the prompts of both
-    sides.
+    """A trial against a past policy that remembers nothing: it begins anew in every episode."""
 
-    Args:
-        version: of the past policy; its prompts request the weights of that version.
-
-    Raises:
-        EnvironmentFault: the environment has no opponent's seat.
-    """
-
-    def __init__(
-        self,
-        environment: Environment,
-        task: Task,
-        index: int,
-        config: TrialConfig,
-        chat: ChatFormat,
-        *,
-        name: str,
-        version: int,
-    ) -> None:
-        self._task, self._past_contexts = task, list[str]()
-        config = replace(config, advisers=None)  # scripts look at plays, not at a side of a duel
+    def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
+        assert self._version is not None, "without memory, only a past policy plays the other seat"
+        self._past_contexts = list[str]()
         self._start_opponent = partial(
-            PastPolicySide, environment, task, config=config, chat=chat, name=name, version=version
+            PastPolicySide,
+            self._environment,
+            self._task,
+            config=config,
+            chat=chat,
+            name=name,
+            version=self._version,
         )
         self._opponent = self._start_opponent(0)
-        self._agent = TrialRun(
-            environment, task, index, config, chat, name=name, begin=self._agent_play
-        )
 
     def next_prompt(self) -> Prompt | None:
         """Return the next prompt of either side; `None` when the trial is over."""
@@ -214,6 +273,7 @@ class DuelRun(TwoSidedRun):
         if duel.turn is None and is_opponents and not self._agent.is_waiting:
             raise no_turn_fault(self._task, "the agent")
         opponent.observe()
+        # The agent's last action has its outcome once it is the agent's turn again, or at the end.
         if duel.turn != OPPONENT and self._agent.is_waiting:
             self._agent.observe(duel.observe(AGENT))
 
@@ -235,8 +295,7 @@ def _episode_sampling_seed(chance: Chance) -> int:
 
 
 class TwoMemoriesRun(TwoSidedRun):
-    """A trial with two remembering sides; has the interface of `TrialRun` and yields the prompts of
-    both sides.
+    """A trial with two remembering sides.
 
     Each side has a context with the episodes as it observed them and its own remarks, and starts
     the next episode after its remark. The other side is either the same policy (self-play), whose
@@ -244,41 +303,29 @@ class TwoMemoriesRun(TwoSidedRun):
     whose prompts request the weights of its version, whose seeds are the same for all trials of a
     group, and whose tokens belong to no trial.
 
-    Args:
-        version: of the other side; `None`: the policy itself, whose trial is wanted too.
-
     Raises:
-        EnvironmentFault: the environment has no opponent's seat, or an episode was over before a
-            side could act in it.
+        EnvironmentFault: also if an episode was over before a side could act in it.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        task: Task,
-        index: int,
-        config: TrialConfig,
-        chat: ChatFormat,
-        *,
-        name: str,
-        version: int | None,
-    ) -> None:
+    def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
         assert not config.max_turns, "both sides have all turns of an episode, as is checked"
-        self._environment, self._task, self._version = environment, task, version
         self._duels: list[Duel] = []
+        """The duel of each episode so far. One side may be an episode ahead of the other."""
         self._side_to_sample: Side = AGENT
-        config = replace(config, advisers=None)  # scripts look at plays, not at a side of a duel
-        mine, across, other_name = self._play_of(AGENT), self._play_of(OPPONENT), f"{name}.across"
-        agent = self._agent = TrialRun(
-            environment, task, index, config, chat, name=name, begin=mine
-        )
-        task, index = task.across(), index + 1
-        if version is not None:
+        """The side of the last prompt."""
+        task, index = self._task.across(), index + 1
+        if self._version is not None:
             task, index = replace(task, seed=_group_sampling_seed(task)), 0
             config = replace(config.with_guidance(None), stops_on_success=False)
-        other = TrialRun(environment, task, index, config, chat, name=other_name, begin=across)
-        self._runs: dict[Side, TrialRun] = {OPPONENT: other, AGENT: agent}
-        """In order of precedence when both sides can go on."""
+        self._opponent = TrialRun(
+            self._environment,
+            task,
+            index,
+            config,
+            chat,
+            name=f"{name}.across",
+            begin=partial(self._side_play, OPPONENT),
+        )
 
     def next_prompt(self) -> Prompt | None:
         """Return the next prompt of either side; `None` when the agent's trial is over."""
@@ -286,7 +333,7 @@ class TwoMemoriesRun(TwoSidedRun):
             return None
         self._side_to_sample = next(side for side in self._runs if self._can_sample(side))
         prompt = self._runs[self._side_to_sample].next_prompt()
-        assert prompt is not None, "a side whose trial is over is not asked"
+        assert prompt is not None, "a side whose trial is over cannot sample"
         return prompt if self._side_to_sample == AGENT else replace(prompt, rival=self._version)
 
     def receive(self, completion: Completion) -> None:
@@ -305,21 +352,24 @@ class TwoMemoriesRun(TwoSidedRun):
         """Return the names of the contexts so far, for an engine to release."""
         return [context for run in self._runs.values() for context in run.contexts()]
 
-    def trial_across(self, duration_s: float = 0.0) -> Trial | None:
-        """Return the finished trial of the other seat; `None` if a past policy had that seat."""
-        return self._runs[OPPONENT].trial(duration_s) if self._version is None else None
+    def trials(self, duration_s: float = 0.0) -> tuple[Trial, ...]:
+        """Return the finished trial of the agent; in self-play, those of both seats."""
+        sides = (AGENT, OPPONENT) if self._version is None else (AGENT,)
+        return tuple(self._runs[side].trial(duration_s) for side in sides)
 
-    def _play_of(self, side: Side) -> Callable[[int], Play]:
-        """Return the function that creates a side's play of an episode; the first side to arrive
-        starts the duel.
-        """
+    def _agent_play(self, episode: int) -> SidePlay:
+        return self._side_play(AGENT, episode)
 
-        def begin(episode: int) -> Play:
-            if episode == len(self._duels):
-                self._duels.append(duel_of(self._environment, self._task, episode))
-            return SidePlay(self._duels[episode], side)
+    def _side_play(self, side: Side, episode: int) -> SidePlay:
+        """Create a side's play of an episode; the first side to arrive starts the duel."""
+        if episode == len(self._duels):
+            self._duels.append(duel_of(self._environment, self._task, episode))
+        return SidePlay(self._duels[episode], side)
 
-        return begin
+    @property
+    def _runs(self) -> dict[Side, TrialRun]:
+        """Both sides, in order of precedence when both can go on."""
+        return {OPPONENT: self._opponent, AGENT: self._agent}
 
     def _can_sample(self, side: Side) -> bool:
         """Return whether a side can go on: with a remark, or with an action at its turn."""
@@ -340,43 +390,3 @@ class TwoMemoriesRun(TwoSidedRun):
 def _group_sampling_seed(task: Task) -> int:
     """Return the seed of a past policy's completions, which depends only on the group's seed."""
     return random.Random(f"{task.seed}/across").getrandbits(40)
-
-
-Run = TrialRun | DuelRun | TwoMemoriesRun
-
-
-def begin_trial(
-    environment: Environment,
-    task: Task,
-    index: int,
-    config: TrialConfig,
-    chat: ChatFormat,
-    *,
-    name: str,
-    swap: Task | None = None,
-) -> Run:
-    """Create a trial: against the environment, against a past policy, or with the policy in both
-    seats.
-    """
-    version = version_of(task.member)
-    if num_seats(task.member) == 1 and version is None:
-        return TrialRun(environment, task, index, config, chat, name=name, swap=swap)
-    if version is None or config.rivals_remember:
-        return TwoMemoriesRun(environment, task, index, config, chat, name=name, version=version)
-    return DuelRun(environment, task, index, config, chat, name=name, version=version)
-
-
-def trials_of(run: Run, duration_s: float = 0.0) -> tuple[Trial, ...]:
-    """Return the trials of a finished run, in order of index: one, or one for each seat."""
-    across = run.trial_across(duration_s) if isinstance(run, TwoMemoriesRun) else None
-    return (run.trial(duration_s), *(() if across is None else (across,)))
-
-
-def settle(run: Run) -> None:
-    """Make the calls that a run waits for, one after another, without an event loop.
-
-    Raises:
-        EnvironmentFault: see `Call.now`.
-    """
-    while (call := run.next_call()) is not None:
-        run.answer(call.now())

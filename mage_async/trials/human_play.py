@@ -1,8 +1,9 @@
 """A trial played by a person in the agent's place, and a played trial as text for a terminal.
 
-`prompt = next(play)`, then `prompt = play.send(answer)` until the generator stops; it never waits.
-Against a past policy, the generator also yields that policy's prompts, each of which is answered
-with a completion; with a slow environment, it yields calls, answered with their results.
+`human_play` is a generator that never waits: `prompt = next(play)`, then
+`prompt = play.send(answer)` until it stops. Against a past policy it also yields that policy's
+prompts, each answered with a completion; with a slow environment it also yields calls, each
+answered with the call's result.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -17,7 +18,7 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import PastPolicySide, SidePlay
 
 MAX_SHOWN = 24
-"""Largest number of choices that are listed; more are counted."""
+"""Most legal actions that are listed; of the others, only the number is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +33,24 @@ class HumanPrompt:
 
 HumanPlay = Generator[HumanPrompt | Prompt | Call, Any, list[float]]
 """Yields prompts and calls, receives their answers, returns the reward of every episode."""
-Meet = Callable[[int], PastPolicySide]
+BeginOpponent = Callable[[int], PastPolicySide]
 """Creates the past policy of an episode."""
 
 
 def human_play(
-    environment: Environment, task: Task, num_episodes: int, meet: Meet | None = None
+    environment: Environment,
+    task: Task,
+    num_episodes: int,
+    begin_opponent: BeginOpponent | None = None,
 ) -> HumanPlay:
     """Play one trial: the same task `num_episodes` times, with the agent's observations.
 
     Args:
-        meet: given if the opponent is a past policy.
+        begin_opponent: given if the opponent is a past policy.
     """
     earned: list[float] = []
     for episode in range(num_episodes):
-        opponent = None if meet is None else meet(episode)
+        opponent = None if begin_opponent is None else begin_opponent(episode)
         play: Play
         if opponent is None:
             play = environment.begin(task, episode)
@@ -55,7 +59,7 @@ def human_play(
             play = SidePlay(opponent.duel, AGENT)
             yield from _opponent_turns(opponent)
         lines, reward = [f"— episode {episode + 1} —", play.observation], 0.0
-        while (choices := play.legal_actions()) or is_open(play):
+        while (choices := play.legal_actions()) or takes_any_text(play):
             action = yield HumanPrompt(_lines(lines), tuple(choices))
             assert isinstance(action, str)
             outcome = play.act(action)
@@ -72,11 +76,9 @@ def human_play(
             yield call
         earned.append(reward)
         summary = f"{_lines(lines)}\nepisode {episode + 1} earned {reward:+g}"
-        if episode + 1 < num_episodes:
-            yield HumanPrompt(summary, (), is_question=False)
-        else:
-            ended = f"{summary}\nyou played against {task.member}"
-            yield HumanPrompt(ended, (), is_question=False)
+        if episode + 1 == num_episodes:
+            summary += f"\nyou played against {task.member}"
+        yield HumanPrompt(summary, (), is_question=False)
     return earned
 
 
@@ -90,7 +92,7 @@ def _opponent_turns(opponent: PastPolicySide) -> Generator[Prompt, str | Complet
         opponent.observe()
 
 
-def is_open(play: Play) -> bool:
+def takes_any_text(play: Play) -> bool:
     """Return whether any text may be an action, because legal ones are not listed."""
     return isinstance(play, SlowPlay) and not play.is_done
 

@@ -17,7 +17,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Guidance, Kind, Task, Trial
 from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat, Message, Tokens, Tools
-from mage_async.trials.duels import settle
+from mage_async.trials.duels import make_calls
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun
 
@@ -66,10 +66,10 @@ def scripted_trial(
         script = GuidedScript(script, dict(guidance.decisions))
     run = TrialRun(environment, task, index, config.with_guidance(guidance), chat, name="script")
     words = word_tokens(part, chat)
-    settle(run)
+    make_calls(run)
     while (prompt := run.next_prompt()) is not None:
         run.receive(_completion(_answer(run, prompt, script, words, chat, config.parser)))
-        settle(run)
+        make_calls(run)
     return run.trial()
 
 

@@ -63,8 +63,9 @@ class TrialRun:
 
     `while (prompt := run.next_prompt()) is not None: run.receive(await engine.complete(prompt))`
 
-    If the environment is slow, make every `next_call` before each `next_prompt`, and pass its
-    result to `answer`.
+    A *slow* environment is one whose methods may block, such as a class of a user. It does not
+    answer at once: before each `next_prompt`, make the calls that `next_call` returns, and pass
+    their results to `answer`.
 
     Args:
         swap: another task, played in the last episode: the causal control of adaptation.
@@ -94,16 +95,32 @@ class TrialRun:
         self._adviser = config.advisers(part, task, index) if config.advisers else None
         self._alternatives: list[Alternative] = []
         self._remarks: list[str] = []
+        """The agent's remarks after each finished episode."""
         self._counts = _Counts()
-        self._episode, self._index_in_episode, self._kind = 0, 0, Kind.ACT
-        self._earned, self._info_room = 0.0, MAX_TRIAL_INFO_CHARS
-        self._is_done = False
+        self.episode, self._index_in_episode = 0, 0
+        """Number of the current episode, and of the next action in it, both from 0."""
+        self.kind = Kind.ACT
+        """Kind of the next completion."""
+        self._earned = 0.0
+        """Reward of the current episode so far."""
+        self._info_room = MAX_TRIAL_INFO_CHARS
+        """Characters of `info` that the trial's record still has room for."""
+        self.is_over = False
+        """Whether the trial needs no more completions."""
         self._cut_at: int | None = None
+        """The episode in which the trial was cut short; `None`: it was not."""
         self._last_message: str | None = ""
+        """The environment's last words of the episode before, while the current episode has not
+        begun; `None`: it has begun.
+        """
         self._acted: _PendingAction | None = None
+        """The action that has no outcome yet."""
         self._call: Call | None = None
+        """The call whose result `answer` receives."""
         self._closings: list[Call] = []
+        """Calls that close the objects of ended episodes."""
         self._slow: SlowPlay | None = None
+        """The current play, if its environment is slow."""
         self._play = self._begin_play()
 
     def next_call(self) -> Call | None:
@@ -112,7 +129,7 @@ class TrialRun:
         """
         if self._closings:
             self._call = self._closings.pop()
-        elif self._slow is not None and not self._is_done:
+        elif self._slow is not None and not self.is_over:
             self._call = self._slow.next_call()
         else:
             self._call = None
@@ -133,11 +150,12 @@ class TrialRun:
 
     def next_prompt(self) -> Prompt | None:
         """Return the next prompt; `None` when the trial is over."""
-        if self._is_done:
+        if self.is_over:
             return None
         if self._last_message is not None:
             self._begin_episode(self._last_message)
         return Prompt(
+            # Each segment of the transcript is one growing context of the engine.
             f"{self._name}.{self._transcript.num_segments}",
             self._transcript.tokens(),
             self._sampling(),
@@ -150,33 +168,14 @@ class TrialRun:
     def receive(self, completion: Completion) -> None:
         """Receive the completion of the last prompt, and pass its action to the environment."""
         self._counts.add(completion, self._transcript.num_tokens)
-        start, inside = self._transcript.receive(completion)
-        if self._kind is Kind.REFLECT:
-            self._reflect(start, completion, inside)
-        elif self._kind is Kind.STRATEGY:
-            self._plan(start, completion, inside)
-        else:
-            self._act(start, completion, inside)
+        start, text = self._transcript.receive(completion)
+        take = self._act if self.kind is Kind.ACT else self._remark
+        take(start, completion, text)
 
     @property
     def play(self) -> Play:
         """The current episode as its environment knows it, for scripts."""
         return own_play(self._play)
-
-    @property
-    def episode(self) -> int:
-        """Number of the current episode, from 0."""
-        return self._episode
-
-    @property
-    def kind(self) -> Kind:
-        """Kind of the next completion."""
-        return self._kind
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the trial needs no more completions."""
-        return self._is_done
 
     @property
     def is_waiting(self) -> bool:
@@ -189,12 +188,16 @@ class TrialRun:
 
     def cut_short(self) -> None:
         """End the trial because the last prompt cannot be answered, and record the episode."""
-        self._is_done = True
-        self._cut_at = self._episode + (self._kind is Kind.REFLECT)
+        self.is_over = True
+        self._cut_at = self.episode + (self.kind is Kind.REFLECT)
+
+    def trials(self, duration_s: float = 0.0) -> tuple[Trial, ...]:
+        """Return the finished trials: one for each seat that the policy plays."""
+        return (self.trial(duration_s),)
 
     def trial(self, duration_s: float = 0.0) -> Trial:
         """Return the finished trial; call it after `next_prompt()` returned `None`."""
-        assert self._is_done
+        assert self.is_over
         return Trial(
             self._task,
             self._index,
@@ -220,8 +223,8 @@ class TrialRun:
         """Record the adviser's alternative to an action that the environment has not seen."""
         if self._adviser is None:
             return
-        done = [turn.action for turn in self._turns if turn.is_act_of(self._episode)]
-        wanted = self._adviser.action(self.play, self._episode, done)
+        done = [turn.action for turn in self._turns if turn.is_act_of(self.episode)]
+        wanted = self._adviser.action(self.play, self.episode, done)
         if wanted is not None:
             tokens, parser = completion.tokens.tolist(), self._config.parser
             alternative = Alternative(len(self._turns), wanted)
@@ -231,7 +234,7 @@ class TrialRun:
 
     def observe(self, outcome: Outcome) -> None:
         """Receive the outcome of the last action."""
-        assert self._acted is not None, "nothing was asked of the environment"
+        assert self._acted is not None, "the environment has no action to answer"
         start, completion, action, anchor = self._acted
         self._acted = None
         if fault := _outcome_fault(outcome):
@@ -249,29 +252,28 @@ class TrialRun:
         if outcome.is_done or self._index_in_episode == self._config.max_turns:
             self._end_episode(outcome)
         elif outcome.tool_answers and not self._wants_strategy():
-            self._kind = Kind.ACT
+            self.kind = Kind.ACT
             self._transcript.add_tool_answers(outcome.tool_answers)
         else:
             self._send(self._transcript.add_message, outcome.observation)
 
     def _send(self, send: Callable[[str, Kind], None], message: str) -> None:
-        """Append a message that requests an action, or a strategy and then the action."""
-        self._kind = Kind.STRATEGY if self._wants_strategy() else Kind.ACT
-        more = self._config.prompts.strategy if self._kind is Kind.STRATEGY else ""
-        send(f"{message} {more}".strip(), self._kind)
+        """Append a message that requests an action, or a strategy before it.
+
+        Args:
+            send: `add_message` or `open` of the transcript.
+        """
+        self.kind = Kind.STRATEGY if self._wants_strategy() else Kind.ACT
+        more = self._config.prompts.strategy if self.kind is Kind.STRATEGY else ""
+        send(f"{message} {more}".strip(), self.kind)
 
     def _wants_strategy(self) -> bool:
         wanted = self._config.strategy
         return wanted == "turn" or (wanted == "episode" and self._index_in_episode == 0)
 
-    def _plan(self, start: int, completion: Completion, plan: str | None) -> None:
-        self._turns.append(self._turn(start, completion, 0.0, plan is not None, plan or "", ""))
-        self._kind = Kind.ACT
-        self._transcript.add_message(self._config.prompts.act, Kind.ACT)
-
     def _begin_play(self) -> Play:
         """Create the play of the next episode; a fast play never needs calls."""
-        play = self._begin(self._episode)
+        play = self._begin(self.episode)
         self._slow = play if isinstance(play, SlowPlay) else None
         return play
 
@@ -282,11 +284,11 @@ class TrialRun:
 
     def _end_episode(self, outcome: Outcome) -> None:
         self._close_play()
-        if self._episode + 1 == self._config.num_episodes or self._succeeded():
+        if self.episode + 1 == self._config.num_episodes or self._succeeded():
             self._transcript.close(outcome.observation)
-            self._is_done = True
+            self.is_over = True
         elif self._config.reflects:
-            self._kind = Kind.REFLECT
+            self.kind = Kind.REFLECT
             self._transcript.add_message(
                 f"{outcome.observation} {self._config.prompts.reflect}", Kind.REFLECT
             )
@@ -296,13 +298,18 @@ class TrialRun:
     def _succeeded(self) -> bool:
         return self._config.stops_on_success and self._facts.is_won(self._earned)
 
-    def _reflect(self, start: int, completion: Completion, remark: str | None) -> None:
+    def _remark(self, start: int, completion: Completion, remark: str | None) -> None:
+        """Record a reflection or a strategy, and go on with what it precedes."""
         self._turns.append(self._turn(start, completion, 0.0, remark is not None, remark or "", ""))
-        self._remarks.append(remark or "")
-        self._next_episode("")
+        if self.kind is Kind.REFLECT:
+            self._remarks.append(remark or "")
+            self._next_episode("")
+        else:
+            self.kind = Kind.ACT
+            self._transcript.add_message(self._config.prompts.act, Kind.ACT)
 
     def _next_episode(self, last_message: str) -> None:
-        self._episode, self._index_in_episode, self._kind = self._episode + 1, 0, Kind.ACT
+        self.episode, self._index_in_episode, self.kind = self.episode + 1, 0, Kind.ACT
         self._earned = 0.0
         self._last_message = last_message
         self._play = self._begin_play()
@@ -313,16 +320,17 @@ class TrialRun:
         prompts = self._config.prompts
         observation = prompts.layout(self._play.observation)
         self._counts.num_injections += self._chat.holds_special_token(observation)
-        if self._config.keeps_history and self._episode:
-            message = prompts.beginning(self._episode, observation)
+        if self._config.keeps_history and self.episode:
+            message = prompts.beginning(self.episode, observation)
             self._send(self._transcript.add_message, f"{last_message} {message}".strip())
         else:
             if last_message:
                 self._transcript.close(last_message)
-            message = prompts.opening(self._episode, observation, self._remarks)
+            message = prompts.opening(self.episode, observation, self._remarks)
             self._send(self._transcript.open, message)
 
     def _begin_alone(self, episode: int) -> Play:
+        """Create the play of an episode against the environment."""
         is_last = episode + 1 == self._config.num_episodes
         task = self._swap if self._swap is not None and is_last else self._task
         with environment_code(task):
@@ -338,9 +346,9 @@ class TrialRun:
         anchor: str,
     ) -> Turn:
         return Turn(
-            self._kind,
-            self._episode,
-            0 if self._kind is Kind.REFLECT else self._index_in_episode,
+            self.kind,
+            self.episode,
+            0 if self.kind is Kind.REFLECT else self._index_in_episode,
             self._transcript.num_segments - 1,
             start,
             start + len(completion.tokens),
@@ -357,14 +365,14 @@ class TrialRun:
         return info if not info or self._info_room >= 0 else TRIAL_IS_FULL
 
     def _turn_name(self) -> str:
-        return f", episode {self._episode + 1}, turn {self._index_in_episode + 1}"
+        return f", episode {self.episode + 1}, turn {self._index_in_episode + 1}"
 
     def _second_role_from(self) -> int | None:
         """Return the token of the context from which the second role reads and acts; `None` before
         that.
         """
         config, segment = self._config, self._transcript.num_segments - 1
-        if not config.has_roles or self._episode + 1 < config.num_episodes:
+        if not config.has_roles or self.episode + 1 < config.num_episodes:
             return None
         return second_role_from(
             (turn for turn in self._turns if turn.segment == segment), config.num_episodes
@@ -372,23 +380,24 @@ class TrialRun:
 
     def _wants_fresh_keys(self) -> bool:
         first = Kind.ACT if self._config.strategy == "none" else Kind.STRATEGY
-        begins = self._index_in_episode == 0 and self._kind is first and self._episode > 0
+        begins = self._index_in_episode == 0 and self.kind is first and self.episode > 0
         return self._config.fresh_keys == "turn" or (
             self._config.fresh_keys == "episode" and begins
         )
 
     def _sampling(self) -> Sampling:
         config = self._config
-        if self._kind is Kind.ACT:
+        if self.kind is Kind.ACT:
             return config.sampling
         sampling = replace(config.sampling, max_tokens=config.max_reflection_tokens)
-        if self._kind is Kind.REFLECT:
+        if self.kind is Kind.REFLECT:
             return sampling
         return replace(sampling, temperature=config.strategy_temperature)
 
 
 def _seed(task_seed: int, trial: int, turn: int) -> int:
     """Return a 63-bit seed for one completion; distinct trials and turns get unrelated seeds."""
+    # A multiplicative hash with the constants of SplitMix64 (Steele et al. 2014).
     mixed = (task_seed * 0x9E3779B97F4A7C15 + trial * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     return ((mixed ^ (mixed >> 31)) + turn * 0x94D049BB133111EB) % 2**63
 

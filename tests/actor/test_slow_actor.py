@@ -65,7 +65,7 @@ async def _learn(coordinator: Coordinator) -> list[list[Group]]:
     batches = []
     coordinator.open(_publication(0))
     for version in range(1, STEPS + 1):
-        while (groups := coordinator.take_batch()) is None:
+        while (groups := coordinator.ledger.take_batch()) is None:
             coordinator.arrived.clear()
             await coordinator.arrived.wait()
         batches.append(groups)
@@ -112,7 +112,7 @@ def test_a_slow_actor_never_breaks_the_bound(rule: str, tmp_path: Path) -> None:
     coordinator, batches = asyncio.run(_train(rule, tmp_path))
     assert _staleness(batches) <= BOUND
     assert all(version - group.version <= BOUND for version, b in enumerate(batches) for group in b)
-    counts = coordinator.counts().groups
+    counts = coordinator.ledger.counts().groups
     assert counts.granted == counts.trained + counts.in_flight
     assert coordinator.duration_metrics() == {"length_bias": 1.0, "wasted_share": 0.0}
 
@@ -126,5 +126,5 @@ def test_the_same_slow_actor_breaks_it_where_only_the_mean_is_bounded(tmp_path: 
 def test_drop_holds_the_bound_by_never_training_what_the_slow_actor_played(tmp_path: Path) -> None:
     coordinator, batches = asyncio.run(_train("drop", tmp_path))
     assert _staleness(batches) <= BOUND
-    assert coordinator.counts().groups.dropped > 0
+    assert coordinator.ledger.counts().groups.dropped > 0
     assert coordinator.duration_metrics()["length_bias"] < 1.0

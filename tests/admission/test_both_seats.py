@@ -12,22 +12,24 @@ from mage_async.config.config_file import dump, find, load
 from mage_async.errors import WireError
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.journal_records import (
-    MAGIC,
     Commit,
     Granted,
     Record,
-    decode_record,
-    encode_record,
     first_segment_header,
     line_of,
-    read_trial_header,
-    scan,
 )
 from mage_async.protocol.limits import DEFAULT_LIMITS, Limits
 from mage_async.protocol.messages import GroupGrant, TrialResult
 from mage_async.protocol.trial_frames import pack_trial, unpack_trial
-from mage_async.tasks.population import ITSELF, League
+from mage_async.tasks.league import ITSELF, League
 from mage_async.trajectory import Task, Trial
+from mage_services.journal.record_bytes import (
+    MAGIC,
+    decode_record,
+    encode_record,
+    read_trial_header,
+    scan,
+)
 from tests.helpers.populations import trial
 
 

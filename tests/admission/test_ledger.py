@@ -184,7 +184,7 @@ def test_a_dead_peer_frees_only_its_own_groups() -> None:
     slots = ledger()
     first, second = grant(slots, peer="a"), grant(slots, peer="b")
     assert slots.peer_gone("a") == [first.grant]
-    assert (slots.num_playing("a"), slots.num_playing("b")) == (0, 1)
+    assert (len(slots.played_by("a")), len(slots.played_by("b"))) == (0, 1)
     assert slots.lapsed() == [first.grant]
     assert slots.peer_gone("a") == []
     complete(slots, second)

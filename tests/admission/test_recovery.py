@@ -12,19 +12,16 @@ from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.journal_records import (
-    MAGIC,
     Commit,
     Dropped,
     Record,
     SegmentHeader,
-    decode_record,
-    encode_record,
     first_segment_header,
-    scan,
 )
 from mage_async.protocol.messages import TrialResult
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_async.trajectory import Segment, Task, Trial
+from mage_services.journal.record_bytes import MAGIC, decode_record, encode_record, scan
 
 B, S, G = 2, 1, 2
 
@@ -91,9 +88,9 @@ class Play:
 
     def expire(self) -> None:
         self.now += 10.0
-        before = self.ledger.pending_grants()
+        before = set(self.ledger._pending)
         self.ledger.expire(self.now)
-        for grant in before - self.ledger.pending_grants():
+        for grant in before - self.ledger._pending.keys():
             self.records.append(Dropped(grant=grant, reason=self.ledger.expiry_reason()))
 
     def step(self) -> None:
@@ -102,9 +99,9 @@ class Play:
             version = self.ledger.version + 1
             self.batches.append([(g.grant, [t.index for t in g.trials]) for g in groups])
             self.records.append(commit(version, [group.grant for group in groups]))
-            before = self.ledger.pending_grants()
+            before = set(self.ledger._pending)
             self.ledger.trained(version)
-            for grant in before - self.ledger.pending_grants():
+            for grant in before - self.ledger._pending.keys():
                 self.records.append(Dropped(grant=grant, reason=OVER_AGE))
 
     def roll(self) -> None:
@@ -175,7 +172,7 @@ def test_groups_given_up_between_two_lives_stay_given_up() -> None:
     play.grant()
     again = Ledger(B, S, G)
     list(replay(on_disk(play.records), again, League()))
-    assert again.pending_grants() == play.ledger.pending_grants() == {2}
+    assert again._pending.keys() == play.ledger._pending.keys() == {2}
     assert again.counts() == play.ledger.counts()
 
 

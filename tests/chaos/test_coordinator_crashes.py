@@ -37,7 +37,7 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Task, Trial
 from mage_async.trajectory import Segment as Part
@@ -205,7 +205,7 @@ class World:
 
     def train(self) -> None:
         """Take a batch and commit it; it is published when the commit is durable."""
-        if self.awaiting is not None or (groups := self.coordinator.take_batch()) is None:
+        if self.awaiting is not None or (groups := self.coordinator.ledger.take_batch()) is None:
             return
         version = self.coordinator.ledger.version + 1
         for group in groups:
@@ -293,7 +293,7 @@ class World:
             assert is_held or grant in training or grant in trained or grant in dropped, (
                 f"trial {grant}.{index} was acknowledged and is lost"
             )
-        counts = self.coordinator.counts()
+        counts = self.coordinator.ledger.counts()
         taken = {(r.grant, r.trial.index) for r in records if isinstance(r, TrialResult)}
         assert counts.acknowledged == len(taken), "the count of acknowledged trials is wrong"
         groups = counts.groups

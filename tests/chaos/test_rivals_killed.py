@@ -18,7 +18,7 @@ import pytest
 
 from mage_async.protocol.journal_records import Commit, Granted, Published, Record
 from mage_async.protocol.messages import TrialResult
-from mage_async.tasks.population import version_of
+from mage_async.tasks.league import version_of
 from mage_services.journal.reader import open_journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # three whole runs

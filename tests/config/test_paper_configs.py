@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.assembly import WORDS, check, environment_of, rules_of
+from mage_async.assembly import WORDS, check, environment_of, trial_config_of
 from mage_async.config import config_file, presets
 from mage_async.config.schema import digest
 from mage_async.errors import ConfigError
@@ -47,7 +47,7 @@ def test_its_first_prompt_says_the_rules(file, tmp_path):
     environment = environment_of(config)
     save_tokenizer(build_tokenizer((*environment.facts.words, *WORDS)), tmp_path)
     chat = load_chat(tmp_path)
-    rules = rules_of(config, environment, chat, config.trial.episodes)
+    rules = trial_config_of(config, environment, chat, config.trial.episodes)
     task = random_task(environment, "train", random.Random(0))
     run = TrialRun(environment, task, 0, rules, chat, name="t")
     prompt = run.next_prompt()

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mage_async.assembly import WORDS, check, rules_of
+from mage_async.assembly import WORDS, check, trial_config_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.credit.turn_table import build_table
@@ -60,7 +60,7 @@ def a_task(environment: Environment, seed: int = 7) -> Task:
 def a_trial(staged, name: str, memory: str) -> tuple[Trial, list[str]]:
     """A scripted trial of three episodes, and the text of its contexts."""
     environment, chat = staged[name]
-    rules = rules_of(configured(memory), environment, chat, 3)
+    rules = trial_config_of(configured(memory), environment, chat, 3)
     rules = replace(rules, max_reflection_tokens=400)
     trial = scripted_trial(environment, a_task(environment), 0, rules, chat)
     return trial, [chat.decode(each.tokens.tolist()) for each in trial.segments]

@@ -11,14 +11,20 @@ from safetensors.torch import load_file, save_file
 
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.recovery import replay
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.environments.games.kuhn import FACING, OPEN
 from mage_async.errors import PolicyError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.prepare import prepare_policy
-from mage_async.protocol.journal_records import Commit, Granted, Published, first_segment_header
+from mage_async.protocol.codec import decode
+from mage_async.protocol.journal_records import (
+    Commit,
+    Granted,
+    Published,
+    first_segment_header,
+)
 from mage_async.protocol.messages import (
     Goodbye,
     GroupGrant,
@@ -30,7 +36,8 @@ from mage_async.protocol.messages import (
     TrialResult,
     Welcome,
 )
-from mage_async.tasks.population import League, name_of
+from mage_async.protocol.trial_frames import Frame
+from mage_async.tasks.league import League, name_of
 from mage_async.tasks.task_stream import MatchedTasks, TaskStream
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.human_play import whole_text
@@ -103,8 +110,12 @@ class Wire:
         return await self.inbox.get()
 
     async def send(self, message: Message) -> None:
-        if isinstance(message, TrialResult):
-            await self.results.put(message.trial)
+        assert not isinstance(message, TrialResult), "results are sent as frames"
+
+    async def send_frames(self, frames: list[Frame]) -> None:
+        message = decode(frames)
+        assert isinstance(message, TrialResult)
+        await self.results.put(message.trial)
 
 
 def grant(number: int, version: int | None, path: Path | None = None) -> GroupGrant:
@@ -130,7 +141,7 @@ def played(
     """All trials of some groups, by seed of the task and index."""
     chat = load_chat(policy)
     environment = environment_of(config)
-    rules = rules_of(config, environment, chat, 3)
+    rules = trial_config_of(config, environment, chat, 3)
 
     async def main() -> list[Trial]:
         wire = Wire()
@@ -253,7 +264,7 @@ def test_a_restarted_learner_grants_what_it_would_have(
         fresh = Site(config, weights, records)  # it died before anything was granted
         assert [each for each in await fresh.grants(6)] == before
         again = Site(config, weights, [*records, *granted])  # or afterwards
-        assert again.league.table() == first.league.table()
+        assert again.league.state() == first.league.state()
         assert again.coordinator.rivals() == first.coordinator.rivals() == {0, 6}
         assert again.coordinator.unused(list(range(7))) == [1, 2, 3, 4, 5]
 
@@ -273,11 +284,11 @@ def test_whom_a_group_meets_does_not_depend_on_when_weights_are_on_disk(
         site.league.published(0)
         assert len(await site.grants(0)) == 4
         for version in (1, 2):
-            oldest = tuple(sorted(site.ledger.pending_grants())[:2])
+            oldest = tuple(sorted(site.ledger._pending.keys())[:2])
             step = Commit(version=version, grants=oldest, digest="d", tensors={}, time_s=1.0)
             site.ledger.replay_commit(step)
             site.coordinator.tick()
-            is_taken = site.league.takes(version)
+            is_taken = site.league.becomes_rival(version)
             assert site.ledger.num_incomplete() == (2 if is_taken else 4)
             site.league.published(version)
             site.coordinator.publish(Publication(version=version, path="w", digest="d"))
@@ -307,7 +318,7 @@ def test_a_learner_killed_in_a_step_misses_no_weights_of_whom_its_batch_met(
         *others, last = [result(each, index) for each in granted for index in range(NUM_TRIALS)]
         for message in (Loaded(version=0), *others):
             first.coordinator.take("a/0", message)
-        assert first.coordinator.take_batch() is not None
+        assert first.coordinator.ledger.take_batch() is not None
         step = Commit(version=1, grants=(), digest="d", tensors={}, time_s=1.0)
         first.ledger.replay_commit(step)
         for record in (step, there[1]):
@@ -317,12 +328,14 @@ def test_a_learner_killed_in_a_step_misses_no_weights_of_whom_its_batch_met(
         first.coordinator.take("a/0", Loaded(version=1))
         assert first.coordinator.unused([0, 1]) == [], "one trial against it is still played"
         first.coordinator.take("a/0", last)
-        assert first.coordinator.take_batch() is not None
+        assert first.coordinator.ledger.take_batch() is not None
         weights.remove(first.coordinator.unused([0, 1]))
         assert weights.versions() == [1]
         again = Site(config, weights, [*records, *first.journal.durable_records()])
         check_rivals(again.coordinator.rivals(), again.coordinator.weights)
-        assert again.coordinator.take_batch() is not None, "its groups are there to be trained"
+        assert again.coordinator.ledger.take_batch() is not None, (
+            "its groups are there to be trained"
+        )
 
     asyncio.run(main())
 
@@ -348,7 +361,7 @@ def test_a_trial_against_a_version_can_be_watched_or_played_by_a_person(
     weights.file(7).write_bytes(rivals[0].read_bytes())
 
     def make() -> Stage:
-        rules = rules_of(config, environment, chat, 2)
+        rules = trial_config_of(config, environment, chat, 2)
         return Stage(environment, rules, chat, EmbeddedEngine(policy, config.engine))
 
     nobodys, trial = asyncio.run(play_person_and_agent(make, task, weights))

@@ -7,7 +7,7 @@ from mage_async.environments.catalogue import load, names
 from mage_async.environments.options import harder
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
-from mage_services.actor.harder_tasks import Ladder, ladder_of, on, times_as_long
+from mage_services.actor.harder_tasks import Ladder, ladder_of, times_as_long, with_rung
 
 PRETRAINED = ("policy.kind=pretrained", "policy.source=none")
 WITH_LADDERS = [name for name in names() if load(name).ladders]
@@ -85,7 +85,10 @@ def test_longer_episodes_ask_for_more_room() -> None:
     config = config_file.load(config_file.find(None), ["environment.name=maze"])
     assert times_as_long(config, Ladder("size", config, [{"size": 5, "turns": 30}])) == 1.5
     assert times_as_long(config, None) == 1.0
-    assert on(config, {"size": 5, "turns": 30}).environment.options == {"size": 5, "turns": 30}
+    assert with_rung(config, {"size": 5, "turns": 30}).environment.options == {
+        "size": 5,
+        "turns": 30,
+    }
 
 
 MIX = (

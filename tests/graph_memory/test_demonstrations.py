@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods
@@ -20,7 +20,7 @@ def trials(tmp_path):
     config = config_file.load(config_file.find("quickstart"), BOXES)
     prepare_policy(config, tmp_path / "policy", "tests", lambda progress: None)
     environment, chat = environment_of(config), load_chat(tmp_path / "policy")
-    rules = rules_of(config, environment, chat, 3)
+    rules = trial_config_of(config, environment, chat, 3)
     earlier, source, found = Methods(config, environment), random.Random(1), []
     for index in range(200):
         task = random_task(environment, "train", source)

@@ -13,18 +13,11 @@ from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.methods.method import Methods
 from mage_async.policy_version import VersionRun
-from mage_async.protocol.journal_records import (
-    MAGIC,
-    Commit,
-    Granted,
-    decode_record,
-    encode_record,
-    first_segment_header,
-    scan,
-)
+from mage_async.protocol.journal_records import Commit, Granted, first_segment_header
 from mage_async.protocol.messages import TrialResult
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
+from mage_services.journal.record_bytes import MAGIC, decode_record, encode_record, scan
 
 PART = Segment(
     np.ones(2, np.int32), np.ones(2, bool), np.zeros(2, np.float32), (VersionRun(0, 0, 0),)

@@ -3,16 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mage_async.protocol.journal_records import (
-    MAGIC,
-    Record,
-    Segment,
-    SegmentHeader,
-    decode_record,
-    encode_record,
-    scan,
-    to_delete,
-)
+from mage_async.protocol.journal_records import Record, Segment, SegmentHeader, to_delete
+from mage_services.journal.record_bytes import MAGIC, decode_record, encode_record, scan
 
 DEADLINE_S, SMALL_BYTES = 30.0, 3000
 

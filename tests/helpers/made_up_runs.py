@@ -5,7 +5,7 @@ import math
 import random
 from dataclasses import asdict
 
-from mage_async.assembly import WORDS, environment_of, rules_of
+from mage_async.assembly import WORDS, environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -182,7 +182,7 @@ def _samples(run, config, environment, source, finished):
     run.policy.mkdir(exist_ok=True)
     save_tokenizer(build_tokenizer((*environment.facts.words, *WORDS)), run.policy)
     chat = load_chat(run.policy)
-    rules = rules_of(config, environment, chat, config.trial.episodes)
+    rules = trial_config_of(config, environment, chat, config.trial.episodes)
 
     def sample(split, version):
         task = random_task(environment, split, source)

@@ -14,17 +14,11 @@ from typing import TYPE_CHECKING, Self
 
 from mage_async.errors import PeerRefused
 from mage_async.protocol.codec import decode, encode
-from mage_async.protocol.journal_records import (
-    MAGIC,
-    Record,
-    SegmentHeader,
-    decode_record,
-    encode_record,
-    scan,
-)
+from mage_async.protocol.journal_records import Record, SegmentHeader
 from mage_async.protocol.limits import DEFAULT_LIMITS, Limits
 from mage_async.protocol.messages import Hello, Message, Refusal, WhoAreYou
 from mage_async.protocol.trial_frames import Frame
+from mage_services.journal.record_bytes import MAGIC, decode_record, encode_record, scan
 from mage_services.transport.channels import AccessControl, Peer, PeerGone
 from mage_services.transport.sockets import HIGH_WATER_MESSAGES
 
@@ -240,7 +234,11 @@ class MemoryPeerChannel:
 
     async def send(self, message: Message) -> None:
         """As `PeerChannel.send`, but never waits."""
-        self.put_raw(encode(message, self._learner.access.limits))
+        await self.send_frames(encode(message, self._learner.access.limits))
+
+    async def send_frames(self, frames: list[Frame]) -> None:
+        """As `PeerChannel.send_frames`, but never waits."""
+        self.put_raw(frames)
 
     def close(self, linger_s: float = 0.0) -> None:
         """End the connection; the learner's next send to this peer raises PeerGone."""

@@ -17,7 +17,7 @@ from mage_async.learning.packing import TrainingSequence, training_sequences
 from mage_async.protocol.journal_records import Commit, Dropped, Granted, Record
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_services.journal.reader import open_journal
 from mage_services.learner.trainer_thread import Training
 from tests.helpers.recorded_runs import unpack

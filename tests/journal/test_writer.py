@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from mage_async.errors import RunError
-from mage_async.protocol.journal_records import Dropped, Record, SegmentHeader, first_segment_header
+from mage_async.protocol.journal_records import (
+    Dropped,
+    Record,
+    SegmentHeader,
+    first_segment_header,
+)
 from mage_services.journal import writer as module
 from mage_services.journal.reader import open_journal
 from mage_services.journal.writer import JournalFile, make_durable, segment_file

@@ -58,7 +58,7 @@ def file_of(training: Training) -> Path:
     folder = training.run.weights
     folder.mkdir(exist_ok=True)
     file = weights_file(folder, training.trainer.version)
-    training.snapshot().write(file)
+    training.snapshot()[0].write(file)
     return file
 
 

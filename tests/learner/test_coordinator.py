@@ -51,7 +51,7 @@ def test_a_group_is_granted_the_horizon_of_its_version_and_keeps_it() -> None:
         first = grants(await read(actor))
         assert {(each.num_episodes, each.max_turns) for each in first} == {(1, 2)}
         await site.say(actor, *results(*first[:GROUPS_PER_STEP]))
-        assert site.coordinator.take_batch() is not None
+        assert site.coordinator.ledger.take_batch() is not None
         site.publish(1)
         later = grants(await read(actor))
         assert {(each.num_episodes, each.max_turns) for each in later} == {(3, 4)}
@@ -75,7 +75,7 @@ def test_age_aware_concurrency_limits_the_groups_in_play() -> None:
         granted = grants(await read(actor))
         site.now += 30.0  # of 60 until the deadline
         await site.say(actor, *results(*granted[:GROUPS_PER_STEP]))
-        assert site.coordinator.take_batch() is not None
+        assert site.coordinator.ledger.take_batch() is not None
         site.coordinator.limit_concurrency(1.0)
         assert site.coordinator.ledger.max_concurrent_groups == 1
         site.publish(1)
@@ -144,7 +144,7 @@ def test_a_late_result_counts_once_and_every_copy_is_acknowledged() -> None:
         first, second = await read(slow)
         assert first == Acknowledge(grant=0, epoch=0, trial=0, is_duplicate=False)
         assert second == Acknowledge(grant=0, epoch=1, trial=0, is_duplicate=True)
-        assert site.coordinator.counts().duplicate == 1
+        assert site.coordinator.ledger.counts().duplicate == 1
 
     run(main)
 
@@ -170,11 +170,11 @@ def test_a_complete_batch_wakes_the_learner() -> None:
         actor = await site.connect()
         first, second, *_ = grants(await read(actor))
         await site.say(actor, *results(second))
-        assert site.coordinator.take_batch() is None
+        assert site.coordinator.ledger.take_batch() is None
         site.coordinator.arrived.clear()
         await site.say(actor, *results(first))
         assert site.coordinator.arrived.is_set()
-        batch = site.coordinator.take_batch()
+        batch = site.coordinator.ledger.take_batch()
         assert batch is not None
         assert [group.grant for group in batch] == [0, 1]
 
@@ -186,7 +186,7 @@ def test_a_slot_is_free_when_its_step_is_published_and_not_before() -> None:
         site.coordinator.open(publication(0))
         actor = await site.connect()
         await site.say(actor, *results(*grants(await read(actor))))
-        assert site.coordinator.take_batch() is not None
+        assert site.coordinator.ledger.take_batch() is not None
         assert grants(await read(actor)) == []
         site.publish(1)
         assert [(g.grant, g.version) for g in grants(await read(actor))] == [(4, 1), (5, 1)]
@@ -218,11 +218,11 @@ def test_a_published_step_between_drops_lets_the_run_go_on() -> None:
         first, second, *others = grants(await read(actor))
         drops = [GroupDrop(grant=g.grant, epoch=0, reason="bad luck") for g in (first, second)]
         await site.say(actor, *drops, *results(*others))
-        assert site.coordinator.take_batch() is not None
+        assert site.coordinator.ledger.take_batch() is not None
         site.publish(1)
         later = grants(await read(actor))
         await site.say(actor, GroupDrop(grant=later[0].grant, epoch=0, reason="bad luck"))
-        assert site.coordinator.counts().drops_in_a_row == 1
+        assert site.coordinator.ledger.counts().drops_in_a_row == 1
 
     run(main)
 
@@ -238,7 +238,9 @@ def test_a_group_that_always_misses_its_deadline_is_dropped_and_wakes_the_learne
             await site.say(actor, heartbeat())
             site.pass_time(1)
         assert site.coordinator.arrived.is_set()
-        assert site.coordinator.counts().dropped_by_reason == {"missed its deadline 2 times": 2}
+        assert site.coordinator.ledger.counts().dropped_by_reason == {
+            "missed its deadline 2 times": 2
+        }
 
     run(main)
 
@@ -293,7 +295,7 @@ def test_a_full_journal_takes_nothing_in_and_asks_again_when_there_is_space() ->
         await site.say(actor, result(grant, 0), result(grant, 1))
         assert await read(actor) == []
         assert site.coordinator.faults == ["nothing is taken in or granted: no space left"]
-        assert site.coordinator.counts().acknowledged == 0
+        assert site.coordinator.ledger.counts().acknowledged == 0
         site.journal.full = ""
         site.coordinator.tick()
         welcome, repeated = await read(actor)

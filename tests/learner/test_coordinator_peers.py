@@ -246,7 +246,7 @@ def test_a_stranger_is_asked_who_it_is_and_its_result_is_taken_all_the_same() ->
         await site.connect("actor-3", 0)
         await site.say(before, result(grant, 0))
         assert isinstance(decoded(before), WhoAreYou)
-        assert site.coordinator.counts().acknowledged == 1
+        assert site.coordinator.ledger.counts().acknowledged == 1
         await site.say(before, heartbeat("actor-3"))  # and is no fault
         assert site.coordinator.blocked_s() == {}
 

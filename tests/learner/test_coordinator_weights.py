@@ -28,7 +28,7 @@ def test_with_a_lag_actors_play_old_weights_and_evaluators_measure_new_ones() ->
             granted = grants(await read(actor))
             await site.say(actor, *results(*granted[-GROUPS_PER_STEP:]))
             await site.say(actor, *results(*granted))
-            assert site.coordinator.take_batch() is not None
+            assert site.coordinator.ledger.take_batch() is not None
             site.publish(version)
         heard = await read(actor)
         assert [m.version for m in heard if isinstance(m, Publication)] == [1]
@@ -55,7 +55,7 @@ def test_a_publication_comes_before_the_grants_made_at_its_version() -> None:
         site.coordinator.open(publication(0))
         actor = await site.connect()
         await site.say(actor, Loaded(version=0), *results(*grants(await read(actor))))
-        site.coordinator.take_batch()
+        site.coordinator.ledger.take_batch()
         await read(actor)
         site.publish(1)
         published, *granted = await read(actor)

@@ -36,10 +36,10 @@ def test_a_journal_and_a_checkpoint_lead_to_the_same_weights(tmp_path: Path) -> 
     batches = [InProcessRun(config, run.policy).play_batch() for _ in range(2)]
     first, commits = Training.of(run, config, None), []
     assert first.step(batches[0])["replay_trials"] == 4.0
-    commits.append(first.commit(batches[0], 1.0))
+    commits.append(first.commit(batches[0], 1.0)[0])
     checkpoint = first.checkpoint({}).result()
     first.step(batches[1])
-    commits.append(first.commit(batches[1], 2.0))
+    commits.append(first.commit(batches[1], 2.0)[0])
 
     said, again = config_file.dump(config), Training.of(run, config, None)
     for commit, groups in zip(commits, batches, strict=True):

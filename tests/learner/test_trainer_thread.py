@@ -16,9 +16,14 @@ from mage_async.errors import RunError
 from mage_async.learning.trainer import Trainer
 from mage_async.methods.method import Methods
 from mage_async.policy.weight_digest import overall, tensor_digests
-from mage_async.protocol.journal_records import Commit, Record, Segment, first_segment_header
+from mage_async.protocol.journal_records import (
+    Commit,
+    Record,
+    Segment,
+    first_segment_header,
+)
 from mage_async.results.run_directory import RunDirectory
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_services.learner import resume
 from mage_services.learner.trainer_thread import Training
 

@@ -7,7 +7,7 @@ import pytest
 from mage_async.config.config_file import find, load
 from mage_async.credit.turn_table import build_table
 from mage_async.learning.advantages import turn_advantages
-from mage_async.tasks.population import ITSELF
+from mage_async.tasks.league import ITSELF
 from mage_async.trajectory import Group, Trial
 from tests.helpers.credits import CREDITS, credit_of
 from tests.helpers.populations import trial

@@ -20,7 +20,7 @@ N, D, V = 200, 16, 50
 SCALE = 1 / 37
 
 
-def rules_of(name, kl=0.0, **changes):
+def learner_of(name, kl=0.0, **changes):
     band = (
         {"keep_low": 0.5, "keep_high": 2.0} if "keep_low" in KINDS[name].__struct_fields__ else {}
     )
@@ -72,18 +72,18 @@ def found_by(way, dtype, *, apart=False):
 @pytest.mark.parametrize("name", CLIPPED)
 def test_both_ways_give_the_same_loss_gradients_and_metrics(name, chunk_bytes, monkeypatch):
     monkeypatch.setattr(head, "CHUNK_BYTES", chunk_bytes)
-    ours, theirs = (found_by(way, torch.float64) for way in both_ways(rules_of(name)))
+    ours, theirs = (found_by(way, torch.float64) for way in both_ways(learner_of(name)))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CLIPPED)
 def test_both_ways_bound_negative_advantages_and_stay_near_a_reference(name):
-    ways = both_ways(rules_of(name, dual_clip=1.5, kl=0.3))
+    ways = both_ways(learner_of(name, dual_clip=1.5, kl=0.3))
     ours, theirs = (found_by(way, torch.float64, apart=True) for way in ways)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
-    plain = found_by(both_ways(rules_of(name))[1], torch.float64)
+    plain = found_by(both_ways(learner_of(name))[1], torch.float64)
     assert (theirs[1] < plain[1]).any()  # what the bound took from the loss
     assert theirs[6] > 0
 
@@ -94,7 +94,7 @@ def test_the_bound_is_dual_clip_times_the_advantage_where_it_is_negative():
         *(current, torch.zeros(3), torch.zeros(3), torch.tensor([-1.0, 2.0, -1.0])),
         *(torch.zeros(3, dtype=torch.int32), torch.arange(3)),
     )
-    made = rules_of("none", dual_clip=3.0).correction.surrogate(tokens)
+    made = learner_of("none", dual_clip=3.0).correction.surrogate(tokens)
     assert made.losses.tolist() == pytest.approx([3.0, -2 * (1 + RULES.correction.clip_high), 0.8])
     assert made.is_clipped.tolist() == [True, True, True]
 
@@ -105,20 +105,20 @@ def test_only_a_clipped_loss_with_a_weight_has_a_dual_clip():
 
 
 def test_they_agree_to_single_precision_where_runs_are_made():
-    ours, theirs = (found_by(way, torch.float32) for way in both_ways(rules_of("decoupled")))
+    ours, theirs = (found_by(way, torch.float32) for way in both_ways(learner_of("decoupled")))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_pass_gives_the_same_bits_again():
-    way, _ = both_ways(rules_of("decoupled"))
+    way, _ = both_ways(learner_of("decoupled"))
     first, second = (found_by(way, torch.float32) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("name", ["gspo", "m2po", "tis", "cispo", "dppo"])
 def test_losses_that_look_at_current_logprobs_otherwise_are_made_after_them(name):
-    way = corrected_loss(rules_of(name))
+    way = corrected_loss(learner_of(name))
     assert way.clipped is None
     assert str(way) == "loss after log-probs"
 
@@ -128,7 +128,7 @@ def test_the_single_pass_is_taken_where_logits_cannot_be_kept(
     chunk_bytes, is_single_pass, monkeypatch
 ):
     monkeypatch.setattr(head, "CHUNK_BYTES", chunk_bytes)
-    way = corrected_loss(rules_of("decoupled"))
+    way = corrected_loss(learner_of("decoupled"))
     chosen = replace(way, is_single_pass=is_single_pass)
     ours, theirs = (found_by(each, torch.float32) for each in (way, chosen))
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
@@ -139,7 +139,7 @@ def test_the_single_pass_is_taken_where_logits_cannot_be_kept(
 def test_weights_of_a_single_pass_are_known_before_it(name):
     inputs = inputs_of(torch.float64)
     tokens = tokens_near(inputs)
-    correct = rules_of(name).correction.surrogate
+    correct = learner_of(name).correction.surrogate
     is_constant = torch.equal(
         correct(tokens).weights, correct(tokens.at(tokens.proximal - 0.1)).weights
     )

@@ -6,7 +6,7 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, DeterministicFailure
-from mage_services.actor.preflight import check_gpu, device_for, look_at_policy
+from mage_services.actor.preflight import check_gpu, device_for, run_preflight
 from mage_services.cli.main import main
 
 QUICK = ["--set", "policy.layers=1", "--set", "admission.groups_per_step=1"]
@@ -51,4 +51,4 @@ def test_without_a_gpu_a_run_on_one_is_refused(tmp_path: Path) -> None:
 def test_a_run_that_would_not_fit_is_refused_before_anything_is_downloaded() -> None:
     config = config_file.load(config_file.find(None), [*SMALL_GPU, "hardware.gpu=t4"])
     with pytest.raises(DeterministicFailure, match=r"GPU 0 would need .* GB and has 16: "):
-        look_at_policy(config, 1, say=print)
+        run_preflight(config, 1, say=print)

@@ -17,8 +17,8 @@ from mage_async.plan.does_it_fit import Size, check_files, check_size, tiny_size
 from mage_async.plan.first_turns import play_first_turns
 from mage_async.policy.headers import outline_of
 from mage_async.policy.load import build_tiny
-from mage_async.trials.duels import settle
-from mage_services.actor.preflight import look_at_policy
+from mage_async.trials.duels import make_calls
+from mage_services.actor.preflight import run_preflight
 
 GB = 10**9
 
@@ -39,7 +39,7 @@ def test_a_policy_without_a_chat_template_is_one_sentence(directory: Path) -> No
     for file in ("chat_template.jinja", "tokenizer_config.json"):
         (directory / file).unlink(missing_ok=True)
     with pytest.raises(PolicyError, match="has no chat template"):
-        look_at_policy(pretrained(directory), 1, say=print)
+        run_preflight(pretrained(directory), 1, say=print)
 
 
 def test_a_context_too_short_for_the_policys_own_tokens_is_refused(directory: Path) -> None:
@@ -82,18 +82,20 @@ def test_a_policy_that_is_larger_than_the_memory_is_refused(directory: Path) -> 
 def test_contexts_that_are_larger_than_the_memory_are_refused(directory: Path) -> None:
     config = pretrained(directory, "engine.max_contexts=1000000")
     with pytest.raises(ConfigError, match=r"1000000 contexts each, .* lower engine\.max_contexts"):
-        look_at_policy(config, 1, say=pytest.fail)
+        run_preflight(config, 1, say=pytest.fail)
 
 
 def test_a_tiny_policy_of_an_absurd_size_is_refused() -> None:
     config = config_file.load(config_file.find(None), ["policy.hidden_size=1000000"])
     with pytest.raises(ConfigError, match="take a smaller policy"):
-        look_at_policy(config, 1, say=pytest.fail)
+        run_preflight(config, 1, say=pytest.fail)
 
 
 def test_first_turns_count_valid_actions_and_show_one(directory: Path) -> None:
     seconds = count()
-    seen = play_first_turns(pretrained(directory), directory, lambda: float(next(seconds)), settle)
+    seen = play_first_turns(
+        pretrained(directory), directory, lambda: float(next(seconds)), make_calls
+    )
     assert seen is not None
     assert (seen.num_actions, seen.turn_s) == (16, 0.5)
     assert seen.sentence().startswith(f"{seen.num_valid} of 16 actions were valid; here is one")
@@ -115,7 +117,7 @@ def test_deadlines_follow_what_a_turn_takes(directory: Path) -> None:
 def test_the_supervisor_looks_at_a_policy_through_a_process(directory: Path) -> None:
     said: list[str] = []
     config = pretrained(directory)
-    assert look_at_policy(config, 1, said.append) == config
+    assert run_preflight(config, 1, said.append) == config
     assert any("of 16 actions were valid" in line for line in said)
 
 
@@ -123,25 +125,25 @@ def test_what_the_process_finds_is_one_sentence(directory: Path) -> None:
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"logit_scale": 2.0}))
     with pytest.raises(DeterministicFailure, match="because of its logit scale"):
-        look_at_policy(pretrained(directory), 1, say=print)
+        run_preflight(pretrained(directory), 1, say=print)
 
 
 def test_adapters_of_layers_that_do_not_exist_are_refused(directory: Path) -> None:
     config = pretrained(directory, 'policy.lora.targets=["c_attn"]')
     with pytest.raises(PolicyError, match="qwen3 has no layer 'c_attn' that takes an adapter"):
-        look_at_policy(config, 1, say=pytest.fail)
+        run_preflight(config, 1, say=pytest.fail)
 
 
 def test_a_head_that_is_tied_and_declared_untied_is_refused(directory: Path) -> None:
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": False}))
     with pytest.raises(PolicyError, match=r"tie_word_embeddings = false, but no file holds lm_h"):
-        look_at_policy(pretrained(directory), 1, say=pytest.fail)
+        run_preflight(pretrained(directory), 1, say=pytest.fail)
 
 
 def test_a_tiny_policy_is_not_looked_at() -> None:
     config = config_file.load(config_file.find(None), [])
-    assert look_at_policy(config, 1, say=pytest.fail) is config
+    assert run_preflight(config, 1, say=pytest.fail) is config
 
 
 LOCK = '''
@@ -168,5 +170,5 @@ def test_a_policy_is_looked_at_in_a_class_that_waits_and_has_no_script(
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     said: list[str] = []
-    look_at_policy(pretrained(directory, "environment.name=waiting_lock:Lock"), 1, say=said.append)
+    run_preflight(pretrained(directory, "environment.name=waiting_lock:Lock"), 1, say=said.append)
     assert any("actions were valid; here is one" in line for line in said)

@@ -11,7 +11,6 @@ from mage_async.errors import WireError
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.journal_records import (
-    MAGIC,
     Commit,
     Dropped,
     Granted,
@@ -20,16 +19,14 @@ from mage_async.protocol.journal_records import (
     Record,
     Segment,
     SegmentHeader,
-    decode_record,
-    encode_record,
     first_needed,
     first_segment_header,
-    scan,
     to_delete,
 )
 from mage_async.protocol.messages import GroupGrant, TrialResult
 from mage_async.trajectory import Segment as Part
 from mage_async.trajectory import Task, Trial
+from mage_services.journal.record_bytes import MAGIC, decode_record, encode_record, scan
 
 SMALL = st.integers(0, 2**40)
 NAMES = st.text(min_size=1, max_size=20)

@@ -8,7 +8,7 @@ import pytest
 from mage_async.environments import catalogue
 from mage_async.policy_version import VersionRun
 from mage_async.results.metrics import batch_metrics, check_names, injections_by_source
-from mage_async.tasks.population import name_of
+from mage_async.tasks.league import name_of
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
 
 BOXES = catalogue.load("boxes")

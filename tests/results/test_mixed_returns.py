@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from mage_async.assembly import rules_of
+from mage_async.assembly import trial_config_of
 from mage_async.config import config_file
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Split
@@ -24,7 +24,7 @@ MIX = catalogue.load("mix", parts=[{"name": "boxes"}, {"name": "rps", "share": 0
 
 def trials(split: Split) -> list[Trial]:
     config, chat = config_file.load(config_file.find(None)), chat_in_words()
-    rules = rules_of(config, MIX, chat, 3)
+    rules = trial_config_of(config, MIX, chat, 3)
     tasks = evaluation_tasks(MIX, split, 8, FINAL_SEED)
     return [scripted_trial(MIX, task, 0, rules, chat) for task in tasks]
 
@@ -53,7 +53,7 @@ def test_an_environment_alone_has_no_returns_by_environment() -> None:
     boxes = catalogue.load("boxes")
     config, chat = config_file.load(config_file.find(None)), chat_in_words()
     (task,) = evaluation_tasks(boxes, "heldout", 1, FINAL_SEED)
-    alone = scripted_trial(boxes, task, 0, rules_of(config, boxes, chat, 3), chat)
+    alone = scripted_trial(boxes, task, 0, trial_config_of(config, boxes, chat, 3), chat)
     assert environment_returns(score([alone], boxes)) == {}
     found = batch_metrics([Group(0, 0, (alone,))], boxes, 1.0, 3)
     assert returns_by_environment(found) == {}

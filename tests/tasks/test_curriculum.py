@@ -6,14 +6,14 @@ import pytest
 
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.recovery import replay
-from mage_async.assembly import check, environment_of, rules_of
+from mage_async.assembly import check, environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import ConfigError
 from mage_async.methods.method import Horizon, Methods
 from mage_async.methods.scaling_inter import ScalingInter, Settings
 from mage_async.protocol.journal_records import Granted
-from mage_async.tasks.population import League
+from mage_async.tasks.league import League
 from mage_async.trajectory import Kind, Task
 from mage_async.trials.scripted import scripted_trial
 
@@ -67,7 +67,7 @@ def test_a_curriculum_that_leads_elsewhere_is_refused(setting, sentence):
 
 
 def test_an_episode_that_is_cut_off_keeps_what_it_earned_and_the_next_one_begins(chat):
-    whole = rules_of(CONFIG, RPS, chat, 3)
+    whole = trial_config_of(CONFIG, RPS, chat, 3)
     long = scripted_trial(RPS, TASK, 0, whole, chat)
     short = scripted_trial(RPS, TASK, 0, whole.with_horizon(RPS, 2, 3), chat)
     acts = [(turn.episode, turn.index) for turn in short.turns if turn.kind is Kind.ACT]
@@ -77,7 +77,7 @@ def test_an_episode_that_is_cut_off_keeps_what_it_earned_and_the_next_one_begins
 
 
 def test_the_agent_is_told_how_many_episodes_its_own_trial_has(chat):
-    whole = rules_of(CONFIG, RPS, chat, 3)
+    whole = trial_config_of(CONFIG, RPS, chat, 3)
     assert "3 episodes" in whole.prompts.rules
     assert "2 episodes" in whole.with_horizon(RPS, 2, 0).prompts.rules
     assert whole.with_horizon(RPS, 3, 0) is whole

@@ -8,8 +8,8 @@ import pytest
 from mage_async.config.learning import Population
 from mage_async.environments.games.kuhn import Kuhn
 from mage_async.environments.games.rps import Rps
+from mage_async.tasks.league import ITSELF, League, version_of
 from mage_async.tasks.matchmaking import Progress, prioritised
-from mage_async.tasks.population import ITSELF, League, version_of
 from mage_async.tasks.task_stream import MatchedTasks, TaskStream
 from tests.helpers.populations import KUHN, group, population
 
@@ -120,7 +120,7 @@ def test_progress_draws_by_the_change_of_returns_in_either_direction() -> None:
         league.trained([group(each, 1.0), group(each, 1.0)])
     league.trained([group(first, 0.0), group(first, 2.0)])
     league.trained([group(second, 0.0), group(second, -4.0)])
-    assert league.standing(first).recent - league.standing(first).long == pytest.approx(0.4)  # type: ignore[union-attr]
+    assert league.standing(first).fast_mean - league.standing(first).slow_mean == pytest.approx(0.4)  # type: ignore[union-attr]
     made = matchmaker(rules, league)
     met = Counter(made.task(number).member for number in range(6000))
     anyone = 0.1 / len(KUHN.members("train"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mage_async.assembly import rules_of
+from mage_async.assembly import trial_config_of
 from mage_async.completion import Completion, Prompt
 from mage_async.config.config_file import find, load
 from mage_async.environments import catalogue
@@ -28,7 +28,7 @@ def made(name: str) -> Environment:
 
 
 def rules(environment: Environment, chat: ChatFormat) -> TrialConfig:
-    return rules_of(load(find("kuhn"), []), environment, chat, 3)
+    return trial_config_of(load(find("kuhn"), []), environment, chat, 3)
 
 
 def says(chat: ChatFormat, word: str, version: int) -> Completion:

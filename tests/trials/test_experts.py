@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Completion
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, EnvironmentFault
@@ -32,7 +32,7 @@ TASK = Task("rps", "fixed-rock", 3)
 
 def rules(chat: ChatFormat, *changes: str) -> TrialConfig:
     config = config_file.load(config_file.find(None), changes, "stepagent_implicit")
-    return rules_of(config, RPS, chat, 2, advisers=Methods(config).advisers())
+    return trial_config_of(config, RPS, chat, 2, advisers=Methods(config).advisers())
 
 
 def played(how: TrialConfig, chat: ChatFormat, said: str, task: Task = TASK) -> Trial:

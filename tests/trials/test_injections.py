@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Completion
 from mage_async.config.config_file import find, load
 from mage_async.environments.environment import Environment, Outcome
@@ -46,7 +46,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
 
 @pytest.fixture
 def rules(chat: ChatFormat) -> TrialConfig:
-    return rules_of(CONFIG, environment_of(CONFIG), chat, 2)
+    return trial_config_of(CONFIG, environment_of(CONFIG), chat, 2)
 
 
 def played(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mage_async.assembly import WORDS, rules_of
+from mage_async.assembly import WORDS, trial_config_of
 from mage_async.config import config_file
 from mage_async.environments import catalogue
 from mage_async.inference.chat_files import load_chat
@@ -25,7 +25,7 @@ def test_a_tokenizer_needs_as_much_or_more(name, changes, tmp_path):
     config = config_file.load(config_file.find(None), changes)
     save_tokenizer(build_tokenizer((*environment.facts.words, *WORDS)), tmp_path)
     needed = [
-        shortest_context(environment, rules_of(config, environment, chat, 3), chat)
+        shortest_context(environment, trial_config_of(config, environment, chat, 3), chat)
         for chat in (chat_in_words(), load_chat(tmp_path))
     ]
     assert 0 < needed[0] <= needed[1]
@@ -34,7 +34,7 @@ def test_a_tokenizer_needs_as_much_or_more(name, changes, tmp_path):
 def test_of_words_that_are_a_token_each_it_is_exact_but_for_the_spaces_before_numbers(chat):
     environment = catalogue.load("rps")
     needed = [
-        shortest_context(environment, rules_of(CONFIG, environment, each, 3), each)
+        shortest_context(environment, trial_config_of(CONFIG, environment, each, 3), each)
         for each in (chat_in_words(), chat)
     ]
     assert needed[0] == needed[1] - 3  # of "episode 1", "episode 2", "episode 3"

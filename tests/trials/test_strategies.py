@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Completion
 from mage_async.config import config_file
 from mage_async.credit.turn_table import build_table
@@ -25,7 +25,7 @@ TASK = Task("rps", "fixed-rock", 3)
 def rules(chat, *settings, episodes=2):
     given = ["transcript.max_reflection_tokens=6", "sampling.strategy_temperature=1.5", *settings]
     config = config_file.load(config_file.find(None), given)
-    return rules_of(config, RPS, chat, episodes)
+    return trial_config_of(config, RPS, chat, episodes)
 
 
 @pytest.mark.parametrize("memory", ["none", "history", "reflection", "history_and_reflection"])

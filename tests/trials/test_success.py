@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.results.score import score
 from mage_async.trajectory import Kind, Task, Trial, Turn
@@ -13,7 +13,7 @@ ENVIRONMENT = environment_of(CONFIG)
 
 
 def played(chat, seed, *, stops):
-    rules = rules_of(CONFIG, ENVIRONMENT, chat, 3, stops_on_success=stops)
+    rules = trial_config_of(CONFIG, ENVIRONMENT, chat, 3, stops_on_success=stops)
     members = ENVIRONMENT.members("train")
     task = Task("rps", members[seed % len(members)], seed)
     return scripted_trial(ENVIRONMENT, task, seed, rules, chat)

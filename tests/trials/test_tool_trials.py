@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Prompt
 from mage_async.config import config_file
 from mage_async.environments.tools import tool, with_step
@@ -56,7 +56,7 @@ def trial_of(kind: type, chat: ChatFormat, *said: str) -> Trial:
     given = ["policy.kind=pretrained", "policy.source=none", "transcript.max_action_tokens=400"]
     config = config_file.load(config_file.find(None), given)
     environment = ResetStep(with_step(kind), {})
-    rules = rules_of(config, environment, chat, 2)
+    rules = trial_config_of(config, environment, chat, 2)
 
     def answers(prompt: Prompt, turn: int) -> Answer:
         return Answer(chat.encode(said[turn % len(said)]), 0.0)

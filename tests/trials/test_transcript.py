@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Completion
 from mage_async.config.config_file import find, load
 from mage_async.config.schema import Config
@@ -47,7 +47,7 @@ def chat(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def rules(config: Config, environment: Environment, chat: ChatFormat) -> TrialConfig:
-    return rules_of(config, environment, chat, 3)
+    return trial_config_of(config, environment, chat, 3)
 
 
 def _completion(chat: ChatFormat, text: str, version: int = 0) -> Completion:

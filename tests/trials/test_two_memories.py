@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mage_async.assembly import rules_of
+from mage_async.assembly import trial_config_of
 from mage_async.completion import Completion, Prompt
 from mage_async.config.config_file import find, load
 from mage_async.environments import catalogue
@@ -15,10 +15,10 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.games.tictactoe import MAX_TURNS
 from mage_async.errors import EnvironmentFault
 from mage_async.policy_version import VersionRun
-from mage_async.tasks.population import ITSELF
+from mage_async.tasks.league import ITSELF
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels import TwoMemoriesRun, begin_trial, trials_of
+from mage_async.trials.duels import TwoMemoriesRun, begin_trial
 from mage_async.trials.trial_config import TrialConfig
 
 NAMES = ("kuhn", "rps", "tictactoe")
@@ -31,7 +31,7 @@ def made(name: str) -> Environment:
 
 
 def rules(name: str, chat: ChatFormat, **changes: object) -> TrialConfig:
-    own = rules_of(load(find("kuhn"), []), made(name), chat, 3)
+    own = trial_config_of(load(find("kuhn"), []), made(name), chat, 3)
     return replace(own, rivals_remember=True, **changes)  # type: ignore[arg-type]
 
 
@@ -52,7 +52,7 @@ def play(
         drawn = (VersionRun(0, 9, 9),)
         logprobs = np.full(len(ids), -0.5, np.float32)
         run.receive(Completion(ids, logprobs, drawn, "stop", 0))
-    return trials_of(run), asked, run
+    return run.trials(), asked, run
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,7 +107,7 @@ def test_each_seat_reads_what_it_would_read_from_the_agents(chat: ChatFormat) ->
         ids = np.array(chat.encode(f" {words[1 - run._side_to_sample].pop(0)}"), np.int32)
         logprobs = np.full(len(ids), -0.5, np.float32)
         run.receive(Completion(ids, logprobs, (VersionRun(0, 9, 9),), "stop", 0))
-    turned = trials_of(run)
+    turned = run.trials()
     for there, here in zip((one, other), reversed(turned), strict=True):
         assert (there.segments[0].tokens == here.segments[0].tokens).all()
         assert there.episode_rewards() == here.episode_rewards()

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mage_async.protocol.journal_records import MAGIC, Record, encode_record, first_segment_header
+from mage_async.protocol.journal_records import Record, first_segment_header
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
-from mage_async.tasks.population import ITSELF
+from mage_async.tasks.league import ITSELF
+from mage_services.journal.record_bytes import MAGIC, encode_record
 from mage_services.view.index import RunReader
 from mage_services.view.page_request import PageRequest
 from mage_services.view.run_pages import PAGES

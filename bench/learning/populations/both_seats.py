@@ -33,7 +33,7 @@ from bench.learning.populations.rows import Found, rows_of, runs_by_name, show
 from bench.lib.arms import Job, arguments, results, run_missing
 from bench.lib.baseline import ROOT, write_baseline
 from mage_async.algorithm import InProcessRun, prepare
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.inference.chat_files import load_chat
@@ -76,7 +76,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     config = _config(*job)
     policy = prepare(config, folder)
     lab, chat = InProcessRun(config, policy), load_chat(policy)
-    rules = rules_of(config, environment_of(config), chat, config.trial.episodes)
+    rules = trial_config_of(config, environment_of(config), chat, config.trial.episodes)
     hands = [first_hand(lab.model, chat, rules)]
     for _ in range(STEPS):
         lab.step()
@@ -86,7 +86,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         **{f"episode {n + 1}": each for n, each in enumerate(heldout.return_by_episode)},
         **measured(hands),
         "invalid actions a trial": heldout.invalid_actions_per_trial,
-        "population": msgspec.to_builtins(lab.league.table()),
+        "population": msgspec.to_builtins(lab.league.state()),
         "exploitability by version": [exploitability(hand) for hand in hands],
         "first hand at last": dict(hands[-1]),
     }

@@ -23,7 +23,7 @@ from bench.learning.populations.rows import Found, rows_of, runs_by_name, show
 from bench.lib.arms import Job, arguments, results, run_missing
 from bench.lib.baseline import ROOT, write_baseline
 from mage_async.algorithm import InProcessRun, prepare
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.inference.chat_files import load_chat
@@ -52,7 +52,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     config = _config(*job)
     policy = prepare(config, folder)
     lab, chat = InProcessRun(config, policy), load_chat(policy)
-    rules = rules_of(config, environment_of(config), chat, config.trial.episodes)
+    rules = trial_config_of(config, environment_of(config), chat, config.trial.episodes)
     before = exploitability(first_hand(lab.model, chat, rules))
     curve = lab.train()
     heldout, swap = lab.evaluate("heldout", TRIALS), lab.evaluate("heldout", TRIALS, swap=True)
@@ -63,7 +63,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         "exploitability": exploitability(first_hand(lab.model, chat, rules)),
         "exploitability before": before,
         "invalid actions a trial": heldout.invalid_actions_per_trial,
-        "population": msgspec.to_builtins(lab.league.table()),
+        "population": msgspec.to_builtins(lab.league.state()),
         "curve": curve,
     }
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mage_async.assembly import rules_of
+from mage_async.assembly import trial_config_of
 from mage_async.completion import Completion
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment
@@ -24,7 +24,7 @@ from mage_async.errors import RunError
 from mage_async.policy_version import VersionRun, append_run, moved, oldest
 from mage_async.trajectory import Group, Segment, Trial, Turn
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels import settle
+from mage_async.trials.duels import make_calls
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun
 
@@ -68,7 +68,7 @@ def play_again(
         left.setdefault(turn.episode, []).append(turn)
     valid: list[tuple[str, ...]] = []
     reached: list[str | None] = []
-    settle(run)
+    make_calls(run)
     while run.next_prompt() is not None:
         turns, play = left.get(run.episode, []), run.play
         if not turns:
@@ -76,7 +76,7 @@ def play_again(
             break
         valid.append(tuple(play.legal_actions()))
         run.receive(_completion(trial, turns.pop()))
-        settle(run)
+        make_calls(run)
         reached.append(environment.reached(play))
     return PlayedAgain(run.trial(), tuple(valid), tuple(reached))
 
@@ -154,7 +154,7 @@ def experiences(
     Raises:
         RunError: an action of the environment is not one token.
     """
-    rules = rules_of(
+    rules = trial_config_of(
         config,
         environment,
         chat,

@@ -9,18 +9,19 @@ heartbeat   the clock                       sends the learner the engine's count
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config.schema import Config
 from mage_async.errors import RunError, TrialFault, WireError
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods
+from mage_async.protocol.codec import encode_result
 from mage_async.protocol.limits import MAX_REASON_CHARS
 from mage_async.protocol.messages import (
     Acknowledge,
@@ -33,14 +34,12 @@ from mage_async.protocol.messages import (
     Message,
     Publication,
     Rival,
-    TrialResult,
     Unwanted,
     Welcome,
 )
 from mage_async.tasks.task_stream import plays
 from mage_async.trajectory import Task
-from mage_async.trials.duels import trials_of
-from mage_services.actor.rollout import Stage, play_trial
+from mage_services.actor.rollout import Stage, play_to_end
 from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
 from mage_services.environments.call_runner import CallRunner
@@ -56,6 +55,9 @@ from mage_services.processes.startup import RunFiles, Startup, read_startup
 from mage_services.transport.authentication import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
 
+if TYPE_CHECKING:
+    from mage_async.protocol.trial_frames import Frame
+
 T = TypeVar("T")
 
 HEARTBEAT_S = 1.0
@@ -64,9 +66,10 @@ HEARTBEAT_S = 1.0
 
 @dataclass(slots=True)
 class Weights:
-    """The version the engine samples with, and the tasks that wait for a newer one."""
+    """The version that the engine samples with, and the tasks that wait for a newer one."""
 
     version: int = -1
+    """-1 until the engine has loaded weights."""
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def announce(self, version: int) -> None:
@@ -81,17 +84,9 @@ class Weights:
             await self._changed.wait_for(lambda: self.version >= version)
 
 
-class Channel(Protocol):
-    """The methods of `PeerChannel` that an actor uses."""
-
-    async def receive(self) -> Message:
-        """Return the learner's next message. Cancellation loses no message."""
-
-    async def send(self, message: Message) -> None:
-        """Send a message. Cancellation while waiting leaves it unsent."""
-
-
-async def beating(channel: Channel, heartbeat: Callable[[], Heartbeat], work: Awaitable[T]) -> T:
+async def beating(
+    channel: PeerChannel, heartbeat: Callable[[], Heartbeat], work: Awaitable[T]
+) -> T:
     """Await `work`, sending a heartbeat each second, and return its result.
 
     Cancellation cancels the work; a thread that it waits for goes on unnoticed.
@@ -103,14 +98,14 @@ async def beating(channel: Channel, heartbeat: Callable[[], Heartbeat], work: Aw
     return done
 
 
-async def _beat(channel: Channel, heartbeat: Callable[[], Heartbeat]) -> None:
+async def _beat(channel: PeerChannel, heartbeat: Callable[[], Heartbeat]) -> None:
     """Send heartbeats until cancelled."""
     async for _ in ticks(HEARTBEAT_S):
         await channel.send(heartbeat())
 
 
 async def here(path: Path) -> Path:
-    """Return the path of a file that is on this machine already."""
+    """Return the path unchanged: the file is on this machine already."""
     return path
 
 
@@ -124,7 +119,7 @@ class Actor:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: PeerChannel,
         stage: Stage,
         name: str,
         played: Callable[[], None] = lambda: None,
@@ -133,8 +128,10 @@ class Actor:
         self._channel, self._stage, self._name, self._played_group = channel, stage, name, played
         self._bring = bring
         self._weights = Weights()
-        self._unacknowledged: dict[tuple[int, int], TrialResult] = {}
-        self._num_waiting = self._num_playing = 0
+        self._unacknowledged: dict[tuple[int, int], list[Frame]] = {}
+        """Encoded results by grant and trial index, until the learner has acknowledged them."""
+        self._num_groups = {"playing": 0, "no fresh weights": 0}
+        """Number of groups in each state, in order of precedence."""
         self.time = TimeAccounting("no grant")
 
     async def run(self, first: Message) -> str:
@@ -164,18 +161,13 @@ class Actor:
                 case Welcome():
                     _cancel(playing[key] for key in playing.keys() - set(message.keeps))
                     await self._welcome(message)
+                case Publication():
+                    await self._load(message.version, Path(message.path))
+                case Acknowledge() | Unwanted():
+                    self._unacknowledged.pop((message.grant, message.trial), None)
                 case _:
-                    await self._take(message)
+                    raise RunError(f"an actor cannot take {type(message).__name__}")
             message = await self._channel.receive()
-
-    async def _take(self, message: Message) -> None:
-        match message:
-            case Publication():
-                await self._load(message.version, Path(message.path))
-            case Acknowledge() | Unwanted():
-                self._unacknowledged.pop((message.grant, message.trial), None)
-            case _:
-                raise RunError(f"an actor cannot take {type(message).__name__}")
 
     async def _welcome(self, welcome: Welcome) -> None:
         """Answer a learner that has accepted this actor, perhaps after a restart.
@@ -186,8 +178,8 @@ class Actor:
             await self._load(welcome.version, Path(welcome.weights_path))
         elif self._weights.version >= 0:
             await self._channel.send(Loaded(version=self._weights.version))
-        for result in list(self._unacknowledged.values()):
-            await self._channel.send(result)
+        for frames in list(self._unacknowledged.values()):
+            await self._channel.send_frames(frames)
 
     async def _load(self, version: int, path: Path) -> None:
         receipt = await self._stage.engine.load(version, await self._bring(path))
@@ -199,33 +191,38 @@ class Actor:
 
         Cancellation abandons the trials that are not finished.
         """
-        await self._wait_for_weights(grant.version)
-        await self._play(grant)
+        with self._in_state("no fresh weights"):
+            await self._weights.wait_for(grant.version)
+        with self._in_state("playing"):
+            try:
+                async with self._holding(grant.rival):
+                    await self._trials(grant)
+                self._played_group()
+            except* TrialFault as faults:
+                reason = str(faults.exceptions[0])[:MAX_REASON_CHARS]
+                await self._channel.send(
+                    GroupDrop(grant=grant.grant, epoch=grant.epoch, reason=reason)
+                )
 
-    async def _wait_for_weights(self, version: int) -> None:
-        self._num_waiting += 1
-        self._account()
+    @contextmanager
+    def _in_state(self, state: str) -> Iterator[None]:
+        """Context manager: count one more group in a state, for the time accounting."""
+        self._num_groups[state] += 1
+        self._enter_state()
         try:
-            await self._weights.wait_for(version)
+            yield
         finally:
-            self._num_waiting -= 1
+            self._num_groups[state] -= 1
+            self._enter_state()
 
-    async def _play(self, grant: GroupGrant) -> None:
-        self._num_playing += 1
-        self._account()
-        try:
-            async with self._held(grant.rival):
-                await self._trials(grant)
-            self._played_group()
-        except* TrialFault as faults:
-            await self._give_up(grant, str(faults.exceptions[0]))
-        finally:
-            self._num_playing -= 1
-            self._account()
+    def _enter_state(self) -> None:
+        """Enter the state of the actor: of its groups' states, the first that any group is in."""
+        states = (state for state, count in self._num_groups.items() if count)
+        self.time.enter(next(states, "no grant"))
 
     @asynccontextmanager
-    async def _held(self, rival: Rival | None) -> AsyncIterator[None]:
-        """Have the engine hold the weights of the opponent, where it is a past policy.
+    async def _holding(self, rival: Rival | None) -> AsyncIterator[None]:
+        """Context manager: the engine holds the weights of an opponent that is a past policy.
 
         Cancellation releases them.
         """
@@ -239,53 +236,40 @@ class Actor:
         finally:
             engine.release_past(rival.version)
 
-    def _account(self) -> None:
-        """Enter the state of the time accounting: playing, or what is waited for."""
-        idle = "no fresh weights" if self._num_waiting else "no grant"
-        self.time.enter("playing" if self._num_playing else idle)
-
     async def _trials(self, grant: GroupGrant) -> None:
         task = Task(grant.environment, grant.member, grant.seed, grant.seat)
         stage = self._stage.under(grant.num_episodes, grant.max_turns)
-        told = grant.guidance
-        guided, first = stage.guided(told), told.num_guided if told else 0
         async with asyncio.TaskGroup() as trials:
-            for index in sorted(set(plays(task, grant.num_trials)) - self._played(grant)):
-                how = guided if index < first else stage
+            for index in sorted(set(plays(task, grant.num_trials)) - self._finished(grant)):
+                guided = stage.guided(grant.guidance and grant.guidance.for_trial(index))
                 trials.create_task(
-                    self._trial(how, grant, task, index), name=f"trial {grant.grant}.{index}"
+                    self._trial(guided, grant, task, index), name=f"trial {grant.grant}.{index}"
                 )
 
-    def _played(self, grant: GroupGrant) -> set[int]:
+    def _finished(self, grant: GroupGrant) -> set[int]:
         """Return the trials of a group that the learner has, or that were sent to it."""
         sent = {index for number, index in self._unacknowledged if number == grant.grant}
         return sent | set(grant.held)
 
     async def _trial(self, stage: Stage, grant: GroupGrant, task: Task, index: int) -> None:
-        """Play a trial and send it, with that of the other seat where the policy plays both.
+        """Play a trial and send it, with that of the other seat if the policy plays both.
+
         Cancellation abandons it, unless it was finished.
 
         Raises:
-            TrialFault: the trial does not fit a message, as of a policy that has collapsed.
+            TrialFault: the trial does not fit into a message, as when a policy has collapsed into
+                endless text.
         """
-        name = f"{grant.grant}.{grant.epoch}.{index}"
-        run = stage.begin(task, index, name)
-        trial = await play_trial(run, stage.engine, stage.workers)
-        _, *across = trials_of(run, trial.duration_s)
-        result = TrialResult(grant.grant, grant.epoch, trial, other=next(iter(across), None))
-        self._unacknowledged[grant.grant, index] = result
+        run = stage.begin(task, index, f"{grant.grant}.{grant.epoch}.{index}")
+        duration_s = await play_to_end(run, stage.engine, stage.workers)
         try:
-            await self._channel.send(result)
+            frames = encode_result(grant.grant, grant.epoch, run, duration_s)
         except WireError as fault:
-            # a fault of the trial, not of the actor: were the actor to end, the next one would be
-            # granted the same seeds, and end too
-            del self._unacknowledged[grant.grant, index]
+            # A fault of the trial, not of the actor: were the actor to end, the next one would be
+            # granted the same seeds, and end too.
             raise TrialFault(f"trial {index} cannot be sent: {fault}") from fault
-
-    async def _give_up(self, grant: GroupGrant, reason: str) -> None:
-        await self._channel.send(
-            GroupDrop(grant=grant.grant, epoch=grant.epoch, reason=reason[:MAX_REASON_CHARS])
-        )
+        self._unacknowledged[grant.grant, index] = frames
+        await self._channel.send_frames(frames)
 
     def _heartbeat(self) -> Heartbeat:
         statistics = self._stage.engine.statistics()
@@ -325,7 +309,7 @@ async def main(startup: Startup, status: Status) -> None:
 
 
 async def play(
-    channel: Channel,
+    channel: PeerChannel,
     config: Config,
     policy: Path,
     name: str,
@@ -344,17 +328,24 @@ async def play(
     policy = await beating(channel, unready, bring(policy))
     environment = environment_of(config)
     chat = load_chat(policy, thinking=config.transcript.thinking)
-    stops = config.trial.stop_on_success
-    advisers = Methods(config, environment).advisers()
-    episodes = config.trial.episodes
-    rules = rules_of(config, environment, chat, episodes, stops_on_success=stops, advisers=advisers)
+    trial_config = trial_config_of(
+        config,
+        environment,
+        chat,
+        config.trial.episodes,
+        stops_on_success=config.trial.stop_on_success,
+        advisers=Methods(config, environment).advisers(),
+    )
     # In a thread, while heartbeats go on: reading and arranging the weights of a large model takes
     # longer than the silence after which the learner takes an actor for dead.
-    made = await beating(channel, unready, asyncio.to_thread(make_engine, config, policy, name))
-    own = CallRunner.of(config.environment)
-    async with made as engine, own as workers, asyncio.TaskGroup() as tasks:
+    making = asyncio.to_thread(make_engine, config, policy, name)
+    async with (
+        await beating(channel, unready, making) as engine,
+        CallRunner.of(config.environment) as workers,
+        asyncio.TaskGroup() as tasks,
+    ):
         engine_report = tasks.create_task(_report_engine(engine, status), name="engine report")
-        stage = Stage(environment, rules, chat, engine, workers)
+        stage = Stage(environment, trial_config, chat, engine, workers)
         actor = Actor(channel, stage, name, partial(status.send, "played"), bring)
         reason = await actor.run(welcome)
         engine_report.cancel()

@@ -9,14 +9,14 @@ control takes away is adaptation. Where `evaluation.every` is 0, the engine is m
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment, Split
 from mage_async.errors import RunError
@@ -31,7 +31,6 @@ from mage_async.results.score import Score, by_environment, environment_returns,
 from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks, swapped
 from mage_async.trajectory import Guidance, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels import Run
 from mage_async.trials.trial_as_dict import trial_as_dict
 from mage_services.actor.actor import beating
 from mage_services.actor.rollout import Stage, play_all
@@ -51,7 +50,11 @@ from mage_services.transport.authentication import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
 from mage_services.weights.weight_group import on_disk
 
+if TYPE_CHECKING:
+    from mage_async.trials.duels import TrialInProgress
+
 GuidanceOf = Callable[[Task], Guidance | None]
+"""Returns the text of a method with which the trial of a task begins; None: no text."""
 
 
 def no_guidance(task: Task) -> None:
@@ -68,8 +71,8 @@ def recorded_guidance(run: RunDirectory, config: Config, version: int) -> Guidan
     return lambda task: methods.evaluation_guidance(task, records)
 
 
-MORE_FIGURES = ("diversity", "harder")
-"""Parts of an evaluation that `mage evaluate` measures on request."""
+MEASURED_ON_REQUEST = ("diversity", "harder")
+"""Parts of an evaluation that only `mage evaluate` measures, where it is asked to."""
 
 
 class Evaluator:
@@ -85,10 +88,10 @@ class Evaluator:
         episodes: int,
     ) -> None:
         self._environment, self._chat, self._engine = environment, chat, engine
-        rules = rules_of(config, environment, chat, episodes)
-        self._stage = Stage(environment, rules, chat, engine, workers)
-        blind = replace(rules, keeps_history=False, reflects=False)
-        self._blind = Stage(environment, blind, chat, engine, workers)
+        trial_config = trial_config_of(config, environment, chat, episodes)
+        self._stage = Stage(environment, trial_config, chat, engine, workers)
+        blind = replace(trial_config, keeps_history=False, reflects=False)
+        self._blind = replace(self._stage, config=blind)
         self._at_once = config.engine.max_contexts
         self._is_guided = bool(overriding(config, "evaluation_guidance"))
         self.guidance: GuidanceOf = no_guidance
@@ -118,53 +121,56 @@ class Evaluator:
     async def play(
         self, split: Split, num_trials: int, seed: int, *, blind: bool = False, swap: bool = False
     ) -> Score:
-        """Play one set and score it."""
-        trials = await self._trials(split, num_trials, seed, blind=blind, swap=swap)
+        """Play one set and score it.
+
+        Args:
+            blind: earlier episodes are not in the context.
+            swap: in the last episode another task variant is hidden.
+        """
+        stage = self._blind if blind else self._stage
+        tasks = evaluation_tasks(self._environment, split, num_trials, seed)
+        trials = await self._trials(stage, tasks, swap_split=split if swap else None)
         return score(trials, self._environment)
 
     async def diversity(self, num_trials: int, repeats: int) -> Diversity:
         """Play held-out tasks `repeats` times each, about `num_trials` trials in all, and measure
         how different the trajectories of a task are. Cancellation abandons the trials.
         """
-        self._num_sets += 1
         num_tasks = max(1, num_trials // repeats)
         tasks = evaluation_tasks(self._environment, "heldout", num_tasks, FINAL_SEED)
-        runs = [
-            self._begin(self._stage, task, repeat, f"e{self._num_sets}.{number}.{repeat}")
-            for number, task in enumerate(tasks)
-            for repeat in range(repeats)
-        ]
-        trials = await play_all(runs, self._engine, self._stage.workers, self._at_once)
+        trials = await self._trials(self._stage, tasks, repeats)
         return diversity(
             [trials[start : start + repeats] for start in range(0, len(trials), repeats)]
         )
 
     async def samples(self, split: Split, count: int, version: int) -> list[dict[str, Any]]:
         """Return a few whole trials as plain data, for people to read."""
-        trials = await self._trials(split, count, FINAL_SEED, blind=False, swap=False)
+        tasks = evaluation_tasks(self._environment, split, count, FINAL_SEED)
+        trials = await self._trials(self._stage, tasks)
         return [trial_as_dict(trial, self._chat, version) for trial in trials]
 
     async def _trials(
-        self, split: Split, count: int, seed: int, *, blind: bool, swap: bool
+        self,
+        stage: Stage,
+        tasks: Sequence[Task],
+        repeats: int = 1,
+        swap_split: Split | None = None,
     ) -> list[Trial]:
+        """Play each task `repeats` times; return the trials in order of their tasks.
+
+        Args:
+            swap_split: the split that the last episode's task variant is drawn from; None: the
+                last episode has the trial's own.
+        """
         self._num_sets += 1
-        stage = self._blind if blind else self._stage
-        tasks = evaluation_tasks(self._environment, split, count, seed)
-        runs = [
-            self._begin(
-                stage, task, 0, f"e{self._num_sets}.{number}", self._swap(task, split, swap)
-            )
-            for number, task in enumerate(tasks)
-        ]
+        runs: list[TrialInProgress] = []
+        for number, task in enumerate(tasks):
+            swap = swapped(task, self._environment, swap_split) if swap_split else None
+            guided = stage.guided(self.guidance(task))
+            for repeat in range(repeats):
+                name = f"e{self._num_sets}.{number}.{repeat}"
+                runs.append(guided.begin(task, repeat, name, swap))
         return await play_all(runs, self._engine, stage.workers, self._at_once)
-
-    def _begin(
-        self, stage: Stage, task: Task, index: int, name: str, swap: Task | None = None
-    ) -> Run:
-        return stage.guided(self.guidance(task)).begin(task, index, name, swap)
-
-    def _swap(self, task: Task, split: Split, wanted: bool) -> Task | None:
-        return swapped(task, self._environment, split) if wanted else None
 
 
 def write_evaluation(
@@ -183,7 +189,7 @@ def write_evaluation(
     """
     earlier = read_document(run.evaluation)
     kept = {} if earlier.get("version") != version else earlier
-    figures = {key: kept[key] for key in MORE_FIGURES if key in kept} | dict(more or {})
+    figures = {key: kept[key] for key in MEASURED_ON_REQUEST if key in kept} | dict(more or {})
     num_episodes = len(next(iter(sets.values())).return_by_episode)
     document = {
         "version": version,
@@ -235,9 +241,8 @@ class CurveEvaluator:
         while not isinstance(message := await self._channel.receive(), Goodbye):
             if isinstance(message, Publication | Welcome):
                 version = max(version, message.version)
-                await self._channel.send(
-                    Loaded(version=version)
-                )  # so that the learner may delete it
+                # Nothing was loaded, but the learner may delete older weights.
+                await self._channel.send(Loaded(version=version))
 
     async def _curve(self, evaluator: Evaluator, engine: Engine, version: int) -> int:
         """Measure points of the curve until the learner's goodbye; return the last version."""

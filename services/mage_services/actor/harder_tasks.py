@@ -23,6 +23,7 @@ from mage_services.engines.engine import Engine
 from mage_services.environments.call_runner import CallRunner
 
 Options = Mapping[str, Any]
+"""Options of an environment by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Ladder:
     config: Config
     """The configuration of the tasks as trained; of a mix, with one component alone."""
     rungs: list[dict[str, Any]]
+    """Options of each rung, from the easiest to the hardest."""
     part: str = ""
     """Label of the mix component; "" where the environment is no mix."""
 
@@ -52,8 +54,8 @@ def ladder_of(config: Config, name: str) -> Ladder:
     if isinstance(environment, Mix):
         part, _, name = name.partition("/")
         own = _part_alone(config, environment, part)
-    rules = own.environment
-    rungs = harder(rules.name, environment_of(own), rules.options, name)
+    section = own.environment
+    rungs = harder(section.name, environment_of(own), section.options, name)
     if isinstance(config.policy, Tiny):
         rungs = _readable(own, rungs, set(environment.facts.words))
     # A ladder has the name of the first option that its rungs change.
@@ -87,7 +89,7 @@ def _readable(own: Config, rungs: list[dict[str, Any]], known: set[str]) -> list
         ConfigError: there is none.
     """
     readable = [
-        rung for rung in rungs if known.issuperset(environment_of(on(own, rung)).facts.words)
+        rung for rung in rungs if known.issuperset(environment_of(with_rung(own, rung)).facts.words)
     ]
     if not readable:
         raise ConfigError(
@@ -97,7 +99,7 @@ def _readable(own: Config, rungs: list[dict[str, Any]], known: set[str]) -> list
     return readable
 
 
-def on(config: Config, rung: Options) -> Config:
+def with_rung(config: Config, rung: Options) -> Config:
     """Return the configuration with the options of a rung."""
     options = {**config.environment.options, **rung}
     environment = msgspec.structs.replace(config.environment, options=options)
@@ -109,7 +111,7 @@ def times_as_long(config: Config, ladder: Ladder | None) -> float:
     at least 1. Contexts have to be longer by this factor.
     """
     own = environment_of(config).facts.max_turns
-    rungs = [] if ladder is None else [on(ladder.config, each) for each in ladder.rungs]
+    rungs = [] if ladder is None else [with_rung(ladder.config, each) for each in ladder.rungs]
     return max([own, *(environment_of(each).facts.max_turns for each in rungs)]) / own
 
 
@@ -128,13 +130,13 @@ async def score_rungs(
             trained, to compare with.
     """
 
-    async def played(config: Config) -> Score:
+    async def score_of(config: Config) -> Score:
         evaluator = Evaluator(config, environment_of(config), chat, engine, workers, episodes)
         return await evaluator.play("heldout", heldout.num_trials, FINAL_SEED)
 
-    as_trained = await played(ladder.config) if ladder.part else heldout
+    as_trained = await score_of(ladder.config) if ladder.part else heldout
     found = [Rung("as trained", {}, as_trained)]
     for rung in ladder.rungs:
         label = f"{ladder.part} {rung_label(rung)}".lstrip()
-        found.append(Rung(label, dict(rung), await played(on(ladder.config, rung))))
+        found.append(Rung(label, dict(rung), await score_of(with_rung(ladder.config, rung))))
     return Harder(ladder.name, found)

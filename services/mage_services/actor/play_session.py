@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
 from mage_async.config.schema import Config
@@ -16,7 +16,7 @@ from mage_async.environments.mix import component_of
 from mage_async.environments.user_calls import Call
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_async.tasks.population import name_of, version_of
+from mage_async.tasks.league import name_of, version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.duels import PastPolicySide
 from mage_async.trials.human_play import HumanPlay, HumanPrompt, human_play
@@ -81,11 +81,11 @@ def prepare(
     task = drawn_task(environment, member, seed)
     policy, version = newest(run, config)
     chat = load_chat(policy, thinking=config.transcript.thinking)
-    rules = rules_of(config, environment, chat, episodes or config.trial.episodes)
+    trial_config = trial_config_of(config, environment, chat, episodes or config.trial.episodes)
 
     def make() -> "Stage":
         engine, workers = make_engine(config, policy, "play"), CallRunner.of(config.environment)
-        return Stage(environment, rules, chat, engine, workers)
+        return Stage(environment, trial_config, chat, engine, workers)
 
     return PlaySession(environment, task, chat, version, make)
 
@@ -168,18 +168,25 @@ async def play_person_and_agent(
     """
     from mage_services.actor.rollout import play_trial
 
-    version, stage, rewards, meet = version_of(task.member), make(), list[float](), None
-    environment, rules = stage.environment, stage.rules
+    version, stage, rewards, begin_opponent = version_of(task.member), make(), list[float](), None
+    environment, trial_config = stage.environment, stage.config
     async with stage.engine as engine, stage.workers:
         if version is not None:
             if not (file := weights.file(version)).is_file():
                 kept = ", ".join(map(name_of, weights.versions()))
                 raise RunError(f"{file} is not there: the run has kept {kept}")
             await engine.load_past(version, file)
-            given = {"config": rules, "chat": stage.chat, "name": "person", "version": version}
-            meet = partial(PastPolicySide, environment, task, **given)
+            begin_opponent = partial(
+                PastPolicySide,
+                environment,
+                task,
+                config=trial_config,
+                chat=stage.chat,
+                name="person",
+                version=version,
+            )
         if ask is not None:
             tell(component_of(environment, task.member).rules())
-            play = human_play(environment, task, rules.num_episodes, meet)
+            play = human_play(environment, task, trial_config.num_episodes, begin_opponent)
             rewards = await play_by_person(play, ask, engine.complete, stage.workers, tell)
         return rewards, await play_trial(stage.begin(task, 0, "play"), engine, stage.workers)

@@ -1,7 +1,7 @@
-"""What is checked before a run's processes start: that the policy fits the machine, and can play.
+"""The checks before a run's processes start: the policy fits the machine, and can play.
 
-A process of its own loads a pretrained policy once and plays a few turns, because the supervisor
-imports no torch; its memory is free again before the run begins.
+A child process loads a pretrained policy once and plays a few turns: the supervisor imports no
+torch, and the child's memory is free again before the run begins.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ from mage_async.plan.does_it_fit import (
     tiny_size,
     with_deadlines,
 )
-from mage_async.trials.duels import Run
+from mage_async.trials.duels import TrialInProgress
+from mage_services.actor.rollout import make_calls
 from mage_services.environments.call_runner import CallRunner
 from mage_services.processes.child_process import (
     BlockingChannel,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 MODULE = "mage_services.actor.preflight"
 
 
-def look_at_policy(config: Config, num_actors: int, say: Callable[[str], None]) -> Config:
+def run_preflight(config: Config, num_actors: int, say: Callable[[str], None]) -> Config:
     """Check the policy of a run, play its first turns, and raise deadlines that it would miss.
 
     Args:
@@ -65,9 +66,9 @@ def look_at_policy(config: Config, num_actors: int, say: Callable[[str], None]) 
     assert isinstance(config.policy, Pretrained)
     directory = local_policy(config.policy.source)
     if directory is not None:  # files on this machine are checked without a process
-        _check(config, directory, num_actors)
+        _check_files(config, directory, num_actors)
     say("policy: loading it once, to play its first turns")
-    seen = _played(config, num_actors)
+    seen = _preflight_in_child(config, num_actors)
     contexts = seen.contexts
     assert contexts is not None
     if contexts.longest > config.engine.max_tokens:
@@ -86,7 +87,7 @@ def look_at_policy(config: Config, num_actors: int, say: Callable[[str], None]) 
     return config
 
 
-def _check(config: Config, directory: Path, num_actors: int) -> Contexts:
+def _check_files(config: Config, directory: Path, num_actors: int) -> Contexts:
     outline = check_outline(config, directory)
     _check_size(config, Size(outline.num_weights, outline.kv_token_bytes), num_actors)
     return check_files(config, directory)
@@ -97,16 +98,16 @@ def _check_size(config: Config, size: Size, num_actors: int) -> None:
     check_size(config, size, num_actors=num_actors, memory_bytes=memory)
 
 
-class Look(msgspec.Struct, frozen=True):
-    """Ask the process to look at a policy."""
+class PreflightOrder(msgspec.Struct, frozen=True):
+    """Message to the child: the policy to check."""
 
     tables: dict[str, Any]
     """The resolved configuration, as `config_file.as_tables` returns it."""
     num_actors: int
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """What the process found."""
+class PreflightReport(msgspec.Struct, frozen=True):
+    """Message from the child: its findings."""
 
     failed: str = ""
     """Why the policy cannot be used; "" where it can."""
@@ -117,18 +118,21 @@ class Seen(msgspec.Struct, frozen=True):
     """Seconds of a turn of all trials of a group."""
 
 
-def _played(config: Config, num_actors: int) -> Seen:
-    """Have a process load the policy and play its first turns. Ctrl-C ends it, and this process."""
+def _preflight_in_child(config: Config, num_actors: int) -> PreflightReport:
+    """Let a child process load the policy and play its first turns.
+
+    Ctrl-C ends the child, and this process.
+    """
     with TemporaryDirectory(prefix="mage-preflight-") as folder:
         log = Path(folder) / "log"
-        child = BlockingChild[Seen](
+        child = BlockingChild[PreflightReport](
             module_command(MODULE),
-            Seen,
+            PreflightReport,
             variables={"OMP_NUM_THREADS": str(config.engine.threads)},
             log=log,
         )
         try:
-            child.channel.send(Look(config_file.as_tables(config), num_actors))
+            child.channel.send(PreflightOrder(config_file.as_tables(config), num_actors))
             seen = child.channel.receive()
             code = child.process.wait()
         except KeyboardInterrupt:
@@ -145,32 +149,26 @@ def _played(config: Config, num_actors: int) -> Seen:
     return seen
 
 
-def _look(config: Config, num_actors: int) -> Seen:
+def _preflight(config: Config, num_actors: int) -> PreflightReport:
     from mage_async.plan.first_turns import play_first_turns
     from mage_async.policy.prepare import source_directory
 
-    assert isinstance(config.policy, Pretrained), "a tiny policy is not looked at"
+    assert isinstance(config.policy, Pretrained), "a tiny policy needs no child process"
     if config.learner.device != "cpu":
         check_gpu(config, num_actors)
     directory = source_directory(config.policy.source)
-    contexts = _check(config, directory, num_actors)
+    contexts = _check_files(config, directory, num_actors)
     with asyncio.Runner() as runner:
         workers = CallRunner.of(config.environment)
 
-        def settle(run: Run) -> None:
-            runner.run(_settle(run, workers))
+        def make(trial: TrialInProgress) -> None:
+            runner.run(make_calls(trial, workers))
 
-        turns = play_first_turns(config, directory, time.monotonic, settle)
+        turns = play_first_turns(config, directory, time.monotonic, make)
         runner.run(workers.close())
     if turns is None:
-        return Seen(contexts=contexts)
-    return Seen(contexts=contexts, sentence=turns.sentence(), turn_s=turns.turn_s)
-
-
-async def _settle(run: Run, workers: CallRunner) -> None:
-    """Make the environment calls that a trial waits for."""
-    while (call := run.next_call()) is not None:
-        run.answer(await workers.perform(call))
+        return PreflightReport(contexts=contexts)
+    return PreflightReport(contexts=contexts, sentence=turns.sentence(), turn_s=turns.turn_s)
 
 
 def device_for(config: Config, memory_gb: float = 0.0) -> "Device":
@@ -228,18 +226,18 @@ def _own_gpu(config: Config) -> "Device | None":
 
 
 def main() -> None:
-    """Receive a configuration, and send what was found."""
+    """Serve one `PreflightOrder`; the child process ends with its report."""
     die_with_parent()
     end = inherited_socket()
     assert end is not None, "`mage train` starts this process"
-    parent: BlockingChannel[Look] = BlockingChannel(end, Look)
+    parent: BlockingChannel[PreflightOrder] = BlockingChannel(end, PreflightOrder)
     order = parent.receive()
     if order is None:
         return
     try:
-        seen = _look(config_file.from_tables(order.tables), order.num_actors)
+        seen = _preflight(config_file.from_tables(order.tables), order.num_actors)
     except MageError as error:
-        seen = Seen(failed=str(error))
+        seen = PreflightReport(failed=str(error))
     parent.send(seen)
 
 

@@ -57,8 +57,8 @@ async def rehearse(
     say(f"rehearsal: playing {name} twice with the same seeds")
     seconds: dict[str, list[float]] = defaultdict(list)
     playing = _playing(config, name, environment)
-    progress = _Progress(say)
     async with CallRunner.of(config.environment) as workers:
+        progress = _Progress(workers, say)
         go_on = partial(playing.send, None)
         while True:
             try:
@@ -70,7 +70,7 @@ async def rehearse(
                 raise ConfigError(f"environment {name!r}: {fault}") from fault
             began = time.monotonic()
             try:
-                go_on = partial(playing.send, await _performed(call, workers, progress))
+                go_on = partial(playing.send, await progress.perform(call))
             except CallFault as fault:
                 go_on = partial(playing.throw, fault)
             if call.name:
@@ -86,42 +86,34 @@ def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
 
 
 class _Progress:
-    """Prints how far a rehearsal is, wherever nothing was printed for `QUIET_S`."""
+    """Makes the calls of a rehearsal; prints a line wherever nothing was printed for `QUIET_S`."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._num_calls = say, 0
+    def __init__(self, workers: CallRunner, say: Callable[[str], None]) -> None:
+        self._workers, self._say, self._num_calls = workers, say, 0
         self._said_at = time.monotonic()
 
-    def left_s(self) -> float:
-        """Return the seconds until a line is due."""
-        return max(0.0, self._said_at + QUIET_S - time.monotonic())
+    async def perform(self, call: Call) -> Answered:
+        """Make a call and return its result. Cancellation abandons the call."""
+        began = time.monotonic()
+        performing = asyncio.ensure_future(self._workers.perform(call))
+        try:
+            while not performing.done():
+                left_s = max(0.0, self._said_at + QUIET_S - time.monotonic())
+                await asyncio.wait([performing], timeout=left_s)
+                self._say_if_quiet(call, began)
+        finally:
+            performing.cancel()
+        self._num_calls += 1
+        return performing.result()
 
-    def waits(self, call: Call, since_s: float) -> None:
-        """Print a line, where one is due, while a call has not returned."""
-        if not self.left_s():
+    def _say_if_quiet(self, call: Call, began: float) -> None:
+        now = time.monotonic()
+        if now >= self._said_at + QUIET_S:
             self._say(
                 f"rehearsal: {self._num_calls} calls made; {call.name} has taken "
-                f"{since_s:.0f} s so far"
+                f"{now - began:.0f} s so far"
             )
             self._said_at = time.monotonic()
-
-    def returned(self) -> None:
-        """Count a call that has returned."""
-        self._num_calls += 1
-
-
-async def _performed(call: Call, workers: CallRunner, progress: _Progress) -> Answered:
-    """Make a call, printing progress, and return its result. Cancellation abandons the call."""
-    began = time.monotonic()
-    performing = asyncio.ensure_future(workers.perform(call))
-    try:
-        while not performing.done():
-            await asyncio.wait([performing], timeout=progress.left_s())
-            progress.waits(call, time.monotonic() - began)
-    finally:
-        performing.cancel()
-    progress.returned()
-    return performing.result()
 
 
 def _times(seconds: dict[str, list[float]]) -> str:

@@ -1,6 +1,6 @@
 """Rollouts: trials played on an engine.
 
-A trial (`Run`) says which prompt to sample next; the coroutines here wait for the engine and the
+A `TrialInProgress` decides what to sample next; the coroutines here await the engine and the
 environment.
 """
 
@@ -16,7 +16,7 @@ from mage_async.environments.environment import Environment
 from mage_async.errors import CallFault, ContextFull, TurnOverdue
 from mage_async.trajectory import Guidance, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels import Run, begin_trial
+from mage_async.trials.duels import TrialInProgress, begin_trial
 from mage_async.trials.trial_config import TrialConfig
 from mage_services.engines.engine import Engine
 from mage_services.environments.call_runner import CallRunner
@@ -24,16 +24,16 @@ from mage_services.environments.call_runner import CallRunner
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What trials of one kind share: environment, rules, chat format, engine."""
+    """What trials of one kind share: environment, settings, chat format, engine."""
 
     environment: Environment
-    rules: TrialConfig
+    config: TrialConfig
     chat: ChatFormat
     engine: Engine
     workers: CallRunner = field(default_factory=CallRunner)
     """Makes the calls of environments whose methods may block."""
 
-    def begin(self, task: Task, index: int, name: str, swap: Task | None = None) -> Run:
+    def begin(self, task: Task, index: int, name: str, swap: Task | None = None) -> TrialInProgress:
         """Return a trial that is ready to be played.
 
         Args:
@@ -42,21 +42,26 @@ class Stage:
             swap: the task from the last episode on, for the `swapped` control.
         """
         return begin_trial(
-            self.environment, task, index, self.rules, self.chat, name=name, swap=swap
+            self.environment, task, index, self.config, self.chat, name=name, swap=swap
         )
 
     def under(self, num_episodes: int, max_turns: int) -> "Stage":
         """Return a copy with another horizon: episodes of a trial and turns of an episode."""
-        rules = self.rules.with_horizon(self.environment, num_episodes, max_turns)
-        return replace(self, rules=rules)
+        config = self.config.with_horizon(self.environment, num_episodes, max_turns)
+        return replace(self, config=config)
 
     def guided(self, guidance: Guidance | None) -> "Stage":
         """Return a copy whose prompts hold strategies of earlier tasks; None: no strategies."""
-        return replace(self, rules=self.rules.with_guidance(guidance))
+        return replace(self, config=self.config.with_guidance(guidance))
 
 
-async def play_trial(run: Run, engine: Engine, workers: CallRunner) -> Trial:
-    """Play a trial to its end.
+async def play_trial(run: TrialInProgress, engine: Engine, workers: CallRunner) -> Trial:
+    """Play a trial as `play_to_end` does, and return it; of both seats, that of the agent."""
+    return run.trial(await play_to_end(run, engine, workers))
+
+
+async def play_to_end(run: TrialInProgress, engine: Engine, workers: CallRunner) -> float:
+    """Play a trial to its end, and return how long that took, in seconds.
 
     Cancellation aborts the turn being sampled. In every case the engine releases the trial's
     sequences, and the objects of its environment are closed.
@@ -67,19 +72,19 @@ async def play_trial(run: Run, engine: Engine, workers: CallRunner) -> Trial:
     """
     began = time.monotonic()
     try:
-        await _settle(run, workers)
+        await make_calls(run, workers)
         while (prompt := run.next_prompt()) is not None:
             run.receive(await _complete(prompt, engine))
-            await _settle(run, workers)
+            await make_calls(run, workers)
     finally:
         # After a normal end nothing is left to abandon.
         workers.close_in_background(run.abandon())
         for context in run.contexts():
             engine.release(context)
-    return run.trial(time.monotonic() - began)
+    return time.monotonic() - began
 
 
-async def _settle(run: Run, workers: CallRunner) -> None:
+async def make_calls(run: TrialInProgress, workers: CallRunner) -> None:
     """Make the environment calls that a trial waits for. Cancellation abandons the current one."""
     while (call := run.next_call()) is not None:
         run.answer(await workers.perform(call))
@@ -95,7 +100,7 @@ async def _complete(prompt: Prompt, engine: Engine) -> Completion:
 
 
 async def play_all(
-    runs: Sequence[Run], engine: Engine, workers: CallRunner, at_once: int
+    runs: Sequence[TrialInProgress], engine: Engine, workers: CallRunner, at_once: int
 ) -> list[Trial]:
     """Play trials concurrently, at most `at_once` of them; return them in the order of `runs`.
 
@@ -104,15 +109,13 @@ async def play_all(
     """
     room = asyncio.Semaphore(at_once)
 
-    async def one(run: Run) -> Trial:
+    async def one(run: TrialInProgress) -> Trial:
         async with room:
             try:
                 return await play_trial(run, engine, workers)
-            except ContextFull:
-                run.cut_short()
-                return run.trial()
-            except CallFault as fault:
-                print(fault, file=sys.stderr, flush=True)
+            except (ContextFull, CallFault) as fault:
+                if isinstance(fault, CallFault):
+                    print(fault, file=sys.stderr, flush=True)
                 run.cut_short()
                 return run.trial()
 

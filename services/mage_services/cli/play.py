@@ -50,7 +50,7 @@ def run(given: argparse.Namespace) -> int:
 def _play(run: RunDirectory, given: argparse.Namespace) -> None:
     import uvloop
 
-    from mage_async.tasks.population import version_of
+    from mage_async.tasks.league import version_of
     from mage_async.trials.human_play import episode_lines, reward_table, whole_text
     from mage_services.actor.play_session import play_person_and_agent, prepare
     from mage_services.weights.weight_store import WeightFiles

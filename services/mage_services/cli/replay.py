@@ -40,7 +40,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.methods.method import Methods
     from mage_async.policy.checkpoint import checkpoints
     from mage_async.protocol.journal_records import first_needed
-    from mage_async.tasks.population import League
+    from mage_async.tasks.league import League
     from mage_services.journal.reader import open_journal
     from mage_services.learner.ranks.gang import Gang
     from mage_services.learner.trainer_thread import Training

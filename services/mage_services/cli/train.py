@@ -77,7 +77,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.config.policy import check_source
     from mage_async.config.schema import Pretrained
     from mage_async.environments.catalogue import file_name
-    from mage_services.actor.preflight import look_at_policy
+    from mage_services.actor.preflight import run_preflight
     from mage_services.actor.rehearsal import rehearse_all
     from mage_services.cli.supervised_run import run_to_end
     from mage_services.processes.run_lock import take_lock
@@ -99,7 +99,7 @@ def run(given: argparse.Namespace) -> int:
     check_room(config)
     if not given.resume:  # a resumed run keeps the policy that it began with
         check_source(config.policy)
-        config = look_at_policy(config, num_actors, say=say)
+        config = run_preflight(config, num_actors, say=say)
     name = f"{file_name(config.environment.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = RunDirectory((given.run_dir or Path("runs") / name).resolve())
     with ExitStack() as held:

@@ -7,13 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mage_async.errors import RunError, WireError
-from mage_async.protocol.journal_records import (
-    Record,
-    Segment,
-    SegmentHeader,
-    decode_record,
-    scan,
-)
+from mage_async.protocol.journal_records import Record, Segment, SegmentHeader
+from mage_services.journal.record_bytes import decode_record, scan
 
 
 @dataclass(frozen=True, slots=True)

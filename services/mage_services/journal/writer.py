@@ -14,17 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from mage_async.errors import RunError
-from mage_async.protocol.journal_records import (
-    MAGIC,
-    Record,
-    Segment,
-    SegmentHeader,
-    encode_record,
-    to_delete,
-)
+from mage_async.protocol.journal_records import Record, Segment, SegmentHeader, to_delete
 from mage_async.protocol.trial_frames import Frame
 from mage_async.results.durable_files import sync
 from mage_services.journal.reader import JournalOnDisk
+from mage_services.journal.record_bytes import MAGIC, encode_record
 
 #     queue             filled by   emptied by   bound                        when it is full
 #     pending records   `append`    the thread   trials of groups in flight   cannot happen

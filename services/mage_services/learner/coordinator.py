@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, Self
+from typing import Self
 
 import msgspec
 
 from mage_async.admission.concurrency import Concurrency
-from mage_async.admission.ledger import OVER_AGE, Accepted, Ledger, LedgerCounts, Unknown
+from mage_async.admission.ledger import OVER_AGE, Accepted, Ledger, Unknown
 from mage_async.admission.staleness_metrics import TrialDurations
 from mage_async.config import config_file
 from mage_async.config.schema import Config
@@ -24,7 +24,6 @@ from mage_async.protocol.journal_records import (
     Dropped,
     LoadedWeights,
     Published,
-    Record,
     SegmentHeader,
 )
 from mage_async.protocol.messages import (
@@ -43,8 +42,9 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
-from mage_async.tasks.population import League, version_of
-from mage_async.trajectory import Group, Task
+from mage_async.tasks.league import League, version_of
+from mage_async.tasks.task_stream import MatchedTasks
+from mage_services.journal.writer import JournalFile
 from mage_services.transport.channels import LearnerChannel, Peer, PeerGone
 from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
 
@@ -72,33 +72,6 @@ supervisor has ended a local actor, or after half an hour while it loads its eng
 MAX_FAULTS = 20
 STALL_S = 2.0
 """If two ticks are further apart, this process itself did not run."""
-
-
-class Journal(Protocol):
-    """What the coordinator needs of `JournalFile`."""
-
-    def append(self, record: Record, then: Callable[[], None] | None = None) -> None:
-        """Write a record behind all earlier ones; call `then` when it is durable."""
-
-    def after(self, then: Callable[[], None]) -> None:
-        """Call `then` when all records appended so far are durable."""
-
-    async def settled(self) -> None:
-        """Wait until all records appended so far are durable. Safe to cancel."""
-
-    def why_full(self) -> str:
-        """Return why no more trials may be taken in; empty if they may."""
-
-    def roll(self, header: Callable[[], SegmentHeader]) -> None:
-        """Begin a new segment if the current one is long enough. Call between two steps."""
-
-
-class TaskSource(Protocol):
-    """Decides the task of each group: a `TaskStream`, or a `Matchmaker` over one."""
-
-    def task(self, number: int) -> Task:
-        """Return the task of the `number`-th group."""
-        ...
 
 
 MAX_DROPS_IN_A_ROW = 50
@@ -139,7 +112,7 @@ def segment_header(
     """Return the state that a new segment of the journal begins with."""
     return msgspec.structs.replace(
         ledger.segment_header(config.config, config.deadline_s),
-        population=league.table() if league.is_on else None,
+        population=league.state() if league.is_on else None,
         methods=methods.states(),
     )
 
@@ -180,8 +153,8 @@ class Coordinator:
 
     channel: LearnerChannel
     ledger: Ledger
-    journal: Journal
-    tasks: TaskSource
+    journal: JournalFile
+    tasks: MatchedTasks
     config: CoordinatorConfig
     clock: Callable[[], float]
     weights: WeightStore
@@ -263,7 +236,7 @@ class Coordinator:
     def announce(self, publication: Publication) -> None:
         """Journal that the weights of a version can be read, and announce them to the peers."""
         version, is_open = publication.version, self.weights.is_open
-        if is_open or self.league.wants(version):
+        if is_open or self.league.awaits(version):
             self.journal.append(
                 Published(version=version, path=publication.path, digest=publication.digest)
             )
@@ -300,10 +273,6 @@ class Coordinator:
         for peer in list(self.peers):
             self._welcome_and_repeat_grants(peer)
         self._grant()
-
-    def take_batch(self) -> list[Group] | None:
-        """Return the groups of the next step, if they are complete."""
-        return self.ledger.take_batch()
 
     def trained(self, version: int) -> None:
         """End the oldest batch in training: the journal holds its step `version` durably."""
@@ -348,10 +317,6 @@ class Coordinator:
             self._send(peer, Goodbye(reason=reason))
 
     # What the run log reads.
-
-    def counts(self) -> LedgerCounts:
-        """Return the counts of groups and trials so far."""
-        return self.ledger.counts()
 
     def blocked_s(self) -> dict[str, dict[str, float]]:
         """Return the seconds that each actor spent in each state, from its last heartbeat."""
@@ -505,7 +470,7 @@ class Coordinator:
         # The newest version becomes an opponent as soon as its weights are on disk. No group is
         # granted until then, so that a group's opponent does not depend on the speed of the disk.
         # `publish` calls this method again.
-        if self.league.wants(self.ledger.version):
+        if self.league.awaits(self.ledger.version):
             return
         while (peer := self.ledger.peer_with_most_room()) is not None:
             if (grant := self._next_grant(peer)) is None:

@@ -109,7 +109,7 @@ class RunLog:
 
     async def write_end(self, parity: dict[str, float]) -> None:
         """Write the summary of the run so far; called at checkpoints and at the end."""
-        counts = self._coordinator.counts()
+        counts = self._coordinator.ledger.counts()
         end = {
             "version": self._training.trainer.version,
             "warm_start_s": self._warm_start_s,
@@ -123,7 +123,7 @@ class RunLog:
             "blocked_s": self.blocked_s(),
         }
         if self._coordinator.league.is_on:
-            end["population"] = msgspec.to_builtins(self._coordinator.league.table())
+            end["population"] = msgspec.to_builtins(self._coordinator.league.state())
         await self._thread.call(write_whole, self._run.learner, json.dumps(end, indent=2))
 
     def blocked_s(self) -> dict[str, dict[str, float]]:
@@ -133,7 +133,7 @@ class RunLog:
     def view(self) -> dict[str, Any]:
         """Return the terminal's figures in addition to a step's metrics."""
         return {
-            "trials": trial_counts(self._coordinator.counts()),
+            "trials": trial_counts(self._coordinator.ledger.counts()),
             "blocked_s": self.blocked_s(),
             "faults": self._coordinator.faults[-3:],
         }
@@ -180,7 +180,7 @@ class RunLog:
             ),
             **metrics,
             "waiting_s": waited_s,
-            "groups_in_flight": self._coordinator.counts().groups.in_flight,
+            "groups_in_flight": self._coordinator.ledger.counts().groups.in_flight,
         }
         check_names(record, self._coordinator.methods.metric_names())
         for name, value in {**batch_totals(groups), "train_s": record["train_s"]}.items():

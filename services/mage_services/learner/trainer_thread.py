@@ -29,8 +29,9 @@ from mage_async.methods.method import Methods
 from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint, writing
 from mage_async.policy.load import load_frozen_policies, loads_on
 from mage_async.policy.lora import load_trained
-from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import (
+    WeightDigests,
+    digested_snapshot,
     is_scored,
     overall,
     probe_logprobs,
@@ -43,6 +44,7 @@ from mage_services.processes.process import append_lines
 from mage_services.weights.weight_store import weights_file
 
 if TYPE_CHECKING:
+    from mage_async.policy.snapshot import Snapshot
     from mage_services.learner.ranks.sharded_files import JoinedRank, SharedSnapshot
 
 
@@ -148,16 +150,21 @@ class Training:
         load_frozen_policies(self.trainer, config, self.run.policy)
         self.trainer.adopt(config)
 
-    def commit(self, groups: Sequence[Group], time_s: float) -> Commit:
-        """Return the journal's record of the step that was just trained."""
-        tensors = self._digests()
-        return Commit(
+    def commit(
+        self, groups: Sequence[Group], time_s: float
+    ) -> "tuple[Commit, Snapshot | SharedSnapshot]":
+        """Return the journal's record of the step that was just trained, and a copy of its
+        weights.
+        """
+        snapshot, digests = self.snapshot()
+        commit = Commit(
             version=self.trainer.version,
             grants=tuple(group.grant for group in groups),
-            digest=overall(tensors),
-            tensors=tensors,
+            digest=digests.whole,
+            tensors=digests.tensors,
             time_s=time_s,
         )
+        return commit, snapshot
 
     def describe(self) -> str:
         """Return the model and the kernels in one line."""
@@ -176,8 +183,9 @@ class Training:
         sequences = training_sequences(groups, self.trainer.config, self.trainer.model.device)
         return self.trainer.parity(sequences)
 
-    def snapshot(self) -> "Snapshot | SharedSnapshot":
-        """Copy the current weights, to be published while the next step is trained.
+    def snapshot(self) -> "tuple[Snapshot | SharedSnapshot, WeightDigests]":
+        """Copy the current weights, to be published while the next step is trained, and compute
+        their digests.
 
         Some versions are scored: the copy has the log-probs of the probe tokens, by which engines
         check what they loaded.
@@ -187,14 +195,15 @@ class Training:
         is_due = is_scored(version, has_row_checksums=has_rows)
         # Weights sent over NCCL are always scored: their engines have no digests to compare.
         scores = is_due or is_sent or not self._has_published
-        self._has_published, logprobs = True, None
+        self._has_published = True
+        if not self.sharded:
+            return digested_snapshot(self.trainer.model, version, scores=scores)
+        tensors, logprobs = self._digests(), None
         if scores:
             with self.trainer.read(1) as model:
                 logprobs = probe_logprobs(model)
-        if self.sharded:
-            folder = self.config.transport.weights.folder(self.run)
-            return self.sharded.snapshot(weights_file(folder, version), logprobs)
-        return Snapshot.of(self.trainer.model, version, logprobs)
+        file = weights_file(self.config.transport.weights.folder(self.run), version)
+        return self.sharded.snapshot(file, logprobs), WeightDigests(tensors, overall(tensors))
 
     def digest(self) -> str:
         """Return the digest of the current weights, as a commit records it."""

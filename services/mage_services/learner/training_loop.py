@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 #
 #     1. train                   in the trainer's thread; actors go on playing
 #     2. wait for the publisher  the version before must be announced: the journal's records of
-#                                publications are in order of version
-#     3. commit                  the journal holds the digests of the weights, durably; from here on
-#                                a restarted learner computes the version again
-#     4. copy the weights        the publisher writes and announces the copy while the loop goes on;
-#                                since the commit is durable, every announced version can be
-#                                computed again
+#                                publications are in order of version, and memory holds one copy
+#                                of the weights at a time
+#     3. copy the weights        and compute their digests
+#     4. commit                  the journal holds the digests, durably; from here on a restarted
+#                                learner computes the version again. The publisher writes and
+#                                announces the copy only now, while the loop goes on: so every
+#                                announced version can be computed again
 #     5. end the batch           its groups are no longer in flight, so new ones can be granted
 #     6. checkpoint              every `checkpoint_every` steps; when it is durable, earlier
 #                                segments of the journal may be deleted
@@ -78,7 +79,8 @@ class TrainingLoop:
             text = "actors begin with newer weights than admission.lag says"
             self._status.send("note", text=text)
         await self.run_log.write_method_states()
-        await self._publish(await self._thread.call(self._training.digest))
+        snapshot, digests = await self._thread.call(self._training.snapshot)
+        self.publisher.offer(snapshot, digests.whole)
         await self.publisher.wait_until_announced()
         self._enter("batch not full")
         while self._training.trainer.version < self._config.learner.steps:
@@ -100,15 +102,16 @@ class TrainingLoop:
         metrics = await self._thread.call(self._training.step, groups)
         self._enter("publishing")
         await self.publisher.wait_until_announced()
+        elapsed_s = self.run_log.elapsed_s()
+        commit, snapshot = await self._thread.call(self._training.commit, groups, elapsed_s)
         self._enter("journal sync")
-        commit = await self._thread.call(self._training.commit, groups, self.run_log.elapsed_s())
         # League and methods learn at the commit: a replay of the journal updates them there too.
         self._coordinator.league.trained(groups)
         commit = self._with_method_digests(commit, groups)
         await self._journal.durable(commit)
         self._enter("publishing")
         await self.run_log.write_method_states()  # before the evaluator hears of the version
-        await self._publish(commit.digest)
+        self.publisher.offer(snapshot, commit.digest)
         self._coordinator.limit_concurrency(time.monotonic() - began)
         self._coordinator.durations.trained(commit.grants)
         self._coordinator.trained(commit.version)
@@ -123,7 +126,7 @@ class TrainingLoop:
 
     async def _batch(self) -> list[Group]:
         """Wait for the next batch. If cancelled, the batch stays in the ledger."""
-        while (groups := self._coordinator.take_batch()) is None:
+        while (groups := self._coordinator.ledger.take_batch()) is None:
             is_newer = self._checkpoint_version < self._training.trainer.version
             if is_newer and self._journal.why_full():
                 # No trial is taken in until there is space. A checkpoint may make some segments
@@ -140,10 +143,6 @@ class TrainingLoop:
         methods = self._coordinator.methods
         methods.learn(groups)
         return msgspec.structs.replace(commit, methods=methods.digests())
-
-    async def _publish(self, digest: str) -> None:
-        """Copy the weights, and leave writing and announcing them to the publisher."""
-        self.publisher.offer(await self._thread.call(self._training.snapshot), digest)
 
     # Checkpoints. One process writes a checkpoint at once; several ranks write it while the next
     # steps are trained.
@@ -240,7 +239,7 @@ class Publisher:
 
     async def _publish(self, snapshot: Snapshot, digest: str) -> None:
         weights, coordinator = self._weights, self._coordinator
-        is_rival = coordinator.league.takes(snapshot.version)
+        is_rival = coordinator.league.becomes_rival(snapshot.version)
         await weights.write(snapshot, is_durable=is_rival)
         coordinator.announce(weights.publication(snapshot.version, digest))
         if unused := coordinator.unused(await weights.versions()):

@@ -365,7 +365,11 @@ class PeerChannel:
         Raises:
             WireError: the message is out of bounds.
         """
-        await self._socket.send_multipart(encode(message, self._limits))
+        await self.send_frames(encode(message, self._limits))
+
+    async def send_frames(self, frames: Sequence[Frame]) -> None:
+        """Hand an encoded message to zmq, as `send` does."""
+        await self._socket.send_multipart(frames)
 
     async def say_hello(self) -> None:
         """Send the hello again. Cancellation leaves it unsent."""

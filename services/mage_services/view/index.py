@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 
 from mage_async.errors import RunError, WireError
-from mage_async.protocol.journal_records import decode_record
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.task_stream import num_seats
 from mage_async.trajectory import Trial
+from mage_services.journal.record_bytes import decode_record
 
 FORMAT = 2
 """Increased when a table changes; an index of another format is rebuilt."""

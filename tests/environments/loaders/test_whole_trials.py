@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Prompt
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
@@ -43,7 +43,7 @@ def trial_of(chat: ChatFormat, name: str, member: str, actions: Sequence[str]) -
     given = ["policy.kind=pretrained", "policy.source=none", f"environment.name={name}"]
     config = config_file.load(config_file.find(None), given)
     environment = environment_of(config)
-    rules = rules_of(config, environment, chat, 2)
+    rules = trial_config_of(config, environment, chat, 2)
 
     def answers(prompt: Prompt, turn: int) -> Answer:
         opening = "" if rules.parser.prefill(Kind.ACT) else "<action>"

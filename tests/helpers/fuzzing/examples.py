@@ -7,7 +7,7 @@ import numpy as np
 
 from mage_async.policy_version import VersionRun
 from mage_async.protocol import journal_records, messages
-from mage_async.tasks.population import Standing, Table
+from mage_async.tasks.league import LeagueState, Standing
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
 
 
@@ -71,8 +71,8 @@ def example_grant() -> messages.GroupGrant:
 def example_records() -> list[journal_records.Record]:
     """One of each."""
     granted = journal_records.Granted(peer="actor-0/ab", version=2, grant=example_grant())
-    standing = Standing(rating=-12.5, groups=3, episodes=72, total=1.5, recent=0.25)
-    table = Table(rivals=(0, 2), rating=12.5, standings={"policy-2": standing})
+    standing = Standing(rating=-12.5, groups=3, episodes=72, total=1.5, fast_mean=0.25)
+    table = LeagueState(rivals=(0, 2), rating=12.5, standings={"policy-2": standing})
     head = msgspec.structs.replace(
         journal_records.first_segment_header(2, 5),
         groups=(granted,),

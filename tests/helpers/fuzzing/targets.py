@@ -19,8 +19,9 @@ from pathlib import Path
 
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, WireError
-from mage_async.protocol import codec, journal_records
+from mage_async.protocol import codec
 from mage_async.protocol.trial_frames import Frame
+from mage_services.journal import record_bytes
 from tests.helpers.fuzzing.examples import example_messages, example_records, example_trial
 
 MAX_FRAMES = 8
@@ -84,17 +85,17 @@ def feed_wire(data: bytes) -> bool:
 
 def feed_journal(data: bytes) -> bool:
     """Scan a segment, and read each record that is whole; sealed, the one record there is."""
-    bodies = [data[1:]] if data[:1] == b"\x01" else journal_records.scan(data[1:]).bodies
+    bodies = [data[1:]] if data[:1] == b"\x01" else record_bytes.scan(data[1:]).bodies
     is_sound = False
     for body in bodies:
         if not body:  # `scan` gives none
             continue
         try:
-            record = journal_records.decode_record(body)
+            record = record_bytes.decode_record(body)
         except WireError:
             continue
-        again = b"".join(bytes(piece) for piece in journal_records.encode_record(record))
-        assert len(journal_records.scan(journal_records.MAGIC + again).bodies) == 1, (
+        again = b"".join(bytes(piece) for piece in record_bytes.encode_record(record))
+        assert len(record_bytes.scan(record_bytes.MAGIC + again).bodies) == 1, (
             "written it is not whole"
         )
         is_sound = True
@@ -117,13 +118,11 @@ def targets(config: Path) -> list[Target]:
     frames = [codec.encode(message) for message in example_messages()]
     trials = [frames[-1], codec.encode(example_trial(14)), codec.encode(example_trial(200))]
     records = [
-        b"".join(bytes(p) for p in journal_records.encode_record(record))
+        b"".join(bytes(p) for p in record_bytes.encode_record(record))
         for record in example_records()
     ]
-    bodies = [
-        bytes(journal_records.scan(journal_records.MAGIC + record).bodies[0]) for record in records
-    ]
-    whole = journal_records.MAGIC + b"".join(records)
+    bodies = [bytes(record_bytes.scan(record_bytes.MAGIC + record).bodies[0]) for record in records]
+    whole = record_bytes.MAGIC + b"".join(records)
     return [
         Target("wire", _bundles(frames), feed_wire),
         Target("trial frames", _bundles(trials), feed_wire),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Completion
 from mage_async.config import config_file
 from mage_async.errors import RunError
@@ -32,7 +32,7 @@ def configured(*changes):
 def played(config, goal, actions, version=3):
     """A trial of the given words, drawn by a version."""
     environment = environment_of(config)
-    rules = rules_of(config, environment, CHAT, config.trial.episodes)
+    rules = trial_config_of(config, environment, CHAT, config.trial.episodes)
     run = TrialRun(environment, Task("grid", goal, 5), 0, rules, CHAT, name="trial")
     for word in actions:
         assert run.next_prompt() is not None

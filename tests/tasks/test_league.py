@@ -15,14 +15,19 @@ from mage_async.protocol.journal_records import (
     Granted,
     Published,
     Record,
-    decode_record,
-    encode_record,
     first_segment_header,
-    scan,
 )
 from mage_async.protocol.messages import GroupGrant, Rival, TrialResult
-from mage_async.tasks.population import League, Table, expected, name_of, one_too_many, version_of
+from mage_async.tasks.league import (
+    League,
+    LeagueState,
+    expected,
+    name_of,
+    version_of,
+    version_to_remove,
+)
 from mage_async.trajectory import Task
+from mage_services.journal.record_bytes import decode_record, encode_record, scan
 from tests.helpers.populations import KUHN, group, population, trial
 
 KEEPS: tuple[Keep, ...] = ("newest", "best", "spread")
@@ -75,9 +80,9 @@ def test_spread_keeps_all_times_alike() -> None:
 
 
 def test_of_the_best_rated_the_worst_goes() -> None:
-    assert one_too_many([2, 4, 6, 8], {2: 10.0, 4: -5.0, 6: 0.0, 8: -50.0}, "best") == 4
-    assert one_too_many([2, 4], {2: 0.0, 4: -1.0}, "best") == 2
-    assert one_too_many([2, 4], {2: 0.0, 4: -1.0}, "spread") == 2
+    assert version_to_remove([2, 4, 6, 8], {2: 10.0, 4: -5.0, 6: 0.0, 8: -50.0}, "best") == 4
+    assert version_to_remove([2, 4], {2: 0.0, 4: -1.0}, "best") == 2
+    assert version_to_remove([2, 4], {2: 0.0, 4: -1.0}, "spread") == 2
 
 
 @given(st.integers(-2000, 2000), st.integers(-2000, 2000))
@@ -94,7 +99,7 @@ def test_ratings_are_won_from_each_other_and_order_members_by_strength() -> None
     league = League(population("resampled", rivals=0.0), KUHN.facts)
     for _ in range(300):
         league.trained([group("strong", -2.0), group("even", 0.0), group("weak", 3.0)])
-    ratings = {name: each.rating for name, each in league.table().standings.items()}
+    ratings = {name: each.rating for name, each in league.state().standings.items()}
     assert ratings["weak"] < ratings["even"] < ratings["strong"]
     assert league.rating + sum(ratings.values()) == pytest.approx(0)
     # Of Kuhn's -4 … 4, a return of 3 is a score of 7/8: 338 points.
@@ -108,7 +113,7 @@ def test_against_itself_nothing_is_rated() -> None:
     league.trained([group(name_of(3), 4.0)])
     league.published(4)
     assert league.rivals() == (4,)
-    table = league.table()
+    table = league.state()
     assert (table.rating, table.rivals) == (0.0, ())
     assert table.standings["policy"].groups == 1
 
@@ -117,8 +122,8 @@ def test_a_run_without_a_population_counts_nothing() -> None:
     league = League(population(rivals=0.0), KUHN.facts)
     league.published(0)
     league.trained([group("x", 1.0)])
-    assert league.table() == Table()
-    assert not league.wants(0)
+    assert league.state() == LeagueState()
+    assert not league.awaits(0)
     assert not league.kept()
 
 
@@ -172,14 +177,14 @@ def test_a_restarted_learner_knows_the_same_population(seed: int, keep: Keep, he
             league.published(version)
         if version == head_at:
             head = ledger.segment_header("", 9.0)
-            records = [type(head)(**{**_fields(head), "population": league.table()})]
+            records = [type(head)(**{**_fields(head), "population": league.state()})]
         if version == replayed_at and version >= head_at:
             break
     again = League(rules, KUHN.facts)
     on_disk = [decode_record(scan(_file([record])).bodies[0]) for record in records]
     for _ in replay(on_disk, Ledger(1, 3, 1), again):
         continue
-    assert again.table() == league.table()
+    assert again.state() == league.state()
     assert again.rivals() == league.rivals()
 
 
@@ -188,6 +193,6 @@ def _fields(head: object) -> dict[str, object]:
 
 
 def _file(records: list[Record]) -> bytes:
-    from mage_async.protocol.journal_records import MAGIC
+    from mage_services.journal.record_bytes import MAGIC
 
     return MAGIC + b"".join(bytes(piece) for record in records for piece in encode_record(record))

@@ -1,8 +1,10 @@
 """The league: past versions of the policy that play as opponents, and the ratings of all members.
 
-Every `population.every` steps a version of the policy becomes a *rival*, a past policy in the
-opponent's seat, once its weights are on disk. If there are too many rivals, the rule
-`population.keep` removes one. With `every = 0` the only rival is the newest version: self-play.
+A *member* is a name of what a group plays against: a hidden opponent or task variant of the
+environment, or a version of the policy. Every `population.every` steps a version of the policy
+becomes a *rival*, a past policy in the opponent's seat, once its weights are on disk. If there are
+too many rivals, the rule `population.keep` removes one. With `every = 0` the only rival is the
+newest version: self-play.
 
 Ratings are Elo ratings (The Rating of Chessplayers, 1978): a player rated 400 points higher is
 expected to score 10 to 1. Each trained group counts as one game of the agent against its member.
@@ -26,14 +28,15 @@ from mage_async.environments.environment import Facts
 from mage_async.trajectory import Group
 
 PREFIX = "policy-"
+"""A version of the policy is the member `policy-VERSION`."""
 ITSELF = "policy"
 """The policy in both seats, as a member; in ratings also all versions that were met as the newest.
 """
-STEP = 16.0
-"""Rating points that a group can move, at most."""
-FADE, SLOW_FADE = 0.25, 0.05
-"""Weight of a member's latest group in the fast and in the slow moving average of the agent's score
-against that member.
+MAX_RATING_CHANGE = 16.0
+"""The most rating points that one group can move."""
+FAST_WEIGHT, SLOW_WEIGHT = 0.25, 0.05
+"""Weight of the latest group in the fast and in the slow moving average of the agent's returns
+against a member.
 """
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -55,7 +58,13 @@ def version_of(member: str) -> int | None:
     return int(digits) if digits != member and digits.isdecimal() else None
 
 
-class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Standing(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    rename={"fast_mean": "recent", "slow_mean": "long"},  # names in the journal
+):
     """Rating and returns of a member, from the groups that were trained against it."""
 
     rating: float = 0.0
@@ -63,13 +72,13 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     episodes: Natural = 0
     total: float = 0.0
     """Sum of the agent's returns against the member, over all episodes."""
-    recent: float = 0.0
+    fast_mean: float = 0.0
     """Fast moving average of the agent's mean return in a group."""
-    long: float = 0.0
+    slow_mean: float = 0.0
     """Slow moving average of the agent's mean return in a group."""
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class LeagueState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The state of a `League`, for the journal."""
 
     rivals: tuple[Natural, ...] = ()
@@ -77,28 +86,34 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     rating: float = 0.0
     """Rating of the agent."""
     standings: dict[str, Standing] = {}
-
-
-ALONE = Population()
-"""A population without past policies: only the members of the environment."""
+    """Standing of each member that was met, by name."""
 
 
 class League:
     """The rivals of a run, and the ratings of all members.
 
     Without arguments it has no rivals and keeps no ratings.
+
+    Args:
+        config: the table `population` of the configuration.
+        facts: of the environment, which bound its returns; needed once a group is rated.
+        self_play_share: share of groups in which the policy plays both seats, in 0..1.
     """
 
     def __init__(
-        self, rules: Population = ALONE, facts: Facts | None = None, self_play_share: float = 0.0
+        self,
+        config: Population | None = None,
+        facts: Facts | None = None,
+        self_play_share: float = 0.0,
     ) -> None:
-        self._rules, self._facts = rules, facts
+        self._config, self._facts = config or Population(), facts
         self.self_play_share = self_play_share
-        """Share of groups in which the policy plays both seats."""
         self.rating = 0.0
         """Rating of the agent."""
         self._kept: list[int] = []
+        """Versions kept as rivals, oldest first; none where the newest is the only rival."""
         self._newest: int | None = None
+        """The newest version whose weights are on disk."""
         self._standings: dict[str, Standing] = {}
 
     @property
@@ -106,14 +121,14 @@ class League:
         """Whether the configuration uses rivals, self-play or a matchmaker that needs ratings;
         otherwise nothing is rated or kept.
         """
-        rules = self._rules
-        return rules.rivals > 0 or self.self_play_share > 0 or rules.matchmaker.kind != "decks"
+        config = self._config
+        return config.rivals > 0 or self.self_play_share > 0 or config.matchmaker.kind != "decks"
 
     def rivals(self) -> tuple[int, ...]:
         """Return the versions that a new group may meet, oldest first."""
-        if not self._rules.rivals or self._newest is None:
+        if not self._config.rivals or self._newest is None:
             return ()
-        return tuple(self._kept) if self._rules.every else (self._newest,)
+        return tuple(self._kept) if self._config.every else (self._newest,)
 
     def kept(self) -> set[int]:
         """Return the versions whose weights must not be removed."""
@@ -123,39 +138,43 @@ class League:
         """Return the standing of a member; None if no trial has met it."""
         return self._standings.get(member)
 
-    def table(self) -> Table:
+    def state(self) -> LeagueState:
         """Return the state of the league for the journal."""
-        return Table(rivals=tuple(self._kept), rating=self.rating, standings=dict(self._standings))
+        standings = dict(self._standings)
+        return LeagueState(rivals=tuple(self._kept), rating=self.rating, standings=standings)
 
-    def begin(self, table: Table | None) -> None:
-        """Restore the state of the league from the journal."""
-        table = table if table is not None and self.is_on else Table()
-        self._kept, self.rating = list(table.rivals), table.rating
-        self._standings = dict(table.standings)
+    def restore(self, state: LeagueState | None) -> None:
+        """Restore the state of the league from the journal; None: no rivals and no ratings."""
+        state = state if state is not None and self.is_on else LeagueState()
+        self._kept, self.rating = list(state.rivals), state.rating
+        self._standings = dict(state.standings)
         self._newest = max(self._kept, default=None)
 
-    def takes(self, version: int) -> bool:
+    def becomes_rival(self, version: int) -> bool:
         """Return whether a version is to become a rival; then its weights are written durably."""
-        rules = self._rules
-        return rules.rivals > 0 and (not rules.every or version % rules.every == 0)
+        config = self._config
+        return config.rivals > 0 and (not config.every or version % config.every == 0)
 
-    def wants(self, version: int) -> bool:
-        """Return whether a version becomes a rival once its weights are on disk.
+    def awaits(self, version: int) -> bool:
+        """Return whether a version will become a rival, and its weights are not on disk yet.
 
         Until then no group of this version or a newer one is granted, so that the member a
         group meets does not depend on the speed of a disk.
         """
-        if not self._rules.every:
-            return self.takes(version) and (self._newest is None or version > self._newest)
-        return self.takes(version) and version not in self._kept
+        if not self._config.every:
+            is_new = self._newest is None or version > self._newest
+        else:
+            is_new = version not in self._kept
+        return is_new and self.becomes_rival(version)
 
     def published(self, version: int) -> None:
         """Record that the weights of a version are on disk, which may make the version a rival."""
-        if self._rules.every and self.wants(version):
+        if self._config.every and self.awaits(version):
             self._kept.append(version)
             self._standings[name_of(version)] = Standing(rating=self.rating)
-            while len(self._kept) > self._rules.kept:
-                self._kept.remove(one_too_many(self._kept, self._ratings(), self._rules.keep))
+            while len(self._kept) > self._config.kept:
+                ratings = {each: self._standings[name_of(each)].rating for each in self._kept}
+                self._kept.remove(version_to_remove(self._kept, ratings, self._config.keep))
         self._newest = max(version, self._newest or 0)
 
     def trained(self, groups: Sequence[Group]) -> None:
@@ -164,32 +183,31 @@ class League:
             for group in groups:
                 self._rate(group)
 
-    def _ratings(self) -> dict[int, float]:
-        return {each: self._standings[name_of(each)].rating for each in self._kept}
-
     def _rate(self, group: Group) -> None:
         member = group.trials[0].task.member
-        if not self._rules.every and version_of(member) is not None:
-            member = ITSELF
+        if not self._config.every and version_of(member) is not None:
+            member = ITSELF  # the newest version, whichever it was: they share one standing
         returns = [each for trial in group.trials for each in trial.episode_rewards()]
         past = self._standings.get(member, Standing())
         mean = sum(returns) / len(returns)
-        change = STEP * (self._score(mean) - expected(self.rating, past.rating))
+        change = MAX_RATING_CHANGE * (self._score(mean) - expected(self.rating, past.rating))
         if member == ITSELF:
-            change = 0.0  # against itself there is nothing to rate
+            change = 0.0  # a game of the agent against itself tells nothing of its strength
         self.rating += change
+        # The first group sets both averages; later ones move them.
+        fast, slow = (FAST_WEIGHT, SLOW_WEIGHT) if past.groups else (1.0, 1.0)
         self._standings[member] = Standing(
             rating=past.rating - change,
             groups=past.groups + 1,
             episodes=past.episodes + len(returns),
             total=past.total + sum(returns),
-            recent=mean if not past.groups else past.recent + FADE * (mean - past.recent),
-            long=mean if not past.groups else past.long + SLOW_FADE * (mean - past.long),
+            fast_mean=past.fast_mean + fast * (mean - past.fast_mean),
+            slow_mean=past.slow_mean + slow * (mean - past.slow_mean),
         )
 
     def _score(self, value: float) -> float:
         """Scale a return to 0..1 between the bounds that the environment declares."""
-        assert self._facts is not None, "whoever rates knows the environment"
+        assert self._facts is not None, "groups are rated only where the environment is known"
         least, most = self._facts.bounds()
         return min(1.0, max(0.0, (value - least) / (most - least)))
 
@@ -199,12 +217,16 @@ def expected(rating: float, other: float) -> float:
     return 1 / (1 + 10 ** ((other - rating) / 400))
 
 
-def one_too_many(versions: Sequence[int], ratings: Mapping[int, float], keep: Keep) -> int:
-    """Return the version to remove; never the last, which is the newest, unless it is alone.
+def version_to_remove(versions: Sequence[int], ratings: Mapping[int, float], keep: Keep) -> int:
+    """Return the rival to remove; never the last, which is the newest, unless it is alone.
 
     `newest` gives up the oldest, `best` the lowest rated (of equals the oldest), `spread` one
     between the oldest and the newest, so that the gap it leaves is the smallest (of equals the
     oldest).
+
+    Args:
+        versions: of the rivals, oldest first.
+        ratings: by version.
     """
     older, inner = versions[:-1] or versions, range(1, len(versions) - 1)
     if keep == "best":
