@@ -63,7 +63,8 @@ class Ours:
         """Seconds to draw a batch with the adapters of now."""
         version, engine = self.trainer.version, self._engine
         named = merged_tensors(self.trainer.model)
-        engine.swap(version, as_weights(named, engine.architecture, "trainer", engine.arithmetic))
+        served = engine.model
+        engine.swap(version, as_weights(named, served.architecture, "trainer", served.arithmetic))
         began, sampling = time.monotonic(), Sampling(max_tokens=self._num_drawn)
         for number in range(BATCH):
             seed = version * BATCH + number

@@ -114,7 +114,7 @@ class LearnerSite:
 
     def take_batch(self) -> list[Group] | None:
         """The next step's groups, if they are all there."""
-        return self.costs.timed("take_batch", self.coordinator.take_batch)
+        return self.costs.timed("take_batch", self.coordinator.ledger.take_batch)
 
     def trained(self, version: int, groups: list[Group]) -> None:
         """A step is committed."""

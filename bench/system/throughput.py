@@ -124,7 +124,7 @@ async def learn(coordinator: Coordinator, train_s: float) -> ScheduleTiming:
     began, staleness = time.perf_counter(), []
     coordinator.open(publication(0))
     for version in range(1, SHAPE.steps + 1):
-        while (groups := coordinator.take_batch()) is None:
+        while (groups := coordinator.ledger.take_batch()) is None:
             coordinator.arrived.clear()
             await coordinator.arrived.wait()
         staleness.append(staleness_of(groups, version - 1))

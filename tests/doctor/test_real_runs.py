@@ -62,7 +62,7 @@ class Patient:
             if self.follows:
                 run._publish()
             else:
-                run._engine.swap(run.version, run._engine._model.weights)
+                run._engine.swap(run.version, run._engine.model.weights)
 
     def adopt(self, **changes: Any) -> None:
         """Train by other keys of `[learner]` from here on."""
