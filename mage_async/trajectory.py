@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 
 from mage_async.policy_version import VersionRun
+from mage_async.restriction import AllowedSets
 
 
 class Kind(IntEnum):
@@ -130,11 +131,15 @@ class Segment:
     tokens: np.ndarray
     """int32 [T]"""
     is_sampled: np.ndarray
-    """bool [T]: sampled by the policy, and therefore trained on"""
+    """bool [T]: sampled by the policy, and therefore trained on; False for tokens of a prompt and
+    for tokens of a restricted turn that had no alternative.
+    """
     logprobs: np.ndarray
     """float32 [T]"""
     versions: tuple[VersionRun, ...]
     """Versions that sampled the tokens, as runs in order of position."""
+    allowed: AllowedSets | None = None
+    """The sets that the sampled tokens were drawn from; None: all from the whole vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -87,6 +87,10 @@ class Running:
     num_limit: int
     """Length of prompt and completion, in tokens, at which the completion ends."""
     runs: list[VersionRun] = field(default_factory=list)
+    node: int = 0
+    """Where the completion is in the trie of a restricted prompt."""
+    drawn_from: list[np.ndarray | None] = field(default_factory=list)
+    """As in `Completion`; empty for a prompt without restriction."""
 
 
 class Scheduler:
@@ -147,9 +151,10 @@ class Scheduler:
     def advance(self) -> list[tuple[str, Completion]]:
         """Compute one forward; return the completions that it ended, by context."""
         began = self._now()
+        forced = self._take_forced()
         plan = self._plan()
         if not plan.slots:
-            return []
+            return forced
         rows = plan.rows()
         row, positions = packed_positions(rows)
         tokens = self._cache.tokens[rows.slots[row], positions]
@@ -160,7 +165,8 @@ class Scheduler:
         logits = self._model.forward(tokens, rows, plan.prefix_copies(), wanted)
         finished = self._draw(logits, rows.slots[wanted], known[wanted]) if len(wanted) else []
         self._count(finished, rows, len(wanted), self._now() - began)
-        return [(running.prompt.context, completion) for running, completion in finished]
+        ended = [(running.prompt.context, completion) for running, completion in finished]
+        return forced + ended
 
     def release(self, context: str) -> None:
         """Forget a sequence, and abort its prompt."""
@@ -246,6 +252,27 @@ class Scheduler:
                 self._admit(plan, prompt)
         return plan
 
+    def _take_forced(self) -> list[tuple[str, Completion]]:
+        """Complete the waiting prompts with a single legal action: nothing is left to sample."""
+        forced = [each for each in self._waiting.values() if _single(each) is not None]
+        for prompt in forced:
+            del self._waiting[prompt.context]
+        version = self._cache.versions[-1]
+        return [
+            (
+                prompt.context,
+                Completion(
+                    np.array(tokens := _single(prompt), np.int32),
+                    np.zeros(len(tokens), np.float32),
+                    (_run(0, version, version),),
+                    "stop",
+                    num_reused=len(prompt.tokens),
+                    drawn_from=(None,) * len(tokens),
+                ),
+            )
+            for prompt in forced
+        ]
+
     def _admit(self, plan: Plan, prompt: Prompt) -> None:
         """Give a waiting prompt a slot, if one is available."""
         tokens = with_roles(prompt.tokens, prompt.second_role_from)
@@ -256,6 +283,7 @@ class Scheduler:
         self._set_sampling(opened.slot, prompt)
         limit = min(len(prompt.tokens) + prompt.sampling.max_tokens, self._max_tokens)
         self._running[opened.slot] = Running(prompt, opened, limit)
+        self._append_forced(opened.slot)
         if opened.source != opened.slot:
             plan.copy_prefix(opened.source, opened.slot, opened.num_reused)
         self._add(plan, opened.slot)
@@ -288,7 +316,8 @@ class Scheduler:
         """
         rules = Rules(self._temperature[slots], self._top_p[slots], self._top_k[slots])
         chances = uniforms(self._seeds[slots], known - self._num_prompt[slots])
-        tokens, logprobs = draw(logits, rules, chances, self._model.arithmetic)
+        allowed = [self._allowed(slot) for slot in slots.tolist()]
+        tokens, logprobs = draw(logits, rules, chances, self._model.arithmetic, allowed)
         self._logprobs[slots, known] = logprobs
         # A token of the second role is stored as its bitwise complement, so that sequences of
         # different roles never share keys and values.
@@ -304,14 +333,40 @@ class Scheduler:
         # The version of the oldest keys that were read, and the version that sampled.
         kv, policy = self._cache.oldest[slot], self._cache.versions[-1]
         append_run(running.runs, _run(place - len(running.prompt.tokens), policy, kv))
+        if (trie := running.prompt.restriction) is not None:
+            running.drawn_from.append(trie.allowed(running.node))
+            running.node = trie.after(running.node, token)
+            self._append_forced(slot)
+            return "stop" if trie.is_end(running.node) else None
         if token in running.prompt.sampling.stop_tokens:
             return "stop"
         return "length" if place + 1 == running.num_limit else None
+
+    def _append_forced(self, slot: int) -> None:
+        """Append the tokens that a restricted completion goes on with without a choice."""
+        running = self._running[slot]
+        if running.prompt.restriction is None:
+            return
+        tokens, running.node = running.prompt.restriction.forced(running.node)
+        running.drawn_from += [None] * len(tokens)
+        start = self._cache.num_known[slot]
+        stop = self._cache.num_known[slot] = start + len(tokens)
+        forced = np.array(tokens, np.int64)
+        self._cache.tokens[slot, start:stop] = ~forced if self._is_second_role[slot] else forced
+        self._logprobs[slot, start:stop] = 0.0
+
+    def _allowed(self, slot: int) -> np.ndarray | None:
+        """Return the tokens that may come next in a slot; `None`: all."""
+        running = self._running[slot]
+        trie = running.prompt.restriction
+        return None if trie is None else trie.allowed(running.node)
 
     def _finish(self, slot: int, reason: FinishReason) -> tuple[Running, Completion]:
         running = self._running.pop(slot)
         drawn = slice(len(running.prompt.tokens), self._cache.num_known[slot])
         self._cache.close(slot)
+        # Forced tokens before the first sampled one belong to the version that sampled it.
+        running.runs[0] = _run(0, running.runs[0].policy, running.runs[0].kv)
         return running, Completion(
             without_roles(self._cache.tokens[slot, drawn]),
             self._logprobs[slot, drawn].copy(),
@@ -320,6 +375,7 @@ class Scheduler:
             running.opened.num_reused,
             running.opened.num_repeated,
             running.opened.is_extension,
+            tuple(running.drawn_from) if running.prompt.restriction else None,
         )
 
     def _count(
@@ -346,3 +402,11 @@ class Scheduler:
             num_computed_tokens=past.num_computed_tokens + int(rows.counts.sum()),
             forward_s=past.forward_s + seconds,
         )
+
+
+def _single(prompt: Prompt) -> list[int] | None:
+    """Return the tokens of a prompt's only possible completion; `None` if there are others."""
+    if prompt.restriction is None:
+        return None
+    tokens, node = prompt.restriction.forced(0)
+    return tokens if prompt.restriction.is_end(node) else None

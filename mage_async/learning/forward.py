@@ -15,7 +15,7 @@ from mage_async.learning.adapters import has_wide_adapters
 from mage_async.learning.packing import TokenRow
 from mage_async.learning.roles import give_roles
 from mage_async.learning.token_loss import HeadInputs
-from mage_kernels import backend_report, linear_logprob
+from mage_kernels import backend_report
 
 __all__ = [
     "backend_report",
@@ -35,8 +35,7 @@ def token_logprobs(
     model: PreTrainedModel, row: TokenRow, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute log-prob and entropy of each target in nats, after temperature: two float32 [N]."""
-    inputs = head_inputs(model, row, temperature)
-    return linear_logprob(inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature)
+    return head_inputs(model, row, temperature).logprobs()
 
 
 def head_inputs(model: PreTrainedModel, row: TokenRow, temperature: float) -> HeadInputs:
@@ -50,7 +49,7 @@ def head_inputs(model: PreTrainedModel, row: TokenRow, temperature: float) -> He
     if row.sharpness is not None:
         hidden = hidden * row.sharpness[:, None].to(hidden.dtype)
     head = model.get_output_embeddings().weight
-    return HeadInputs(hidden, head, row.targets, 1.0 / temperature)
+    return HeadInputs(hidden, head, row.targets, 1.0 / temperature, row.restricted)
 
 
 def checkpoint_activations(model: PreTrainedModel, *, is_on: bool) -> None:

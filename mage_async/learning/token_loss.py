@@ -22,8 +22,8 @@ from torch import Tensor
 
 from mage_async.config.schema import Learner
 from mage_async.learning.corrections import Clipped, Surrogate, Tokens
-from mage_async.learning.packing import MicroBatch
-from mage_kernels import keeps_logits, linear_logprob, linear_policy_loss
+from mage_async.learning.packing import MicroBatch, RestrictedTargets
+from mage_kernels import keeps_logits, linear_logprob, linear_policy_loss, restricted_logprob
 from mage_kernels.surrogate import k3
 
 
@@ -38,6 +38,34 @@ class HeadInputs:
     targets: torch.Tensor
     """int64 [N]"""
     inverse_temperature: float
+    restricted: RestrictedTargets | None = None
+    """The targets that were drawn from sets of allowed tokens; None: there are none."""
+
+    def logprobs(self) -> tuple[Tensor, Tensor]:
+        """Compute log-prob and entropy of each target in nats: two float32 [N], differentiable.
+
+        They are those of the distribution that the token was drawn from: over its allowed set, or
+        over the whole vocabulary.
+        """
+        scale, restricted = self.inverse_temperature, self.restricted
+        if restricted is None:
+            return linear_logprob(self.hidden, self.head, self.targets, scale)
+        own = restricted_logprob(
+            self.hidden.index_select(0, restricted.index),
+            self.head,
+            restricted.columns,
+            restricted.mask,
+            restricted.targets,
+            scale,
+        )
+        if not restricted.free.any():
+            return own
+        free = linear_logprob(self.hidden, self.head, self.targets, scale, mask=restricted.free)
+        logprob, entropy = (
+            whole.index_copy(0, restricted.index, part)
+            for whole, part in zip(free, own, strict=True)
+        )
+        return logprob, entropy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,9 +135,7 @@ class TwoSteps:
         reference: torch.Tensor | None = None,
     ) -> TokenLoss:
         """See `LossPass`."""
-        logprobs, entropy = linear_logprob(
-            inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
-        )
+        logprobs, entropy = inputs.logprobs()
         surrogate = self.correct(tokens.at(logprobs))
         reference_k3 = _reference_k3(reference, logprobs)
         loss = scale * ((surrogate.losses - entropy_rates * entropy).sum() + self.kl * reference_k3)
@@ -170,7 +196,8 @@ class SinglePass:
 
 @dataclass(frozen=True, slots=True)
 class FewestGemms:
-    """Take the single pass where it saves a GEMM.
+    """Take the single pass where it saves a GEMM: not for restricted tokens, which need a few rows
+    of the LM head.
 
     The choice depends on shapes and device only, so a replay makes the same one.
     """
@@ -187,7 +214,8 @@ class FewestGemms:
         reference: torch.Tensor | None = None,
     ) -> TokenLoss:
         """See `LossPass`."""
-        compute = self.after if keeps_logits(inputs.hidden, inputs.head) else self.single
+        is_cheap = inputs.restricted is not None or keeps_logits(inputs.hidden, inputs.head)
+        compute = self.after if is_cheap else self.single
         return compute(inputs, tokens, entropy_rates, scale, reference)
 
     def __str__(self) -> str:

@@ -29,7 +29,7 @@ from mage_async.learning.token_loss import HeadInputs, LossPass, LossTerm, loss_
 from mage_async.methods.method import Methods
 from mage_async.trajectory import Group, Kind
 from mage_async.trials.chat_format import ChatFormat
-from mage_kernels import advantage_report, linear_logprob
+from mage_kernels import advantage_report
 
 BETA1 = 0.9
 """AdamW's decay of the first moment."""
@@ -210,9 +210,7 @@ class Trainer:
             inputs: result of `head_inputs` under these weights, if it has been computed already.
         """
         inputs = inputs or head_inputs(self.model, batch.row, self._temperature)
-        logprobs, entropy = linear_logprob(
-            inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
-        )
+        logprobs, entropy = inputs.logprobs()
         mask = self._entropy_mask(batch.sampled.kinds, entropy)
         return replace(batch, proximal=logprobs, entropy_mask=mask)
 
@@ -233,12 +231,7 @@ class Trainer:
             with self._frozen() as model:
                 reference = head_inputs(model, batch.row, self._temperature)
                 if self._rules.kl:
-                    logprobs = linear_logprob(
-                        reference.hidden,
-                        reference.head,
-                        reference.targets,
-                        reference.inverse_temperature,
-                    )[0]
+                    logprobs, _ = reference.logprobs()
         if self.frozen_policy is not None:
             frozen = head_inputs(self.frozen_policy, batch.row, self._temperature)
         prepared = tuple(term.prepare(batch, reference, frozen) for term in self._terms)

@@ -45,7 +45,7 @@ MAGIC = b"mage-journal/1\n"
 _PREFIX = struct.Struct("<II")
 _KIND_BYTES = 1
 _TRIAL, _FIELDS = 1, 2
-_SIZES = struct.Struct("<6I")
+_SIZES = struct.Struct("<7I")
 """Bytes of each frame of a trial: tag, header, three arrays and checksum."""
 
 

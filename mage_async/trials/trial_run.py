@@ -29,9 +29,11 @@ from mage_async.environments.user_calls import (
     own_play,
 )
 from mage_async.errors import EnvironmentFault
+from mage_async.restriction import TokenTrie
 from mage_async.trajectory import Alternative, Kind, Task, Trial, Turn, second_role_from
 from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.legal_actions import restriction_of
 from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
 
@@ -152,6 +154,7 @@ class TrialRun:
             fresh_keys=self._wants_fresh_keys(),
             deadline_s=self._config.turn_deadline_s,
             second_role_from=self._second_role_from(),
+            restriction=self._restriction(),
         )
 
     def receive(self, completion: Completion) -> None:
@@ -377,6 +380,13 @@ class TrialRun:
             (turn for turn in self._turns if turn.segment == segment), config.num_episodes
         )
 
+    def _restriction(self) -> TokenTrie | None:
+        """Return the legal actions as tokens, if the next completion is one of them."""
+        if not self._config.restricted or self._kind is not Kind.ACT:
+            return None
+        with environment_code(self._task, self._turn_name()):
+            return restriction_of(self._play, self._chat, self._config.parser)
+
     def _wants_fresh_keys(self) -> bool:
         first = Kind.ACT if self._config.strategy == "none" else Kind.STRATEGY
         begins = self._index_in_episode == 0 and self._kind is first and self._episode > 0
@@ -413,6 +423,8 @@ def environment_code(task: Task, turn: str = "") -> Iterator[None]:
     """
     try:
         yield
+    except EnvironmentFault as fault:
+        raise EnvironmentFault(f"{_place_text(task)}{turn}: {fault}") from fault
     except Exception as error:  # the border to foreign code
         where = _place_text(task) + turn
         raise EnvironmentFault(f"{where}: raised {type(error).__name__}: {error}") from error
