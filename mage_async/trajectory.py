@@ -162,6 +162,10 @@ class Trial:
     """Turns whose prompt did not extend the previous context token by token; should be 0."""
     num_injections: int = 0
     """Observations with the text of a special token, which was encoded as plain text."""
+    num_cut_episodes: int = 0
+    """Episodes that were ended, with what they had earned, because they had used their share of the
+    engine's context.
+    """
     duration_s: float = 0.0
     memory: int | None = None
     """Version of the guidance that the trial began with; None: it began without guidance."""

@@ -148,9 +148,9 @@ def _check_room(config: Config, name: str, environment: Environment) -> None:
     last = methods.horizon(config.learner.steps, config.trial.episodes)
     rules = rules_of(config, environment, chat, last.num_episodes, stops_on_success=stops)
     rules = rules.with_horizon(environment, last.num_episodes, last.max_turns)
-    if (
-        config.warm_start is None
-    ):  # a policy that is cloned from scripts writes remarks as long as theirs
+    rules = replace(rules, max_tokens=0)  # the length that a trial has where nothing cuts it
+    if config.warm_start is None:
+        # A policy that is cloned from scripts writes remarks as long as theirs.
         rules = replace(rules, max_reflection_tokens=1)
     least = shortest_context(environment, rules, chat)
     least += methods.guidance_tokens()

@@ -74,6 +74,7 @@ class OtherSeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     num_repeated_tokens: Natural
     num_extension_faults: Natural
     num_injections: Natural = 0
+    num_cut_episodes: Natural = 0
     num_allowed: tuple[tuple[Natural, Natural], ...] = ()
 
 
@@ -102,6 +103,7 @@ class TrialHeader(
     num_extension_faults: Natural
     duration_s: Annotated[float, Meta(ge=0, le=1e9)]
     num_injections: Natural = 0
+    num_cut_episodes: Natural = 0
     alternatives: tuple[Alternative, ...] = ()
     """Actions of an adviser for some of the turns; empty if nobody is asked."""
     memory: Natural | None = None

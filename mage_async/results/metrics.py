@@ -30,6 +30,10 @@ METRICS: dict[str, tuple[str, str]] = {
         "Actions that are invalid and used up `transcript.max_action_tokens`; 0 where the "
         "transcript closes their tags itself.",
     ),
+    "cut_episodes": (
+        "1",
+        "Episodes that ended early because they had used their share of the engine's context.",
+    ),
     "injections_by_environment": (
         "observations",
         "Observations that held the text of a special token of the chat, which the prompt holds as "
@@ -149,6 +153,7 @@ def batch_metrics(
         "invalid_actions_per_trial": _mean([trial.num_invalid() for trial in trials]),
         "valid_action_share": _valid_share(trials),
         **_injections(trials),
+        "cut_episodes": sum(trial.num_cut_episodes for trial in trials),
         "trials_per_s": len(trials) / elapsed_s,
         "generated_tokens_per_s": sum(trial.num_sampled() for trial in trials) / elapsed_s,
         "trained_tokens_per_s": sum(trial.num_tokens() for trial in trials) / elapsed_s,

@@ -65,9 +65,12 @@ class Transcript:
 
     def add_message(self, message: str, kind: Kind) -> None:
         """Append a user message to the current context."""
-        last = self._segments[-1].tokens[-1]
-        self._append(self._chat.answer(last, self._forced, message, self._parser.prefill(kind)))
+        self._append(self._message(message, kind))
         self._kind = kind
+
+    def length_with(self, message: str, kind: Kind) -> int:
+        """Return the number of tokens that the context would have with another user message."""
+        return self.num_tokens + len(self._message(message, kind))
 
     def add_tool_answers(self, answers: Sequence[str]) -> None:
         """Append the answers to the last turn's tool calls to the current context."""
@@ -109,6 +112,10 @@ class Transcript:
     def segments(self) -> tuple[Segment, ...]:
         """Return all contexts for training."""
         return tuple(segment.close() for segment in self._segments)
+
+    def _message(self, message: str, kind: Kind) -> tuple[int, ...]:
+        last = self._segments[-1].tokens[-1]
+        return self._chat.answer(last, self._forced, message, self._parser.prefill(kind))
 
     def _prefill(self, kind: Kind) -> tuple[int, ...]:
         text = self._parser.prefill(kind)

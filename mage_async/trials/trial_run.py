@@ -37,6 +37,9 @@ from mage_async.trials.legal_actions import restriction_of
 from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
 
+TEMPLATE_TOKENS = 16
+"""Tokens that a chat template writes around a message and the first token of its answer, about."""
+
 
 @dataclass(slots=True)
 class _Counts:
@@ -49,6 +52,7 @@ class _Counts:
     num_repeated_tokens: int = 0
     num_extension_faults: int = 0
     num_injections: int = 0
+    num_cut_episodes: int = 0
 
     def add(self, completion: Completion, num_prompt_tokens: int) -> None:
         """Count one completion and its prompt."""
@@ -106,6 +110,7 @@ class TrialRun:
         self._counts = _Counts()
         self._episode, self._index_in_episode, self._kind = 0, 0, Kind.ACT
         self._earned, self._info_room = 0.0, MAX_TRIAL_INFO_CHARS
+        self._room = math.inf
         self._is_done = False
         self._cut_at: int | None = None
         self._last_message: str | None = ""
@@ -258,6 +263,10 @@ class TrialRun:
         self._earned += outcome.reward
         if outcome.is_done or self._index_in_episode == self._config.max_turns:
             self._end_episode(outcome)
+        elif self._transcript.length_with(outcome.observation, Kind.ACT) > self._room:
+            # The observation may be what does not fit, so the context goes on without it.
+            self._counts.num_cut_episodes += 1
+            self._end_episode(replace(outcome, observation="", tool_answers=()))
         elif outcome.tool_answers and not self._wants_strategy():
             self._kind = Kind.ACT
             self._transcript.add_tool_answers(outcome.tool_answers)
@@ -331,6 +340,32 @@ class TrialRun:
                 self._transcript.close(last_message)
             message = prompts.opening(self._episode, observation, self._remarks)
             self._send(self._transcript.open, message)
+        self._room = self._longest_prompt(observation)
+
+    def _longest_prompt(self, observation: str) -> float:
+        """Return the length, in tokens, up to which a prompt continues the episode that begins.
+
+        The room that is left in the engine's context is shared evenly by the episodes that are
+        still to be played in it, and each has room for its first turn. What an episode leaves goes
+        to those after it.
+
+        Args:
+            observation: the first of the episode, from which that of the next one is estimated.
+        """
+        config, used = self._config, self._transcript.num_tokens
+        if not config.max_tokens:
+            return math.inf
+        num_left = config.num_episodes - self._episode if config.keeps_history else 1
+        completion = config.sampling.max_tokens
+        if config.strategy != "none":
+            completion += config.max_reflection_tokens + len(self._chat.encode(config.prompts.act))
+        if config.reflects:
+            request = len(self._chat.encode(config.prompts.reflect))
+            completion += config.max_reflection_tokens + request
+        beginning = config.prompts.beginning(self._episode + 1, observation)
+        openings = (num_left - 1) * (len(self._chat.encode(beginning)) + TEMPLATE_TOKENS)
+        share = (config.max_tokens - used) / num_left
+        return min(used + share, config.max_tokens - completion - openings)
 
     def _begin_alone(self, episode: int) -> Play:
         is_last = episode + 1 == self._config.num_episodes
