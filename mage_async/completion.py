@@ -8,6 +8,7 @@ import numpy as np
 
 from mage_async.errors import ContextFull, RunError
 from mage_async.policy_version import VersionRun
+from mage_async.restriction import TokenTrie
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -49,6 +50,10 @@ class Prompt:
     """Index of the first token that the second role of a policy with two roles computes, sampled
     tokens included; the first role computes all tokens before it. None: the first computes all.
     """
+    restriction: TokenTrie | None = None
+    """The completions that there may be; it ends where one of them does, whatever `sampling` says
+    of its length and its stop tokens. None: any tokens.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +73,17 @@ class Completion:
     """Prompt tokens computed although this context or a shared prefix had computed them before."""
     is_extension: bool = True
     """False if the prompt did not extend the context of its name."""
+    drawn_from: tuple[np.ndarray | None, ...] | None = None
+    """For each token the set that it was sampled from, int32 ascending; None for a token that was
+    forced, because its set had no other. None as a whole: every token was sampled from the whole
+    vocabulary.
+    """
+
+    def is_sampled(self) -> np.ndarray:
+        """Return which tokens were sampled and not forced: bool [n]."""
+        if self.drawn_from is None:
+            return np.ones(len(self.tokens), bool)
+        return np.array([each is not None for each in self.drawn_from], bool)
 
 
 SECOND_ROLE = "role1."
@@ -97,14 +113,16 @@ def check_prompt(prompt: Prompt, *, max_tokens: int, vocabulary: int) -> None:
         vocabulary: number of token ids.
 
     Raises:
-        ContextFull: there is no room for a sampled token.
+        ContextFull: there is no room for a sampled token, or for the longest legal action.
         RunError: the prompt can never be served; the message says why.
     """
     num_tokens, sampling, name = len(prompt.tokens), prompt.sampling, prompt.context
-    if num_tokens >= max_tokens:
+    longest = prompt.restriction.max_length if prompt.restriction else 1
+    if num_tokens + longest > max_tokens:
+        what = f"an action of {longest} tokens" if prompt.restriction else "a token to draw"
         raise ContextFull(
-            f"context {name!r}: a prompt of {num_tokens} tokens does not fit, with a token to "
-            f"draw, into engine.max_tokens = {max_tokens}; raise it, or make trials shorter"
+            f"context {name!r}: a prompt of {num_tokens} tokens does not fit, with {what}, "
+            f"into engine.max_tokens = {max_tokens}; raise it, or make trials shorter"
         )
     is_drawable = sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0
     if sampling.max_tokens < 1 or not is_drawable or not num_tokens:

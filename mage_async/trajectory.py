@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 
 from mage_async.policy_version import VersionRun
+from mage_async.restriction import AllowedSets
 
 
 class Kind(IntEnum):
@@ -134,11 +135,15 @@ class Segment:
     tokens: np.ndarray
     """int32 [T]"""
     is_sampled: np.ndarray
-    """bool [T]: sampled by the policy, and therefore trained on"""
+    """bool [T]: sampled by the policy, and therefore trained on; False for tokens of a prompt and
+    for tokens of a restricted turn that had no alternative.
+    """
     logprobs: np.ndarray
     """float32 [T]"""
     versions: tuple[VersionRun, ...]
     """Versions that sampled the tokens, as runs in order of position."""
+    allowed: AllowedSets | None = None
+    """The sets that the sampled tokens were drawn from; None: all from the whole vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,6 +166,10 @@ class Trial:
     """Turns whose prompt did not extend the previous context token by token; should be 0."""
     num_injections: int = 0
     """Observations with the text of a special token, which was encoded as plain text."""
+    num_cut_episodes: int = 0
+    """Episodes that were ended, with what they had earned, because they had used their share of the
+    engine's context.
+    """
     duration_s: float = 0.0
     memory: int | None = None
     """Version of the guidance that the trial began with; None: it began without guidance."""

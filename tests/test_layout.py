@@ -18,15 +18,16 @@ HOMES = {
     "mage_services": ROOT / "services" / "mage_services",
 }
 
-NOUNS = {"errors", "registry", "policy_version", "trajectory", "completion"}
+NOUNS = {"errors", "registry", "policy_version", "trajectory", "completion", "restriction"}
 """Modules at the top of `mage_async` that everybody may import."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "mage_async.errors": set(),
     "mage_async.registry": {"errors"},
     "mage_async.policy_version": set(),
-    "mage_async.trajectory": {"policy_version"},
-    "mage_async.completion": {"errors", "policy_version"},
+    "mage_async.restriction": set(),
+    "mage_async.trajectory": {"policy_version", "restriction"},
+    "mage_async.completion": {"errors", "policy_version", "restriction"},
     "mage_async.methods.registry": {"registry"},
     "mage_async.config": {*NOUNS, "methods.registry"},
     "mage_async.environments": NOUNS,

@@ -65,6 +65,7 @@ def check_room(config: Config) -> None:
             config, environment, chat, last.num_episodes, stops_on_success=stops
         )
         rules = rules.with_horizon(environment, last.num_episodes, last.max_turns)
+        rules = replace(rules, max_tokens=0)  # the length of a trial that nothing cuts
         # A policy that is cloned from scripts writes remarks as long as theirs.
         if config.warm_start is None:
             rules = replace(rules, max_reflection_tokens=1)

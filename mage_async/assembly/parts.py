@@ -75,6 +75,8 @@ def trial_config_of(
         strategy=config.trial.strategy,
         strategy_temperature=config.sampling.strategy_temperature,
         advisers=advisers,
+        max_tokens=config.engine.max_tokens,
+        restricted=config.sampling.restricted,
         rivals_remember=config.population.rivals_remember,
         has_roles=Methods(config).roles() is not None,
     )

@@ -7,6 +7,7 @@ top-p, from the same logits as the sample.
 Shapes: `W` rows, `V` vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,10 @@ class SamplingParameters:
     """float32 [W], in (0, 1]."""
     top_k: np.ndarray
     """int64 [W]; 0: no limit."""
+
+    def rows(self, rows: np.ndarray) -> "SamplingParameters":
+        """Return the parameters of some rows, int64 [R]."""
+        return SamplingParameters(self.temperature[rows], self.top_p[rows], self.top_k[rows])
 
 
 def uniforms(seeds: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -47,16 +52,23 @@ def draw(
     parameters: SamplingParameters,
     chances: np.ndarray,
     arithmetic: Arithmetic = ARITHMETICS["float32"],
+    allowed: Sequence[np.ndarray | None] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sample one token for each row.
 
     Args:
         logits: float32 [W, V]
         chances: float64 [W], in [0, 1), as from `uniforms`.
+        allowed: for each row the tokens that it samples from, int [at least 1] ascending; None for
+            the whole vocabulary. Empty: no row is restricted. Log-probs, `top_p` and `top_k` are of
+            the distribution over the allowed tokens alone.
 
     Returns:
         Tokens, int64 [W], and their log-probs in nats, float32 [W].
     """
+    is_restricted = np.array([each is not None for each in allowed], bool)
+    if is_restricted.any():
+        return _draw_restricted(logits, parameters, chances, arithmetic, allowed, is_restricted)
     is_greedy = parameters.temperature == 0
     divisor = torch.from_numpy(np.where(is_greedy, np.float32(1), parameters.temperature))
     logprobs = arithmetic.log_softmax(logits / divisor[:, None])
@@ -69,6 +81,37 @@ def draw(
     if is_greedy.any():
         tokens = torch.where(torch.from_numpy(is_greedy), logits.argmax(1), tokens)
     return tokens.numpy(), logprobs.gather(1, tokens[:, None])[:, 0].numpy()
+
+
+def _draw_restricted(
+    logits: torch.Tensor,
+    parameters: SamplingParameters,
+    chances: np.ndarray,
+    arithmetic: Arithmetic,
+    allowed: Sequence[np.ndarray | None],
+    is_restricted: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sample where some rows are restricted, bool [W]; see `draw`."""
+    tokens, logprobs = np.zeros(len(logits), np.int64), np.zeros(len(logits), np.float32)
+    free = np.flatnonzero(~is_restricted)
+    if len(free):
+        values = logits[torch.from_numpy(free)]
+        tokens[free], logprobs[free] = draw(
+            values, parameters.rows(free), chances[free], arithmetic
+        )
+    lengths = np.array([0 if each is None else len(each) for each in allowed])
+    # An exact sum depends on the number of its terms, so rows of different lengths are not padded.
+    is_exact = arithmetic is ARITHMETICS["exact"]
+    for length in np.unique(lengths[is_restricted]) if is_exact else (lengths.max(),):
+        rows = np.flatnonzero(lengths == length if is_exact else is_restricted)
+        is_there = np.arange(length) < lengths[rows, None]
+        columns = np.zeros(is_there.shape, np.int64)
+        columns[is_there] = np.concatenate([allowed[row] for row in rows])
+        values = logits[torch.from_numpy(rows)].gather(1, torch.from_numpy(columns))
+        values.masked_fill_(torch.from_numpy(~is_there), -torch.inf)
+        places, logprobs[rows] = draw(values, parameters.rows(rows), chances[rows], arithmetic)
+        tokens[rows] = columns[np.arange(len(rows)), places]
+    return tokens, logprobs
 
 
 def _mix(words: np.ndarray) -> np.ndarray:

@@ -84,6 +84,10 @@ class Running:
     max_length: int
     """Length of prompt and completion, in tokens, at which the completion ends."""
     runs: list[VersionRun] = field(default_factory=list)
+    node: int = 0
+    """Where the completion is in the trie of a restricted prompt."""
+    drawn_from: list[np.ndarray | None] = field(default_factory=list)
+    """As in `Completion`; empty for a prompt without restriction."""
 
 
 class Scheduler:
@@ -144,9 +148,10 @@ class Scheduler:
     def advance(self) -> list[tuple[str, Completion]]:
         """Compute one forward; return the completions that it ended, by context."""
         began = self._now()
+        forced = self._take_forced()
         plan = self._plan()
         if not plan.slots:
-            return []
+            return forced
         rows = plan.rows()
         row, positions = packed_positions(rows)
         tokens = self._cache.tokens[rows.slots[row], positions]
@@ -164,7 +169,7 @@ class Scheduler:
         totals.num_rows += len(rows.slots)
         totals.num_computed_tokens += int(rows.counts.sum())
         totals.forward_s += self._now() - began
-        return finished
+        return forced + finished
 
     def release(self, context: str) -> None:
         """Forget a sequence, and abort its prompt."""
@@ -227,6 +232,27 @@ class Scheduler:
                 self._admit(plan, prompt)
         return plan
 
+    def _take_forced(self) -> list[tuple[str, Completion]]:
+        """Complete the waiting prompts with a single legal action: nothing is left to sample."""
+        forced = [each for each in self._waiting.values() if _single(each) is not None]
+        for prompt in forced:
+            del self._waiting[prompt.context]
+        version = self._cache.versions[-1]
+        return [
+            (
+                prompt.context,
+                Completion(
+                    np.array(tokens := _single(prompt), np.int32),
+                    np.zeros(len(tokens), np.float32),
+                    (_version_run(0, version, version),),
+                    "stop",
+                    num_reused=len(prompt.tokens),
+                    drawn_from=(None,) * len(tokens),
+                ),
+            )
+            for prompt in forced
+        ]
+
     def _admit(self, plan: Plan, prompt: Prompt) -> None:
         """Give a waiting prompt a slot, if one is available."""
         tokens = with_roles(prompt.tokens, prompt.second_role_from)
@@ -242,6 +268,7 @@ class Scheduler:
         self._top_p[slot], self._top_k[slot] = sampling.top_p, sampling.top_k
         max_length = min(len(prompt.tokens) + sampling.max_tokens, self._max_tokens)
         self._running[slot] = Running(prompt, opened, max_length)
+        self._append_forced(slot)
         if opened.source != slot:
             plan.copies.setdefault((opened.source, opened.num_reused), []).append(slot)
         self._add(plan, slot)
@@ -267,7 +294,8 @@ class Scheduler:
             self._temperature[slots], self._top_p[slots], self._top_k[slots]
         )
         chances = uniforms(self._seeds[slots], known - self._num_prompt[slots])
-        tokens, logprobs = draw(logits, parameters, chances, self.model.arithmetic)
+        allowed = [self._allowed(slot) for slot in slots.tolist()]
+        tokens, logprobs = draw(logits, parameters, chances, self.model.arithmetic, allowed)
         self._logprobs[slots, known] = logprobs
         # A token of the second role is stored as its bitwise complement, so that sequences of
         # different roles never share keys and values.
@@ -283,15 +311,42 @@ class Scheduler:
         start = place - len(running.prompt.tokens)
         sampler, oldest_keys = self._cache.versions[-1], self._cache.oldest[slot]
         append_run(running.runs, _version_run(start, sampler, oldest_keys))
+        if (trie := running.prompt.restriction) is not None:
+            running.drawn_from.append(trie.allowed(running.node))
+            running.node = trie.after(running.node, token)
+            self._append_forced(slot)
+            return "stop" if trie.is_end(running.node) else None
         if token in running.prompt.sampling.stop_tokens:
             return "stop"
         return "length" if place + 1 == running.max_length else None
+
+    def _append_forced(self, slot: int) -> None:
+        """Append the tokens that a restricted completion goes on with without a choice."""
+        running = self._running[slot]
+        if running.prompt.restriction is None:
+            return
+        tokens, running.node = running.prompt.restriction.forced(running.node)
+        running.drawn_from += [None] * len(tokens)
+        start = self._cache.num_known[slot]
+        stop = self._cache.num_known[slot] = start + len(tokens)
+        forced = np.array(tokens, np.int64)
+        self._cache.tokens[slot, start:stop] = ~forced if self._is_second_role[slot] else forced
+        self._logprobs[slot, start:stop] = 0.0
+
+    def _allowed(self, slot: int) -> np.ndarray | None:
+        """Return the tokens that may come next in a slot; `None`: all."""
+        running = self._running[slot]
+        trie = running.prompt.restriction
+        return None if trie is None else trie.allowed(running.node)
 
     def _finish(self, slot: int, reason: FinishReason) -> tuple[str, Completion]:
         running = self._running.pop(slot)
         prompt, opened, totals = running.prompt, running.opened, self._totals
         drawn = slice(len(prompt.tokens), self._cache.num_known[slot])
         self._cache.close(slot)
+        if running.runs[0].start:
+            # Forced tokens before the first sampled one belong to the version that sampled it.
+            running.runs[0] = replace(running.runs[0], start=0)
         totals.num_completions += 1
         totals.num_prompt_tokens += len(prompt.tokens)
         totals.num_reused_tokens += opened.num_reused
@@ -305,4 +360,13 @@ class Scheduler:
             opened.num_reused,
             opened.num_repeated,
             opened.is_extension,
+            tuple(running.drawn_from) if prompt.restriction else None,
         )
+
+
+def _single(prompt: Prompt) -> list[int] | None:
+    """Return the tokens of a prompt's only possible completion; `None` if there are others."""
+    if prompt.restriction is None:
+        return None
+    tokens, node = prompt.restriction.forced(0)
+    return tokens if prompt.restriction.is_end(node) else None

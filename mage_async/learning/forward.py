@@ -49,7 +49,7 @@ def head_inputs(model: PreTrainedModel, row: TokenRow, temperature: float) -> He
     if row.sharpness is not None:
         hidden = hidden * row.sharpness[:, None].to(hidden.dtype)
     head = model.get_output_embeddings().weight
-    return HeadInputs(hidden, head, row.targets, 1.0 / temperature)
+    return HeadInputs(hidden, head, row.targets, 1.0 / temperature, row.restricted)
 
 
 def checkpoint_activations(model: PreTrainedModel, *, is_on: bool) -> None:

@@ -25,6 +25,7 @@ from mage_async.learning.attention import Boundaries
 from mage_async.learning.corrections import Tokens
 from mage_async.methods.method import Methods
 from mage_async.policy_version import PROVENANCES, VersionRun
+from mage_async.restriction import AllowedSets
 from mage_async.trajectory import Group, Kind, Segment, Trial, Turn, second_role_from
 from mage_kernels import at_tokens
 
@@ -63,6 +64,8 @@ class TrainingSequence:
     """float32 [turns], on the learner's device."""
     alternatives: Mapping[int, int] = field(default_factory=dict)
     """The token of an alternative action, by the position of the sampled token that it replaces."""
+    allowed: AllowedSets | None = None
+    """The sets that the sampled tokens were drawn from; None: all from the whole vocabulary."""
 
 
 def sequences_of(
@@ -70,7 +73,8 @@ def sequences_of(
 ) -> list[TrainingSequence]:
     """Cut every segment of the trials behind its last sampled token.
 
-    A segment without a turn of the policy is left out.
+    A turn without a sampled token is left out, as where only one action was legal, and so is a
+    segment without a turn.
 
     Args:
         advantages: float32 [turns of all trials], in the order of each trial's `turns`.
@@ -86,7 +90,8 @@ def sequences_of(
             if step.place >= 0:
                 alternatives[trial.turns[step.turn].segment][step.place] = step.token
         for number, turn in enumerate(trial.turns):
-            own[turn.segment].append(number)
+            if trial.segments[turn.segment].is_sampled[turn.start : turn.stop].any():
+                own[turn.segment].append(number)
         for segment, numbers, known in zip(trial.segments, own, alternatives, strict=True):
             if numbers:
                 parts.append((segment, [trial.turns[number] for number in numbers], known))
@@ -143,9 +148,9 @@ def _sequence(
     num_episodes: int | None,
 ) -> TrainingSequence:
     """Make the sequence of one segment; `num_episodes` is None where the policy has one role."""
-    starts = np.array([turn.start for turn in turns], np.int64)
-    counts = np.array([turn.stop for turn in turns], np.int64) - starts
-    places = np.arange(counts.sum()) + np.repeat(starts - counts.cumsum() + counts, counts)
+    places = np.flatnonzero(segment.is_sampled)
+    starts = np.searchsorted(places, [turn.start for turn in turns])
+    counts = np.searchsorted(places, [turn.stop for turn in turns]) - starts
     policy, kv, provenance = _versions(segment.versions, places)
     sampled = SampledTokens(
         logprobs=segment.logprobs[places],
@@ -157,7 +162,9 @@ def _sequence(
     )
     border = None if num_episodes is None else second_role_from(turns, num_episodes)
     tokens = with_roles(segment.tokens[: int(places[-1]) + 1], border)
-    return TrainingSequence(tokens, places, sampled, counts, advantages, alternatives)
+    return TrainingSequence(
+        tokens, places, sampled, counts, advantages, alternatives, segment.allowed
+    )
 
 
 def _versions(runs: Sequence[VersionRun], places: np.ndarray) -> np.ndarray:
@@ -248,6 +255,8 @@ class TokenRow:
     """bool [T]: True for tokens of the second role; None: no token is the second role's."""
     sharpness: Tensor | None = None
     """float32 [N]: temperature of actions divided by the token's own; None: 1 everywhere."""
+    restricted: "RestrictedTargets | None" = None
+    """The targets that were drawn from sets of allowed tokens; None: there are none."""
     shifts: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     """int64 [S]: index in the row minus position in the sequence, of a sequence's own tokens."""
 
@@ -316,6 +325,58 @@ def _index(places: np.ndarray, opening: int, shift: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RestrictedTargets:
+    """The targets of a row that were drawn from sets of allowed tokens, on a device.
+
+    Shapes: `R` such targets, `U` tokens that any of their sets holds.
+    """
+
+    index: Tensor
+    """int64 [R]: which of the N targets, ascending."""
+    free: Tensor
+    """bool [N], on the host: the other targets, drawn from the whole vocabulary."""
+    columns: Tensor
+    """int64 [U]: token ids, ascending."""
+    mask: Tensor
+    """bool [R, U]: the set of each target."""
+    targets: Tensor
+    """int64 [R]: index of each target in `columns`."""
+
+    @classmethod
+    def of(cls, sequences: Sequence[TrainingSequence], device: torch.device) -> Self | None:
+        """Gather the sets of all sampled tokens; `None` if no token was restricted."""
+        found = [each.allowed for each in sequences]
+        if all(each is None for each in found):
+            return None
+        columns = np.unique(np.concatenate([each.tokens for each in found if each is not None]))
+        masks, targets, is_free = [], [], []
+        for sequence, allowed in zip(sequences, found, strict=True):
+            if allowed is None:
+                is_free.append(np.ones(len(sequence.places), bool))
+                continue
+            own = allowed.index >= 0
+            is_free.append(~own)
+            rows = np.repeat(np.arange(len(allowed.offsets) - 1), np.diff(allowed.offsets))
+            sets = np.zeros((len(allowed.offsets) - 1, len(columns)), bool)
+            sets[rows, np.searchsorted(columns, allowed.tokens)] = True
+            masks.append(sets[allowed.index[own]])
+            drawn = without_roles(sequence.tokens[sequence.places[own]])
+            targets.append(np.searchsorted(columns, drawn))
+        free = np.concatenate(is_free)
+
+        def put(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(values).to(device)
+
+        return cls(
+            put(np.flatnonzero(~free)),
+            torch.from_numpy(free),
+            put(columns.astype(np.int64)),
+            put(np.concatenate(masks)),
+            put(np.concatenate(targets)),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
     """Sequences that go through the model at once, with the data of their sampled tokens.
 
@@ -369,6 +430,7 @@ class MicroBatch:
         """
         tokens, places = [each.tokens for each in sequences], [each.places for each in sequences]
         row = TokenRow.of(tokens, device, predicted=places, shares_opening=shares_opening)
+        row = replace(row, restricted=RestrictedTargets.of(sequences, device))
         columns = zip(*(each.sampled for each in sequences), strict=True)
         sampled = SampledTokens(*map(np.concatenate, columns))
         if strategy_sharpness != 1.0:
@@ -412,5 +474,8 @@ def _alternatives(sequence: TrainingSequence) -> np.ndarray:
     if sequence.alternatives:
         places = np.fromiter(sequence.alternatives, np.int64)
         known = np.fromiter(sequence.alternatives.values(), np.int64)
-        alternatives[np.searchsorted(sequence.places, places)] = known
+        # An alternative can part from the policy's action only where the policy had a choice.
+        index = np.searchsorted(sequence.places, places)
+        is_sampled = sequence.places[np.minimum(index, len(alternatives) - 1)] == places
+        alternatives[index[is_sampled]] = known[is_sampled]
     return alternatives

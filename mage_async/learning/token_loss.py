@@ -22,8 +22,8 @@ from torch import Tensor
 
 from mage_async.config.schema import Learner
 from mage_async.learning.corrections import Clipped, Surrogate, Tokens
-from mage_async.learning.packing import MicroBatch
-from mage_kernels import keeps_logits, linear_logprob, linear_policy_loss
+from mage_async.learning.packing import MicroBatch, RestrictedTargets
+from mage_kernels import keeps_logits, linear_logprob, linear_policy_loss, restricted_logprob
 from mage_kernels.surrogate import k3
 
 
@@ -38,10 +38,34 @@ class HeadInputs:
     targets: Tensor
     """int64 [N]"""
     inverse_temperature: float
+    restricted: RestrictedTargets | None = None
+    """The targets that were drawn from sets of allowed tokens; None: there are none."""
 
     def logprobs(self) -> tuple[Tensor, Tensor]:
-        """Compute the log-prob of each target and the entropy there, in nats: two float32 [N]."""
-        return linear_logprob(self.hidden, self.head, self.targets, self.inverse_temperature)
+        """Compute log-prob and entropy of each target in nats: two float32 [N], differentiable.
+
+        They are those of the distribution that the token was drawn from: over its allowed set, or
+        over the whole vocabulary.
+        """
+        scale, restricted = self.inverse_temperature, self.restricted
+        if restricted is None:
+            return linear_logprob(self.hidden, self.head, self.targets, scale)
+        own = restricted_logprob(
+            self.hidden.index_select(0, restricted.index),
+            self.head,
+            restricted.columns,
+            restricted.mask,
+            restricted.targets,
+            scale,
+        )
+        if not restricted.free.any():
+            return own
+        free = linear_logprob(self.hidden, self.head, self.targets, scale, mask=restricted.free)
+        logprob, entropy = (
+            whole.index_copy(0, restricted.index, part)
+            for whole, part in zip(free, own, strict=True)
+        )
+        return logprob, entropy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,8 +113,9 @@ class CorrectedLoss:
         """
         is_single_pass = self.is_single_pass
         if is_single_pass is None:
-            keeps = keeps_logits(inputs.hidden, inputs.head)
-            is_single_pass = self.clipped is not None and not keeps
+            # Restricted tokens need a few rows of the LM head, so nothing is saved there either.
+            is_cheap = inputs.restricted is not None or keeps_logits(inputs.hidden, inputs.head)
+            is_single_pass = self.clipped is not None and not is_cheap
         if is_single_pass:
             assert self.clipped is not None
             # The loss is `-weight * min(r A, clip(r) A)`. The weight does not depend on the ratio

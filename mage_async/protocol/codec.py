@@ -27,7 +27,7 @@ from mage_async.trials.duels import TrialInProgress
 
 PROTOCOL = b"mage/2"
 """The tag of every message."""
-_MAX_ARRAYS = 3
+_MAX_ARRAYS = 4
 
 # The checksum is a CRC-32, in little endian, over the length and the bytes of every frame before
 # it. The sender computes it once and the learner compares it once, on arrival. The journal keeps

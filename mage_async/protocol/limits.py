@@ -15,6 +15,8 @@ class Limits:
     max_header_bytes: int = 2**20
     max_tokens: int = 2**18
     """Tokens of one message, over all segments of its trial, or of the trials of both seats."""
+    max_allowed: int = 2**20
+    """Numbers that describe the allowed sets of one message; see `trial_frames`."""
     max_segments: int = 256
     """Segments of one trial."""
     max_turns: int = 4096
@@ -29,8 +31,8 @@ class Limits:
     """Characters of one turn's `info`, which an environment may add to its observation."""
 
     def max_frame_bytes(self) -> int:
-        """Return the size of the largest frame: the header, or an array with 4 bytes per token."""
-        return max(self.max_header_bytes, self.max_tokens * 4)
+        """Return the size of the largest frame: the header, or an array with 4 bytes a number."""
+        return max(self.max_header_bytes, self.max_tokens * 4, self.max_allowed * 4)
 
 
 DEFAULT_LIMITS = Limits()

@@ -1,4 +1,4 @@
-"""A trial as message frames: a typed header and three raw arrays.
+"""A trial as message frames: a typed header and four raw arrays.
 
 Where the policy played both seats, both trials are one message: they arrive, are journaled and are
 acknowledged together or not at all.
@@ -16,12 +16,15 @@ from msgspec import Meta
 from mage_async.errors import WireError
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.limits import Limits
+from mage_async.restriction import AllowedSets
 from mage_async.trajectory import Alternative, Kind, Segment, Task, Trial, Turn
 
 #     header      grant, epoch, task, turns, version runs and lengths of the segments
 #     tokens      int32 [T]           T: tokens of all segments, one after the other
 #     logprobs    float32 [T]
 #     is_sampled  bits [ceil(T / 8)]  first token in the highest bit, unused bits 0
+#     allowed     int32 [A]           `AllowedSets` of the restricted segments, one after the other:
+#                                     index, offsets and tokens; empty if nothing is restricted
 #
 # Values per token are arrays; values per turn are in the header. msgspec reads and writes 26 turns
 # in 13 µs; as an int32 table that Python takes apart they cost 25 µs and more frames. Rewards keep
@@ -71,6 +74,8 @@ class OtherSeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     num_repeated_tokens: Natural
     num_extension_faults: Natural
     num_injections: Natural = 0
+    num_cut_episodes: Natural = 0
+    num_allowed: tuple[tuple[Natural, Natural], ...] = ()
 
 
 class TrialHeader(
@@ -98,10 +103,14 @@ class TrialHeader(
     num_extension_faults: Natural
     duration_s: Annotated[float, Meta(ge=0, le=1e9)]
     num_injections: Natural = 0
+    num_cut_episodes: Natural = 0
     alternatives: tuple[Alternative, ...] = ()
     """Actions that an adviser proposed for some of the turns; empty without an adviser."""
     memory: Natural | None = None
     """Version of the graph memory whose guidance was in the prompt; None: no guidance."""
+    num_allowed: tuple[tuple[Natural, Natural], ...] = ()
+    """For each segment, how many allowed sets it has and how many tokens these hold; empty if no
+    segment is restricted."""
     other: OtherSeat | None = None
     """The other seat's trial, if the policy played both seats."""
 
@@ -149,7 +158,12 @@ def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[F
         )
     for seat, part in _spans(header):
         _check_values(seat, tokens[part], logprobs[part], sampled[part], limits)
-    return header, [_bytes(tokens), _bytes(logprobs), _bytes(np.packbits(sampled))]
+    frames = [_bytes(tokens), _bytes(logprobs), _bytes(np.packbits(sampled))]
+    sets = [segment.allowed for segment in segments if segment.allowed is not None]
+    parts = [part for each in sets for part in (each.index, each.offsets, each.tokens)]
+    frames.append(_bytes(_joined("allowed sets", parts, TOKENS)) if parts else b"")
+    _read_allowed(header, frames, tokens, sampled, limits)
+    return header, frames
 
 
 def unpack_trial(header: TrialHeader, arrays: Sequence[Frame], limits: Limits) -> TrialResult:
@@ -161,7 +175,7 @@ def unpack_trial(header: TrialHeader, arrays: Sequence[Frame], limits: Limits) -
     _check_header(header, limits)
     total = sum(sum(seat.num_tokens) for seat in header.seats())
     expected = [total * TOKENS.itemsize, total * _LOGPROBS.itemsize, (total + 7) // 8]
-    if [len(frame) for frame in arrays] != expected:
+    if len(arrays) != 4 or [len(frame) for frame in arrays[:3]] != expected:
         got = [len(frame) for frame in arrays]
         raise WireError(f"a trial of {total} tokens has arrays of {expected} bytes, got {got}")
     tokens = np.frombuffer(arrays[0], TOKENS)
@@ -170,10 +184,12 @@ def unpack_trial(header: TrialHeader, arrays: Sequence[Frame], limits: Limits) -
     if total % 8 and bits[-1] & (0xFF >> total % 8):
         raise WireError("mask has bits set behind the last token")
     sampled = np.unpackbits(bits, count=total).view(bool)
+    allowed = iter(_read_allowed(header, arrays, tokens, sampled, limits))
     trials = []
     for seat, part in _spans(header):
         _check_values(seat, tokens[part], logprobs[part], sampled[part], limits)
-        trials.append(_trial(seat, tokens[part], sampled[part], logprobs[part]))
+        own = [next(allowed) for _ in seat.num_tokens]
+        trials.append(_trial(seat, tokens[part], sampled[part], logprobs[part], own))
     return TrialResult(header.grant, header.epoch, trials[0], other=next(iter(trials[1:]), None))
 
 
@@ -188,8 +204,70 @@ def _header(result: TrialResult, trial: Trial) -> TrialHeader:
         epoch=result.epoch,
         num_tokens=tuple(len(segment.tokens) for segment in trial.segments),
         versions=tuple(segment.versions for segment in trial.segments),
+        num_allowed=_num_allowed(trial.segments),
         **{name: getattr(trial, name) for name in _SHARED_FIELDS},
     )
+
+
+def _num_allowed(segments: Sequence[Segment]) -> tuple[tuple[int, int], ...]:
+    """Return `TrialHeader.num_allowed` of a trial's segments."""
+    sets = [segment.allowed for segment in segments]
+    if all(each is None for each in sets):
+        return ()
+    return tuple(
+        (0, 0) if each is None else (len(each.offsets) - 1, len(each.tokens)) for each in sets
+    )
+
+
+def _read_allowed(
+    header: TrialHeader,
+    arrays: Sequence[Frame],
+    tokens: np.ndarray,
+    sampled: np.ndarray,
+    limits: Limits,
+) -> list[AllowedSets | None]:
+    """Read the allowed sets of each segment of a message, as views of its last array, and check
+    them.
+
+    Args:
+        tokens: int32 [T], of all segments.
+        sampled: bool [T]
+    """
+    lengths, counts = [], []
+    for seat in header.seats():
+        lengths += seat.num_tokens
+        counts += seat.num_allowed or [(0, 0)] * len(seat.num_tokens)
+    if len(counts) != len(lengths):
+        raise WireError(f"{len(lengths)} segments have {len(counts)} counts of allowed sets")
+    stops = np.cumsum(lengths)
+    drawn = [
+        tokens[stop - length : stop][sampled[stop - length : stop]]
+        for length, stop in zip(lengths, stops, strict=True)
+    ]
+    sizes = [
+        (len(own), num_sets + 1, num_tokens) if num_sets else (0, 0, 0)
+        for own, (num_sets, num_tokens) in zip(drawn, counts, strict=True)
+    ]
+    total = sum(map(sum, sizes))
+    if total > limits.max_allowed:
+        raise WireError(
+            f"the legal actions of a trial take {total} numbers to record, at most "
+            f"{limits.max_allowed} fit; make the lists shorter or set sampling.restricted = false"
+        )
+    got = len(arrays[3])
+    if got != total * TOKENS.itemsize:
+        raise WireError(
+            f"{total} numbers of allowed sets have {total * TOKENS.itemsize} bytes, got {got}"
+        )
+    numbers = np.frombuffer(arrays[3], TOKENS) if total else np.zeros(0, TOKENS)
+    parts = iter(np.split(numbers, np.cumsum([size for each in sizes for size in each])))
+    found: list[AllowedSets | None] = []
+    for own, (num_sets, _) in zip(drawn, counts, strict=True):
+        allowed = AllowedSets(next(parts), next(parts), next(parts))
+        if num_sets and (fault := allowed.fault(own)):
+            raise WireError(fault)
+        found.append(allowed if num_sets else None)
+    return found
 
 
 def _spans(header: TrialHeader) -> Iterator[tuple[TrialHeader, slice]]:
@@ -202,13 +280,17 @@ def _spans(header: TrialHeader) -> Iterator[tuple[TrialHeader, slice]]:
 
 
 def _trial(
-    header: TrialHeader, tokens: np.ndarray, sampled: np.ndarray, logprobs: np.ndarray
+    header: TrialHeader,
+    tokens: np.ndarray,
+    sampled: np.ndarray,
+    logprobs: np.ndarray,
+    allowed: Sequence[AllowedSets | None],
 ) -> Trial:
     segments = []
     start = 0
-    for length, versions in zip(header.num_tokens, header.versions, strict=True):
+    for length, versions, sets in zip(header.num_tokens, header.versions, allowed, strict=True):
         part = slice(start, start + length)
-        segments.append(Segment(tokens[part], sampled[part], logprobs[part], versions))
+        segments.append(Segment(tokens[part], sampled[part], logprobs[part], versions, sets))
         start += length
     shared = {name: getattr(header, name) for name in _SHARED_FIELDS}
     return Trial(segments=tuple(segments), **shared)

@@ -30,6 +30,10 @@ METRICS: dict[str, tuple[str, str]] = {
         "Actions that are invalid and used up `transcript.max_action_tokens`; 0 where the "
         "transcript closes their tags itself.",
     ),
+    "cut_episodes": (
+        "1",
+        "Episodes that ended early because they had used their share of the engine's context.",
+    ),
     "injections_by_environment": (
         "observations",
         "Observations that held the text of a special token of the chat, which the prompt holds as "
@@ -151,6 +155,7 @@ def batch_metrics(
         "invalid_actions_per_trial": totals["invalid_actions"] / num_trials,
         "valid_action_share": 1.0 - totals["invalid_actions"] / max(1, num_actions),
         **_injections(trials),
+        "cut_episodes": sum(trial.num_cut_episodes for trial in trials),
         "trials_per_s": len(trials) / elapsed_s,
         "generated_tokens_per_s": totals["generated_tokens"] / elapsed_s,
         "trained_tokens_per_s": totals["trained_tokens"] / elapsed_s,

@@ -12,6 +12,7 @@ import numpy as np
 
 from mage_async.completion import Completion
 from mage_async.policy_version import VersionRun, append_run, moved
+from mage_async.restriction import AllowedSets
 from mage_async.trajectory import Kind, Segment
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
@@ -30,13 +31,17 @@ class _GrowingSegment:
         is_sampled = np.zeros(len(self.tokens), bool)
         logprobs = np.zeros(len(self.tokens), np.float32)
         runs: list[VersionRun] = []
+        drawn_from: list[np.ndarray | None] = []
         for start, completion in self.spans:
             stop = start + len(completion.tokens)
-            is_sampled[start:stop] = True
+            is_sampled[start:stop] = own = completion.is_sampled()
             logprobs[start:stop] = completion.logprobs
+            sets = completion.drawn_from or [None] * len(own)
+            drawn_from += [each for each, is_own in zip(sets, own, strict=True) if is_own]
             for run in completion.versions:
                 append_run(runs, moved(run, start))
-        return Segment(np.array(self.tokens, np.int32), is_sampled, logprobs, tuple(runs))
+        tokens, allowed = np.array(self.tokens, np.int32), AllowedSets.of(drawn_from)
+        return Segment(tokens, is_sampled, logprobs, tuple(runs), allowed)
 
 
 class Transcript:
@@ -60,9 +65,12 @@ class Transcript:
 
     def add_message(self, message: str, kind: Kind) -> None:
         """Append a user message to the current context."""
-        last = self._segments[-1].tokens[-1]
-        self._append(self._chat.answer(last, self._forced, message, self._parser.prefill(kind)))
+        self._append(self._message(message, kind))
         self._kind = kind
+
+    def length_with(self, message: str, kind: Kind) -> int:
+        """Return the number of tokens that the context would have with another user message."""
+        return self.num_tokens + len(self._message(message, kind))
 
     def add_tool_answers(self, answers: Sequence[str]) -> None:
         """Append the answers to the last turn's tool calls to the current context."""
@@ -104,6 +112,10 @@ class Transcript:
     def segments(self) -> tuple[Segment, ...]:
         """Return all contexts for training."""
         return tuple(segment.close() for segment in self._segments)
+
+    def _message(self, message: str, kind: Kind) -> tuple[int, ...]:
+        last = self._segments[-1].tokens[-1]
+        return self._chat.answer(last, self._forced, message, self._parser.prefill(kind))
 
     def _prefill(self, kind: Kind) -> tuple[int, ...]:
         text = self._parser.prefill(kind)

@@ -42,6 +42,11 @@ class TrialConfig:
     """Creates the adviser that proposes an alternative to each action; `None`: there is no
     adviser.
     """
+    max_tokens: int = 0
+    """Largest context of the engine, in tokens, which the episodes of a trial share; 0: no limit.
+    """
+    restricted: bool = False
+    """Whether actions are sampled from the legal ones alone, where the environment lists them."""
     rivals_remember: bool = False
     """Whether a past policy in the opponent's seat remembers the trial's earlier episodes."""
     has_roles: bool = False

@@ -22,11 +22,16 @@ from mage_async.environments.info import MAX_INFO_CHARS, MAX_TRIAL_INFO_CHARS, T
 from mage_async.environments.mix import component_of
 from mage_async.environments.user_calls import Call, SlowPlay, begun, own_play
 from mage_async.errors import EnvironmentFault
+from mage_async.restriction import TokenTrie
 from mage_async.trajectory import Alternative, Kind, Task, Trial, Turn, second_role_from
 from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.legal_actions import restriction_of
 from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
+
+TEMPLATE_TOKENS = 16
+"""Tokens that a chat template writes around a message and the first token of its answer, about."""
 
 
 @dataclass(slots=True)
@@ -40,6 +45,7 @@ class _Counts:
     num_repeated_tokens: int = 0
     num_extension_faults: int = 0
     num_injections: int = 0
+    num_cut_episodes: int = 0
 
     def add(self, completion: Completion, num_prompt_tokens: int) -> None:
         """Count one completion and its prompt."""
@@ -105,6 +111,8 @@ class TrialRun:
         """Reward of the current episode so far."""
         self._info_room = MAX_TRIAL_INFO_CHARS
         """Characters of `info` that the trial's record still has room for."""
+        self._room = math.inf
+        """Length, in tokens, up to which a prompt continues the current episode."""
         self.is_over = False
         """Whether the trial needs no more completions."""
         self._cut_at: int | None = None
@@ -163,6 +171,7 @@ class TrialRun:
             fresh_keys=self._wants_fresh_keys(),
             deadline_s=self._config.turn_deadline_s,
             second_role_from=self._second_role_from(),
+            restriction=self._restriction(),
         )
 
     def receive(self, completion: Completion) -> None:
@@ -251,6 +260,10 @@ class TrialRun:
         self._earned += outcome.reward
         if outcome.is_done or self._index_in_episode == self._config.max_turns:
             self._end_episode(outcome)
+        elif self._transcript.length_with(outcome.observation, Kind.ACT) > self._room:
+            # The observation may be what does not fit, so the context goes on without it.
+            self._counts.num_cut_episodes += 1
+            self._end_episode(replace(outcome, observation="", tool_answers=()))
         elif outcome.tool_answers and not self._wants_strategy():
             self.kind = Kind.ACT
             self._transcript.add_tool_answers(outcome.tool_answers)
@@ -328,6 +341,32 @@ class TrialRun:
                 self._transcript.close(last_message)
             message = prompts.opening(self.episode, observation, self._remarks)
             self._send(self._transcript.open, message)
+        self._room = self._longest_prompt(observation)
+
+    def _longest_prompt(self, observation: str) -> float:
+        """Return the length, in tokens, up to which a prompt continues the episode that begins.
+
+        The room that is left in the engine's context is shared evenly by the episodes that are
+        still to be played in it, and each has room for its first turn. What an episode leaves goes
+        to those after it.
+
+        Args:
+            observation: the first of the episode, from which that of the next one is estimated.
+        """
+        config, used = self._config, self._transcript.num_tokens
+        if not config.max_tokens:
+            return math.inf
+        num_left = config.num_episodes - self.episode if config.keeps_history else 1
+        completion = config.sampling.max_tokens
+        if config.strategy != "none":
+            completion += config.max_reflection_tokens + len(self._chat.encode(config.prompts.act))
+        if config.reflects:
+            request = len(self._chat.encode(config.prompts.reflect))
+            completion += config.max_reflection_tokens + request
+        beginning = config.prompts.beginning(self.episode + 1, observation)
+        openings = (num_left - 1) * (len(self._chat.encode(beginning)) + TEMPLATE_TOKENS)
+        share = (config.max_tokens - used) / num_left
+        return min(used + share, config.max_tokens - completion - openings)
 
     def _begin_alone(self, episode: int) -> Play:
         """Create the play of an episode against the environment."""
@@ -378,6 +417,13 @@ class TrialRun:
             (turn for turn in self._turns if turn.segment == segment), config.num_episodes
         )
 
+    def _restriction(self) -> TokenTrie | None:
+        """Return the legal actions as tokens, if the next completion is one of them."""
+        if not self._config.restricted or self.kind is not Kind.ACT:
+            return None
+        with environment_code(self._task, self._turn_name()):
+            return restriction_of(self._play, self._chat, self._config.parser)
+
     def _wants_fresh_keys(self) -> bool:
         first = Kind.ACT if self._config.strategy == "none" else Kind.STRATEGY
         begins = self._index_in_episode == 0 and self.kind is first and self.episode > 0
@@ -415,6 +461,8 @@ def environment_code(task: Task, turn: str = "") -> Iterator[None]:
     """
     try:
         yield
+    except EnvironmentFault as fault:
+        raise EnvironmentFault(f"{_place_text(task)}{turn}: {fault}") from fault
     except Exception as error:  # the border to foreign code
         where = _place_text(task) + turn
         raise EnvironmentFault(f"{where}: raised {type(error).__name__}: {error}") from error

@@ -18,6 +18,7 @@ from mage_async.protocol.codec import PROTOCOL, decode, encode
 from mage_async.protocol.limits import Limits
 from mage_async.protocol.messages import Message, TrialResult
 from mage_async.protocol.trial_frames import TrialHeader
+from mage_async.restriction import AllowedSets
 from mage_async.trajectory import Alternative, Kind, Segment, Task, Trial, Turn
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -38,11 +39,21 @@ def segments(draw: st.DrawFn) -> Segment:
         VersionRun(s, p, draw(st.integers(0, p)), draw(st.sampled_from(PROVENANCES)))
         for s, p in zip(starts, policies, strict=True)
     ]
+    tokens = source.integers(0, 2**31 - 1, num_tokens, dtype=np.int32)
+    is_sampled = source.random(num_tokens) < (0.5 if runs else 0.0)
+    restricted = draw(st.sampled_from([0.0, 0.5, 1.0]))
+    drawn_from = [
+        np.unique([token, *source.integers(0, 2**31 - 1, 3)]).astype(np.int32)
+        if source.random() < restricted
+        else None
+        for token in tokens[is_sampled]
+    ]
     return Segment(
-        tokens=source.integers(0, 2**31 - 1, num_tokens, dtype=np.int32),
-        is_sampled=source.random(num_tokens) < (0.5 if runs else 0.0),
+        tokens=tokens,
+        is_sampled=is_sampled,
         logprobs=-source.exponential(size=num_tokens).astype(np.float32),
         versions=tuple(runs),
+        allowed=AllowedSets.of(drawn_from),
     )
 
 
@@ -118,6 +129,41 @@ def example() -> TrialResult:
     return TrialResult(7, 1, Trial(Task("rps", "cycle-1", 5), 2, 2, (segment,), played))
 
 
+RESTRICTED = AllowedSets.of([np.array([1, 2, 9], np.int32), None, np.array([6, 7], np.int32), None])
+"""Sets of the example's four sampled tokens 2, 3, 6 and 7."""
+
+
+def with_allowed(**changes: object) -> TrialResult:
+    return with_segment(allowed=dataclasses.replace(RESTRICTED, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"tokens": np.array([1, 3, 9, 6, 7], np.int32)}, "lies in its allowed set, got one that"),
+        ({"tokens": np.array([2, 1, 9, 6, 7], np.int32)}, "are at least 0, and ascend"),
+        ({"tokens": np.array([-1, 2, 9, 6, 7], np.int32)}, "are at least 0, and ascend"),
+        ({"offsets": np.array([0, 4, 5], np.int32)}, "at least two tokens each"),
+        ({"offsets": np.array([0, 3, 4], np.int32)}, "at least two tokens each, and cover all"),
+        ({"index": np.array([0, -1, 2, -1], np.int32)}, "4 sampled tokens have sets -1 to 1"),
+        ({"index": np.array([0, -2, 1, -1], np.int32)}, "4 sampled tokens have sets -1 to 1"),
+        (
+            {"index": np.array([0, -1, 1], np.int32)},
+            "numbers of allowed sets have 48 bytes, got 44",
+        ),
+    ],
+)
+def test_allowed_sets_that_no_engine_used_are_refused(changes: dict, sentence: str) -> None:
+    encode(with_allowed())
+    with pytest.raises(WireError, match=sentence):
+        encode(with_allowed(**changes))
+
+
+def test_lists_of_actions_that_are_too_long_to_record_are_refused_with_the_cure() -> None:
+    with pytest.raises(WireError, match=r"take 12 numbers to record, at most 11 .*restricted = f"):
+        encode(with_allowed(), Limits(max_allowed=11))
+
+
 def with_trial(result: TrialResult, **changes: object) -> TrialResult:
     return dataclasses.replace(result, trial=dataclasses.replace(result.trial, **changes))
 
@@ -137,7 +183,10 @@ def plain(message: Message) -> object:
     assert isinstance(message, TrialResult)
     trial = message.trial
     arrays = [
-        (s.tokens.tobytes(), s.is_sampled.tobytes(), s.logprobs.tobytes(), s.versions)
+        (
+            *(s.tokens.tobytes(), s.is_sampled.tobytes(), s.logprobs.tobytes(), s.versions),
+            s.allowed and tuple(None if each is None else tuple(each) for each in s.allowed),
+        )
         for s in trial.segments
     ]
     shapes = [(s.tokens.dtype, s.is_sampled.dtype, s.logprobs.dtype) for s in trial.segments]

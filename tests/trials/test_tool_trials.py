@@ -54,6 +54,7 @@ def chat(tmp_path: Path) -> ChatFormat:
 def trial_of(kind: type, chat: ChatFormat, *said: str) -> Trial:
     """A trial of two episodes on the scripted engine, as an actor plays it."""
     given = ["policy.kind=pretrained", "policy.source=none", "transcript.max_action_tokens=400"]
+    given += ["engine.max_tokens=4096"]  # this tokenizer writes bytes
     config = config_file.load(config_file.find(None), given)
     environment = ResetStep(with_step(kind), {})
     rules = trial_config_of(config, environment, chat, 2)

@@ -31,7 +31,7 @@ def made(name: str) -> Environment:
 
 
 def rules(name: str, chat: ChatFormat, **changes: object) -> TrialConfig:
-    own = trial_config_of(load(find("kuhn"), []), made(name), chat, 3)
+    own = trial_config_of(load(find("kuhn"), ["engine.max_tokens=4096"]), made(name), chat, 3)
     return replace(own, rivals_remember=True, **changes)  # type: ignore[arg-type]
 
 

@@ -55,6 +55,7 @@ class SacGlam(Method):
             "learner.minibatches": 16,
             "transcript.forced_tags": "both",
             "transcript.max_action_tokens": 1,
+            "sampling.restricted": False,
             "methods.sac_glam.hindsight": 4,
         }
     }
@@ -108,6 +109,7 @@ def _needs(config: Config) -> list[tuple[str, object, tuple[object, ...]]]:
         ("trial.strategy", trial.strategy, ("none",)),
         ("sampling.top_p", config.sampling.top_p, (1.0,)),
         ("sampling.top_k", config.sampling.top_k, (0,)),
+        ("sampling.restricted", config.sampling.restricted, (False,)),
         ("population.rivals", config.population.rivals, (0.0,)),
     ]
 

@@ -25,8 +25,8 @@ MAGIC = b"mage-journal/1\n"
 _PREFIX = struct.Struct("<II")
 _KIND_BYTES = 1
 _TRIAL, _FIELDS = 1, 2
-_SIZES = struct.Struct("<6I")
-"""Bytes of each frame of a trial: tag, header, three arrays and checksum."""
+_SIZES = struct.Struct("<7I")
+"""Bytes of each frame of a trial: tag, header, four arrays and checksum."""
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[FieldsRecord] = msgspec.msgpack.Decoder(FieldsRecord)
 _TRIAL_HEADER: msgspec.msgpack.Decoder[TrialHeader] = msgspec.msgpack.Decoder(TrialHeader)

@@ -1,0 +1,146 @@
+"""Restricted sampling: a turn draws only from the token sequences of its legal actions.
+
+The legal actions of a turn, each as tokens, form a trie. At a node with more than one child the
+policy is the softmax over the children alone; a node with one child forces its token, which is not
+sampled: it has no log-prob and no gradient. With logits `z` and the children `C(v)` of node `v`,
+
+    pi(t | v) = exp z_t / sum over u in C(v) of exp z_u
+
+as in GLAM (arXiv 2302.02662). A trial records the set `C(v)` of every sampled token
+(`AllowedSets`), so the learner computes the same distribution without the environment.
+
+Shapes: `N` sampled tokens of a segment, `K` different sets, `M` tokens of all these sets.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+FREE = -1
+"""Number in place of a set's: the token was sampled from the whole vocabulary."""
+
+
+class TokenTrie:
+    """The token sequences that a completion may be, as a trie; nodes are numbers, the root is 0.
+
+    No sequence may be the beginning of another one: each ends with tokens that end an action.
+
+    Args:
+        sequences: at least one, each of at least one token id.
+    """
+
+    def __init__(self, sequences: Iterable[Sequence[int]]) -> None:
+        self._children: list[dict[int, int]] = [{}]
+        self._sets: dict[int, np.ndarray] = {}
+        self.max_length = 0
+        """Length of the longest sequence, in tokens."""
+        for sequence in sequences:
+            node = 0
+            self.max_length = max(self.max_length, len(sequence))
+            for token in sequence:
+                node = self._children[node].setdefault(token, len(self._children))
+                if node == len(self._children):
+                    self._children.append({})
+
+    def after(self, node: int, token: int) -> int:
+        """Return the node that a token leads to."""
+        return self._children[node][token]
+
+    def is_end(self, node: int) -> bool:
+        """Return whether a sequence ends at the node."""
+        return not self._children[node]
+
+    def allowed(self, node: int) -> np.ndarray:
+        """Return the tokens that may follow, ascending: int32 [at least 1]."""
+        if node not in self._sets:
+            self._sets[node] = np.array(sorted(self._children[node]), np.int32)
+        return self._sets[node]
+
+    def forced(self, node: int) -> tuple[list[int], int]:
+        """Return the tokens that follow without a choice, and the node after them.
+
+        That node has several children, or none: there the sequence ends.
+        """
+        tokens: list[int] = []
+        while len(children := self._children[node]) == 1:
+            ((token, node),) = children.items()
+            tokens.append(token)
+        return tokens, node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllowedSets:
+    """The sets of tokens from which the sampled tokens of a segment were drawn."""
+
+    index: np.ndarray
+    """int32 [N]: number of each sampled token's set, or `FREE`."""
+    offsets: np.ndarray
+    """int32 [K + 1]: set `k` is `tokens[offsets[k] : offsets[k + 1]]`."""
+    tokens: np.ndarray
+    """int32 [M]: token ids, ascending within each set of at least two."""
+
+    @classmethod
+    def of(cls, drawn_from: Sequence[np.ndarray | None]) -> "AllowedSets | None":
+        """Store each different set once.
+
+        Args:
+            drawn_from: the set of each sampled token, int32 [at least 2]; `None` for a token that
+                was sampled from the whole vocabulary.
+
+        Returns:
+            `None` if no token was restricted.
+        """
+        numbers: dict[bytes, int] = {}
+        sets: list[np.ndarray] = []
+        index = np.full(len(drawn_from), FREE, np.int32)
+        for place, allowed in enumerate(drawn_from):
+            if allowed is None:
+                continue
+            number = numbers.setdefault(allowed.tobytes(), len(sets))
+            if number == len(sets):
+                sets.append(allowed)
+            index[place] = number
+        if not sets:
+            return None
+        lengths = [0, *map(len, sets)]
+        return cls(index, np.cumsum(lengths, dtype=np.int32), np.concatenate(sets))
+
+    def __iter__(self) -> Iterator[np.ndarray | None]:
+        """Yield the set of each sampled token, or `None`."""
+        for number in self.index.tolist():
+            yield None if number == FREE else self.set(number)
+
+    def fault(self, sampled: np.ndarray) -> str | None:
+        """Return why these cannot be the sets of a segment's sampled tokens, int32 [N]; or `None`.
+
+        A set has at least two tokens in ascending order, and holds each token drawn from it.
+        """
+        lengths = np.diff(self.offsets)
+        is_covered = self.offsets[0] == 0 and self.offsets[-1] == len(self.tokens)
+        if not is_covered or (lengths < 2).any():
+            return "allowed sets have at least two tokens each, and cover all that are given"
+        rises = np.diff(self.tokens) > 0
+        rises[self.offsets[1:-1] - 1] = True
+        if self.tokens.min() < 0 or not rises.all():
+            return "the tokens of an allowed set are at least 0, and ascend"
+        if len(self.index) != len(sampled) or not (
+            self.index.min() >= FREE and self.index.max() < len(lengths)
+        ):
+            return f"{len(sampled)} sampled tokens have sets {FREE} to {len(lengths) - 1}"
+        restricted = self.index >= 0
+        numbers, drawn = self.index[restricted].astype(np.int64), sampled[restricted]
+        # Numbers in one ascending sequence over all sets, so that one search serves them all.
+        step = int(self.tokens.max()) + 1
+        if (drawn >= step).any():
+            return "a sampled token lies in its allowed set, got one that does not"
+        keys = self.tokens.astype(np.int64) + step * np.repeat(np.arange(len(lengths)), lengths)
+        wanted = drawn.astype(np.int64) + step * numbers
+        places = np.searchsorted(keys, wanted)
+        if (keys[np.minimum(places, len(keys) - 1)] != wanted).any():
+            return "a sampled token lies in its allowed set, got one that does not"
+        return None
+
+    def set(self, number: int) -> np.ndarray:
+        """Return a set by its number: int32 [at least 2]."""
+        return self.tokens[self.offsets[number] : self.offsets[number + 1]]
