@@ -18,7 +18,7 @@ from mage_async.config.defaults import completed, spelled_out, stated_absent, wi
 from mage_async.config.explain import explain, unwritable
 from mage_async.config.presets import keys_of_method
 from mage_async.config.schema import Config
-from mage_async.config.section import Section
+from mage_async.config.section import Section, Variant
 from mage_async.config.tables import (
     NONE,
     Table,
@@ -29,7 +29,6 @@ from mage_async.config.tables import (
     may_be_absent,
     names_in,
     over,
-    switched,
     table_class,
 )
 from mage_async.errors import ConfigError
@@ -199,9 +198,10 @@ class Assignments:
             # A warm start suits the file's own policy.
             if path == "policy" and is_other and not self._has_assigned("warm_start"):
                 self.tree.pop("warm_start", None)
-            kept = switched(table, value, hint)
+            # Also where the kind stays: a preset may have set keys of another kind before it.
+            known = hints_of(table_class(hint, {leaf: value}, imports=True) or Variant)
             for name in [*table]:
-                if name not in kept and not self._has_assigned(f"{path}.{name}"):
+                if name not in known and not self._has_assigned(f"{path}.{name}"):
                     del table[name]
             table[leaf] = value
         else:

@@ -149,6 +149,13 @@ def _sequence(
 ) -> TrainingSequence:
     """Make the sequence of one segment; `num_episodes` is None where the policy has one role."""
     places = np.flatnonzero(segment.is_sampled)
+    is_of_turn = np.zeros(len(segment.tokens), bool)
+    for turn in turns:
+        is_of_turn[turn.start : turn.stop] = True
+    own = is_of_turn[places]
+    places, allowed = places[own], segment.allowed
+    if allowed is not None:
+        allowed = replace(allowed, index=allowed.index[own])
     starts = np.searchsorted(places, [turn.start for turn in turns])
     counts = np.searchsorted(places, [turn.stop for turn in turns]) - starts
     policy, kv, provenance = _versions(segment.versions, places)
@@ -162,9 +169,7 @@ def _sequence(
     )
     border = None if num_episodes is None else second_role_from(turns, num_episodes)
     tokens = with_roles(segment.tokens[: int(places[-1]) + 1], border)
-    return TrainingSequence(
-        tokens, places, sampled, counts, advantages, alternatives, segment.allowed
-    )
+    return TrainingSequence(tokens, places, sampled, counts, advantages, alternatives, allowed)
 
 
 def _versions(runs: Sequence[VersionRun], places: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ computes memory more exactly, with torch.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -153,6 +153,7 @@ def _contexts(
     if isinstance(environment, ResetStep) or environment.script(random.Random(0)) is None:
         return Contexts(0, num_turns * config.transcript.max_action_tokens, num_turns)
     rules = trial_config_of(config, environment, chat, config.trial.episodes)
+    rules = replace(rules, max_tokens=0)  # the length of trials that nothing cuts
     source = random.Random(0)
     tasks = [random_task(environment, "train", source) for _ in range(NUM_SCRIPTED_TRIALS)]
     trials = [scripted_trial(environment, task, 0, rules, chat) for task in tasks]

@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2s
 from pathlib import Path
 
@@ -90,6 +91,7 @@ def _demonstrations(
     environment = environment_of(config)
     chat = load_chat(directory, thinking=config.transcript.thinking)
     rules = trial_config_of(config, environment, chat, warm.episodes)
+    rules = replace(rules, max_tokens=0)  # no engine plays these trials
     source = random.Random(f"{config.seed}/demonstrations")
     trials, methods = list[Trial](), Methods(config, environment)
     for index in range(warm.trials):

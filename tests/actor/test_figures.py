@@ -29,8 +29,12 @@ from tests.helpers.scripted_engine import (
     at_once,
 )
 
-BOXES = config_file.load(config_file.find(None), ["environment.name=boxes"])
-CONFIG = config_file.load(config_file.find(None), ["environment.name=sokoban"])
+BOXES = config_file.load(
+    config_file.find(None), ["environment.name=boxes", "engine.max_tokens=4096"]
+)
+CONFIG = config_file.load(
+    config_file.find(None), ["environment.name=sokoban", "engine.max_tokens=4096"]
+)
 Measured = tuple[dict[str, Score], Diversity, Harder]
 
 

@@ -43,7 +43,7 @@ def test_a_random_policy_acts_validly_and_is_trained_on_what_it_drew_from(tmp_pa
     assert found["equal_version_tokens"] == sum(len(each.places) for each in sequences)
     assert found["logprob_mismatch_max"] < 1e-4
     before = {name: weight.clone() for name, weight in run.model.named_parameters()}
-    metrics = run._trainer.train(groups, config)
+    metrics = run._trainer.train(groups)
     assert np.isfinite(list(metrics.values())).all()
     changed = [not torch.equal(before[name], each) for name, each in run.model.named_parameters()]
     assert all(changed)

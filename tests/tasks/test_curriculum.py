@@ -17,7 +17,9 @@ from mage_async.tasks.league import League
 from mage_async.trajectory import Kind, Task
 from mage_async.trials.scripted import scripted_trial
 
-CONFIG = config_file.load(config_file.find(None), ["transcript.rules=true"])
+CONFIG = config_file.load(
+    config_file.find(None), ["transcript.rules=true", "engine.max_tokens=4096"]
+)
 RPS = environment_of(CONFIG)
 TASK = Task("rps", "fixed-rock", 3)
 

@@ -41,6 +41,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
 def trial_of(chat: ChatFormat, name: str, member: str, actions: Sequence[str]) -> Trial:
     """Two episodes of one task by the same actions, as an actor plays them."""
     given = ["policy.kind=pretrained", "policy.source=none", f"environment.name={name}"]
+    given += ["engine.max_tokens=8192"]  # this tokenizer writes bytes
     config = config_file.load(config_file.find(None), given)
     environment = environment_of(config)
     rules = trial_config_of(config, environment, chat, 2)
