@@ -20,6 +20,7 @@ from mage_async.results.run_directory import RunDirectory
 
 OWN = '''
 import json
+from contextlib import contextmanager
 
 from mage_async.config.section import Positive
 from mage_async.credit.returns import Credit, Returns
@@ -72,20 +73,15 @@ class Lines(Tracker):
     file: str = "lines.jsonl"
     """Name of the file."""
 
+    @contextmanager
     def open(self, run):
-        return Open(run.folder / self.file)
+        with (run.folder / self.file).open("a") as out:
 
+            def send(points):
+                for point in points:
+                    out.write(json.dumps([point.step, point.values]) + "\\n")
 
-class Open:
-    def __init__(self, path):
-        self.out = path.open("a")
-
-    def send(self, points):
-        for point in points:
-            self.out.write(json.dumps([point.step, point.values]) + "\\n")
-
-    def close(self):
-        self.out.close()
+            yield send
 
 
 class Elsewhere(Disk):
