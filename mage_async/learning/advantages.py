@@ -1,7 +1,7 @@
 """Advantage estimators: returns to advantages, one class each.
 
 An estimator is its configuration: the fields are the keys of `[advantage]`. To add one, copy a
-class and name it in `mage_async/config/components.py`.
+class and give it a `tag`, which is its name.
 
 A *key* says which turns are compared. It is a list of columns of the `TurnTable`: rows that agree
 in all of them form a cell and share a baseline. ("group",) is GRPO's; ("group", "kind", "episode",

@@ -1,9 +1,8 @@
 """Corrections: the losses of tokens that an older policy sampled, one class each.
 
 A correction is its configuration: the fields are the keys of `[learner.correction]`, and
-`surrogate` turns tokens into losses. To add one, copy a class and name it in
-`mage_async/config/components.py`; one of your own, outside the package, is `learner.correction.kind
-= "my_losses:Squared"`.
+`surrogate` turns tokens into losses. To add one, copy a class and give it a `tag`, which is its
+name; one of your own, outside the package, is `learner.correction.kind = "my_losses:Squared"`.
 
 A masked token has loss zero and still counts in the number of tokens that the sum is divided by, so
 masking never makes the gradient of the other tokens larger.

@@ -1,7 +1,7 @@
 """How published weights reach the engines: a file per version, shared memory, or sent by NCCL.
 
-A transport is its configuration, `transport.weights`. To add one, copy a class and name it in
-`mage_async/config/components.py`. The configuration imports this module in processes without torch,
+A transport is its configuration, `transport.weights`. To add one, copy a class and give it a `tag`,
+which is its name. The configuration imports this module in processes without torch,
 so the code that moves weights is imported when a transport is opened.
 """
 
