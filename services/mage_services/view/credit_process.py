@@ -14,13 +14,9 @@ import msgspec
 
 from mage_async.errors import MageError, RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.processes.child_process import (
-    BlockingChannel,
-    ChildProcess,
-    die_with_parent,
-    inherited_socket,
-)
+from mage_services.processes.child_process import ChildProcess
 from mage_services.processes.process import ACTOR
+from mage_services.view.child import channel_to_server
 from mage_services.view.index import RunReader
 
 if TYPE_CHECKING:
@@ -98,10 +94,7 @@ def main() -> None:
     """Answer until the server ends."""
     # Lower its priority, but no further: somebody waits for the answer.
     os.nice(ACTOR)
-    die_with_parent()
-    end = inherited_socket()
-    assert end is not None, "`mage view` starts this process"
-    server = BlockingChannel[CreditRequest](end, CreditRequest)
+    server = channel_to_server(CreditRequest)
     for request in server.messages():
         server.send(_answer(request))
 

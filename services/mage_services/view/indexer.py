@@ -29,12 +29,8 @@ from mage_services.journal.record_bytes import (
     read_trial_header,
     whole_records,
 )
-from mage_services.processes.child_process import (
-    BlockingChannel,
-    die_with_parent,
-    inherited_socket,
-)
 from mage_services.processes.process import WATCHER, lower_priority
+from mage_services.view.child import channel_to_server
 from mage_services.view.index import connect
 
 MODULE = "mage_services.view.indexer"
@@ -278,11 +274,8 @@ class Indexed(msgspec.Struct, frozen=True):
 
 def main() -> None:
     """Build until the server ends."""
-    die_with_parent()
+    server = channel_to_server(ReadRun)
     lower_priority(WATCHER)
-    end = inherited_socket()
-    assert end is not None, "`mage view` starts this process"
-    server = BlockingChannel[ReadRun](end, ReadRun)
     builders: dict[str, IndexBuilder] = {}
     waiting: deque[str] = deque()
     while not server.has_ended:
