@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 
-def add_config(parser: argparse.ArgumentParser, *names: str, **more: str) -> None:
+def add_config(parser: argparse.ArgumentParser, *names: str, **more: Any) -> None:
     """Declare the configuration file: an option, or an argument of a command with `nargs`."""
     text = "a TOML file, or the name of a shipped one (quickstart)"
     parser.add_argument(*(names or ("--config",)), help=text, **more)

@@ -96,15 +96,12 @@ def main() -> None:
     os.nice(ACTOR)
     server = channel_to_server(CreditRequest)
     for request in server.messages():
-        server.send(_answer(request))
-
-
-def _answer(request: CreditRequest) -> StepCredit:
-    key = (request.run, request.step)
-    try:
-        return StepCredit(*key, credit_of(RunDirectory(Path(request.run)), request.step), "")
-    except MageError as error:
-        return StepCredit(*key, {}, f"Without returns and advantages: {error}")
+        credit, fault = {}, ""
+        try:
+            credit = credit_of(RunDirectory(Path(request.run)), request.step)
+        except MageError as error:
+            fault = f"Without returns and advantages: {error}"
+        server.send(StepCredit(request.run, request.step, credit, fault))
 
 
 def credit_of(run: RunDirectory, step: int) -> Credit:

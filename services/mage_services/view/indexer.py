@@ -283,23 +283,17 @@ def main() -> None:
             if message.run not in waiting:
                 waiting.append(message.run)
         if waiting:
-            root = waiting.popleft()
-            has_more, fault = _slice(root, builders)
+            root, fault = waiting.popleft(), ""
+            try:
+                if root not in builders:
+                    builders[root] = IndexBuilder(RunDirectory(Path(root)))
+                if builders[root].work():
+                    waiting.append(root)  # there is more to read
+            except MageError as error:
+                fault = str(error)
+                if root in builders:
+                    builders.pop(root).close()
             server.send(Indexed(root, fault))
-            if has_more:
-                waiting.append(root)
-
-
-def _slice(root: str, builders: dict[str, IndexBuilder]) -> tuple[bool, str]:
-    """Do a slice for a run; return whether there is more to read, and why it cannot be read."""
-    try:
-        if root not in builders:
-            builders[root] = IndexBuilder(RunDirectory(Path(root)))
-        return builders[root].work(), ""
-    except MageError as error:
-        if root in builders:
-            builders.pop(root).close()
-        return False, str(error)
 
 
 if __name__ == "__main__":

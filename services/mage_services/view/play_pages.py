@@ -15,18 +15,9 @@ from markupsafe import Markup
 from mage_async.errors import RunError
 from mage_async.pages.templating import Frame, fill, run_address
 from mage_services.processes.child_process import ChildProcess
+from mage_services.view import player
 from mage_services.view.child import start_child
 from mage_services.view.page_request import whole_number
-from mage_services.view.player import (
-    MODULE,
-    Answer,
-    Choices,
-    Fault,
-    FromPlayer,
-    PlayRequest,
-    Text,
-    TrialEnd,
-)
 from mage_services.view.run_watcher import RunWatcher
 
 MAX_BUTTONS = 24
@@ -52,7 +43,7 @@ class Game:
 
     run: str
     """Name of the run."""
-    process: ChildProcess[FromPlayer]
+    process: ChildProcess[player.FromPlayer]
     sits: bool
     """Whether the person plays first; otherwise only the agent plays."""
     lines: list[Line] = field(default_factory=list)
@@ -78,17 +69,17 @@ class Game:
         choices = self.choices or ()
         return choices if len(choices) <= MAX_BUTTONS else ()
 
-    def add(self, message: FromPlayer) -> None:
+    def add(self, message: player.FromPlayer) -> None:
         """Add a message of the process."""
         match message:
-            case Text(text):
+            case player.Text(text):
                 self.lines.append(Line(text))
-            case Choices(choices, in_words):
+            case player.Choices(choices, in_words):
                 self.choices, self.may = choices, in_words
-            case TrialEnd(trial, member, version, rewards):
+            case player.TrialEnd(trial, member, version, rewards):
                 self.trial, self.member = trial, member
                 self.version, self.rewards = version, rewards
-            case Fault(reason):
+            case player.Fault(reason):
                 self.fault = reason
 
 
@@ -128,8 +119,8 @@ class PlayPages:
         seed = whole_number(text, "a seed") if text else None
         while len(self._games) >= MAX_GAMES:
             self._games.pop(next(iter(self._games))).process.kill()
-        process = await start_child(MODULE, FromPlayer)
-        process.send(PlayRequest(run, _text(given, "member"), seed, sits))
+        process = await start_child(player.MODULE, player.FromPlayer)
+        process.send(player.PlayRequest(run, _text(given, "member"), seed, sits))
         number = next(self._numbers)
         game = self._games[number] = Game(name, process, sits)
         game.listening = asyncio.create_task(self._listen(game), name=f"play {number}")
@@ -138,7 +129,7 @@ class PlayPages:
     async def _listen(self, game: Game) -> None:
         """Handle the process's messages until it ends. Cancellation leaves the process as it is."""
         try:
-            async for message in game.process.messages(MODULE):
+            async for message in game.process.messages(player.MODULE):
                 game.add(message)
                 self.watcher.notify(game.run)
         except RunError as error:
@@ -160,7 +151,7 @@ class PlayPages:
         if game.choices is not None and answer:
             game.lines.append(Line(answer, is_answer=True))
             game.choices = None
-            game.process.send(Answer(answer))
+            game.process.send(player.Answer(answer))
         raise web.HTTPSeeOther(f"{self.base}{run_address(name)}play/{number}")
 
     def _run(self, request: web.Request) -> str:

@@ -23,12 +23,9 @@ from markupsafe import Markup
 from mage_async.errors import ConfigError, RunError
 from mage_async.pages.charts import Series, line_chart, signed
 from mage_async.pages.templating import STYLE, Frame, fill, run_address
-from mage_services.processes.child_process import ChildProcess
+from mage_services.view import credit_process, indexer
 from mage_services.view.child import start_child
-from mage_services.view.credit_process import MODULE as CREDIT
-from mage_services.view.credit_process import CreditCache, StepCredit
-from mage_services.view.indexer import MODULE as INDEXER
-from mage_services.view.indexer import Indexed
+from mage_services.view.credit_process import CreditCache
 from mage_services.view.page_request import PageRequest
 from mage_services.view.play_pages import PlayPages, html_response
 from mage_services.view.run_pages import PAGES
@@ -250,10 +247,10 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, done.set)
-    indexer = await start_child(INDEXER, Indexed)
-    crediting = await start_child(CREDIT, StepCredit)
+    indexing = await start_child(indexer.MODULE, indexer.Indexed)
+    crediting = await start_child(credit_process.MODULE, credit_process.StepCredit)
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="page") as threads:
-        watcher = RunWatcher(root, threads, indexer, runs)
+        watcher = RunWatcher(root, threads, indexing, runs)
         credits = CreditCache(crediting, lambda run: watcher.notify(watcher.name_of(run)))
         runner = web.AppRunner(
             Server(watcher, credits, token).application(), access_log=None, shutdown_timeout=0.5
@@ -265,7 +262,7 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
             announce(f"http://{HOST}:{made.getsockname()[1]}/{token}/")
             async with asyncio.TaskGroup() as tasks:
                 listening = [
-                    tasks.create_task(_indexed(watcher, indexer, credits)),
+                    tasks.create_task(_indexed(watcher, credits)),
                     tasks.create_task(credits.listen()),
                 ]
                 await done.wait()
@@ -273,16 +270,14 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
                     task.cancel()
         finally:
             await runner.cleanup()
-            for process in (indexer, crediting):
+            for process in (indexing, crediting):
                 process.kill()
                 await process.wait()
 
 
-async def _indexed(
-    watcher: RunWatcher, indexer: ChildProcess[Indexed], credits: CreditCache
-) -> None:
+async def _indexed(watcher: RunWatcher, credits: CreditCache) -> None:
     """Notify the pages of each run whose index has grown."""
-    async for message in indexer.messages(INDEXER):
+    async for message in watcher.indexer.messages(indexer.MODULE):
         if name := watcher.name_of(Path(message.run)):
             if message.fault:
                 watcher.faults[name] = message.fault
