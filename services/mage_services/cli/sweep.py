@@ -8,6 +8,7 @@ import argparse
 import math
 import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,12 +54,9 @@ def run(given: argparse.Namespace) -> int:
 
     if given.search is None:
         return run_matrix(sweep_of(given))
-    axes, seeds = _axes(given), _seeds(given)
-
-    def matrix(found: Sequence["Setting"]) -> "Matrix":
-        return _matrix(given, axes, found, seeds)
-
-    return search(axes, given.search, given.draw_seed, matrix)
+    axes = _axes(given)
+    matrix_of_settings = partial(_matrix, given, axes, seeds=_seeds(given))
+    return search(axes, given.search, given.draw_seed, matrix_of_settings)
 
 
 def sweep_of(given: argparse.Namespace) -> "Matrix":

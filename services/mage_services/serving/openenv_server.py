@@ -10,7 +10,6 @@ no room                   the client receives `CAPACITY_REACHED`, and there is n
 import asyncio
 import json
 from contextlib import suppress
-from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
@@ -114,25 +113,21 @@ async def answer(session: Session, text: str) -> Json | None:
         return error_answer("INVALID_JSON", f"Invalid JSON: {error}")
     if not isinstance(request, dict):
         return error_answer("VALIDATION_ERROR", "a request must be an object")
-    if (kind := request.get("type")) == "close":
+    kind, data = request.get("type"), request.get("data", {})
+    if kind == "close":
         return None
+    if kind == "state":
+        state = {"episode_id": session.episode_id, "step_count": session.num_steps}
+        return {"type": "state", "data": state}
+    if not isinstance(data, dict):
+        return error_answer("VALIDATION_ERROR", f"`data` must be an object, got {data!r:.60}")
     try:
-        return await _answered(session, kind, request)
+        if kind == "reset":
+            return observation_answer(await session.reset(data))
+        if kind == "step":
+            return observation_answer(await session.step(data))
     except BadRequest as error:
         return error_answer("VALIDATION_ERROR", str(error))
     except EnvironmentFault as fault:
         return error_answer("EXECUTION_ERROR", str(fault))
-
-
-async def _answered(session: Session, kind: Any, request: Json) -> Json:
-    if kind == "state":
-        state = {"episode_id": session.episode_id, "step_count": session.num_steps}
-        return {"type": "state", "data": state}
-    data = request.get("data", {})
-    if not isinstance(data, dict):
-        raise BadRequest(f"`data` must be an object, got {data!r:.60}")
-    if kind == "reset":
-        return observation_answer(await session.reset(data))
-    if kind == "step":
-        return observation_answer(await session.step(data))
     return error_answer("UNKNOWN_TYPE", f"Unknown message type: {kind!r:.60}")
