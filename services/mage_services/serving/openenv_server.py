@@ -39,13 +39,14 @@ class OpenEnvServer:
     def __init__(self, environment: Environment, limits: Limits, calls: CallRunner) -> None:
         self._environment, self._limits, self._calls = environment, limits, calls
         self._open: set[web.WebSocketResponse] = set()
+        metadata = {"name": environment.facts.name, "description": environment.rules()}
         self.application = web.Application()
         self.application.add_routes(
             [
                 web.get("/ws", self._connected),
                 web.get("/health", lambda _: _json({"status": "healthy"})),
                 web.get("/schema", lambda _: _json(_SCHEMA)),
-                web.get("/metadata", lambda _: _json(self._metadata())),
+                web.get("/metadata", lambda _: _json(metadata)),
             ]
         )
         self.application.on_shutdown.append(self._close_all)
@@ -55,7 +56,10 @@ class OpenEnvServer:
         socket = web.WebSocketResponse(heartbeat=PING_S, max_msg_size=MAX_REQUEST_BYTES)
         await socket.prepare(request)
         if len(self._open) >= self._limits.sessions:
-            await socket.send_json(self._full())
+            room, active = self._limits.sessions, len(self._open)
+            message = f"Server at capacity: {active}/{room} sessions active"
+            counts = {"active_sessions": active, "max_sessions": room}
+            await socket.send_json(error_answer("CAPACITY_REACHED", message, **counts))
             await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
             return socket
         self._open.add(socket)
@@ -91,14 +95,6 @@ class OpenEnvServer:
         """Close all sessions concurrently; each waits a while for its client."""
         closing = (socket.close(code=WSCloseCode.GOING_AWAY) for socket in self._open)
         await asyncio.gather(*closing)
-
-    def _full(self) -> Json:
-        room, active = self._limits.sessions, len(self._open)
-        message = f"Server at capacity: {active}/{room} sessions active"
-        return error_answer("CAPACITY_REACHED", message, active_sessions=active, max_sessions=room)
-
-    def _metadata(self) -> Json:
-        return {"name": self._environment.facts.name, "description": self._environment.rules()}
 
 
 async def _json(document: Json) -> web.Response:

@@ -5,7 +5,6 @@ The server, which does not import torch, requests a step of a run; `CreditCache`
 
 import asyncio
 import os
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +52,7 @@ class CreditCache:
     def __init__(self, process: ChildProcess[StepCredit], notify: Callable[[Path], None]) -> None:
         self._process, self._notify = process, notify
         self._loop = asyncio.get_running_loop()
-        self._known: OrderedDict[tuple[str, int], tuple[Credit, str]] = OrderedDict()
+        self._known: dict[tuple[str, int], tuple[Credit, str]] = {}
         self._requested: set[tuple[str, int]] = set()
 
     def get(self, run: RunDirectory, step: int) -> tuple[Credit, str]:
@@ -86,7 +85,7 @@ class CreditCache:
             self._requested.discard(key)
             self._known[key] = (answer.credit, answer.fault)
             while len(self._known) > MAX_KEPT:
-                self._known.popitem(last=False)
+                del self._known[next(iter(self._known))]  # the oldest one
             self._notify(Path(answer.run))
 
 
