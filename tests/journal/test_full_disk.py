@@ -25,6 +25,7 @@ from mage_services.cli.supervised_run import site_of
 from mage_services.learner.resume import _remove_lines_after
 from mage_services.processes.process import Status, append_lines
 from mage_services.processes.startup import Startup
+from mage_services.processes.supervisor import Supervisor
 
 WHOLE = '{"version": 10, "sets": {}}\n'
 HALF = '{"version": 20, "se'
@@ -91,10 +92,10 @@ def test_a_run_that_ends_on_a_full_disk_says_why_and_leaves_nothing_in_shared_me
     with (
         full_disk(),
         pytest.raises(RunError, match="learner ended with exit code 2"),
-        site_of(run, config, 1, "", view.line) as site,
+        site_of(run, config, 1, "", view.line) as (address, start),
     ):
         supervised_run._supervise(
-            run, config, site, Doctor.of(config), view, num_actors=1, is_resumed=False
+            Supervisor(run, config, 1, address, view, False, Doctor.of(config), start)
         )
     assert view.said == [f"{run.supervisor} cannot be written: File too large"]
     assert not run.shared_weights.exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.options import add_set
+from mage_services.cli.options import add_number, add_set
 from mage_services.terminal import printing
 
 HELP = "Say what is wrong with a run, or with a cluster, and what to do about it."
@@ -22,18 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Finished, living and interrupted runs are read alike. The exit status is 1 where anything "
         "is found. The signatures are explained in docs/doctor.md, the nodes in docs/cluster.md."
     )
-    parser.add_argument(
-        "run_dir", type=Path, nargs="*", help="a run, or a folder that holds runs, at any depth"
-    )
-    parser.add_argument(
-        "--cluster",
-        metavar="ADDRESS",
-        help="look at the nodes of a Ray cluster instead: `auto`, or HOST:PORT of its head",
-    )
+    runs = "a run, or a folder that holds runs, at any depth"
+    parser.add_argument("run_dir", type=Path, nargs="*", help=runs)
+    cluster = "look at the nodes of a Ray cluster instead: `auto`, or HOST:PORT of its head"
+    parser.add_argument("--cluster", metavar="ADDRESS", help=cluster)
     parser.add_argument("--config", help="with --cluster: what is to be trained (quickstart)")
-    parser.add_argument(
-        "--actors", type=int, default=1, metavar="N", help="with --cluster: actor processes (1)"
-    )
+    add_number(parser, "--actors", "with --cluster: actor processes (1)", 1)
     add_set(parser, "with --cluster: change a key")
 
 

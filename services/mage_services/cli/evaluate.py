@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mage_async.errors import ConfigError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.options import add_set, positive
+from mage_services.cli.options import add_number, add_set, positive
 
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
@@ -37,43 +37,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "else is hidden from the last episode on). Adaptation is what the controls take away."
     )
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument(
-        "--trials", type=positive, default=1024, metavar="N", help="trials per set (1024)"
+    add_number(parser, "--trials", "trials per set (1024)", 1024, type=positive)
+    episodes = "episodes of a trial, which may be others than in training"
+    add_number(parser, "--episodes", episodes, type=positive, metavar="K")
+    diversity = (
+        "also measure the entropy of distinct trajectories by episode, over R plays of each "
+        f"held-out task ({REPEATS})"
     )
-    parser.add_argument(
-        "--episodes",
-        type=positive,
-        metavar="K",
-        help="episodes of a trial, which may be others than in training",
-    )
-    parser.add_argument(
-        "--diversity",
-        type=positive,
-        nargs="?",
-        const=REPEATS,
-        metavar="R",
-        help="also measure the entropy of distinct trajectories by episode, over R plays of each "
-        f"held-out task ({REPEATS})",
-    )
-    parser.add_argument(
-        "--harder",
-        nargs="?",
-        const="",
-        metavar="LADDER",
-        help="also play held-out tasks that are harder than those trained on, such as more boxes; "
+    one = {"nargs": "?", "const": REPEATS}
+    add_number(parser, "--diversity", diversity, type=positive, metavar="R", **one)
+    harder = (
+        "also play held-out tasks that are harder than those trained on, such as more boxes; "
         "LADDER names one of those that the environment declares (its first); of a mix, PART or "
-        "PART/LADDER",
+        "PART/LADDER"
     )
-    parser.add_argument(
-        "--environment",
-        metavar="NAME",
-        help="play another environment than in training; what is measured stands in a folder of "
-        "its own, in the run's",
+    parser.add_argument("--harder", nargs="?", const="", metavar="LADDER", help=harder)
+    environment = (
+        "play another environment than in training; what is measured stands in a folder of its "
+        "own, in the run's"
     )
-    add_set(
-        parser,
-        "with --environment: a key of the configuration, such as environment.options.size=5",
-    )
+    parser.add_argument("--environment", metavar="NAME", help=environment)
+    key = "with --environment: a key of the configuration, such as environment.options.size=5"
+    add_set(parser, key)
 
 
 def run(given: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
+from mage_services.cli.options import add_number
 from mage_services.terminal import printing
 
 HELP = "List what a run's journal holds, a line a record, or export its trials."
@@ -19,21 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and hold for an export too. The run may still be going on."
     )
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument(
-        "--kind", action="append", default=[], choices=KINDS, help="only these; may be given again"
+    kinds = "only these; may be given again"
+    parser.add_argument("--kind", action="append", default=[], choices=KINDS, help=kinds)
+    add_number(parser, "--grant", "only what names group N")
+    add_number(parser, "--step", "only step N, and the groups it was computed from")
+    export = (
+        "write the trials asked for, with text, returns, advantages and the environment's info, to "
+        "FILE.jsonl; with their tokens too to FILE.parquet or FILE.dataset (extra `export`: "
+        "pyarrow), or to FILE.atif, a folder of trajectories that Harbor reads"
     )
-    parser.add_argument("--grant", type=int, metavar="N", help="only what names group N")
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="only step N, and the groups it was computed from"
-    )
-    parser.add_argument(
-        "--export",
-        type=Path,
-        metavar="FILE",
-        help="write the trials asked for, with text, returns, advantages and the environment's "
-        "info, to FILE.jsonl; with their tokens too to FILE.parquet or FILE.dataset (extra "
-        "`export`: pyarrow), or to FILE.atif, a folder of trajectories that Harbor reads",
-    )
+    parser.add_argument("--export", type=Path, metavar="FILE", help=export)
 
 
 def run(given: argparse.Namespace) -> int:

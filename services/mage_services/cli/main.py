@@ -57,9 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         status = given.run(given)
     except* MageError as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
+        from mage_services.processes.process import first_failure
+
+        error = first_failure(group)
         status = EXIT_FAILED if isinstance(error, RunFailed) else EXIT_USAGE
         prefix = "mage" if given.command == "train" else f"mage {given.command}"
         print(f"{prefix}: {error}", file=sys.stderr)

@@ -1,9 +1,10 @@
 """Options that several commands have."""
 
 import argparse
+from typing import Any
 
 
-def add_config(parser: argparse.ArgumentParser, *names: str, **more: str) -> None:
+def add_config(parser: argparse.ArgumentParser, *names: str, **more: Any) -> None:
     """Declare the configuration file: an option, or an argument of a command with `nargs`."""
     text = "a TOML file, or the name of a shipped one (quickstart)"
     parser.add_argument(*(names or ("--config",)), help=text, **more)
@@ -12,6 +13,13 @@ def add_config(parser: argparse.ArgumentParser, *names: str, **more: str) -> Non
 def add_set(parser: argparse.ArgumentParser, text: str) -> None:
     """Declare `--set`, whose assignments are collected in a list."""
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help=text)
+
+
+def add_number(
+    parser: argparse.ArgumentParser, name: str, text: str, default: Any = None, **more: Any
+) -> None:
+    """Declare an option whose value is a whole number, or a number of the `type` in `more`."""
+    parser.add_argument(name, default=default, help=text, **{"type": int, "metavar": "N", **more})
 
 
 def positive(text: str) -> int:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from mage_services.cli.options import add_config, add_set
+from mage_services.cli.options import add_config, add_number, add_set
 
 HELP = "Say what a configuration needs of memory and time, and whether that fits."
 
@@ -16,28 +16,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser, "config", nargs="?")
     add_set(parser, "change a key")
     parser.add_argument("--method", metavar="NAME", help="write a published method over it")
-    parser.add_argument("--actors", type=int, default=1, metavar="N", help="actor processes (1)")
-    parser.add_argument(
-        "--memory-gb",
-        type=float,
-        default=0.0,
-        metavar="GB",
-        help="memory of each GPU, or of this machine (that of hardware.gpu, or this machine's)",
-    )
-    parser.add_argument(
-        "--context-tokens",
-        type=int,
-        default=0,
-        metavar="N",
-        help="tokens of a context on average (engine.max_tokens, the most there can be)",
-    )
-    parser.add_argument(
-        "--tflops",
-        type=float,
-        default=0.0,
-        metavar="RATE",
-        help="10^12 operations a second that were measured (what the GPU's data sheet says)",
-    )
+    add_number(parser, "--actors", "actor processes (1)", 1)
+    memory = "memory of each GPU, or of this machine (that of hardware.gpu, or this machine's)"
+    add_number(parser, "--memory-gb", memory, 0.0, type=float, metavar="GB")
+    tokens = "tokens of a context on average (engine.max_tokens, the most there can be)"
+    add_number(parser, "--context-tokens", tokens, 0)
+    rate = "10^12 operations a second that were measured (what the GPU's data sheet says)"
+    add_number(parser, "--tflops", rate, 0.0, type=float, metavar="RATE")
 
 
 def run(given: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mage_async.errors import RunFailed
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.options import positive
+from mage_services.cli.options import add_number, positive
 
 if TYPE_CHECKING:
     from mage_async.trials.human_play import HumanPrompt
@@ -20,14 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "The opponent is hidden. With --watch only the agent plays."
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--watch", action="store_true", help="let the agent play")
-    parser.add_argument(
-        "--member",
-        metavar="NAME",
-        help="whom you play against (any held-out one, hidden); or a "
-        "version that the run has kept, such as policy-20",
+    member = (
+        "whom you play against (any held-out one, hidden); or a version that the run has kept, "
+        "such as policy-20"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="the task's luck (a new one)")
-    parser.add_argument("--episodes", type=positive, metavar="K", help="(as in training)")
+    parser.add_argument("--member", metavar="NAME", help=member)
+    add_number(parser, "--seed", "the task's luck (a new one)")
+    add_number(parser, "--episodes", "(as in training)", type=positive, metavar="K")
 
 
 def run(given: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from mage_async.errors import RunError, RunFailed
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli.journal import check_journal
+from mage_services.cli.options import add_number
 
 HELP = "Train every committed batch of a run again, and compare the weights."
 
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of methods, and the guidance that they gave each group."
     )
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--to-step", type=int, metavar="N", help="stop after step N")
+    add_number(parser, "--to-step", "stop after step N")
 
 
 def run(given: argparse.Namespace) -> int:

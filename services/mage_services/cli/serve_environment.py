@@ -2,7 +2,7 @@
 
 import argparse
 
-from mage_services.cli.options import add_set, positive
+from mage_services.cli.options import add_number, add_set, positive
 
 HELP = "Offer an environment to other programs, over OpenEnv's or AgentGym's protocol."
 
@@ -14,21 +14,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Anybody who reaches the port may play; there is no authentication. Ctrl-C ends it."
     )
     parser.add_argument("name", help="as environment.name: rps, module:Class, gymnasium:Taxi-v4, …")
-    parser.add_argument(
-        "--protocol", choices=("openenv", "agentgym"), default="openenv", help="(openenv)"
-    )
+    protocols = ("openenv", "agentgym")
+    parser.add_argument("--protocol", choices=protocols, default=protocols[0], help="(openenv)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="0 takes one that is free (8000)")
-    parser.add_argument(
-        "--sessions", type=positive, default=64, metavar="N", help="most at once (64)"
-    )
-    parser.add_argument(
-        "--idle",
-        type=positive,
-        default=300,
-        metavar="S",
-        help="seconds without a request after which a session is closed (300)",
-    )
+    add_number(parser, "--sessions", "most at once (64)", 64, type=positive)
+    idle = "seconds without a request after which a session is closed (300)"
+    add_number(parser, "--idle", idle, 300, type=positive, metavar="S")
     text = "change one key of the configuration, such as environment.options.turns=50"
     add_set(parser, text)
 

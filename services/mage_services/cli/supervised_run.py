@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
@@ -38,14 +37,10 @@ EXIT_HALTED = 3
 """Exit status of a run that the doctor ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where the processes of a run live: on this machine, or on the nodes of a Ray cluster."""
-
-    address: str
-    """Address of the learner."""
-    start: Callable[[ProcessSpec], Awaitable[RunningProcess]]
-    """Starts a process there."""
+Site = tuple[str, Callable[[ProcessSpec], Awaitable[RunningProcess]]]
+"""Where the processes of a run live, on this machine or on the nodes of a Ray cluster: the address
+of the learner, and the function that starts a process there.
+"""
 
 
 @contextmanager
@@ -74,14 +69,14 @@ def site_of(
         with joined(cluster):
             placement = Placement(run, config, num_actors, keys.resolve(), say)
             placement.reserve()
-            yield Site(placement.address, placement.start)
+            yield placement.address, placement.start
         return
     _check_keys(config.transport.keys)
     is_ours = config.transport.address == "ipc"
     address = ipc_address(run.root) if is_ours else config.transport.address
     check_address(address, has_keys=bool(config.transport.keys))
     try:
-        yield Site(address, SupervisedProcess.start)
+        yield address, SupervisedProcess.start
     finally:
         if is_ours:
             shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
@@ -119,9 +114,9 @@ def run_to_end(
         doctor.step(record)
     with tracked(run, trackers_of(config.tracking), config.tracking.wait_s, view.line):
         try:
-            with site_of(run, config, num_actors, cluster, view.line) as site:
+            with site_of(run, config, num_actors, cluster, view.line) as (address, start):
                 code = _supervise(
-                    run, config, site, doctor, view, num_actors=num_actors, is_resumed=is_resumed
+                    Supervisor(run, config, num_actors, address, view, is_resumed, doctor, start)
                 )
             _finish(run, doctor, view, time.monotonic() - began)
         except MageError as error:
@@ -130,26 +125,15 @@ def run_to_end(
     return code
 
 
-def _supervise(
-    run: RunDirectory,
-    config: Config,
-    site: Site,
-    doctor: Doctor,
-    view: View,
-    *,
-    num_actors: int,
-    is_resumed: bool,
-) -> int:
+def _supervise(supervisor: Supervisor) -> int:
     """Run the processes to their end.
 
     Returns:
         0, `EXIT_HALTED` where the doctor ended the run, or 128 + N where signal N did.
     """
-    if config.engine.kind == "sglang":
+    run, view = supervisor.run, supervisor.view
+    if supervisor.config.engine.kind == "sglang":
         installed()
-    supervisor = Supervisor(
-        run, config, num_actors, site.address, view, is_resumed, doctor, site.start
-    )
     number, halt = None, ""
     try:
         number = uvloop.run(until_signalled(supervisor))

@@ -8,11 +8,12 @@ import argparse
 import math
 import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mage_async.errors import ConfigError
-from mage_services.cli.options import add_config, add_set
+from mage_services.cli.options import add_config, add_number, add_set
 
 if TYPE_CHECKING:
     from mage_async.results.matrix import Cell, Matrix, Setting, Subject
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search = "N combinations, each chosen by what the ones before reached (extra `search`: Optuna)"
     ways.add_argument("--search", type=int, metavar="N", help=search)
     draw = "seed of --random and --search (0)"
-    parser.add_argument("--draw-seed", type=int, default=0, metavar="N", help=draw)
+    add_number(parser, "--draw-seed", draw, 0)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -53,12 +54,9 @@ def run(given: argparse.Namespace) -> int:
 
     if given.search is None:
         return run_matrix(sweep_of(given))
-    axes, seeds = _axes(given), _seeds(given)
-
-    def matrix(found: Sequence["Setting"]) -> "Matrix":
-        return _matrix(given, axes, found, seeds)
-
-    return search(axes, given.search, given.draw_seed, matrix)
+    axes = _axes(given)
+    matrix_of_settings = partial(_matrix, given, axes, seeds=_seeds(given))
+    return search(axes, given.search, given.draw_seed, matrix_of_settings)
 
 
 def sweep_of(given: argparse.Namespace) -> "Matrix":
@@ -128,12 +126,12 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
     parser.add_argument("--method", metavar="NAME", help="a method in every run, before --set")
     add_set(parser, "in every run")
     trials = f"tasks of each final set ({FINAL_TRIALS})"
-    parser.add_argument("--trials", type=int, default=FINAL_TRIALS, metavar="N", help=trials)
-    parser.add_argument("--actors", type=int, default=1, metavar="N", help="actors of a run (1)")
+    add_number(parser, "--trials", trials, FINAL_TRIALS)
+    add_number(parser, "--actors", "actors of a run (1)", 1)
     parallel = "runs side by side (the number of CPU cores; a run with one actor fills one core)"
-    parser.add_argument("--parallel", type=int, default=_num_cores(), metavar="N", help=parallel)
+    add_number(parser, "--parallel", parallel, _num_cores())
     for_s = "begin no run later than so many seconds from now"
-    parser.add_argument("--for-s", type=float, default=math.inf, metavar="S", help=for_s)
+    add_number(parser, "--for-s", for_s, math.inf, type=float, metavar="S")
 
 
 def matrix_of(

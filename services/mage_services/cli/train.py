@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.options import add_config, add_set
+from mage_services.cli.options import add_config, add_number, add_set
 
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
@@ -32,37 +32,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`mage train --resume --run-dir DIR`."
     )
     add_config(parser)
-    parser.add_argument(
-        "--actors",
-        type=int,
-        metavar="N",
-        help=f"actor processes ({DEFAULT_ACTORS}, or {DEFAULT_PRETRAINED_ACTORS} with a pretrained "
-        "policy; a resumed run has as many as before)",
+    actors = (
+        f"actor processes ({DEFAULT_ACTORS}, or {DEFAULT_PRETRAINED_ACTORS} with a pretrained "
+        "policy; a resumed run has as many as before)"
     )
-    parser.add_argument(
-        "--learner", type=int, metavar="N", help="the same as --set learner.ranks=N"
+    add_number(parser, "--actors", actors)
+    add_number(parser, "--learner", "the same as --set learner.ranks=N")
+    cluster = (
+        "start the processes on a Ray cluster: `auto` on one of its nodes, or HOST:PORT of its "
+        "head (docs/cluster.md)"
     )
-    parser.add_argument(
-        "--cluster",
-        default="",
-        metavar="ADDRESS",
-        help="start the processes on a Ray cluster: `auto` on one of its nodes, or HOST:PORT of "
-        "its head (docs/cluster.md)",
-    )
+    parser.add_argument("--cluster", default="", metavar="ADDRESS", help=cluster)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is written")
     add_set(parser, "change one key of the configuration; may be given again")
-    parser.add_argument(
-        "--method",
-        # names are not listed: that would import every method, and numpy with them
-        help="write a published method (mage_paper, lamer_paper, grpo and others of "
-        "docs/methods.md), or module:Class of your own, over the configuration, before --set",
-        metavar="NAME",
+    # Names are not listed: that would import every method, and numpy with them.
+    method = (
+        "write a published method (mage_paper, lamer_paper, grpo and others of docs/methods.md), "
+        "or module:Class of your own, over the configuration, before --set"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="the same as --set seed=N")
+    parser.add_argument("--method", metavar="NAME", help=method)
+    add_number(parser, "--seed", "the same as --set seed=N")
     parser.add_argument("--resume", action="store_true", help="go on from --run-dir's checkpoint")
-    parser.add_argument(
-        "--print-config", action="store_true", help="print the whole configuration and end"
-    )
+    whole = "print the whole configuration and end"
+    parser.add_argument("--print-config", action="store_true", help=whole)
 
 
 def run(given: argparse.Namespace) -> int:

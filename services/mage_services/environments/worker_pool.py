@@ -176,22 +176,18 @@ class _Place:
         """
         async with self.starting:
             if self.process is None or self.process.end:
-                self.process = await WorkerProcess.start()
-                await self._wait_until_ready(self.process, where)
+                process = self.process = await WorkerProcess.start()
+                try:
+                    with waiting_notice("a worker process of the environment"):
+                        async with asyncio.timeout(START_S):
+                            await process.is_ready.wait()
+                except TimeoutError:
+                    await process.close()
+                    why = f"did not start within {START_S:g} s"
+                    raise CallFault(f"{where}: a worker process {why}") from None
+                if process.end:
+                    raise CallFault(f"{where}: a worker process {process.end} as it started")
         return self.process
-
-    async def _wait_until_ready(self, process: WorkerProcess, where: str) -> None:
-        try:
-            with waiting_notice("a worker process of the environment"):
-                async with asyncio.timeout(START_S):
-                    await process.is_ready.wait()
-        except TimeoutError:
-            await process.close()
-            raise CallFault(
-                f"{where}: a worker process did not start within {START_S:g} s"
-            ) from None
-        if process.end:
-            raise CallFault(f"{where}: a worker process {process.end} as it started")
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import itertools
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
@@ -18,14 +19,7 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.loaders.agentgym import answer_of
 from mage_async.errors import EnvironmentFault
 from mage_services.environments.call_runner import CallRunner
-from mage_services.serving.session import (
-    BadRequest,
-    Json,
-    Limits,
-    Session,
-    refuse_other_sites,
-    whole,
-)
+from mage_services.serving.session import BadRequest, Limits, Session, refuse_other_sites, whole
 
 MAX_REQUEST_BYTES = 2**20
 
@@ -107,7 +101,7 @@ class AgentGymServer:
         opened = self._find({"id": int(number) if number.isdigit() else number})
         return web.json_response(opened.observation)
 
-    def _find(self, fields: Json) -> _OpenSession:
+    def _find(self, fields: dict[str, Any]) -> _OpenSession:
         """Return the session of a request, and restart its idle timer.
 
         Raises:
@@ -154,7 +148,7 @@ async def _guarded(
         return web.json_response({"error": str(error)})
 
 
-async def _fields(request: web.Request) -> Json:
+async def _fields(request: web.Request) -> dict[str, Any]:
     """Return the fields of a request.
 
     Raises:

@@ -10,7 +10,6 @@ no room                   the client receives `CAPACITY_REACHED`, and there is n
 import asyncio
 import json
 from contextlib import suppress
-from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
@@ -40,13 +39,14 @@ class OpenEnvServer:
     def __init__(self, environment: Environment, limits: Limits, calls: CallRunner) -> None:
         self._environment, self._limits, self._calls = environment, limits, calls
         self._open: set[web.WebSocketResponse] = set()
+        metadata = {"name": environment.facts.name, "description": environment.rules()}
         self.application = web.Application()
         self.application.add_routes(
             [
                 web.get("/ws", self._connected),
                 web.get("/health", lambda _: _json({"status": "healthy"})),
                 web.get("/schema", lambda _: _json(_SCHEMA)),
-                web.get("/metadata", lambda _: _json(self._metadata())),
+                web.get("/metadata", lambda _: _json(metadata)),
             ]
         )
         self.application.on_shutdown.append(self._close_all)
@@ -56,7 +56,10 @@ class OpenEnvServer:
         socket = web.WebSocketResponse(heartbeat=PING_S, max_msg_size=MAX_REQUEST_BYTES)
         await socket.prepare(request)
         if len(self._open) >= self._limits.sessions:
-            await socket.send_json(self._full())
+            room, active = self._limits.sessions, len(self._open)
+            message = f"Server at capacity: {active}/{room} sessions active"
+            counts = {"active_sessions": active, "max_sessions": room}
+            await socket.send_json(error_answer("CAPACITY_REACHED", message, **counts))
             await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
             return socket
         self._open.add(socket)
@@ -93,14 +96,6 @@ class OpenEnvServer:
         closing = (socket.close(code=WSCloseCode.GOING_AWAY) for socket in self._open)
         await asyncio.gather(*closing)
 
-    def _full(self) -> Json:
-        room, active = self._limits.sessions, len(self._open)
-        message = f"Server at capacity: {active}/{room} sessions active"
-        return error_answer("CAPACITY_REACHED", message, active_sessions=active, max_sessions=room)
-
-    def _metadata(self) -> Json:
-        return {"name": self._environment.facts.name, "description": self._environment.rules()}
-
 
 async def _json(document: Json) -> web.Response:
     return web.json_response(document)
@@ -114,25 +109,21 @@ async def answer(session: Session, text: str) -> Json | None:
         return error_answer("INVALID_JSON", f"Invalid JSON: {error}")
     if not isinstance(request, dict):
         return error_answer("VALIDATION_ERROR", "a request must be an object")
-    if (kind := request.get("type")) == "close":
+    kind, data = request.get("type"), request.get("data", {})
+    if kind == "close":
         return None
+    if kind == "state":
+        state = {"episode_id": session.episode_id, "step_count": session.num_steps}
+        return {"type": "state", "data": state}
+    if not isinstance(data, dict):
+        return error_answer("VALIDATION_ERROR", f"`data` must be an object, got {data!r:.60}")
     try:
-        return await _answered(session, kind, request)
+        if kind == "reset":
+            return observation_answer(await session.reset(data))
+        if kind == "step":
+            return observation_answer(await session.step(data))
     except BadRequest as error:
         return error_answer("VALIDATION_ERROR", str(error))
     except EnvironmentFault as fault:
         return error_answer("EXECUTION_ERROR", str(fault))
-
-
-async def _answered(session: Session, kind: Any, request: Json) -> Json:
-    if kind == "state":
-        state = {"episode_id": session.episode_id, "step_count": session.num_steps}
-        return {"type": "state", "data": state}
-    data = request.get("data", {})
-    if not isinstance(data, dict):
-        raise BadRequest(f"`data` must be an object, got {data!r:.60}")
-    if kind == "reset":
-        return observation_answer(await session.reset(data))
-    if kind == "step":
-        return observation_answer(await session.step(data))
     return error_answer("UNKNOWN_TYPE", f"Unknown message type: {kind!r:.60}")

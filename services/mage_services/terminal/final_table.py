@@ -9,16 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mage_async.results.return_rows import (
-    SETS,
-    EpisodeRow,
-    diversity_row,
-    environment_rows,
-    harder_rows,
-    probe_rows,
-    reference_rows,
-    set_rows,
-)
+from mage_async.results import return_rows
 
 SET_STYLES = {"heldout": "bold green", "train": ""}
 """Styles of evaluation sets; controls are yellow."""
@@ -53,7 +44,7 @@ def _return_table(summary: dict[str, Any], plus_minus: str) -> Table:
     for episode in shown:
         table.add_column(f"episode {episode + 1}", justify="right", no_wrap=True)
 
-    def add(row: EpisodeRow, label: str = "", style: str = "", sign: str = "+") -> None:
+    def add(row: return_rows.EpisodeRow, label: str = "", style: str = "", sign: str = "+") -> None:
         cells = []
         for k in shown:
             value = f"{round(row.values[k], 3) + 0.0:{sign}.3f}"  # no -0.000
@@ -62,32 +53,32 @@ def _return_table(summary: dict[str, Any], plus_minus: str) -> Table:
             cells.append(value + half_width)
         table.add_row(label or row.label, *cells, style="dim" if row.is_reference else style)
 
-    for name, row in set_rows(scores).items():
-        note = SETS[name].short_note
+    for name, row in return_rows.set_rows(scores).items():
+        note = return_rows.SETS[name].short_note
         add(row, f"  {row.label}: {note}" if note else row.label, SET_STYLES.get(name, "yellow"))
     table.add_section()
-    for row in reference_rows(summary):
+    for row in return_rows.reference_rows(summary):
         add(row)
-    for environment in environment_rows(summary):
+    for environment in return_rows.environment_rows(summary):
         if "heldout" in environment.sets:
             table.add_section()
             add(environment.sets["heldout"], environment.label, "bold green")
             for row in environment.references:
                 add(row, f"  {row.label}")
     table.add_section()
-    probes = probe_rows(scores)
+    probes = return_rows.probe_rows(scores)
     for name in ("heldout", "train"):
         if name in probes:
             shares = [f"{probes[name].values[k]:.0%}       " for k in shown]
             table.add_row(f"probes, {probes[name].label}", *shares)
     table.add_section()
     if "harder" in summary:
-        _, *harder = harder_rows(summary["harder"])  # the table begins with tasks as trained
-        for row in harder:
+        # The first row is of tasks as trained, which the table begins with.
+        for row in return_rows.harder_rows(summary["harder"])[1:]:
             add(row, f"harder: {escape(row.label)}")
     table.add_section()
     if "diversity" in summary:
-        add(diversity_row(summary["diversity"]), sign="")
+        add(return_rows.diversity_row(summary["diversity"]), sign="")
     return table
 
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from mage_async.results.metrics import returns_by_environment
@@ -76,10 +76,8 @@ def _line(text: str, style: str) -> Text:
 
 
 def _progress(state: RunState, now: float) -> RenderableType:
-    grid = Table.grid(padding=(0, 1), expand=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(ratio=1)
-    grid.add_column(no_wrap=True, justify="right")
+    columns = (Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True, justify="right"))
+    grid = Table.grid(*columns, padding=(0, 1), expand=True)
     label, done, total = _position(state)
     bar = ProgressBar(
         total=total,
@@ -123,8 +121,7 @@ def _times(state: RunState, now: float) -> Text:
 def _returns(state: RunState, width: int) -> RenderableType:
     """Return the returns of each episode: of each step's batch, and of the held-out curve."""
     spark, num_episodes = max(8, (width - 50) // 2), state.config.trial.episodes
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(min_width=9)
+    grid = Table.grid(Column(min_width=9), padding=(0, 1))
     for _ in range(2):
         grid.add_column(justify="right", min_width=6)
         grid.add_column(min_width=spark)
@@ -167,9 +164,8 @@ def sparkline(values: Sequence[float], low: float, high: float, width: int) -> s
 
 def _figures(state: RunState) -> RenderableType:
     """Return lines with the numbers of the last step and the fates of trials."""
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(style="dim", min_width=9)
-    grid.add_column(no_wrap=True, overflow="ellipsis")
+    values = Column(no_wrap=True, overflow="ellipsis")
+    grid = Table.grid(Column(style="dim", min_width=9), values, padding=(0, 1))
     if last := state.last:
         bound = state.config.admission.max_staleness
         grid.add_row(
@@ -204,20 +200,18 @@ def _figures(state: RunState) -> RenderableType:
 
 def _processes(state: RunState, width: int) -> RenderableType:
     """Return a line for each process, with a bar and the largest parts of its last seconds."""
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(min_width=9)
-    grid.add_column()
-    grid.add_column(no_wrap=True, overflow="ellipsis")
+    causes = Column(no_wrap=True, overflow="ellipsis")
+    grid = Table.grid(Column(min_width=9), Column(), causes, padding=(0, 1))
     bar_width = max(10, (width - 56) // 2)
     for name, shares, life in _process_rows(state):
-        causes = Text() if shares else Text(life, "dim")
+        spent = Text() if shares else Text(life, "dim")
         for cause, share in [*shares.items()][:3]:
             if share >= 0.005:
-                causes.append(f"{share:3.0%} ", "default")
-                causes.append(f"{cause}  ", STATE_STYLES.get(cause, OTHER_STATE_STYLE))
+                spent.append(f"{share:3.0%} ", "default")
+                spent.append(f"{cause}  ", STATE_STYLES.get(cause, OTHER_STATE_STYLE))
         node = state.nodes.get(name)
         title = Text.assemble(name, (f" {node}" if node else "", "dim"))
-        grid.add_row(title, _bar(shares, bar_width), causes)
+        grid.add_row(title, _bar(shares, bar_width), spent)
     return grid
 
 

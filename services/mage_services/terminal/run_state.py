@@ -77,8 +77,20 @@ class RunState:
             case "evaluating":
                 self.evaluating = event["version"]
                 self.processes[process] = "plays the final sets and their controls"
-            case _:
-                self._live(process, event)
+            case "started":
+                self.processes[event["text"]] = "starting"
+                if "node" in event:
+                    self.nodes[event["text"]] = event["node"]
+                if event["text"] == "learner":
+                    self.phase, self.evaluating = "starting", None
+            case "ready" | "done":
+                self.processes[process] = event["event"]
+            case "failed":
+                self.processes[process] = "failed"
+                self._note(f"{process}: {event['reason']}")
+            case "note" | "restarting":
+                prefix = "" if process == "supervisor" else f"{process}: "
+                self._note(prefix + event["text"])
         self._follow(now)
 
     @property
@@ -128,24 +140,6 @@ class RunState:
             self._blocked.popleft()
         for fault in event["faults"]:
             self._note(fault)
-
-    def _live(self, process: str, event: Event) -> None:
-        """Update the states of processes, and the notes."""
-        match event["event"]:
-            case "started":
-                self.processes[event["text"]] = "starting"
-                if "node" in event:
-                    self.nodes[event["text"]] = event["node"]
-                if event["text"] == "learner":
-                    self.phase, self.evaluating = "starting", None
-            case "ready" | "done":
-                self.processes[process] = event["event"]
-            case "failed":
-                self.processes[process] = "failed"
-                self._note(f"{process}: {event['reason']}")
-            case "note" | "restarting":
-                prefix = "" if process == "supervisor" else f"{process}: "
-                self._note(prefix + event["text"])
 
     def _follow(self, now: float) -> None:
         """Enter the phases that no process announces."""

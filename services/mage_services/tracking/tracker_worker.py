@@ -1,14 +1,15 @@
 """The process of one tracker: reads the files that a run writes, and sends them to the tracker.
 
-    python -m mage_services.tracking.tracker_worker RUN_DIR --tracker JSON --pipe-fd N --end-s S
+    python -m mage_services.tracking.tracker_worker RUN_DIR TRACKER PIPE_FD END_S
+
+TRACKER is the tracker's table of the configuration, as JSON.
 
 The run writes its files whether or not somebody reads them, so a tracker can neither delay nor end
 a run, and points that were not sent, because the tracker raised or hung, are still there for the
 next try. `mage train` holds the other end of a pipe. When the pipe closes, however `mage train`
-ended, this process sends the rest, and after `--end-s` seconds the kernel ends it.
+ended, this process sends the rest, and after END_S seconds the kernel ends it.
 """
 
-import argparse
 import fcntl
 import json
 import os
@@ -34,6 +35,7 @@ from mage_async.config.running import Tracking
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, read_document, read_lines
+from mage_services.processes.child_process import module_command
 from mage_services.processes.process import WATCHER, lower_priority, restore_session_priority
 from mage_services.tracking.points import evaluation_point, final_point, step_point
 from mage_services.tracking.tracker import Send, TrackedRun, Tracker
@@ -208,18 +210,12 @@ def _watch(pipe: int, ended: threading.Event, end_s: float) -> None:
 
 def main() -> int:
     """Follow a run; return 0 if everything was sent, else 1."""
-    parser = argparse.ArgumentParser(description="Send a run to a tracker.")
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--tracker", required=True, help="its table of the configuration, as JSON")
-    parser.add_argument("--pipe-fd", type=int, required=True)
-    parser.add_argument("--end-s", type=float, required=True)
-    given = parser.parse_args()
+    run_dir, configured, pipe, end_s = sys.argv[1:]
     lower_priority(WATCHER)
     ended = threading.Event()
-    watch = (given.pipe_fd, ended, given.end_s)
+    watch = (int(pipe), ended, float(end_s))
     threading.Thread(target=_watch, args=watch, name="end of the run", daemon=True).start()
-    tracker = component(TRACKERS, json.loads(given.tracker))
-    run = RunDirectory(given.run_dir)
+    tracker, run = component(TRACKERS, json.loads(configured)), RunDirectory(Path(run_dir))
     with (run.tracking / f"{file_name(tracker)}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # an earlier life's process may still be sending
         return 0 if TrackerWorker(run, tracker, ended).follow() else 1
@@ -314,9 +310,9 @@ def start(run: RunDirectory, trackers: Mapping[str, Tracker], end_s: float) -> T
     processes = {}
     try:
         for name, tracker in trackers.items():
-            command = [sys.executable, "-m", "mage_services.tracking.tracker_worker", str(run.root)]
-            command += ["--tracker", msgspec.json.encode(tracker).decode()]
-            command += ["--pipe-fd", str(reading), "--end-s", str(end_s)]
+            configured = msgspec.json.encode(tracker).decode()
+            arguments = (str(run.root), configured, str(reading), str(end_s))
+            command = module_command("mage_services.tracking.tracker_worker", *arguments)
             with _log(run, name).open("ab") as log:
                 processes[name] = subprocess.Popen(
                     command,

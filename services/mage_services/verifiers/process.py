@@ -215,7 +215,7 @@ class VerifiersProcess:
 
     def __init__(self, endpoint: Endpoint, process: ChildProcess[Report]) -> None:
         self._endpoint, self._process = endpoint, process
-        self._listening: asyncio.Task[None] | None = None
+        self._listening = asyncio.create_task(self._listen(), name="verifiers")
         self._ending: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -251,9 +251,7 @@ class VerifiersProcess:
             await endpoint.close()
             reason = first.refused if first else "its process ended; its log says why"
             raise ConfigError(f"verifiers: {reason}")
-        started = cls(endpoint, process)
-        started._listening = asyncio.create_task(started._listen(), name="verifiers")
-        return started
+        return cls(endpoint, process)
 
     @property
     def is_alive(self) -> bool:

@@ -5,7 +5,6 @@ The server, which does not import torch, requests a step of a run; `CreditCache`
 
 import asyncio
 import os
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +13,9 @@ import msgspec
 
 from mage_async.errors import MageError, RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.processes.child_process import (
-    BlockingChannel,
-    ChildProcess,
-    die_with_parent,
-    inherited_socket,
-)
+from mage_services.processes.child_process import ChildProcess
 from mage_services.processes.process import ACTOR
+from mage_services.view.child import channel_to_server
 from mage_services.view.index import RunReader
 
 if TYPE_CHECKING:
@@ -57,7 +52,7 @@ class CreditCache:
     def __init__(self, process: ChildProcess[StepCredit], notify: Callable[[Path], None]) -> None:
         self._process, self._notify = process, notify
         self._loop = asyncio.get_running_loop()
-        self._known: OrderedDict[tuple[str, int], tuple[Credit, str]] = OrderedDict()
+        self._known: dict[tuple[str, int], tuple[Credit, str]] = {}
         self._requested: set[tuple[str, int]] = set()
 
     def get(self, run: RunDirectory, step: int) -> tuple[Credit, str]:
@@ -90,7 +85,7 @@ class CreditCache:
             self._requested.discard(key)
             self._known[key] = (answer.credit, answer.fault)
             while len(self._known) > MAX_KEPT:
-                self._known.popitem(last=False)
+                del self._known[next(iter(self._known))]  # the oldest one
             self._notify(Path(answer.run))
 
 
@@ -98,20 +93,14 @@ def main() -> None:
     """Answer until the server ends."""
     # Lower its priority, but no further: somebody waits for the answer.
     os.nice(ACTOR)
-    die_with_parent()
-    end = inherited_socket()
-    assert end is not None, "`mage view` starts this process"
-    server = BlockingChannel[CreditRequest](end, CreditRequest)
+    server = channel_to_server(CreditRequest)
     for request in server.messages():
-        server.send(_answer(request))
-
-
-def _answer(request: CreditRequest) -> StepCredit:
-    key = (request.run, request.step)
-    try:
-        return StepCredit(*key, credit_of(RunDirectory(Path(request.run)), request.step), "")
-    except MageError as error:
-        return StepCredit(*key, {}, f"Without returns and advantages: {error}")
+        credit, fault = {}, ""
+        try:
+            credit = credit_of(RunDirectory(Path(request.run)), request.step)
+        except MageError as error:
+            fault = f"Without returns and advantages: {error}"
+        server.send(StepCredit(request.run, request.step, credit, fault))
 
 
 def credit_of(run: RunDirectory, step: int) -> Credit:

@@ -29,12 +29,8 @@ from mage_services.journal.record_bytes import (
     read_trial_header,
     whole_records,
 )
-from mage_services.processes.child_process import (
-    BlockingChannel,
-    die_with_parent,
-    inherited_socket,
-)
 from mage_services.processes.process import WATCHER, lower_priority
+from mage_services.view.child import channel_to_server
 from mage_services.view.index import connect
 
 MODULE = "mage_services.view.indexer"
@@ -278,11 +274,8 @@ class Indexed(msgspec.Struct, frozen=True):
 
 def main() -> None:
     """Build until the server ends."""
-    die_with_parent()
+    server = channel_to_server(ReadRun)
     lower_priority(WATCHER)
-    end = inherited_socket()
-    assert end is not None, "`mage view` starts this process"
-    server = BlockingChannel[ReadRun](end, ReadRun)
     builders: dict[str, IndexBuilder] = {}
     waiting: deque[str] = deque()
     while not server.has_ended:
@@ -290,23 +283,17 @@ def main() -> None:
             if message.run not in waiting:
                 waiting.append(message.run)
         if waiting:
-            root = waiting.popleft()
-            has_more, fault = _slice(root, builders)
+            root, fault = waiting.popleft(), ""
+            try:
+                if root not in builders:
+                    builders[root] = IndexBuilder(RunDirectory(Path(root)))
+                if builders[root].work():
+                    waiting.append(root)  # there is more to read
+            except MageError as error:
+                fault = str(error)
+                if root in builders:
+                    builders.pop(root).close()
             server.send(Indexed(root, fault))
-            if has_more:
-                waiting.append(root)
-
-
-def _slice(root: str, builders: dict[str, IndexBuilder]) -> tuple[bool, str]:
-    """Do a slice for a run; return whether there is more to read, and why it cannot be read."""
-    try:
-        if root not in builders:
-            builders[root] = IndexBuilder(RunDirectory(Path(root)))
-        return builders[root].work(), ""
-    except MageError as error:
-        if root in builders:
-            builders.pop(root).close()
-        return False, str(error)
 
 
 if __name__ == "__main__":

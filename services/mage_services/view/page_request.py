@@ -66,8 +66,15 @@ class PageRequest:
             RunError: the text is no whole number.
         """
         text = self.query.get(name, "")
-        if not text:
-            return default
-        if not text.isascii() or not text.isdecimal() or len(text) > 15:
-            raise RunError(f"{name} is a whole number of at most 15 digits, got {text[:40]!r}")
-        return int(text)
+        return whole_number(text, name) if text else default
+
+
+def whole_number(text: str, name: str) -> int:
+    """Return the whole number that a person has given as `name`.
+
+    Raises:
+        RunError: the text is no whole number.
+    """
+    if not text.isascii() or not text.isdecimal() or len(text) > 15:
+        raise RunError(f"{name} is a whole number of at most 15 digits, got {text[:40]!r}")
+    return int(text)

@@ -7,32 +7,30 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 from markupsafe import Markup
 
 from mage_async.errors import RunError
 from mage_async.pages.templating import Frame, fill, run_address
-from mage_services.processes.child_process import ChildProcess, module_command
-from mage_services.view.player import (
-    MODULE,
-    Answer,
-    Choices,
-    Fault,
-    FromPlayer,
-    PlayRequest,
-    Text,
-    TrialEnd,
-)
+from mage_services.processes.child_process import ChildProcess
+from mage_services.view import player
+from mage_services.view.child import start_child
+from mage_services.view.page_request import whole_number
 from mage_services.view.run_watcher import RunWatcher
 
 MAX_BUTTONS = 24
 """Legal actions that have buttons; with more of them, the person types."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+MAX_GAMES = 3
+"""Trials at a time, since each has an engine; a further one ends the oldest."""
+MAX_CHARACTERS = 2000
+"""Characters of an answer."""
+
+
+class Line(NamedTuple):
     """A text from the environment, or an answer of the person."""
 
     text: str
@@ -40,9 +38,12 @@ class Line:
 
 
 @dataclass(slots=True)
-class Played:
-    """A trial as far as it has come."""
+class Game:
+    """A trial as far as it has come, and the process that plays it."""
 
+    run: str
+    """Name of the run."""
+    process: ChildProcess[player.FromPlayer]
     sits: bool
     """Whether the person plays first; otherwise only the agent plays."""
     lines: list[Line] = field(default_factory=list)
@@ -59,6 +60,8 @@ class Played:
     """The person's reward of each episode."""
     fault: str = ""
     is_over: bool = False
+    listening: asyncio.Task[None] | None = None
+    """Receives the messages of the process."""
 
     @property
     def buttons(self) -> Sequence[str]:
@@ -66,21 +69,18 @@ class Played:
         choices = self.choices or ()
         return choices if len(choices) <= MAX_BUTTONS else ()
 
-
-MAX_GAMES = 3
-"""Trials at a time, since each has an engine; a further one ends the oldest."""
-MAX_CHARACTERS = 2000
-"""Characters of an answer."""
-
-
-@dataclass(slots=True)
-class Game:
-    """A trial, and the process that plays it."""
-
-    run: str
-    process: ChildProcess[FromPlayer]
-    played: Played
-    task: asyncio.Task[None] | None = None
+    def add(self, message: player.FromPlayer) -> None:
+        """Add a message of the process."""
+        match message:
+            case player.Text(text):
+                self.lines.append(Line(text))
+            case player.Choices(choices, in_words):
+                self.choices, self.may = choices, in_words
+            case player.TrialEnd(trial, member, version, rewards):
+                self.trial, self.member = trial, member
+                self.version, self.rewards = version, rewards
+            case player.Fault(reason):
+                self.fault = reason
 
 
 @dataclass(slots=True)
@@ -104,38 +104,37 @@ class PlayPages:
         """End all games. Cancellation leaves their processes, which end with this one."""
         for game in self._games.values():
             game.process.kill()
-        await asyncio.gather(*(game.task for game in self._games.values() if game.task))
+        await asyncio.gather(*(each.listening for each in self._games.values() if each.listening))
 
     async def _offer(self, request: web.Request) -> web.Response:
         name = self._run(request)
-        games = [(number, game.played) for number, game in self._games.items() if game.run == name]
+        games = [(number, game) for number, game in self._games.items() if game.run == name]
         return html_response(fill("play.html", frame=self._frame(name, "play"), games=games))
 
     async def _begin(self, request: web.Request) -> web.Response:
         """Start the process of a game, and redirect to its page."""
         name, given = self._run(request), await request.post()
-        run = str(self.watcher.runs[name].root.resolve())
-        play = PlayRequest(run, _text(given, "member"), _seed(given), "sit" in given)
+        run = str(self.watcher.run(name).root.resolve())
+        text, sits = _text(given, "seed"), "sit" in given
+        seed = whole_number(text, "a seed") if text else None
         while len(self._games) >= MAX_GAMES:
             self._games.pop(next(iter(self._games))).process.kill()
-        process: ChildProcess[FromPlayer] = await ChildProcess.start(
-            module_command(MODULE), FromPlayer
-        )
-        process.send(play)
-        number, game = next(self._numbers), Game(name, process, Played(play.sits))
-        self._games[number] = game
-        game.task = asyncio.create_task(self._listen(game), name=f"play {number}")
+        process = await start_child(player.MODULE, player.FromPlayer)
+        process.send(player.PlayRequest(run, _text(given, "member"), seed, sits))
+        number = next(self._numbers)
+        game = self._games[number] = Game(name, process, sits)
+        game.listening = asyncio.create_task(self._listen(game), name=f"play {number}")
         raise web.HTTPSeeOther(f"{self.base}{run_address(name)}play/{number}")
 
     async def _listen(self, game: Game) -> None:
         """Handle the process's messages until it ends. Cancellation leaves the process as it is."""
         try:
-            async for message in game.process.messages(MODULE):
-                _add_message(game.played, message)
+            async for message in game.process.messages(player.MODULE):
+                game.add(message)
                 self.watcher.notify(game.run)
         except RunError as error:
-            game.played.fault = f"the trial was ended: {error}"
-        game.played.is_over = True
+            game.fault = f"the trial was ended: {error}"
+        game.is_over = True
         self.watcher.notify(game.run)
 
     async def _show(self, request: web.Request) -> web.Response:
@@ -143,22 +142,21 @@ class PlayPages:
         play = f"{run_address(name)}play"
         frame = self._frame(name, f"trial {number}", [("play", play)])
         address = f"{play}/{number}"  # receives the answers
-        return html_response(fill("played.html", frame=frame, played=game.played, address=address))
+        return html_response(fill("played.html", frame=frame, played=game, address=address))
 
     async def _answer(self, request: web.Request) -> web.Response:
         name, number, game = self._game(request)
         given = await request.post()
         answer = _text(given, "typed") or _text(given, "answer")
-        if game.played.choices is not None and answer:
-            game.played.lines.append(Line(answer, is_answer=True))
-            game.played.choices = None
-            game.process.send(Answer(answer))
+        if game.choices is not None and answer:
+            game.lines.append(Line(answer, is_answer=True))
+            game.choices = None
+            game.process.send(player.Answer(answer))
         raise web.HTTPSeeOther(f"{self.base}{run_address(name)}play/{number}")
 
     def _run(self, request: web.Request) -> str:
         name = request.match_info["run"]
-        if name not in self.watcher.runs:
-            raise RunError(f"there is no run {name!r} below {self.watcher.root} any more")
+        self.watcher.run(name)
         return name
 
     def _game(self, request: web.Request) -> tuple[str, int, Game]:
@@ -173,29 +171,9 @@ class PlayPages:
         return Frame(self.base, title, name, "play", crumbs, change=change)
 
 
-def _add_message(played: Played, message: FromPlayer) -> None:
-    match message:
-        case Text():
-            played.lines.append(Line(message.text))
-        case Choices():
-            played.choices, played.may = message.choices, message.in_words
-        case TrialEnd():
-            played.trial, played.member = message.trial, message.member
-            played.version, played.rewards = message.version, message.rewards
-        case Fault():
-            played.fault = message.reason
-
-
 def _text(given: Mapping[str, object], name: str) -> str:
     value = given.get(name, "")
     return value.strip()[:MAX_CHARACTERS] if isinstance(value, str) else ""
-
-
-def _seed(given: Mapping[str, object]) -> int | None:
-    text = _text(given, "seed")
-    if text and not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise RunError(f"a seed is a whole number of at most 15 digits, got {text[:40]!r}")
-    return int(text) if text else None
 
 
 def html_response(page: Markup, status: int = 200) -> web.Response:

@@ -15,12 +15,9 @@ from mage_async.errors import MageError
 from mage_async.pages.turns import shown_trial
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trials.human_play import HumanPrompt, shown
-from mage_services.processes.child_process import (
-    BlockingChannel,
-    die_with_parent,
-    inherited_socket,
-)
+from mage_services.processes.child_process import BlockingChannel
 from mage_services.processes.process import first_failure
+from mage_services.view.child import channel_to_server
 
 MODULE = "mage_services.view.player"
 
@@ -82,10 +79,7 @@ Server = BlockingChannel[FromServer]
 
 def main() -> None:
     """Play one trial, by the person and then by the agent."""
-    die_with_parent()
-    end = inherited_socket()
-    assert end is not None, "`mage view` starts this process"
-    server = Server(end, FromServer)
+    server = channel_to_server(FromServer)
     request = server.receive()
     if not isinstance(request, PlayRequest):  # the server has ended
         return

@@ -19,26 +19,10 @@ from mage_async.config.schema import Config
 from mage_async.doctor import Doctor, Finding
 from mage_async.environments.catalogue import names
 from mage_async.errors import RunError
+from mage_async.pages import curves, report
 from mage_async.pages.charts import ago, duration, figure, percent, signed, time_bars
 from mage_async.pages.comparison import differences
-from mage_async.pages.curves import (
-    POLICY,
-    THROUGHPUT,
-    adaptation,
-    curve_points,
-    learning_curves,
-    metric_charts,
-    staleness,
-)
-from mage_async.pages.report import (
-    SET_NAMES,
-    Tile,
-    adaptation_part,
-    episode_names,
-    fates_part,
-    heldout_tile,
-    seconds_by_state,
-)
+from mage_async.pages.report import Tile
 from mage_async.pages.tables import population_table
 from mage_async.pages.templating import fill
 from mage_async.results.return_rows import SETS
@@ -89,25 +73,25 @@ def overview(request: PageRequest) -> Markup:
                 caption,
                 chart and chart.with_links(lambda x: f"{frame.home}step/{x}", "step", steps),
             )
-            for caption, chart in learning_curves(records)
+            for caption, chart in curves.learning_curves(records)
         ],
-        episode_names=episode_names(config.trial.episodes),
+        episode_names=report.episode_names(config.trial.episodes),
         is_sampled=len(steps) >= MAX_POINTS,
         rows=group_rows(groups, listed, TrialFilter()),
         time_bars=time_bars(_seconds_by_state(run, records)),
-        staleness=staleness(records.metrics, config.admission.max_staleness),
-        fates=fates_part({**records.learner, "trials": fates}) if fates else None,
-        throughput=metric_charts(records, THROUGHPUT),
-        policy=metric_charts(records, POLICY),
+        staleness=curves.staleness(records.metrics, config.admission.max_staleness),
+        fates=report.fates_part({**records.learner, "trials": fates}) if fates else None,
+        throughput=curves.metric_charts(records, curves.THROUGHPUT),
+        policy=curves.metric_charts(records, curves.POLICY),
         population=population_table(population, units_of(run, config)) if population else None,
     )
 
 
 def _tiles(records: RunRecords, state: str) -> list[Tile]:
     tiles = []
-    if points := curve_points(records, "heldout"):
+    if points := curves.curve_points(records, "heldout"):
         version, score = points[-1]
-        tiles.append(heldout_tile(score, f"version {version}"))
+        tiles.append(report.heldout_tile(score, f"version {version}"))
     if not records.metrics:
         return tiles
     last, steps = records.metrics[-1], records.config.learner.steps
@@ -143,13 +127,13 @@ def evaluation(request: PageRequest) -> Markup:
     return fill(
         "evaluation.html",
         frame=frame,
-        part=adaptation_part(records, summary) if has_ended else None,
-        set_names=SET_NAMES,
+        part=report.adaptation_part(records, summary) if has_ended else None,
+        set_names=report.SET_NAMES,
         points=[
             (line["version"], [(SETS[name].label, score) for name, score in line["sets"].items()])
             for line in reversed(records.curve)
         ],
-        chart=adaptation(sets, {}) if "heldout" in sets else None,
+        chart=curves.adaptation(sets, {}) if "heldout" in sets else None,
     )
 
 
@@ -267,7 +251,7 @@ def _records(reader: RunReader, config: Config) -> RunRecords:
 
 def _seconds_by_state(run: RunDirectory, records: RunRecords) -> dict[str, dict[str, float]]:
     """Return the seconds of each process by state: final ones, or newer ones of the last step."""
-    final = seconds_by_state(records)
+    final = report.seconds_by_state(records)
     if file_state(run.times)[1] <= file_state(run.supervisor)[1]:
         return final
     return final | read_document(run.times)["blocked_s"]

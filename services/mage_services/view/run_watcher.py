@@ -62,11 +62,26 @@ class RunWatcher:
     """Number of changes so far by name of the run; by "", of all runs together."""
     _states: FileStates = field(default_factory=dict)
 
+    def run(self, name: str) -> RunDirectory:
+        """Return the directory of a run.
+
+        Raises:
+            RunError: the run is gone.
+        """
+        if name not in self.runs:
+            raise RunError(f"there is no run {name!r} below {self.root} any more")
+        return self.runs[name]
+
     def open(self, name: str) -> None:
-        """Index a run from now on."""
+        """Index a run from now on.
+
+        Raises:
+            RunError: the run is gone.
+        """
+        run = self.run(name)
         if name not in self.opened:
             self.opened.add(name)
-            self.indexer.send(ReadRun(str(self.runs[name].root)))
+            self.indexer.send(ReadRun(str(run.root)))
 
     def notify(self, name: str) -> None:
         """Notify the open pages of a run, except those that have not handled the last notice."""

@@ -7,6 +7,7 @@ sentence.
 import asyncio
 import errno
 import hmac
+import os
 import secrets
 import signal
 import socket
@@ -22,11 +23,9 @@ from markupsafe import Markup
 from mage_async.errors import ConfigError, RunError
 from mage_async.pages.charts import Series, line_chart, signed
 from mage_async.pages.templating import STYLE, Frame, fill, run_address
-from mage_services.processes.child_process import ChildProcess, module_command
-from mage_services.view.credit_process import MODULE as CREDIT
-from mage_services.view.credit_process import CreditCache, StepCredit
-from mage_services.view.indexer import MODULE as INDEXER
-from mage_services.view.indexer import Indexed
+from mage_services.view import credit_process, indexer
+from mage_services.view.child import start_child
+from mage_services.view.credit_process import CreditCache
 from mage_services.view.page_request import PageRequest
 from mage_services.view.play_pages import PlayPages, html_response
 from mage_services.view.run_pages import PAGES
@@ -53,11 +52,6 @@ are allowed: templates write widths and colours there, and every text of a run i
 """
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def new_token() -> str:
-    """Return a random token of 128 bits."""
-    return secrets.token_urlsafe(16)
 
 
 def refusal(request: web.Request, token: str) -> str:
@@ -99,11 +93,7 @@ class Server:
     def application(self) -> web.Application:
         """Return the application with all its routes."""
 
-        @web.middleware
-        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self._guard(request, handler)
-
-        app = web.Application(middlewares=[guard])
+        app = web.Application(middlewares=[self._guard])
         app.on_response_prepare.append(harden)
         base = self._base
         app.router.add_get(base, self._runs)
@@ -117,6 +107,7 @@ class Server:
         app.on_shutdown.append(play.close)
         return app
 
+    @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse requests of strangers, and turn errors into pages of one sentence."""
         if sentence := refusal(request, self._token):
@@ -179,8 +170,6 @@ class Server:
         self, make: Callable[[PageRequest], Markup], request: web.Request
     ) -> web.Response:
         name = request.match_info["run"]
-        if name not in self._watcher.runs:
-            raise RunError(f"there is no run {name!r} below {self._watcher.root} any more")
         self._watcher.open(name)
         numbers = {key: int(text) for key, text in request.match_info.items() if key != "run"}
         fault = self._watcher.faults.get(name, "")
@@ -228,22 +217,20 @@ class Server:
 
 
 def bound_socket(port: int) -> socket.socket:
-    """Return a socket that is bound to a port of this machine only.
+    """Return a socket that listens on a port of this machine only.
 
     Raises:
         RunError: the port is in use, or this user may not use it.
     """
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((HOST, port))
+        return socket.create_server((HOST, port))
     except OSError as error:
-        made.close()
-        is_taken = error.errno == errno.EADDRINUSE
-        why = "is in use" if is_taken else f"cannot be used: {error.strerror}"
+        number = error.errno or 0
+        is_taken = number == errno.EADDRINUSE
+        # The error's own text names the address, as the sentence does already.
+        why = "is in use" if is_taken else f"cannot be used: {os.strerror(number)}"
         text = f"port {port} of {HOST} {why}; choose another with --port, or none"
         raise RunError(text) from error
-    return made
 
 
 async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
@@ -256,16 +243,14 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
         RunError: there is no such folder, the port is in use, or a child process failed.
     """
     runs, made = find_runs(root), bound_socket(port)
-    token, done = new_token(), asyncio.Event()
+    token, done = secrets.token_urlsafe(16), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, done.set)
-    indexer: ChildProcess[Indexed] = await ChildProcess.start(module_command(INDEXER), Indexed)
-    crediting: ChildProcess[StepCredit] = await ChildProcess.start(
-        module_command(CREDIT), StepCredit
-    )
+    indexing = await start_child(indexer.MODULE, indexer.Indexed)
+    crediting = await start_child(credit_process.MODULE, credit_process.StepCredit)
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="page") as threads:
-        watcher = RunWatcher(root, threads, indexer, runs)
+        watcher = RunWatcher(root, threads, indexing, runs)
         credits = CreditCache(crediting, lambda run: watcher.notify(watcher.name_of(run)))
         runner = web.AppRunner(
             Server(watcher, credits, token).application(), access_log=None, shutdown_timeout=0.5
@@ -277,7 +262,7 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
             announce(f"http://{HOST}:{made.getsockname()[1]}/{token}/")
             async with asyncio.TaskGroup() as tasks:
                 listening = [
-                    tasks.create_task(_indexed(watcher, indexer, credits)),
+                    tasks.create_task(_indexed(watcher, credits)),
                     tasks.create_task(credits.listen()),
                 ]
                 await done.wait()
@@ -285,16 +270,14 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
                     task.cancel()
         finally:
             await runner.cleanup()
-            for process in (indexer, crediting):
+            for process in (indexing, crediting):
                 process.kill()
                 await process.wait()
 
 
-async def _indexed(
-    watcher: RunWatcher, indexer: ChildProcess[Indexed], credits: CreditCache
-) -> None:
+async def _indexed(watcher: RunWatcher, credits: CreditCache) -> None:
     """Notify the pages of each run whose index has grown."""
-    async for message in indexer.messages(INDEXER):
+    async for message in watcher.indexer.messages(indexer.MODULE):
         if name := watcher.name_of(Path(message.run)):
             if message.fault:
                 watcher.faults[name] = message.fault

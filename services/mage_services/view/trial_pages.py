@@ -414,8 +414,5 @@ def _decode(policy: Path, _state: tuple[int, int]) -> tuple[Decode, str]:
     try:
         return load_chat(policy).decode, ""
     except MageError as error:
-        return _token_ids, f"Tokens are shown by their numbers: {error}"
-
-
-def _token_ids(tokens: Sequence[int]) -> str:
-    return " ".join(f"⟨{token}⟩" for token in tokens)
+        fault = f"Tokens are shown by their numbers: {error}"
+        return lambda tokens: " ".join(f"⟨{token}⟩" for token in tokens), fault

@@ -104,18 +104,18 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     # The folders of `chat_harness.py` and of a user's own tasksets.
     sys.path += [str(Path(__file__).parent), os.getcwd()]
+    reason = ""
     try:
         environment = environment_of(job)
         tasks = list(itertools.islice(environment.taskset, job["size"]))
+        if len(tasks) < job["size"]:
+            reason = f"{job['taskset']} has {len(tasks)} tasks: lower `size`"
     except Exception as error:  # the border to foreign code
         reason = f"{job['taskset']}: {type(error).__name__}: {error}"
+    if reason:
         end.sendall(frame({"refused": reason}))
-        return
-    if len(tasks) < job["size"]:
-        reason = f"{job['taskset']} has {len(tasks)} tasks: lower `size`"
-        end.sendall(frame({"refused": reason}))
-        return
-    asyncio.run(serve(environment, tasks, end))
+    else:
+        asyncio.run(serve(environment, tasks, end))
 
 
 if __name__ == "__main__":
