@@ -73,7 +73,7 @@ class Keeper:
             self._child = child = await SupervisedProcess.start(spec)
             async for event in child.events(silence_s):
                 if event["event"] == "wants":
-                    child.answer(await self._answer(Path(event["path"]), Path(folder)))
+                    child.send(await self._answer(Path(event["path"]), Path(folder)))
                 else:
                     yield event
             code = await child.wait()

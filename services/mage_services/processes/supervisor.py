@@ -52,19 +52,6 @@ LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": 
 # (`bench/models/step_memory.py`).
 
 
-@dataclass(frozen=True, slots=True)
-class BadEnd:
-    """The end of a process that had not done its work."""
-
-    epitaph: str
-    """One line that says which process ended, and how."""
-    is_from_outside: bool
-    """Whether a signal from outside the run killed the process."""
-    is_deterministic: bool
-    """Whether the process would fail again in the same way."""
-    made_progress: bool
-
-
 @dataclass(slots=True)
 class Supervisor:
     """The processes of one run."""
@@ -114,18 +101,21 @@ class Supervisor:
     async def _keep(self, spec: ProcessSpec) -> None:
         """Start a process, and restart it within its budget, until it ends well."""
         began = time.monotonic()
-        while (end := await self._live(spec)) is not None:
-            if self._is_not_needed(spec):
+        while True:
+            child, code, made_progress = await self._live(spec)
+            if code == 0 or self._is_not_needed(spec):
                 return
-            if end.is_deterministic:
-                raise DeterministicFailure(end.epitaph)
-            if end.made_progress and time.monotonic() - began > HEALTHY_S:
+            epitaph = child.epitaph(code)
+            if code == EXIT_DETERMINISTIC:  # it would fail again in the same way
+                raise DeterministicFailure(epitaph)
+            if made_progress and time.monotonic() - began > HEALTHY_S:
                 self._num_restarts[spec.name] = 0
             self._num_restarts[spec.name] = count = self._num_restarts.get(spec.name, 0) + 1
             if count > self.config.supervision.max_restarts:
-                raise RunError(end.epitaph)
-            self._show("supervisor", {"event": "restarting", "text": end.epitaph})
-            if not end.is_from_outside:  # the cause of a failure may last; that of a kill is over
+                raise RunError(epitaph)
+            self._show("supervisor", {"event": "restarting", "text": epitaph})
+            # The cause of a failure may last; that of a kill from outside the run is over.
+            if code != -signal.SIGKILL or child.was_silent:
                 await self._back_off(count)
             if self._is_not_needed(spec):
                 return
@@ -151,8 +141,8 @@ class Supervisor:
             if name.startswith("actor-") and name not in living:
                 task.cancel()
 
-    async def _live(self, spec: ProcessSpec) -> BadEnd | None:
-        """Run one life of a process; return None where it ended well."""
+    async def _live(self, spec: ProcessSpec) -> tuple[RunningProcess, int, bool]:
+        """Run one life of a process; return it, its exit code, and whether it made progress."""
         self._num_starting += 1
         is_starting, made_progress = True, False
         try:
@@ -171,14 +161,7 @@ class Supervisor:
         finally:
             self._num_starting -= is_starting
         self._children.discard(child)
-        if code == 0:
-            return None
-        return BadEnd(
-            child.epitaph(code),
-            is_from_outside=code == -signal.SIGKILL and not child.was_silent,
-            is_deterministic=code == EXIT_DETERMINISTIC,
-            made_progress=made_progress,
-        )
+        return child, code, made_progress
 
     async def _back_off(self, count: int) -> None:
         """Wait before a restart. Cancellation cuts it short."""
@@ -226,22 +209,21 @@ class Supervisor:
 
     def _specs(self) -> Sequence[ProcessSpec]:
         threads, devices_of = self.config.engine.threads, self.config.engine.devices_of
-        specs = [
-            self._spec("learner", "mage_services.learner.learner", self.config.learner.threads)
+        actor = "mage_services.actor.actor"
+        return [
+            self._spec("learner", "mage_services.learner.learner", self.config.learner.threads),
+            *(
+                self._spec(f"actor-{number}", actor, threads, devices_of(number))
+                for number in range(self.num_actors)
+            ),
+            self._spec("evaluator", "mage_services.actor.evaluator", threads, devices_of(-1)),
         ]
-        for number in range(self.num_actors):
-            own = devices_of(number)
-            specs.append(self._spec(f"actor-{number}", "mage_services.actor.actor", threads, own))
-        own = devices_of(-1)
-        specs.append(self._spec("evaluator", "mage_services.actor.evaluator", threads, own))
-        return specs
 
     def _spec(
         self, name: str, module: str, threads: int, devices: tuple[int, ...] = ()
     ) -> ProcessSpec:
-        arguments = (str(self.run.root), "--name", name, "--address", self.address)
-        if self.resume:
-            arguments = (*arguments, "--resume")
+        resume = ("--resume",) if self.resume else ()
+        arguments = (str(self.run.root), "--name", name, "--address", self.address, *resume)
         trains_large = name == "learner" and isinstance(self.config.policy, Pretrained)
         variables = LARGE_TENSORS if trains_large else {}
         log = self.run.log_of(name)
