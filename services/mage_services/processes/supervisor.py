@@ -23,6 +23,7 @@ from mage_async.config.schema import Config, Pretrained
 from mage_async.doctor import Doctor
 from mage_async.errors import DeterministicFailure, Halted, RunError
 from mage_async.results.run_directory import RunDirectory
+from mage_services.processes import process
 from mage_services.processes.process import EXIT_DETERMINISTIC, TimeAccounting, append_lines
 from mage_services.processes.supervised_process import (
     ProcessSpec,
@@ -70,8 +71,8 @@ class Supervisor:
     _is_over: bool = False
     """Whether the learner has ended well, and actors had `LEAVE_S` to do so too."""
     _num_restarts: dict[str, int] = field(default_factory=dict)
-    _num_starting: int = 0
-    """Processes that have not sent an event yet."""
+    _starting: set[str] = field(default_factory=set)
+    """Names of processes that have not sent an event yet."""
     _num_backing_off: int = 0
     time: TimeAccounting = field(default_factory=lambda: TimeAccounting("process starting"))
     """Wall time by state: `view` draws events, `process starting` waits for a first event,
@@ -130,36 +131,34 @@ class Supervisor:
         stop waiting for those that still have no room on a node.
         """
         await asyncio.wait([kept["learner"]])
-        actors = [task for name, task in kept.items() if name.startswith("actor-")]
-        await asyncio.wait(actors, timeout=LEAVE_S)
+        actors = {name: task for name, task in kept.items() if name.startswith("actor-")}
+        await asyncio.wait(actors.values(), timeout=LEAVE_S)
         self._is_over = True
-        for child in self._children:
-            if child.spec.name.startswith("actor-"):
+        living = {child.spec.name: child for child in self._children}
+        for name, task in actors.items():
+            if child := living.get(name):
                 child.terminate()
-        living = {child.spec.name for child in self._children}
-        for name, task in kept.items():
-            if name.startswith("actor-") and name not in living:
+            else:
                 task.cancel()
 
     async def _live(self, spec: ProcessSpec) -> tuple[RunningProcess, int, bool]:
         """Run one life of a process; return it, its exit code, and whether it made progress."""
-        self._num_starting += 1
-        is_starting, made_progress = True, False
+        self._starting.add(spec.name)
+        made_progress = False
         try:
             child = await self.start(spec)
             self._children.add(child)
             where = {"node": child.node} if child.node else {}
             self._show("supervisor", {"event": "started", "text": spec.name} | where)
             async for event in child.events(self.config.supervision.silence_s):
-                self._num_starting -= is_starting
-                is_starting = False
+                self._starting.discard(spec.name)
                 made_progress |= event["event"] in PROGRESS
                 self._show(spec.name, event)
                 if event["event"] == "step":
                     self._examine(event["metrics"])
             code = await child.wait()
         finally:
-            self._num_starting -= is_starting
+            self._starting.discard(spec.name)
         self._children.discard(child)
         return child, code, made_progress
 
@@ -192,7 +191,7 @@ class Supervisor:
 
     def _book(self) -> None:
         """Enter the state of the time accounting that names what is waited for."""
-        living = "process starting" if self._num_starting else "processes"
+        living = "process starting" if self._starting else "processes"
         self.time.enter("back-off" if self._num_backing_off else living)
 
     async def _end_all(self) -> None:
@@ -236,23 +235,9 @@ async def until_signalled(supervisor: Supervisor) -> int | None:
     """Supervise until the end of the run, or until SIGINT, SIGTERM or SIGHUP; return the signal's
     number, or None.
     """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    received: list[int] = []
-
-    def end(number: int) -> None:
-        if not received:
-            received.append(number)
-            task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, end, number)
-    try:
-        await supervisor.supervise()
-    except asyncio.CancelledError:
-        if not received:
-            raise
-    return received[0] if received else None
+    return await process.until_signalled(
+        supervisor.supervise(), signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    )
 
 
 # The files in which `mage view` reads what the processes of a run do. `events.jsonl` grows by a
