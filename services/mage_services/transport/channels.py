@@ -15,10 +15,10 @@ never reaches the high-water marks of the sockets; they bound the memory that a 
 import asyncio
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import zmq
 import zmq.asyncio
@@ -149,35 +149,34 @@ class AccessControl:
 
     def _receive_hello(self, peer: Peer, hello: Hello) -> Verdict:
         self._questioned.pop(peer, None)
-        reason = ""
         if hello.build != self.build:
-            reason = (
-                f"{hello.name} is build {hello.build}, the learner {self.build}: "
-                "run both from one install"
+            difference = f"is build {hello.build}, the learner {self.build}"
+            return _refused(hello, f"{difference}: run both from one install")
+        if hello.config_digest != self.config_digest:
+            difference = (
+                f"has configuration {hello.config_digest}, the learner {self.config_digest}"
             )
-        elif hello.config_digest != self.config_digest:
-            reason = (
-                f"{hello.name} has configuration {hello.config_digest}, the learner "
-                f"{self.config_digest}: start both from one run directory"
-            )
-        if reason:
-            return Verdict(answer=Refusal(reason=reason))
+            return _refused(hello, f"{difference}: start both from one run directory")
         self.peers[peer] = hello
         return Verdict(hello)
 
     def _count_fault(self, peer: Peer, reason: str) -> None:
         if peer not in self.faults and len(self.faults) >= MAX_REMEMBERED_PEERS:
             peer = "others"
-        if peer not in self.faults:
+        earlier = self.faults.get(peer)
+        if earlier is None:
             self._note(f"{peer} sent a malformed message, which is ignored: {reason}"[:500])
-        count = self.faults[peer].count if peer in self.faults else 0
-        self.faults[peer] = Faults(count + 1, reason)
+        self.faults[peer] = Faults(earlier.count + 1 if earlier else 1, reason)
 
     def _note(self, sentence: str) -> None:
         self._notes = [*self._notes[-19:], sentence]
 
 
-class LearnerChannel:
+def _refused(hello: Hello, difference: str) -> Verdict:
+    return Verdict(answer=Refusal(reason=f"{hello.name} {difference}"))
+
+
+class LearnerChannel(AbstractContextManager["LearnerChannel"]):
     """The learner's end: every peer's messages arrive here, and each answer goes to one peer."""
 
     def __init__(
@@ -283,14 +282,11 @@ class LearnerChannel:
             self._gate = None
         self._context.term()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class PeerChannel:
+class PeerChannel(AbstractContextManager["PeerChannel"]):
     """An actor's or evaluator's end. It says hello when created, and to a restarted learner."""
 
     def __init__(
@@ -382,9 +378,6 @@ class PeerChannel:
         self._socket.close(linger=round(linger_s * 1000))
         self._context.term()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -450,17 +443,14 @@ class _PeerConnection:
             self.monitor.close()
 
     def _take(self, event: int) -> bool:
-        if event == zmq.EVENT_CONNECT_RETRIED:
-            self._num_waits = None
+        if event in (zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_DISCONNECTED):
+            self._num_waits = 0 if event == zmq.EVENT_DISCONNECTED else None
             return False
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._num_failed, self._num_waits = 0, None
             self._num_made += 1
             is_renewed, self._is_renewed_by_caller = self._is_renewed_by_caller, False
             return is_renewed or (self._num_made > 1 and self._address.startswith("tcp://"))
-        if event == zmq.EVENT_DISCONNECTED:
-            self._num_waits = 0
-            return False
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise PeerRefused(
                 f"the learner at {self._address} does not let this actor's key in: it has another "
