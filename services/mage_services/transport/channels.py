@@ -149,14 +149,15 @@ class AccessControl:
 
     def _receive_hello(self, peer: Peer, hello: Hello) -> Verdict:
         self._questioned.pop(peer, None)
+        reason = ""
         if hello.build != self.build:
-            difference = f"is build {hello.build}, the learner {self.build}"
-            return _refused(hello, f"{difference}: run both from one install")
-        if hello.config_digest != self.config_digest:
-            difference = (
-                f"has configuration {hello.config_digest}, the learner {self.config_digest}"
+            reason = f"is build {hello.build}, the learner {self.build}: run both from one install"
+        elif (theirs := hello.config_digest) != (own := self.config_digest):
+            reason = (
+                f"has configuration {theirs}, the learner {own}: start both from one run directory"
             )
-            return _refused(hello, f"{difference}: start both from one run directory")
+        if reason:
+            return Verdict(answer=Refusal(reason=f"{hello.name} {reason}"))
         self.peers[peer] = hello
         return Verdict(hello)
 
@@ -170,10 +171,6 @@ class AccessControl:
 
     def _note(self, sentence: str) -> None:
         self._notes = [*self._notes[-19:], sentence]
-
-
-def _refused(hello: Hello, difference: str) -> Verdict:
-    return Verdict(answer=Refusal(reason=f"{hello.name} {difference}"))
 
 
 class LearnerChannel(AbstractContextManager["LearnerChannel"]):
@@ -337,7 +334,8 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
             # Messages under way on the broken connection are lost, perhaps the hello among them.
             self._owes_hello |= self._connection.is_renewed()
             if self._owes_hello:
-                await self.say_hello()
+                await self.send(self._hello)
+                self._owes_hello = False
             frames = take_now(self._socket)
             if frames is None:
                 has_event = await self._poller.poll(self._connection.timeout_ms())
@@ -366,11 +364,6 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
     async def send_frames(self, frames: Sequence[Frame]) -> None:
         """Hand an encoded message to zmq, as `send` does."""
         await self._socket.send_multipart(frames)
-
-    async def say_hello(self) -> None:
-        """Send the hello again. Cancellation leaves it unsent."""
-        await self.send(self._hello)
-        self._owes_hello = False
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close; block at most `linger_s` until the sent messages have left this process."""
