@@ -40,7 +40,6 @@ from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.engine import Engine
 from mage_services.weights.weight_sender import WeightSender
 from mage_services.weights.weight_store import WeightFiles
-from mage_services.weights.weight_transport import WeightStorage
 
 CYCLE, FIRST = 400, 8
 PROMPT_TOKENS, TURN_TOKENS = 64, 24
@@ -111,7 +110,7 @@ async def turns(engine: Engine, name: str, tally: Tally, has_ended: asyncio.Even
 async def measure(
     engines: list[Engine],
     model: Qwen3ForCausalLM,
-    transports: dict[str, WeightStorage],
+    transports: dict[str, WeightFiles],
     publications: int,
     at_once: int,
 ) -> dict[str, object]:
@@ -153,7 +152,7 @@ async def measure(
 async def _publish(
     engines: list[Engine],
     model: Qwen3ForCausalLM,
-    transport: WeightStorage,
+    transport: WeightFiles,
     version: int,
     found: dict[str, list[float]],
 ) -> None:
@@ -178,7 +177,7 @@ async def run(given: argparse.Namespace, folder: Path) -> dict[str, object]:
     model.save_pretrained(folder / "policy")
     places = RunDirectory(folder)
     backend = "nccl" if given.sends_by_nccl else "gloo"
-    transports: dict[str, WeightStorage] = {
+    transports: dict[str, WeightFiles] = {
         "disk": WeightFiles(places.weights),
         "tensor": WeightFiles(places.shared_weights),
         "nccl": WeightSender(places.weights, backend, lambda version: False),

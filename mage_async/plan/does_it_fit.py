@@ -18,7 +18,7 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
-from mage_async.policy.headers import Outline, check_head, check_targets, outline_of, says_untied
+from mage_async.policy.headers import Outline, check_head, check_targets, outline_of
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import random_task, scripted_trial
@@ -185,7 +185,7 @@ def check_outline(config: Config, directory: Path) -> Outline:
         PolicyError: a file cannot be read, there is no LM head, or adapters have no layers.
     """
     outline = outline_of(directory)
-    check_head(directory, outline.tensors, is_tied=not says_untied(directory))
+    check_head(directory, outline.tensors, is_tied=not outline.says_untied)
     if config.policy.lora and outline.tensors:
         check_targets(outline.model_type, config.policy.lora.targets, outline.linear())
     return outline

@@ -18,7 +18,6 @@ from mage_async.errors import PolicyError
 from mage_async.learning.attention import NAME
 from mage_async.methods.method import Methods
 from mage_async.policy.guards import refuse_untrainable
-from mage_async.policy.headers import kv_heads_of_a_gpu
 from mage_async.policy.load import tiny_shape
 from mage_async.policy.lora import add_adapters
 from mage_async.policy.tiny_tokenizer import build_tokenizer
@@ -62,7 +61,7 @@ class Shape:
         """Return the bytes of a token's keys and values on each of `gpus` that share the model."""
         rules = self.config
         size = getattr(rules, "head_dim", None) or rules.hidden_size // rules.num_attention_heads
-        heads = kv_heads_of_a_gpu(rules.num_key_value_heads, gpus)
+        heads = max(1, rules.num_key_value_heads // gpus)  # several GPUs may hold the same head
         return 2 * rules.num_hidden_layers * heads * size * itemsize
 
 

@@ -26,6 +26,9 @@ class Outline:
     """Shapes of tensors by name; empty if there are no safetensors files."""
     kv_token_bytes: int
     """Bytes of one token's keys and values in float32; 0 if `config.json` does not tell."""
+    says_untied: bool
+    """Whether `config.json` declares the LM head untied from the embedding. (The default depends on
+    the architecture, which transformers knows.)"""
 
     @property
     def num_weights(self) -> int:
@@ -52,7 +55,9 @@ def outline_of(directory: Path) -> Outline:
         for name, entry in _header(file)
         if name != "__metadata__"
     }
-    return Outline(str(config.get("model_type", "")), tensors, _kv_token_bytes(config))
+    is_untied = config.get("tie_word_embeddings") is False
+    model_type = str(config.get("model_type", ""))
+    return Outline(model_type, tensors, _kv_token_bytes(config), is_untied)
 
 
 def check_head(directory: Path, names: Iterable[str], *, is_tied: bool) -> None:
@@ -91,14 +96,6 @@ def check_targets(model_type: str, targets: list[str], linear: set[str]) -> None
         )
     if not targets:
         raise PolicyError("policy.lora.targets is empty: name a layer, or leave policy.lora out")
-
-
-def says_untied(directory: Path) -> bool:
-    """Return whether `config.json` declares the LM head untied from the embedding.
-
-    The default depends on the architecture, which transformers knows.
-    """
-    return _config(directory).get("tie_word_embeddings") is False
 
 
 def _config(directory: Path) -> dict[str, Any]:
@@ -156,8 +153,3 @@ def check_divisible(model: Mapping[str, Any], gpus: int, where: str) -> None:
             f"{where}: a model with {' and '.join(uneven)} cannot be shared over "
             f"engine.gpus_per_actor = {gpus} GPUs: set a divisor"
         )
-
-
-def kv_heads_of_a_gpu(kv_heads: int, gpus: int) -> int:
-    """Return the number of key-value heads that each GPU holds."""
-    return max(1, kv_heads // gpus)

@@ -84,13 +84,12 @@ def load_frozen_policies(trainer: Trainer, config: Config, began: Path) -> None:
         PolicyError: the directory of a method's frozen policy cannot be loaded, or its vocabulary
             has another size.
     """
-    how = config.policy.dtype, config.learner.device
     if needs_reference(config) and trainer.reference is None:
         trainer.refer_to(load_frozen(began, config.policy.dtype, loads_on(config)))
     source = Methods(config).frozen_policy()
     if source is None or trainer.frozen_policy is not None:
         return
-    frozen = load_frozen(source, *how)
+    frozen = load_frozen(source, config.policy.dtype, config.learner.device)
     theirs, own = frozen.config.vocab_size, trainer.model.config.vocab_size
     if theirs != own:
         raise PolicyError(

@@ -112,23 +112,21 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     if not holds_adapters(folder):
         raise PolicyError(f"{folder}: was trained without policy.lora: leave that section out")
     for adapter in model.peft_config:
-        _load_adapter(model, adapter, _folder_of(adapter, folder))
-
-
-def _load_adapter(model: PreTrainedModel, adapter: str, folder: Path) -> None:
-    if not (folder / WEIGHTS).is_file():
-        raise PolicyError(
-            f"{folder}: holds no adapter {adapter!r}: turn on the methods that it was trained "
-            "with, and no others that change the roles of the policy"
-        )
-    found, own = load_file(folder / WEIGHTS), _saved_tensors(model, adapter)
-    if {name: one.shape for name, one in found.items()} != {n: o.shape for n, o in own.items()}:
-        raise PolicyError(
-            f"{folder}: its adapters are of other layers, or of another rank, than policy.lora "
-            "says: set its rank and targets to those of adapter_config.json"
-        )
-    for name, tensor in own.items():
-        tensor.copy_(found[name])
+        own_folder = _folder_of(adapter, folder)
+        if not (own_folder / WEIGHTS).is_file():
+            raise PolicyError(
+                f"{own_folder}: holds no adapter {adapter!r}: turn on the methods that it was "
+                "trained with, and no others that change the roles of the policy"
+            )
+        found, own = load_file(own_folder / WEIGHTS), _saved_tensors(model, adapter)
+        shapes = [{name: one.shape for name, one in each.items()} for each in (found, own)]
+        if shapes[0] != shapes[1]:
+            raise PolicyError(
+                f"{own_folder}: its adapters are of other layers, or of another rank, than "
+                "policy.lora says: set its rank and targets to those of adapter_config.json"
+            )
+        for name, tensor in own.items():
+            tensor.copy_(found[name])
 
 
 def holds_adapters(folder: Path) -> bool:

@@ -37,14 +37,10 @@ from mage_async.policy.weight_digest import sum_digests, word_sum
 def sharded_digests(model: PreTrainedModel) -> dict[str, str]:
     """Compute `weight_digest.tensor_digests` of a sharded model; all ranks call it together."""
     tensors = {name: tensor.detach() for name, tensor in trained_tensors(model).items()}
-    sums = torch.stack([_own_sum(tensor) for tensor in tensors.values()])
+    parts = map(own_part, tensors.values())
+    sums = torch.stack([word_sum(part, first) for first, part in parts])
     distributed.all_reduce(sums)
     return sum_digests(tensors, sums)
-
-
-def _own_sum(tensor: torch.Tensor) -> torch.Tensor:
-    first, part = own_part(tensor)
-    return word_sum(part, first)
 
 
 def file_places(model: PreTrainedModel) -> tuple[Place, ...]:
@@ -95,12 +91,9 @@ class WeightShards:
 
     def write(self, file: Path, start: int) -> None:
         """Write the shards into a file whose tensors begin at `start`, while other ranks do."""
-        data = memoryview(on_host(self.data, self.ready).numpy())
-        written, pieces = 0, []
-        for place, size in self.pieces:
-            pieces.append((start + place, data[written : written + size]))
-            written += size
-        _write_at(file, pieces)
+        parts = on_host(self.data, self.ready).split([size for _, size in self.pieces])
+        starts = [start + place for place, _ in self.pieces]
+        _write_at(file, [*zip(starts, (memoryview(each.numpy()) for each in parts), strict=True)])
 
 
 def _write_at(file: Path, pieces: list[tuple[int, memoryview]]) -> None:
@@ -155,20 +148,17 @@ def read_state(trainer: Trainer, folder: Path) -> None:
     """
     reader, own = HuggingFaceStorageReader(str(folder)), named_state(trainer)
     kept = reader.read_metadata().state_dict_metadata
-    if sum(map(_is_master, kept)) != sum(map(_is_master, own)):
+    theirs, ours = (sum(name.startswith(MASTER) for name in names) for names in (kept, own))
+    if theirs != ours:
         raise RunError(
-            f"the checkpoint has {sum(map(_is_master, kept))} float32 masters, the model "
-            f"{sum(map(_is_master, own))}: leave learner.float32_masters as it was"
+            f"the checkpoint has {theirs} float32 masters, the model {ours}: leave "
+            "learner.float32_masters as it was"
         )
     try:
         with catch_warnings(action="ignore", category=UserWarning):  # it warns of `no_dist`
             load(own, storage_reader=reader, no_dist=True)
     except CheckpointException as error:
         raise OSError(f"{folder}: {error}") from error
-
-
-def _is_master(name: str) -> bool:
-    return name.startswith(MASTER)
 
 
 def _moments(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str, Any]:

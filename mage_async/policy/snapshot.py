@@ -138,24 +138,20 @@ def on_host(data: torch.Tensor, ready: torch.cuda.Event | None) -> torch.Tensor:
     with beside_training(data, ready) as stream:
         if stream is None:
             return data
-        return _staged(data, pinned(min(len(data), STAGING_BYTES)), stream)
+        whole = torch.empty(len(data), dtype=torch.uint8)
+        size = min(len(data), STAGING_BYTES)
+        staging = pinned(size)
+        for source, target in zip(data.split(size), whole.split(size), strict=True):
+            piece = staging[: len(source)]
+            piece.copy_(source, non_blocking=True)
+            stream.synchronize()
+            target.copy_(piece)
+        return whole
 
 
 def pinned(num_bytes: int) -> torch.Tensor:
     """Allocate pinned host memory: uint8 [bytes]. torch caches it for the next copy."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-
-
-def _staged(data: torch.Tensor, staging: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
-    """Copy piece by piece through pinned memory."""
-    whole = torch.empty(len(data), dtype=torch.uint8)
-    size = len(staging)
-    for source, target in zip(data.split(size), whole.split(size), strict=True):
-        piece = staging[: len(source)]
-        piece.copy_(source, non_blocking=True)
-        stream.synchronize()
-        target.copy_(piece)
-    return whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -310,12 +306,9 @@ def read_snapshot(file: Path) -> tuple[tuple[Place, ...], torch.Tensor]:
     Returns:
         The tensors' places in the order of the buffer, and the buffer: uint8 [bytes]
     """
-    places, start = list[Place](), 0
     with safe_open(file, "pt") as tensors:
-        for name in tensors.offset_keys():
-            tensor = tensors.get_tensor(name)
-            end = start + tensor.numel() * tensor.element_size()
-            places.append(Place(name, tensor.dtype, tuple(tensor.shape), start, end))
-            start = end
+        places = tuple(
+            places_of({name: tensors.get_tensor(name) for name in tensors.offset_keys()})
+        )
     whole = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)
-    return tuple(places), whole[len(whole) - start :]
+    return places, whole[len(whole) - places[-1].end :]

@@ -9,7 +9,6 @@ always changes the sum, because keys are odd; accidental changes of several keep
 
 from functools import lru_cache
 from hashlib import blake2b
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -55,26 +54,16 @@ def overall(tensors: dict[str, str]) -> str:
     return blake2b("".join(tensors.values()).encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
-class WeightDigests(NamedTuple):
-    """Digests of the weights of one version, as a commit records them."""
-
-    tensors: dict[str, str]
-    """Digest of each trained tensor by name."""
-    whole: str
-    """Digest of all of them."""
-
-
 def digested_snapshot(
     model: PreTrainedModel, version: int, *, scores: bool
-) -> tuple[Snapshot, WeightDigests]:
-    """Copy a model's weights to publish them, and compute their digests.
+) -> tuple[Snapshot, dict[str, str]]:
+    """Copy a model's weights to publish them, and compute their `tensor_digests`.
 
     Args:
         scores: whether the copy has the log-probs of the probe tokens.
     """
     snapshot = Snapshot.of(model, version, probe_logprobs(model) if scores else None)
-    tensors = tensor_digests(model)
-    return snapshot, WeightDigests(tensors, overall(tensors))
+    return snapshot, tensor_digests(model)
 
 
 def word_sum(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:

@@ -131,8 +131,7 @@ def _check_sizes(frames: Sequence[Frame], limits: Limits) -> None:
         raise WireError(f"a message has 3 to {3 + _MAX_ARRAYS} frames, got {len(frames)}")
     _check_header_size(frames[1], limits)
     for frame in frames[2:-1]:
-        if len(frame) > limits.max_frame_bytes():
-            most = limits.max_frame_bytes()
+        if len(frame) > (most := limits.max_frame_bytes()):
             raise WireError(f"a frame has {len(frame)} bytes, at most {most}")
 
 

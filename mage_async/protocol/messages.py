@@ -92,13 +92,18 @@ class Rival(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Where its weights lie; they are kept while the group is in flight."""
 
 
-class GroupGrant(Fields):
-    """The peer may play one group of trials."""
+class OfGroup(Fields):
+    """The fields of a message about a group."""
 
     grant: Number
     """Number of the group."""
     epoch: Number
     """Number of earlier grants of this group."""
+
+
+class GroupGrant(OfGroup):
+    """The peer may play one group of trials."""
+
     environment: Name
     member: Name
     """The hidden opponent or task variant."""
@@ -120,29 +125,23 @@ class GroupGrant(Fields):
     """Strategies from earlier tasks for the prompts of the group's first trials."""
 
 
-class GroupDrop(Fields):
+class GroupDrop(OfGroup):
     """A peer cannot play a group to its end."""
 
-    grant: Number
-    epoch: Number
     reason: Reason
 
 
-class Acknowledge(Fields):
+class Acknowledge(OfGroup):
     """The learner's journal holds the trial durably; the peer may forget it."""
 
-    grant: Number
-    epoch: Number
     trial: Number
     """Index of the trial in its group."""
     is_duplicate: bool
 
 
-class Unwanted(Fields):
+class Unwanted(OfGroup):
     """The learner granted no such trial and discards it; the peer may forget it."""
 
-    grant: Number
-    epoch: Number
     trial: Number
     reason: Reason
 

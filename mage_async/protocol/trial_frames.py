@@ -312,27 +312,22 @@ def _bytes(array: np.ndarray) -> memoryview:
 def _check_header(header: TrialHeader, limits: Limits) -> None:
     """Check all counts of a message, before any array is read."""
     for seat in header.seats():
-        _check_counts(seat, limits)
+        num_segments = len(seat.num_tokens)
+        counts = (
+            ("segments", num_segments, 1, limits.max_segments),
+            ("lists of version runs", len(seat.versions), num_segments, num_segments),
+            ("version runs", sum(map(len, seat.versions)), 0, limits.max_runs),
+            ("turns", len(seat.turns), 0, limits.max_turns),
+            ("tokens", sum(seat.num_tokens), 1, limits.max_tokens),
+        )
+        for name, count, least, most in counts:
+            if not least <= count <= most:
+                raise WireError(f"a trial has {least} to {most} {name}, got {count}")
     total = sum(sum(seat.num_tokens) for seat in header.seats())
     if total > limits.max_tokens:
         raise WireError(f"both seats have at most {limits.max_tokens} tokens, got {total}")
     if header.other is not None and (header.alternatives or header.memory is not None):
         raise WireError("a trial of both seats has no alternatives and no guidance")
-
-
-def _check_counts(header: TrialHeader, limits: Limits) -> None:
-    """Check the counts of one trial."""
-    num_segments = len(header.num_tokens)
-    counts = (
-        ("segments", num_segments, 1, limits.max_segments),
-        ("lists of version runs", len(header.versions), num_segments, num_segments),
-        ("version runs", sum(map(len, header.versions)), 0, limits.max_runs),
-        ("turns", len(header.turns), 0, limits.max_turns),
-        ("tokens", sum(header.num_tokens), 1, limits.max_tokens),
-    )
-    for name, count, least, most in counts:
-        if not least <= count <= most:
-            raise WireError(f"a trial has {least} to {most} {name}, got {count}")
 
 
 def _check_values(
@@ -347,7 +342,9 @@ def _check_values(
         raise WireError(f"token ids are at least 0, got {tokens.min()}")
     if not np.isfinite(logprobs).all():
         raise WireError("logprobs are finite, got one that is not")
-    _check_turns(header, limits)
+    for number, turn in enumerate(header.turns):
+        if fault := _turn_fault(turn, header, limits):
+            raise WireError(f"turn {number} {fault}")
     _check_alternatives(header, limits)
     start = 0
     for segment, length in enumerate(header.num_tokens):
@@ -372,33 +369,29 @@ def _check_runs(segment: int, runs: Sequence[VersionRun], length: int, is_sample
         last = run.start
 
 
-def _check_turns(header: TrialHeader, limits: Limits) -> None:
-    """Check that every turn lies in an episode and a segment, and has a finite reward."""
-    for number, turn in enumerate(header.turns):
-        if not (0 <= turn.episode < header.num_episodes and turn.index >= 0):
-            raise WireError(
-                f"turn {number} is in episode {turn.episode} at {turn.index}, "
-                f"of {header.num_episodes} episodes"
-            )
-        if not 0 <= turn.segment < len(header.num_tokens):
-            raise WireError(
-                f"turn {number} is in segment {turn.segment} of {len(header.num_tokens)}"
-            )
-        if not 0 <= turn.start <= turn.stop <= header.num_tokens[turn.segment]:
-            raise WireError(
-                f"turn {number} spans {turn.start}:{turn.stop} in a segment of "
-                f"{header.num_tokens[turn.segment]} tokens"
-            )
-        if not 0 <= turn.num_reused <= turn.start:
-            raise WireError(
-                f"turn {number} reused {turn.num_reused} tokens of a prompt of {turn.start}"
-            )
-        if not math.isfinite(turn.reward):
-            raise WireError(f"turn {number} has reward {turn.reward}, expected a finite number")
-        if max(len(turn.action), len(turn.anchor)) > limits.max_text_chars:
-            raise WireError(f"turn {number} has over {limits.max_text_chars} characters of text")
-        if turn.info:
-            _check_info(number, turn.info, limits)
+def _turn_fault(turn: Turn, header: TrialHeader, limits: Limits) -> str:
+    """Return why a turn is in no episode or segment, or holds values that no turn has; else ""."""
+    if not (0 <= turn.episode < header.num_episodes and turn.index >= 0):
+        return f"is in episode {turn.episode} at {turn.index}, of {header.num_episodes} episodes"
+    if not 0 <= turn.segment < len(header.num_tokens):
+        return f"is in segment {turn.segment} of {len(header.num_tokens)}"
+    length = header.num_tokens[turn.segment]
+    if not 0 <= turn.start <= turn.stop <= length:
+        return f"spans {turn.start}:{turn.stop} in a segment of {length} tokens"
+    if not 0 <= turn.num_reused <= turn.start:
+        return f"reused {turn.num_reused} tokens of a prompt of {turn.start}"
+    if not math.isfinite(turn.reward):
+        return f"has reward {turn.reward}, expected a finite number"
+    if max(len(turn.action), len(turn.anchor)) > limits.max_text_chars:
+        return f"has over {limits.max_text_chars} characters of text"
+    if len(turn.info) > limits.max_info_chars:
+        return f"has over {limits.max_info_chars} characters of info"
+    try:
+        if turn.info:  # every reader parses it
+            msgspec.json.decode(turn.info, type=dict)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as fault:
+        return f"has an info that is no JSON object: {fault}"
+    return ""
 
 
 def _check_alternatives(header: TrialHeader, limits: Limits) -> None:
@@ -421,19 +414,9 @@ def _check_alternatives(header: TrialHeader, limits: Limits) -> None:
                 f"turn {step.turn} has an alternative of over {limits.max_alternative_chars} "
                 "characters"
             )
-        is_equal = step.place == step.token == -1
-        if not is_equal and not (turn.start <= step.place < turn.stop and 0 <= step.token < 2**31):
+        is_inside = turn.start <= step.place < turn.stop and 0 <= step.token < 2**31
+        if not is_inside and not step.place == step.token == -1:
             raise WireError(
                 f"the alternative of turn {step.turn} puts token {step.token} at {step.place}, "
                 f"outside of {turn.start}:{turn.stop} or of all token ids"
             )
-
-
-def _check_info(number: int, info: str, limits: Limits) -> None:
-    """Check that a turn's info is a JSON object, so that every reader can parse it."""
-    if len(info) > limits.max_info_chars:
-        raise WireError(f"turn {number} has over {limits.max_info_chars} characters of info")
-    try:
-        msgspec.json.decode(info, type=dict)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as fault:
-        raise WireError(f"turn {number} has an info that is no JSON object: {fault}") from fault

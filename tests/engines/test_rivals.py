@@ -156,7 +156,7 @@ def played(
             if not living.done():
                 await wire.inbox.put(Goodbye(reason="enough"))
             await living
-            assert not any(held.num_users for held in engine._past_policies._held.values())
+            assert not any(engine._past_policies._num_users.values())
             return waiting.result()
 
     return {(each.task.seed, each.index): each for each in asyncio.run(main())}

@@ -85,30 +85,30 @@ class MemoryJournal:
 
 
 class MemoryWeights:
-    """A `WeightStorage` without files: it knows which versions there are."""
+    """`WeightFiles` without files: it knows which versions there are."""
 
     def __init__(self, *versions: int) -> None:
         self._versions = list(versions)
 
     def write(self, snapshot: "Snapshot") -> Path:
-        """As `WeightStorage.write`."""
+        """As `WeightFiles.write`."""
         self._versions.append(snapshot.version)
         return self.file(snapshot.version)
 
     def file(self, version: int) -> Path:
-        """As `WeightStorage.file`."""
+        """As `WeightFiles.file`."""
         return Path(f"/weights/{version}")
 
     def versions(self) -> list[int]:
-        """As `WeightStorage.versions`."""
+        """As `WeightFiles.versions`."""
         return list(self._versions)
 
     def remove(self, versions: list[int]) -> None:
-        """As `WeightStorage.remove`."""
+        """As `WeightFiles.remove`."""
         self._versions = [each for each in self._versions if each not in versions]
 
     def describe(self) -> str:
-        """As `WeightStorage.describe`."""
+        """As `WeightFiles.describe`."""
         return "weights are nowhere"
 
 

@@ -287,6 +287,23 @@ await asyncio.Event().wait()
     run(main)
 
 
+def test_what_a_child_started_is_killed_though_the_child_has_ended(run: Run) -> None:
+    async def main(site: Site) -> None:
+        body = """
+grandchild = subprocess.Popen(["sleep", "3600"])
+status.send("started", pid=grandchild.pid)
+"""
+        child = await site.start(body)
+        events = child.events(HEALTHY_S)
+        await anext(events)
+        grandchild_ends = ends((await anext(events))["pid"])
+        assert await child.wait() == 0
+        child.kill()
+        assert grandchild_ends()
+
+    run(main)
+
+
 def test_a_child_lives_in_a_process_group_of_its_own(run: Run) -> None:
     async def main(site: Site) -> None:
         child = await site.start("await asyncio.Event().wait()")

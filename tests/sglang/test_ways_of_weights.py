@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -19,9 +18,6 @@ from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.sglang.engine import SglangEngine
 from mage_services.weights.weight_sender import WeightSender
 from mage_services.weights.weight_store import WeightFiles
-
-if TYPE_CHECKING:
-    from mage_services.weights.weight_transport import WeightStorage
 
 TURNS, TOKENS = 6, 24
 
@@ -74,7 +70,7 @@ def test_every_way_brings_the_same_weights_while_turns_are_drawn(tmp_path: Path)
     trained = model()
     trained.save_pretrained(tmp_path / "policy")
     run = RunDirectory(tmp_path)
-    transports: list[WeightStorage] = [
+    transports: list[WeightFiles] = [
         WeightFiles(run.weights),
         WeightFiles(run.shared_weights),
         WeightSender(run.weights, "gloo", lambda version: False),

@@ -62,7 +62,12 @@ def nodes() -> list[Node]:
     """Return the living nodes, sorted by address."""
     import ray
 
-    found = [_node(facts) for facts in ray.nodes() if facts["Alive"]]
+    found = list[Node]()
+    for facts in ray.nodes():
+        if facts["Alive"]:
+            has = facts["Resources"]
+            cores, gpus = has.get("CPU", 0.0), has.get("GPU", 0.0)
+            found.append(Node(facts["NodeID"], facts["NodeManagerAddress"], cores, gpus))
     return sorted(found, key=lambda node: (node.address, node.id))
 
 
@@ -72,12 +77,6 @@ def own_node() -> Node:
 
     own = ray.get_runtime_context().get_node_id()
     return next(node for node in nodes() if node.id == own)
-
-
-def _node(facts: dict[str, Any]) -> Node:
-    has = facts["Resources"]
-    cores, gpus = has.get("CPU", 0.0), has.get("GPU", 0.0)
-    return Node(facts["NodeID"], facts["NodeManagerAddress"], cores, gpus)
 
 
 def on(node: Node) -> Any:

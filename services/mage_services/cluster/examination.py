@@ -20,7 +20,7 @@ from mage_async.config.schema import Config, Pretrained
 from mage_async.doctor.cluster_faults import ClusterFacts, Needs, NodeFacts
 from mage_async.errors import ConfigError
 from mage_services.cluster.connection import Node, joined, nodes, on, own_node
-from mage_services.cluster.placement import Bundles, port_of, total
+from mage_services.cluster.placement import bundles_of, port_of, total
 from mage_services.processes.startup import build_digest
 
 LIBRARIES = ("torch", "transformers", "pyzmq", "msgpack", "safetensors", "ray")
@@ -51,12 +51,7 @@ class Probe:
         """
         digest, _ = model_digest(source)
         free = shutil.disk_usage(tempfile.gettempdir()).free
-        return {
-            "versions": _versions(),
-            "free_bytes": free,
-            "gpus": _num_gpus(),
-            "model": digest,
-        }
+        return dict(versions=_versions(), free_bytes=free, gpus=_num_gpus(), model=digest)
 
     def listen(self, host: str, port: int) -> tuple[int, str]:
         """Listen as the learner will; return the port, and why listening failed or ""."""
@@ -224,8 +219,8 @@ def _reached(config: Config, own: Node, probes: dict[Node, Any]) -> tuple[str, d
 
 
 def _needs(config: Config, num_actors: int, has_gpus: bool) -> Needs:
-    bundles = Bundles.of(config, has_gpus)
-    cores, gpus = total([bundles.learner, *[bundles.actor] * (num_actors + 1)])
+    learner, actor = bundles_of(config, has_gpus)
+    cores, gpus = total([learner, *[actor] * (num_actors + 1)])
     source = _source_of(config)
     return Needs(int(cores), int(gpus), model_digest(source)[1], source)
 

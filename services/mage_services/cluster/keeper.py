@@ -73,7 +73,7 @@ class Keeper:
             self._child = child = await SupervisedProcess.start(spec)
             async for event in child.events(silence_s):
                 if event["event"] == "wants":
-                    child.answer(await self._answer(Path(event["path"]), Path(folder)))
+                    child.send(await self._answer(Path(event["path"]), Path(folder)))
                 else:
                     yield event
             code = await child.wait()
@@ -177,7 +177,9 @@ class ServedFiles:
             stamp = path, path.stat().st_mtime_ns
             if stamp not in self._answers:
                 files = sorted(path.iterdir()) if path.is_dir() else [path]
-                answer = [(_name(file, path), _put(file)) for file in files if file.is_file()]
+                names = (file.relative_to(path).name for file in files)
+                parts = zip(names, files, strict=True)
+                answer = [(name, _put(file)) for name, file in parts if file.is_file()]
                 self._answers = dict([*self._answers.items(), (stamp, answer)][-KEPT_ANSWERS:])
             return self._answers[stamp]
         except OSError as fault:
@@ -195,10 +197,6 @@ class ServedFiles:
         with socket.socket() as probe:
             probe.bind((host, 0))
             return f"tcp://{host}:{port or probe.getsockname()[1]}"
-
-
-def _name(file: Path, path: Path) -> str:
-    return "" if file == path else file.name
 
 
 def _put(file: Path) -> Any:

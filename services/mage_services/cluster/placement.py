@@ -107,22 +107,16 @@ Bundle = dict[str, float]
 """Amount of each resource, by Ray's name of the resource."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bundles:
-    """The resources that each process reserves, by Ray's names: CPU and GPU."""
-
-    learner: Bundle
-    actor: Bundle
-
-    @staticmethod
-    def of(config: Config, has_gpus: bool) -> "Bundles":
-        """Reserve a core for each thread, and a GPU for each rank and each GPU of an engine."""
-        on_gpus = has_gpus and config.engine.kind == "sglang"
-        trains_on_gpus = config.learner.device.startswith("cuda")
-        return Bundles(
-            _bundle(config.learner.threads, config.learner.ranks if trains_on_gpus else 0),
-            _bundle(config.engine.threads, config.engine.num_gpus if on_gpus else 0),
-        )
+def bundles_of(config: Config, has_gpus: bool) -> tuple[Bundle, Bundle]:
+    """Return what the learner reserves, and what each actor and the evaluator do: a core for each
+    thread, and a GPU for each rank and each GPU of an engine.
+    """
+    on_gpus = has_gpus and config.engine.kind == "sglang"
+    trains_on_gpus = config.learner.device.startswith("cuda")
+    return (
+        _bundle(config.learner.threads, config.learner.ranks if trains_on_gpus else 0),
+        _bundle(config.engine.threads, config.engine.num_gpus if on_gpus else 0),
+    )
 
 
 def check(config: Config) -> None:
@@ -163,7 +157,7 @@ class Placement:
     """Ray's placement group of the learner and the evaluator, on the node of this process."""
     _actor_group: Any = None
     """Ray's placement group of the actors."""
-    _bundles: Bundles | None = None
+    _bundles: tuple[Bundle, Bundle] = ({}, {})
     _served_files: Any = None
     """Ray handle of `ServedFiles`, on the node of this process."""
 
@@ -176,8 +170,9 @@ class Placement:
         import ray
         from ray.util.placement_group import placement_group
 
-        self._bundles = bundles = Bundles.of(self.config, any(node.gpus for node in nodes()))
-        own, actors = [bundles.learner, bundles.actor], [bundles.actor] * self.num_actors
+        has_gpus = any(node.gpus for node in nodes())
+        self._bundles = learner, actor = bundles_of(self.config, has_gpus)
+        own, actors = [learner, actor], [actor] * self.num_actors
         selector = [{"ray.io/node-id": own_node().id}] * len(own)
         self._run_group = placement_group(own, "STRICT_PACK", bundle_label_selector=selector)
         self._actor_group = placement_group(actors, "PACK")
@@ -210,14 +205,11 @@ class Placement:
 
     def _keeper(self, name: str, is_actor: bool) -> Any:
         """Start the keeper of a process in the bundle that was reserved for the process."""
-        assert self._bundles is not None
-        own = (self.run.root, self.keys)
+        own, (learner, actor) = (self.run.root, self.keys), self._bundles
         if is_actor:
-            number, needs = int(name.removeprefix("actor-")), self._bundles.actor
-            return _create(Keeper, self._actor_group, number, needs, *own, self._served_files)
-        number, needs = (
-            (0, self._bundles.learner) if name == "learner" else (1, self._bundles.actor)
-        )
+            number = int(name.removeprefix("actor-"))
+            return _create(Keeper, self._actor_group, number, actor, *own, self._served_files)
+        number, needs = (0, learner) if name == "learner" else (1, actor)
         return _create(Keeper, self._run_group, number, needs, *own, None)
 
     async def _placed(self, name: str, keeper: Any) -> str:

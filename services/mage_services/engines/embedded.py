@@ -11,9 +11,10 @@ seats, have schedulers of their own.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,6 @@ MAX_IDLE = 4
 """Most past versions kept without a user."""
 
 
-@dataclass(slots=True)
-class _Held:
-    scheduler: Scheduler
-    num_users: int = 0
-
-
 class PastPolicies:
     """Past versions of the policy that are held in memory, each with a scheduler of its own.
 
@@ -59,7 +54,8 @@ class PastPolicies:
     """
 
     def __init__(self, make: Callable[[int, Path], Scheduler]) -> None:
-        self._make, self._held = make, dict[int, _Held]()
+        self._make, self._schedulers = make, dict[int, Scheduler]()
+        self._num_users = Counter[int]()
         self._reading = asyncio.Lock()
         self._past_s = 0.0
 
@@ -70,18 +66,18 @@ class PastPolicies:
             PolicyError: the file cannot be used.
         """
         async with self._reading:
-            if version not in self._held:
-                self._held[version] = _Held(await asyncio.to_thread(self._make, version, path))
-            held = self._held.pop(version)
-            held.num_users += 1
-            self._held[version] = held  # the most recently used is the last
+            scheduler = self._schedulers.pop(version, None)
+            if scheduler is None:
+                scheduler = await asyncio.to_thread(self._make, version, path)
+            self._schedulers[version] = scheduler  # the most recently used is the last
+            self._num_users[version] += 1
 
     def release(self, version: int) -> None:
         """Take note that a user has finished; drop the least recently used unused versions."""
-        self._held[version].num_users -= 1
-        idle = [each for each, held in self._held.items() if not held.num_users]
+        self._num_users[version] -= 1
+        idle = [each for each in self._schedulers if not self._num_users[each]]
         for each in idle[:-MAX_IDLE]:
-            self._past_s += self._held.pop(each).scheduler.statistics().forward_s
+            self._past_s += self._schedulers.pop(each).statistics().forward_s
 
     def scheduler(self, version: int) -> Scheduler:
         """Return the scheduler of a held version.
@@ -89,13 +85,13 @@ class PastPolicies:
         Raises:
             RunError: the version is not held.
         """
-        if version not in self._held:
+        if version not in self._schedulers:
             raise RunError(f"version {version} is not held beside the current one")
-        return self._held[version].scheduler
+        return self._schedulers[version]
 
     def schedulers(self) -> list[Scheduler]:
         """Return the schedulers of all held versions."""
-        return [held.scheduler for held in self._held.values()]
+        return list(self._schedulers.values())
 
     def add_to(self, current: Statistics) -> Statistics:
         """Return the statistics of the current version with time and memory of past versions."""
@@ -199,9 +195,6 @@ class EmbeddedEngine(Engine):
                 await self._wait_for_next_prompts()
                 self._has_work.set()
 
-    def _scheduler_of(self, rival: int | None) -> Scheduler:
-        return self._scheduler if rival is None else self._past_policies.scheduler(rival)
-
     def _schedulers(self) -> list[Scheduler]:
         """Return the schedulers of the current version and of held past versions."""
         return [self._scheduler, *self._past_policies.schedulers()]
@@ -260,8 +253,10 @@ class EmbeddedEngine(Engine):
     def _submit(self, prompt: Prompt, future: asyncio.Future[Completion]) -> None:
         if future.done():
             return
+        rival = prompt.rival
         try:
-            self._scheduler_of(prompt.rival).submit(prompt)
+            serving = self._scheduler if rival is None else self._past_policies.scheduler(rival)
+            serving.submit(prompt)
         except MageError as error:
             future.set_exception(error)
         else:

@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from hashlib import blake2s
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -101,19 +100,14 @@ class Engine(ABC):
             task.add_done_callback(self._task_ended)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *failure: Any) -> None:
         """Stop. A failure of the block is raised as it is, a failure of the engine as a group."""
         for task in self._tasks:
             task.cancel()
         # The task group would wrap a failure of the block in a group of exceptions, but has to know
         # of a cancellation.
-        is_cancelled = isinstance(error, asyncio.CancelledError)
-        await self._group.__aexit__(*((kind, error, trace) if is_cancelled else (None,) * 3))
+        is_cancelled = isinstance(failure[1], asyncio.CancelledError)
+        await self._group.__aexit__(*(failure if is_cancelled else (None,) * 3))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """Fail every waiting call: the engine has ended."""

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -37,40 +37,34 @@ def export(
     if file.suffix not in WRITERS:
         known = " or ".join([", ".join([*WRITERS][:-1]), [*WRITERS][-1]])
         raise RunError(f"{file}: an export ends in {known}, got {file.suffix!r}")
-    working = file.with_name(f".{file.name}.part")
+    working, number = file.with_name(f".{file.name}.part"), count()
+    counted = (trial for trial, _ in zip(trials, number, strict=False))
     try:
         _remove(working)
-        count = WRITERS[file.suffix](trials, chat, working, run)
+        WRITERS[file.suffix](counted, chat, working, run)
         os.replace(working, file)
     except OSError as fault:
         raise RunError(f"{file} cannot be written: {fault.strerror}") from fault
     finally:
         _remove(working)
-    return count
+    return next(number)
 
 
 def _remove(working: Path) -> None:
-    if working.is_dir():
-        shutil.rmtree(working)
-    else:
-        working.unlink(missing_ok=True)
+    shutil.rmtree(working, ignore_errors=True)
+    working.unlink(missing_ok=True)
 
 
-def _write_lines(trials: Iterable[AttributedTrial], chat: ChatFormat, file: Path, run: str) -> int:
-    count = 0
+def _write_lines(trials: Iterable[AttributedTrial], chat: ChatFormat, file: Path, run: str) -> None:
     with file.open("w") as out:
-        for trial in trials:
-            out.write(json.dumps(trial_row(trial, chat)) + "\n")
-            count += 1
-    return count
+        out.writelines(json.dumps(trial_row(trial, chat)) + "\n" for trial in trials)
 
 
 def _write_trajectories(
     trials: Iterable[AttributedTrial], chat: ChatFormat, folder: Path, run: str
-) -> int:
+) -> None:
     """Write one folder per trial, with the two files that Harbor's viewer looks for."""
     folder.mkdir()
-    count = 0
     for trial in trials:
         name, task = trajectory_name(trial), trial.trial.task
         agent = folder / name / "agent"
@@ -78,21 +72,21 @@ def _write_trajectories(
         (agent / "trajectory.json").write_text(json.dumps(trajectory_of(trial, run, __version__)))
         config = {"task": {"path": f"{task.environment}/{task.member}"}, "trial_name": name}
         (folder / name / "config.json").write_text(json.dumps(config))
-        count += 1
-    return count
 
 
 def write_dataset(
     trials: Iterable[AttributedTrial], chat: ChatFormat, folder: Path, run: str
-) -> int:
+) -> None:
     """Write a folder for HuggingFace's `datasets.load_dataset`, ready to be uploaded."""
     (folder / "data").mkdir(parents=True)
     (folder / "README.md").write_text(CARD)
-    return write_parquet(trials, chat, folder / "data" / "train.parquet", run)
+    write_parquet(trials, chat, folder / "data" / "train.parquet", run)
 
 
-def write_parquet(trials: Iterable[AttributedTrial], chat: ChatFormat, file: Path, run: str) -> int:
-    """Write one row per trial; returns how many.
+def write_parquet(
+    trials: Iterable[AttributedTrial], chat: ChatFormat, file: Path, run: str
+) -> None:
+    """Write one row per trial.
 
     Raises:
         RunError: pyarrow is not installed.
@@ -105,14 +99,12 @@ def write_parquet(trials: Iterable[AttributedTrial], chat: ChatFormat, file: Pat
             "Parquet needs pyarrow: pip install 'mage_async[export]', or export to a file that "
             "ends in .jsonl"
         ) from None
-    schema, trials, count = _schema(pyarrow), iter(trials), 0
+    schema, trials = _schema(pyarrow), iter(trials)
     with pyarrow.parquet.ParquetWriter(file, schema) as out:
         while rows := [
             trial_row(trial, chat) | token_columns(trial) for trial in islice(trials, ROWS_AT_ONCE)
         ]:
             out.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
-            count += len(rows)
-    return count
 
 
 def _schema(pyarrow: Any) -> Any:
@@ -161,7 +153,7 @@ configs:
 Trials of a run of mage_async, a row each; `docs/why_a_turn.md` explains the columns.
 """
 
-WRITERS: dict[str, Callable[[Iterable[AttributedTrial], ChatFormat, Path, str], int]] = {
+WRITERS: dict[str, Callable[[Iterable[AttributedTrial], ChatFormat, Path, str], None]] = {
     ".jsonl": _write_lines,
     ".parquet": write_parquet,
     ".dataset": write_dataset,

@@ -129,15 +129,12 @@ def _decode_trial(data: bytes, limits: Limits) -> TrialResult:
     sizes = _SIZES.unpack_from(data)
     if sum(sizes) != len(data) - _SIZES.size:
         raise WireError(f"frames of {sum(sizes)} bytes in {len(data) - _SIZES.size}")
-    message = decode(_split(memoryview(data)[_SIZES.size :], sizes), limits, is_checked=True)
+    offsets = pairwise(accumulate(sizes, initial=_SIZES.size))
+    frames = [memoryview(data)[start:stop] for start, stop in offsets]
+    message = decode(frames, limits, is_checked=True)
     if not isinstance(message, TrialResult):
         raise WireError(f"expected a trial, got {type(message).__name__}")
     return replace(message, frames=())
-
-
-def _split(data: memoryview, sizes: Sequence[int]) -> list[memoryview]:
-    offsets = pairwise(accumulate(sizes, initial=0))
-    return [data[start:stop] for start, stop in offsets]
 
 
 def _checksum(length: int, pieces: Sequence[Frame]) -> int:

@@ -30,7 +30,6 @@ from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint, wr
 from mage_async.policy.load import load_frozen_policies, loads_on
 from mage_async.policy.lora import load_trained
 from mage_async.policy.weight_digest import (
-    WeightDigests,
     digested_snapshot,
     is_scored,
     overall,
@@ -156,12 +155,12 @@ class Training:
         """Return the journal's record of the step that was just trained, and a copy of its
         weights.
         """
-        snapshot, digests = self.snapshot()
+        snapshot, tensors = self.snapshot()
         commit = Commit(
             version=self.trainer.version,
             grants=tuple(group.grant for group in groups),
-            digest=digests.whole,
-            tensors=digests.tensors,
+            digest=overall(tensors),
+            tensors=tensors,
             time_s=time_s,
         )
         return commit, snapshot
@@ -183,9 +182,9 @@ class Training:
         sequences = training_sequences(groups, self.trainer.config, self.trainer.model.device)
         return self.trainer.parity(sequences)
 
-    def snapshot(self) -> "tuple[Snapshot | SharedSnapshot, WeightDigests]":
+    def snapshot(self) -> "tuple[Snapshot | SharedSnapshot, dict[str, str]]":
         """Copy the current weights, to be published while the next step is trained, and compute
-        their digests.
+        the digest of each tensor.
 
         Some versions are scored: the copy has the log-probs of the probe tokens, by which engines
         check what they loaded.
@@ -203,7 +202,7 @@ class Training:
             with self.trainer.read(1) as model:
                 logprobs = probe_logprobs(model)
         file = weights_file(self.config.transport.weights.folder(self.run), version)
-        return self.sharded.snapshot(file, logprobs), WeightDigests(tensors, overall(tensors))
+        return self.sharded.snapshot(file, logprobs), tensors
 
     def digest(self) -> str:
         """Return the digest of the current weights, as a commit records it."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mage_async.policy.snapshot import Snapshot
+from mage_async.policy.weight_digest import overall
 from mage_async.protocol.journal_records import Commit
 from mage_async.trajectory import Group
 from mage_services.journal.writer import JournalFile
@@ -79,8 +80,8 @@ class TrainingLoop:
             text = "actors begin with newer weights than admission.lag says"
             self._status.send("note", text=text)
         await self.run_log.write_method_states()
-        snapshot, digests = await self._thread.call(self._training.snapshot)
-        self.publisher.offer(snapshot, digests.whole)
+        snapshot, tensors = await self._thread.call(self._training.snapshot)
+        self.publisher.offer(snapshot, overall(tensors))
         await self.publisher.wait_until_announced()
         self._enter("batch not full")
         while self._training.trainer.version < self._config.learner.steps:

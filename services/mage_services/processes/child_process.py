@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -289,7 +289,7 @@ class ChildProcess(Generic[T]):
         """
         ours, theirs = socket.socketpair()
         try:
-            with theirs, _output(log) as out:
+            with theirs, nullcontext(2) if log is None else log.open("ab") as out:
                 process = await asyncio.create_subprocess_exec(
                     *command, **_popen_options(theirs, out, variables or {})
                 )
@@ -371,7 +371,7 @@ class BlockingChild(Generic[T]):
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         ours, theirs = socket.socketpair()
-        with theirs, _output(log) as out:
+        with theirs, nullcontext(2) if log is None else log.open("ab") as out:
             options = _popen_options(theirs, out, variables or {}) | {"start_new_session": False}
             self.process = subprocess.Popen(command, **options)
         self.channel: BlockingChannel[T] = BlockingChannel(ours, kind, max_message_bytes)
@@ -404,16 +404,6 @@ def _popen_options(theirs: socket.socket, out: Any, variables: Mapping[str, str]
         "start_new_session": True,
         "env": os.environ | own,
     }
-
-
-@contextmanager
-def _output(log: Path | None) -> Iterator[Any]:
-    """Yield the file to which a child prints: its log, or the stderr of this process."""
-    if log is None:
-        yield 2
-        return
-    with log.open("ab") as file:
-        yield file
 
 
 def inherited_socket() -> socket.socket | None:

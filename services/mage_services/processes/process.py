@@ -85,9 +85,7 @@ class Status:
 
     def __init__(self) -> None:
         end = inherited_socket()
-        self.channel: BlockingChannel[ToProcess] | None = (
-            None if end is None else BlockingChannel(end, ToProcess)
-        )
+        self.channel = BlockingChannel[ToProcess](end, ToProcess) if end else None
 
     def send(self, event: str, **fields: Any) -> None:
         """Send a status event. A supervisor that has ended is no error: this process ends too."""
@@ -105,16 +103,16 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
     die_with_parent()
     status = Status()
-    is_terminated = False
+    received = None
     try:
-        is_terminated = uvloop.run(_until_terminated(main, status))
+        received = uvloop.run(until_signalled(_with_heartbeat(main, status), signal.SIGTERM))
     except* MageError as group:
         error = first_failure(group)
         _fail(status, EXIT_DETERMINISTIC if error.is_deterministic else EXIT_FAILED, error)
     except* Exception as group:  # a bug: the traceback goes into the process's log
         traceback.print_exception(group)
         _fail(status, EXIT_BUG, first_failure(group))
-    if is_terminated:
+    if received:
         sys.exit(EXIT_TERMINATED)
 
 
@@ -128,41 +126,38 @@ async def ticks(seconds: float) -> AsyncIterator[float]:
     due = loop.time()
     while True:
         due = max(due + seconds, loop.time())
-        waiter = loop.create_future()
-        handle = loop.call_at(due, _wake, waiter)
-        try:
-            yield await waiter
-        finally:
-            handle.cancel()
+        await asyncio.sleep(due - loop.time())
+        yield loop.time()
 
 
-def _wake(waiter: asyncio.Future[float]) -> None:
-    if not waiter.done():
-        waiter.set_result(asyncio.get_running_loop().time())
-
-
-async def _until_terminated(main: Callable[[Status], Awaitable[None]], status: Status) -> bool:
-    """Run `main` and the heartbeat until `main` returns or SIGTERM cancels both; return whether
-    SIGTERM did.
+async def until_signalled(work: Awaitable[None], *signals: int) -> int | None:
+    """Await `work` until its end, or until the first of some signals cancels this task; return the
+    signal's number, or None.
     """
-    task = asyncio.current_task()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    is_terminated = asyncio.Event()
+    received: list[int] = []
 
-    def terminate() -> None:
-        is_terminated.set()
-        task.cancel()
+    def end(number: int) -> None:
+        if not received:
+            received.append(number)
+            task.cancel()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    for number in signals:
+        loop.add_signal_handler(number, end, number)
     try:
-        async with asyncio.TaskGroup() as tasks:
-            beat = tasks.create_task(_beat(status), name="heartbeat")
-            await main(status)
-            beat.cancel()
+        await work
     except asyncio.CancelledError:
-        if not is_terminated.is_set():
+        if not received:
             raise
-    return is_terminated.is_set()
+    return received[0] if received else None
+
+
+async def _with_heartbeat(main: Callable[[Status], Awaitable[None]], status: Status) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        beat = tasks.create_task(_beat(status), name="heartbeat")
+        await main(status)
+        beat.cancel()
 
 
 async def _beat(status: Status) -> None:
@@ -170,9 +165,8 @@ async def _beat(status: Status) -> None:
         status.send("beat")
 
 
-def first_failure(group: BaseExceptionGroup[E]) -> E:
-    """Return the first exception in a tree of exception groups."""
-    error: E | BaseExceptionGroup[E] = group
+def first_failure(error: E | BaseExceptionGroup[E]) -> E:
+    """Return the first exception in a tree of exception groups; another exception as it is."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -8,18 +8,13 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_services.processes.child_process import (
-    ChildProcess,
-    end_in_words,
-    last_line,
-    module_command,
-)
+from mage_services.processes.child_process import ChildProcess, end_in_words, module_command
 from mage_services.processes.process import EXIT_DETERMINISTIC
-from mage_services.processes.startup import Begin, CopiedFile
+from mage_services.processes.startup import Begin
 
 FIRST_EVENT_S = 180.0
 """Time limit for the first event of a process: imports take a while on a busy machine."""
@@ -65,37 +60,27 @@ class RunningProcess(Protocol):
     def epitaph(self, code: int) -> str: ...
 
 
-class SupervisedProcess:
+class SupervisedProcess(ChildProcess[dict[str, Any]]):
     """A running process of this machine."""
 
+    spec: ProcessSpec
     node = ""
-
-    def __init__(self, spec: ProcessSpec, child: ChildProcess[dict[str, Any]]) -> None:
-        self.spec, self._child = spec, child
-        self.failure = ""
-        """The reason that the process gave for its failure."""
-        self.was_silent = False
+    failure = ""
+    """The reason that the process gave for its failure."""
+    was_silent = False
 
     @classmethod
-    async def start(cls, spec: ProcessSpec) -> "SupervisedProcess":
+    async def start(cls, spec: ProcessSpec) -> Self:  # type: ignore[override]
         """Start a process. Cancellation in here leaves at most one that ends with this process."""
-        numbers = ",".join(map(str, spec.devices))
-        variables = {"CUDA_VISIBLE_DEVICES": numbers} if spec.devices else {}
-        variables |= {**spec.variables, "OMP_NUM_THREADS": str(spec.threads)}
-        child = await ChildProcess[dict[str, Any]].start(
-            module_command(spec.module, *spec.arguments),
-            dict[str, Any],
-            variables=variables,
-            log=spec.log,
-        )
+        variables = {**spec.variables, "OMP_NUM_THREADS": str(spec.threads)}
+        if spec.devices:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.devices))
+        command = module_command(spec.module, *spec.arguments)
+        child = await super().start(command, dict[str, Any], variables=variables, log=spec.log)
+        child.spec = spec
         if spec.config is not None:
             child.send(Begin(config_file.as_tables(spec.config)))
-        return cls(spec, child)
-
-    @property
-    def pid(self) -> int:
-        """Process id; the process leads a process group of its own."""
-        return self._child.pid
+        return child
 
     async def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]:
         """Yield the status events of the process until it ends, each with the time it came ("at").
@@ -110,7 +95,7 @@ class SupervisedProcess:
             timeout_s = min(NOTICE_S, max(allowed - silent_s, allowed / 10))
             try:
                 async with asyncio.timeout(timeout_s):
-                    event = await self._child.receive()
+                    event = await self.receive()
             except TimeoutError:
                 if loop.time() - began > timeout_s + STALL_S:
                     continue  # this process was stopped: what has come since is not read yet
@@ -141,23 +126,6 @@ class SupervisedProcess:
             return 0.0
         return int(running_and_waiting.split()[1]) / 1e9
 
-    async def wait(self) -> int:
-        """Return the exit code, negative for a signal. Cancellation leaves the process running."""
-        return await self._child.wait()
-
-    def answer(self, file: CopiedFile) -> None:
-        """Answer a process that requested a file of its run."""
-        self._child.send(file)
-
-    def terminate(self) -> None:
-        """Ask the process to end."""
-        self._child.terminate()
-
-    def kill(self) -> None:
-        """Kill the process and what it started."""
-        if self._child.is_running:
-            self._child.kill()
-
     def epitaph(self, code: int) -> str:
         """Return one line that says which process failed, and why."""
         how = end_in_words(code)
@@ -165,5 +133,5 @@ class SupervisedProcess:
             how = "cannot go on"
         elif self.was_silent:
             how = "said nothing for too long and was killed"
-        reason = self.failure or last_line(self.spec.log)
+        reason = self.failure or self.last_line()
         return f"{self.spec.name} {how}" + (f": {reason}" if reason else f"; see {self.spec.log}")

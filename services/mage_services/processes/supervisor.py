@@ -23,6 +23,7 @@ from mage_async.config.schema import Config, Pretrained
 from mage_async.doctor import Doctor
 from mage_async.errors import DeterministicFailure, Halted, RunError
 from mage_async.results.run_directory import RunDirectory
+from mage_services.processes import process
 from mage_services.processes.process import EXIT_DETERMINISTIC, TimeAccounting, append_lines
 from mage_services.processes.supervised_process import (
     ProcessSpec,
@@ -52,19 +53,6 @@ LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": 
 # (`bench/models/step_memory.py`).
 
 
-@dataclass(frozen=True, slots=True)
-class BadEnd:
-    """The end of a process that had not done its work."""
-
-    epitaph: str
-    """One line that says which process ended, and how."""
-    is_from_outside: bool
-    """Whether a signal from outside the run killed the process."""
-    is_deterministic: bool
-    """Whether the process would fail again in the same way."""
-    made_progress: bool
-
-
 @dataclass(slots=True)
 class Supervisor:
     """The processes of one run."""
@@ -83,8 +71,8 @@ class Supervisor:
     _is_over: bool = False
     """Whether the learner has ended well, and actors had `LEAVE_S` to do so too."""
     _num_restarts: dict[str, int] = field(default_factory=dict)
-    _num_starting: int = 0
-    """Processes that have not sent an event yet."""
+    _starting: set[str] = field(default_factory=set)
+    """Names of processes that have not sent an event yet."""
     _num_backing_off: int = 0
     time: TimeAccounting = field(default_factory=lambda: TimeAccounting("process starting"))
     """Wall time by state: `view` draws events, `process starting` waits for a first event,
@@ -114,18 +102,21 @@ class Supervisor:
     async def _keep(self, spec: ProcessSpec) -> None:
         """Start a process, and restart it within its budget, until it ends well."""
         began = time.monotonic()
-        while (end := await self._live(spec)) is not None:
-            if self._is_not_needed(spec):
+        while True:
+            child, code, made_progress = await self._live(spec)
+            if code == 0 or self._is_not_needed(spec):
                 return
-            if end.is_deterministic:
-                raise DeterministicFailure(end.epitaph)
-            if end.made_progress and time.monotonic() - began > HEALTHY_S:
+            epitaph = child.epitaph(code)
+            if code == EXIT_DETERMINISTIC:  # it would fail again in the same way
+                raise DeterministicFailure(epitaph)
+            if made_progress and time.monotonic() - began > HEALTHY_S:
                 self._num_restarts[spec.name] = 0
             self._num_restarts[spec.name] = count = self._num_restarts.get(spec.name, 0) + 1
             if count > self.config.supervision.max_restarts:
-                raise RunError(end.epitaph)
-            self._show("supervisor", {"event": "restarting", "text": end.epitaph})
-            if not end.is_from_outside:  # the cause of a failure may last; that of a kill is over
+                raise RunError(epitaph)
+            self._show("supervisor", {"event": "restarting", "text": epitaph})
+            # The cause of a failure may last; that of a kill from outside the run is over.
+            if code != -signal.SIGKILL or child.was_silent:
                 await self._back_off(count)
             if self._is_not_needed(spec):
                 return
@@ -140,45 +131,36 @@ class Supervisor:
         stop waiting for those that still have no room on a node.
         """
         await asyncio.wait([kept["learner"]])
-        actors = [task for name, task in kept.items() if name.startswith("actor-")]
-        await asyncio.wait(actors, timeout=LEAVE_S)
+        actors = {name: task for name, task in kept.items() if name.startswith("actor-")}
+        await asyncio.wait(actors.values(), timeout=LEAVE_S)
         self._is_over = True
-        for child in self._children:
-            if child.spec.name.startswith("actor-"):
+        living = {child.spec.name: child for child in self._children}
+        for name, task in actors.items():
+            if child := living.get(name):
                 child.terminate()
-        living = {child.spec.name for child in self._children}
-        for name, task in kept.items():
-            if name.startswith("actor-") and name not in living:
+            else:
                 task.cancel()
 
-    async def _live(self, spec: ProcessSpec) -> BadEnd | None:
-        """Run one life of a process; return None where it ended well."""
-        self._num_starting += 1
-        is_starting, made_progress = True, False
+    async def _live(self, spec: ProcessSpec) -> tuple[RunningProcess, int, bool]:
+        """Run one life of a process; return it, its exit code, and whether it made progress."""
+        self._starting.add(spec.name)
+        made_progress = False
         try:
             child = await self.start(spec)
             self._children.add(child)
             where = {"node": child.node} if child.node else {}
             self._show("supervisor", {"event": "started", "text": spec.name} | where)
             async for event in child.events(self.config.supervision.silence_s):
-                self._num_starting -= is_starting
-                is_starting = False
+                self._starting.discard(spec.name)
                 made_progress |= event["event"] in PROGRESS
                 self._show(spec.name, event)
                 if event["event"] == "step":
                     self._examine(event["metrics"])
             code = await child.wait()
         finally:
-            self._num_starting -= is_starting
+            self._starting.discard(spec.name)
         self._children.discard(child)
-        if code == 0:
-            return None
-        return BadEnd(
-            child.epitaph(code),
-            is_from_outside=code == -signal.SIGKILL and not child.was_silent,
-            is_deterministic=code == EXIT_DETERMINISTIC,
-            made_progress=made_progress,
-        )
+        return child, code, made_progress
 
     async def _back_off(self, count: int) -> None:
         """Wait before a restart. Cancellation cuts it short."""
@@ -209,7 +191,7 @@ class Supervisor:
 
     def _book(self) -> None:
         """Enter the state of the time accounting that names what is waited for."""
-        living = "process starting" if self._num_starting else "processes"
+        living = "process starting" if self._starting else "processes"
         self.time.enter("back-off" if self._num_backing_off else living)
 
     async def _end_all(self) -> None:
@@ -226,22 +208,21 @@ class Supervisor:
 
     def _specs(self) -> Sequence[ProcessSpec]:
         threads, devices_of = self.config.engine.threads, self.config.engine.devices_of
-        specs = [
-            self._spec("learner", "mage_services.learner.learner", self.config.learner.threads)
+        actor = "mage_services.actor.actor"
+        return [
+            self._spec("learner", "mage_services.learner.learner", self.config.learner.threads),
+            *(
+                self._spec(f"actor-{number}", actor, threads, devices_of(number))
+                for number in range(self.num_actors)
+            ),
+            self._spec("evaluator", "mage_services.actor.evaluator", threads, devices_of(-1)),
         ]
-        for number in range(self.num_actors):
-            own = devices_of(number)
-            specs.append(self._spec(f"actor-{number}", "mage_services.actor.actor", threads, own))
-        own = devices_of(-1)
-        specs.append(self._spec("evaluator", "mage_services.actor.evaluator", threads, own))
-        return specs
 
     def _spec(
         self, name: str, module: str, threads: int, devices: tuple[int, ...] = ()
     ) -> ProcessSpec:
-        arguments = (str(self.run.root), "--name", name, "--address", self.address)
-        if self.resume:
-            arguments = (*arguments, "--resume")
+        resume = ("--resume",) if self.resume else ()
+        arguments = (str(self.run.root), "--name", name, "--address", self.address, *resume)
         trains_large = name == "learner" and isinstance(self.config.policy, Pretrained)
         variables = LARGE_TENSORS if trains_large else {}
         log = self.run.log_of(name)
@@ -254,23 +235,9 @@ async def until_signalled(supervisor: Supervisor) -> int | None:
     """Supervise until the end of the run, or until SIGINT, SIGTERM or SIGHUP; return the signal's
     number, or None.
     """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    received: list[int] = []
-
-    def end(number: int) -> None:
-        if not received:
-            received.append(number)
-            task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, end, number)
-    try:
-        await supervisor.supervise()
-    except asyncio.CancelledError:
-        if not received:
-            raise
-    return received[0] if received else None
+    return await process.until_signalled(
+        supervisor.supervise(), signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    )
 
 
 # The files in which `mage view` reads what the processes of a run do. `events.jsonl` grows by a

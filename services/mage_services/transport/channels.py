@@ -15,10 +15,10 @@ never reaches the high-water marks of the sockets; they bound the memory that a 
 import asyncio
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import zmq
 import zmq.asyncio
@@ -151,33 +151,29 @@ class AccessControl:
         self._questioned.pop(peer, None)
         reason = ""
         if hello.build != self.build:
+            reason = f"is build {hello.build}, the learner {self.build}: run both from one install"
+        elif (theirs := hello.config_digest) != (own := self.config_digest):
             reason = (
-                f"{hello.name} is build {hello.build}, the learner {self.build}: "
-                "run both from one install"
-            )
-        elif hello.config_digest != self.config_digest:
-            reason = (
-                f"{hello.name} has configuration {hello.config_digest}, the learner "
-                f"{self.config_digest}: start both from one run directory"
+                f"has configuration {theirs}, the learner {own}: start both from one run directory"
             )
         if reason:
-            return Verdict(answer=Refusal(reason=reason))
+            return Verdict(answer=Refusal(reason=f"{hello.name} {reason}"))
         self.peers[peer] = hello
         return Verdict(hello)
 
     def _count_fault(self, peer: Peer, reason: str) -> None:
         if peer not in self.faults and len(self.faults) >= MAX_REMEMBERED_PEERS:
             peer = "others"
-        if peer not in self.faults:
+        earlier = self.faults.get(peer)
+        if earlier is None:
             self._note(f"{peer} sent a malformed message, which is ignored: {reason}"[:500])
-        count = self.faults[peer].count if peer in self.faults else 0
-        self.faults[peer] = Faults(count + 1, reason)
+        self.faults[peer] = Faults(earlier.count + 1 if earlier else 1, reason)
 
     def _note(self, sentence: str) -> None:
         self._notes = [*self._notes[-19:], sentence]
 
 
-class LearnerChannel:
+class LearnerChannel(AbstractContextManager["LearnerChannel"]):
     """The learner's end: every peer's messages arrive here, and each answer goes to one peer."""
 
     def __init__(
@@ -283,14 +279,11 @@ class LearnerChannel:
             self._gate = None
         self._context.term()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class PeerChannel:
+class PeerChannel(AbstractContextManager["PeerChannel"]):
     """An actor's or evaluator's end. It says hello when created, and to a restarted learner."""
 
     def __init__(
@@ -341,7 +334,8 @@ class PeerChannel:
             # Messages under way on the broken connection are lost, perhaps the hello among them.
             self._owes_hello |= self._connection.is_renewed()
             if self._owes_hello:
-                await self.say_hello()
+                await self.send(self._hello)
+                self._owes_hello = False
             frames = take_now(self._socket)
             if frames is None:
                 has_event = await self._poller.poll(self._connection.timeout_ms())
@@ -371,19 +365,11 @@ class PeerChannel:
         """Hand an encoded message to zmq, as `send` does."""
         await self._socket.send_multipart(frames)
 
-    async def say_hello(self) -> None:
-        """Send the hello again. Cancellation leaves it unsent."""
-        await self.send(self._hello)
-        self._owes_hello = False
-
     def close(self, linger_s: float = 0.0) -> None:
         """Close; block at most `linger_s` until the sent messages have left this process."""
         self._connection.close()
         self._socket.close(linger=round(linger_s * 1000))
         self._context.term()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -450,17 +436,14 @@ class _PeerConnection:
             self.monitor.close()
 
     def _take(self, event: int) -> bool:
-        if event == zmq.EVENT_CONNECT_RETRIED:
-            self._num_waits = None
+        if event in (zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_DISCONNECTED):
+            self._num_waits = 0 if event == zmq.EVENT_DISCONNECTED else None
             return False
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._num_failed, self._num_waits = 0, None
             self._num_made += 1
             is_renewed, self._is_renewed_by_caller = self._is_renewed_by_caller, False
             return is_renewed or (self._num_made > 1 and self._address.startswith("tcp://"))
-        if event == zmq.EVENT_DISCONNECTED:
-            self._num_waits = 0
-            return False
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise PeerRefused(
                 f"the learner at {self._address} does not let this actor's key in: it has another "

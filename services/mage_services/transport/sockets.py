@@ -105,8 +105,7 @@ def open_socket(
     """Open a socket with all options set, neither bound nor connected."""
     zmq_socket = context.socket(kind, PolledSocket)
     zmq_socket.setsockopt(zmq.LINGER, 0)
-    zmq_socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MESSAGES)
-    zmq_socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MESSAGES)
+    zmq_socket.set_hwm(HIGH_WATER_MESSAGES)
     zmq_socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
     zmq_socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     zmq_socket.setsockopt(zmq.BACKLOG, BACKLOG)

@@ -24,8 +24,8 @@ ABORT_FAILED_SENDS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
 the learner's process."""
 
 
-class WeightSender:
-    """A `WeightStorage` that keeps published versions in memory, and sends them on request.
+class WeightSender(WeightFiles):
+    """Keeps published versions in memory, and sends them on request.
 
     Its threads end with the process.
 
@@ -46,8 +46,8 @@ class WeightSender:
         device: str = "cpu",
         shards: Path | None = None,
     ) -> None:
-        self._folder, self._backend, self._is_measured = folder, backend, is_measured
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        super().__init__(folder)
+        self._backend, self._is_measured = backend, is_measured
         self._device = torch.device(device)
         self._shards = None if shards is None else WeightFiles(shards)
         os.environ.setdefault(*ABORT_FAILED_SENDS)
@@ -64,7 +64,7 @@ class WeightSender:
         if self._shards is not None:
             self._shards.write(snapshot)
         if self._is_measured(snapshot.version):
-            snapshot.write(file.with_suffix(".safetensors"))
+            snapshot.write(super().file(snapshot.version))
         self._snapshots[snapshot.version] = snapshot
         buckets = tuple(
             tuple((one.name, str(one.dtype).removeprefix("torch."), one.shape) for one in bucket)
@@ -82,7 +82,7 @@ class WeightSender:
         """Forget versions without a lease."""
         for version in versions:
             self.file(version).unlink()
-            self.file(version).with_suffix(".safetensors").unlink(missing_ok=True)
+            super().file(version).unlink(missing_ok=True)
             del self._snapshots[version]
         if self._shards is not None:
             self._shards.remove(versions)
@@ -93,7 +93,7 @@ class WeightSender:
 
     def file(self, version: int) -> Path:
         """Return the path of a version's manifest."""
-        return self._folder / f"v{version:06d}.json"
+        return super().file(version).with_suffix(".json")
 
     def _listen(self) -> None:
         """Hand each request to the thread of its group, until the process ends."""

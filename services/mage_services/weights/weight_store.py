@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -21,9 +21,6 @@ from mage_async.policy.checkpoint import writing
 from mage_async.policy.snapshot import Place
 from mage_async.protocol.messages import Publication
 from mage_async.results.durable_files import sync
-
-if TYPE_CHECKING:
-    from mage_services.weights.weight_transport import WeightStorage
 
 
 @dataclass(slots=True)
@@ -88,7 +85,7 @@ class WeightStore:
 
     def __init__(
         self,
-        transport: "WeightStorage",
+        transport: "WeightFiles",
         *,
         lag: int = 0,
         digests: Mapping[int, str] | None = None,
@@ -97,7 +94,7 @@ class WeightStore:
         self._transport, self._digests = transport, digests or {}
         self._earlier = transport.versions()
         self.leases = WeightLeases()
-        self._published: deque[Publication] = deque()
+        self._published = deque[Publication](maxlen=lag + 1)
         """The newest `lag + 1` versions, oldest first; actors sample with the first."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
 
@@ -140,8 +137,6 @@ class WeightStore:
     def add(self, publication: Publication) -> None:
         """Record a published version."""
         self._published.append(publication)
-        while len(self._published) > self.lag + 1:
-            self._published.popleft()
 
     def for_role(self, role: str) -> Publication:
         """Return the version that a peer of this role begins with."""
@@ -227,14 +222,20 @@ def weights_file(folder: Path, version: int) -> Path:
 
 
 class WeightFiles:
-    """A safetensors file per version, in a folder on disk or in shared memory."""
+    """Holds published versions until no lease is left: a safetensors file per version, in a folder
+    on disk or in shared memory.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def write(self, snapshot: AnySnapshot) -> Path:
-        """Write a version under a temporary name, and rename it when it is complete."""
+        """Write a version under a temporary name, and rename it when it is complete.
+
+        Returns:
+            The path that is announced.
+        """
         file = self.file(snapshot.version)
         with writing(f"weights of version {snapshot.version} to {self._folder}"):
             snapshot.write(file)
@@ -254,5 +255,5 @@ class WeightFiles:
         return f"weights are published in {self._folder}"
 
     def file(self, version: int) -> Path:
-        """Return the file of a version."""
+        """Return the path under which a version is announced."""
         return weights_file(self._folder, version)

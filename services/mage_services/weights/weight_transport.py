@@ -6,7 +6,7 @@ so the code that moves weights is imported when a transport is opened.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mage_async.config.section import Variant
 from mage_async.errors import ConfigError
@@ -14,34 +14,10 @@ from mage_async.errors import ConfigError
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
     from mage_async.results.run_directory import RunDirectory
-    from mage_services.weights.weight_store import AnySnapshot
+    from mage_services.weights.weight_store import WeightFiles
 
 BUCKET_BYTES = 512 << 20
 """Bytes of weights that are sent at once, which the receiver holds beside its own weights."""
-
-
-class WeightStorage(Protocol):
-    """Holds published versions until no lease is left."""
-
-    def write(self, snapshot: "AnySnapshot") -> Path:
-        """Store a version; return the path that is announced."""
-        ...
-
-    def file(self, version: int) -> Path:
-        """Return the path under which a version is announced."""
-        ...
-
-    def versions(self) -> list[int]:
-        """Return the stored versions, oldest first."""
-        ...
-
-    def remove(self, versions: list[int]) -> None:
-        """Remove versions without a lease."""
-        ...
-
-    def describe(self) -> str:
-        """Return where weights go, in a few words."""
-        ...
 
 
 class WeightTransport(Variant):
@@ -53,9 +29,11 @@ class WeightTransport(Variant):
     is_sent: ClassVar[bool] = False
     """Whether the learner sends weights from its memory; then it keeps the newest versions only."""
 
-    def open(self, run: "RunDirectory", config: "Config") -> WeightStorage:
-        """Return the learner's side of the transport."""
-        raise NotImplementedError
+    def open(self, run: "RunDirectory", config: "Config") -> "WeightFiles":
+        """Return the learner's side of the transport: a file per version."""
+        from mage_services.weights.weight_store import WeightFiles
+
+        return WeightFiles(self.folder(run))
 
     def folder(self, run: "RunDirectory") -> Path:
         """Return the folder in which ranks write a version together."""
@@ -77,12 +55,6 @@ class Disk(WeightTransport, tag="disk"):
 
     is_on_disk: ClassVar[bool] = True
 
-    def open(self, run: "RunDirectory", config: "Config") -> WeightStorage:
-        """Return a folder of files."""
-        from mage_services.weights.weight_store import WeightFiles
-
-        return WeightFiles(self.folder(run))
-
     def folder(self, run: "RunDirectory") -> Path:
         """Return the run's folder of weights."""
         return run.weights
@@ -90,12 +62,6 @@ class Disk(WeightTransport, tag="disk"):
 
 class SharedMemory(WeightTransport, tag="tensor"):
     """A file per version in shared memory, for engines of the learner's host."""
-
-    def open(self, run: "RunDirectory", config: "Config") -> WeightStorage:
-        """Return a folder of files in shared memory."""
-        from mage_services.weights.weight_store import WeightFiles
-
-        return WeightFiles(self.folder(run))
 
     def new_weight_bytes(self, whole: int, own: int, *, is_first: bool) -> int:
         """Return the bytes of new weights: the engine's first GPU reads all of them."""
@@ -107,7 +73,7 @@ class Nccl(WeightTransport, tag="nccl"):
 
     is_sent: ClassVar[bool] = True
 
-    def open(self, run: "RunDirectory", config: "Config") -> WeightStorage:
+    def open(self, run: "RunDirectory", config: "Config") -> "WeightFiles":
         """Return the sender of versions in memory."""
         from mage_services.weights.weight_sender import WeightSender
         from mage_services.weights.weight_store import is_measured

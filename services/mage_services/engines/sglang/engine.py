@@ -74,7 +74,11 @@ class SglangEngine(Engine):
 
     async def complete(self, prompt: Prompt) -> Completion:
         """Sample a completion. Cancellation aborts it; the sequence keeps its keys and values."""
-        self._check(prompt)
+        if prompt.context in self._busy:
+            raise RunError(
+                f"context {prompt.context!r} has a prompt already; a context has one at a time"
+            )
+        check_prompt(prompt, max_tokens=self._config.max_tokens, vocabulary=self._vocabulary)
         pending = PendingTurn(TurnRequests(prompt, self._config.max_tokens), self._promise())
         self._busy.add(prompt.context)
         self._turns.request(pending)
@@ -162,13 +166,6 @@ class SglangEngine(Engine):
     def _on_death(self) -> None:
         """Handle the process's death, which loses all keys and all requests under way."""
         self._turns.take_death(self._loads.take_death())
-
-    def _check(self, prompt: Prompt) -> None:
-        if prompt.context in self._busy:
-            raise RunError(
-                f"context {prompt.context!r} has a prompt already; a context has one at a time"
-            )
-        check_prompt(prompt, max_tokens=self._config.max_tokens, vocabulary=self._vocabulary)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         super()._task_ended(task)

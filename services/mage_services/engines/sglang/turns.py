@@ -116,8 +116,9 @@ class TurnQueue:
     def __init__(self, watchdog: EngineWatchdog, *, silence_s: float) -> None:
         self._watchdog, self._silence_s = watchdog, silence_s
         self.contexts = ServerPrefixes()
-        self._is_open, self._version = False, 0
-        """Whether requests may be sent, and the version that they are sampled with."""
+        self.is_open, self._version = False, 0
+        """Whether requests may be sent, because a process serves and no load is under way; and the
+        version that they are sampled with."""
         self._held: list[PendingTurn] = []
         self._running: dict[str, PendingTurn] = {}
         self._waiting: dict[tuple[int, bytes], list[PendingTurn]] = {}
@@ -127,28 +128,23 @@ class TurnQueue:
         self.totals = Statistics()
         self._busy_since = 0.0
 
-    @property
-    def is_open(self) -> bool:
-        """Whether requests may be sent: a process serves, and no load is under way."""
-        return self._is_open
-
     def request(self, pending: PendingTurn) -> None:
         """Send a turn's next request as soon as one may be sent."""
-        if self._is_open:
+        if self.is_open:
             self._submit(pending)
         else:
             self._held.append(pending)
 
     def resume(self, version: int) -> None:
         """Send the held turns; the process uses weights of this version."""
-        self._is_open, self._version = True, version
+        self.is_open, self._version = True, version
         held, self._held = self._held, []
         for pending in held:
             self._submit(pending)
 
     def pause(self) -> None:
         """Send nothing until `resume`: weights are being loaded."""
-        self._is_open = False
+        self.is_open = False
 
     def take_began(self, rid: str) -> None:
         """Handle `Began`: the keys of a request's prompt are in the cache."""
@@ -160,7 +156,6 @@ class TurnQueue:
         Args:
             may_abort: a load is under way that aborts requests.
         """
-        self._watchdog.answered(message.rid)
         pending = self._end(message.rid)
         if pending is None:
             return
@@ -179,7 +174,6 @@ class TurnQueue:
 
     def take_refused(self, message: say.Refused) -> None:
         """Handle `Refused`: fail the turn."""
-        self._watchdog.answered(message.rid)
         pending = self._end(message.rid)
         if pending is not None:
             settle(
@@ -204,7 +198,7 @@ class TurnQueue:
         Args:
             newest: version that the next process will use.
         """
-        self._is_open = False
+        self.is_open = False
         if self._running:
             self.totals.forward_s += time.perf_counter() - self._busy_since
         interrupted, waiting = list(self._running.values()), chain(*self._waiting.values())
@@ -260,6 +254,7 @@ class TurnQueue:
 
     def _end(self, rid: str) -> PendingTurn | None:
         """Remove a request that has ended, and return its turn."""
+        self._watchdog.answered(rid)
         pending = self._running.pop(rid, None)
         if pending is not None:
             self._note_idle()

@@ -10,10 +10,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 from torch import distributed
@@ -43,7 +41,7 @@ class Ready(msgspec.Struct, frozen=True):
     """The message of a rank that has imported torch and is about to join the others."""
 
 
-class Gang:
+class Gang(AbstractContextManager["Gang"]):
     """The ranks 1 to `learner.ranks` - 1; none if the learner has one rank.
 
     Use it as a context manager: if a rank has ended, leaving the context raises why.
@@ -56,15 +54,22 @@ class Gang:
         numbers = range(1, self.count)
         self._store: TCPStore | None = rank_store(0, is_rank_0=True) if numbers else None
         self._joined: JoinedRank | None = None
-        self._workers = [self._started(run, each) for each in numbers]
+        port = self._store.port if self._store else 0
+        self._workers = [
+            BlockingChild[Ready](
+                module_command(MODULE, str(run.root), str(port), str(number)),
+                Ready,
+                max_message_bytes=MAX_ORDER_BYTES,
+            )
+            for number in numbers
+        ]
 
     def begin(self, config: Config, checkpoint: Path | None) -> JoinedRank | None:
         """Order every rank to load the policy; return rank 0, or None if it is the only rank."""
         if self._store is None:
             return None
-        self._send(
-            [Begin(config_file.as_tables(config), str(checkpoint or ""))] * len(self._workers)
-        )
+        order = Begin(config_file.as_tables(config), str(checkpoint or ""))
+        self._send([order] * len(self._workers))
         # After a rewind to a checkpoint the process group exists already.
         if not distributed.is_initialized():
             self._wait_until_ready()
@@ -82,32 +87,19 @@ class Gang:
             async for _ in ticks(POLL_S):
                 self._check()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, _: type[BaseException] | None, error: BaseException | None, *__: object
     ) -> None:
         try:
             if error is None:
                 self._end()
             # torch reports a rank that has ended as an unclear connection error; if a rank has
-            # ended, raise that instead.
-            elif isinstance(error, Exception) and not _explains_the_end(error):
+            # ended, raise that instead. A MageError says itself why the learner ends.
+            elif isinstance(error, Exception) and not isinstance(first_failure(error), MageError):
                 self._check(PATIENCE_S)
         finally:
             for worker in self._workers:
                 worker.kill()
-
-    def _started(self, run: RunDirectory, number: int) -> BlockingChild[Ready]:
-        assert self._store is not None
-        arguments = (str(run.root), str(self._store.port), str(number))
-        return BlockingChild(
-            module_command(MODULE, *arguments), Ready, max_message_bytes=MAX_ORDER_BYTES
-        )
 
     def _send(self, orders: Sequence[Order]) -> None:
         for worker, order in zip(self._workers, orders, strict=True):
@@ -146,12 +138,6 @@ class Gang:
 def _failure(number: int, code: int) -> RunError:
     kind = DeterministicFailure if code == EXIT_DETERMINISTIC else RunError
     return kind(f"rank {number} of the learner {end_in_words(code)}; all ranks end with it")
-
-
-def _explains_the_end(error: Exception) -> bool:
-    """Return whether the message of an error says why the learner ends."""
-    group = error if isinstance(error, ExceptionGroup) else ExceptionGroup("", [error])
-    return isinstance(first_failure(group), MageError)
 
 
 # How ranks find one another: a TCP store of rank 0, and torch.distributed. Orders of rank 0 go over

@@ -146,21 +146,18 @@ class SharedSnapshot:
             RankGone: a rank has ended.
         """
         self.written.result()
-        if part_of(self.file).exists():
-            self._complete()
+        working = part_of(self.file)
+        if working.exists():
+            receipt = self.fingerprint().text()
+            head = head_of(self.places, version=str(self.version), receipt=receipt)
+            assert len(head) == self.start
+            write_head(working, head)
+            working.chmod(0o644)
+            working.replace(self.file)
         if file != self.file:
             working = part_of(file)
             shutil.copyfile(self.file, working)
             working.replace(file)
-
-    def _complete(self) -> None:
-        receipt = self.fingerprint().text()
-        head = head_of(self.places, version=str(self.version), receipt=receipt)
-        assert len(head) == self.start
-        working = part_of(self.file)
-        write_head(working, head)
-        working.chmod(0o644)
-        working.replace(self.file)
 
 
 class ShardedFiles:
@@ -215,10 +212,8 @@ class ShardedFiles:
         """
         trainer = self._trainer
         with writing(f"a checkpoint to {folder}"):
-            working, head = (
-                new_checkpoint(folder, trainer.version),
-                head_of(file_places(trainer.model)),
-            )
+            working = new_checkpoint(folder, trainer.version)
+            head = head_of(file_places(trainer.model))
             export_without_weights(trainer.model, chat_source, working)
             write_head(working / WEIGHTS, head)
         kept = {"version": trainer.version, STATE: trainer.optimizer_state, "digest": digest}
