@@ -11,7 +11,7 @@ from mage_async.config.learning import AnyCorrection
 from mage_async.config.tables import kinds
 from mage_async.learning.corrections import Clipped, Tokens
 from mage_async.learning.token_loss import HeadInputs, corrected_loss
-from mage_kernels import head, linear_logprob
+from mage_kernels import head
 
 RULES = config_file.load(config_file.find(None), []).learner
 KINDS = kinds(AnyCorrection)
@@ -38,7 +38,7 @@ def tokens_near(inputs):
     """Drawn by two other policies near the current one: every clip and mask meets some of them."""
     source = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        current = linear_logprob(*(getattr(inputs, name) for name in inputs.__slots__))[0]
+        current, _ = inputs.logprobs()
 
     def normal(size):
         return size * torch.randn(N, generator=source, dtype=current.dtype)
