@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bench.kernels.anchors import FAILURES, Way, anchors, ours
 from bench.kernels.timing import Timing, timings
-from mage_kernels import linear_policy_loss
+from mage_kernels import Surrogate, TokenData, linear_policy_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,11 +89,9 @@ def single_pass(data: Data) -> None:
         hidden,
         head,
         data.tokens,
-        behaviour_logprobs=behaviour,
-        advantages=data.gradients[0],
-        mask=data.host_mask,
-        normaliser=float(max(1, data.host_mask.sum())),
-        entropy_coefficient=0.01,
+        TokenData(behaviour, None, None, data.gradients[0], data.host_mask),
+        Surrogate(entropy_coefficient=0.01),
+        float(max(1, data.host_mask.sum())),
     ).loss.backward()
 
 

@@ -215,7 +215,17 @@ class GradientSink:
         return self.d_hidden, self.d_head.to(self.head_dtype)
 
 
-class ChunkedPolicyLoss(torch.autograd.Function):
+class SinglePassLoss(torch.autograd.Function):
+    """A loss whose forward saves dX and dW, the latter None for a frozen LM head."""
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_loss, *_):
+        scaled = (None if each is None else each * d_loss for each in ctx.saved_tensors)
+        return *scaled, *(None,) * (len(ctx.needs_input_grad) - 2)
+
+
+class ChunkedPolicyLoss(SinglePassLoss):
     """Loss, sums, log-probs and entropies; dX and dW in the same pass, with three GEMMs."""
 
     @staticmethod
@@ -243,13 +253,6 @@ class ChunkedPolicyLoss(torch.autograd.Function):
         ctx.mark_non_differentiable(sums, logprob, entropy)
         ctx.set_materialize_grads(False)
         return total / normaliser, sums, logprob, entropy
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, d_loss, *_):
-        d_hidden, d_head = ctx.saved_tensors
-        d_head = None if d_head is None else d_head * d_loss
-        return d_hidden * d_loss, d_head, None, None, None, None, None, None
 
 
 # Rows that need no computation: masked ones in the forward, those without a gradient in the

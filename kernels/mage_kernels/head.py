@@ -96,69 +96,35 @@ def linear_policy_loss(
     hidden: Tensor,
     head: Tensor,
     tokens: Tensor,
-    *,
-    behaviour_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
+    data: TokenData,
+    loss: Surrogate,
     normaliser: float | Tensor,
-    proximal_logprobs: Tensor | None = None,
-    reference_logprobs: Tensor | None = None,
     inverse_temperature: float | Tensor = 1.0,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    weight_cap: float | None = None,
-    kl_coefficient: float = 0.0,
-    entropy_coefficient: float = 0.0,
-    entropy_weights: Tensor | None = None,
 ) -> PolicyLoss:
     """Compute a token-level policy loss and its gradients in one pass: three GEMMs, not four.
 
-    The loss is `sum over the mask of (weight * surrogate + kl_coefficient * k3 -
-    entropy_coefficient * entropy) / normaliser`; see `mage_kernels.surrogate.token_terms`. dX and
-    dW are computed here, and `backward()` only scales them, so call this under `no_grad` if no
-    gradient is needed.
+    The loss is the sum of `mage_kernels.surrogate.token_terms` over the mask, divided by
+    `normaliser`. dX and dW are computed here, and `backward()` only scales them, so call this under
+    `no_grad` if no gradient is needed.
 
     Args:
         hidden: `[T, D]`.
         head: `[V, D]`, of the same dtype.
         tokens: `[T]`, int64.
-        behaviour_logprobs: `[T]`, under the policy that sampled the tokens.
-        advantages: `[T]`.
-        mask: bool `[T]`: the tokens of the loss. The data of other tokens may be anything, even
-            NaN.
+        data: of the tokens; its mask may lie on the host.
+        loss: on a GPU its parameters are compile-time constants, so a coefficient that changes from
+            step to step belongs in `data.entropy_weights`.
         normaliser: number of tokens of the whole step, over all micro-batches and ranks.
-        proximal_logprobs: `[T]`, under the policy that the ratio is clipped around; None means the
-            behaviour policy.
-        reference_logprobs: `[T]`, under the frozen policy of the KL term; required if
-            `kl_coefficient` is not 0.
         inverse_temperature: one number, or `[T]`; above 0.
-        clip_low, clip_high: the ratio is clipped to `1 - clip_low .. 1 + clip_high`.
-        dual_clip: for negative advantages the surrogate is at most `dual_clip * |advantage|` (Ye et
-            al. 2020, arXiv 1912.09729).
-        weight_cap: upper bound of the constant weight `exp(proximal - behaviour)`; None: no bound.
-        entropy_weights: `[T]`: factor of `entropy_coefficient` for each token; None means 1. On a
-            GPU the coefficients are compile-time constants, so a value that changes from step to
-            step belongs here.
     """
+    mask = data.mask
     _check(hidden, head, tokens, inverse_temperature, mask)
-    if kl_coefficient and reference_logprobs is None:
+    if loss.kl_coefficient and data.reference_logprobs is None:
         raise ValueError(
-            f"kl_coefficient is {kl_coefficient}, which needs reference_logprobs, got None"
+            f"kl_coefficient is {loss.kl_coefficient}, which needs reference_logprobs, got None"
         )
-    loss = Surrogate(
-        clip_low, clip_high, dual_clip, weight_cap, kl_coefficient, entropy_coefficient
-    )
     num_rows, index = len(hidden), masked_rows(mask, hidden.device)
-    everything = torch.ones(num_rows, dtype=torch.bool, device=hidden.device)
-    data = TokenData(
-        behaviour_logprobs,
-        proximal_logprobs,
-        reference_logprobs,
-        advantages,
-        everything,
-        entropy_weights,
-    )
+    data = data._replace(mask=torch.ones(num_rows, dtype=torch.bool, device=hidden.device))
     if index is not None:
         hidden, tokens, data = hidden.index_select(0, index), tokens[index], data.rows(index)
         inverse_temperature = rows_of(inverse_temperature, index)

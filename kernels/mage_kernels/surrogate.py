@@ -40,11 +40,14 @@ class Surrogate:
 
     clip_low: float = 0.2
     clip_high: float = 0.2
+    """The ratio is clipped to `1 - clip_low .. 1 + clip_high`."""
     dual_clip: float | None = None
-    """For negative advantages, upper bound of the surrogate divided by `|advantage|`."""
+    """For negative advantages, upper bound of the surrogate divided by `|advantage|` (Ye et al.
+    2020, arXiv 1912.09729)."""
     weight_cap: float | None = None
     """Upper bound of the weight `exp(proximal - behaviour)`; None: no bound."""
     kl_coefficient: float = 0.0
+    """Above 0 it needs `TokenData.reference_logprobs`."""
     entropy_coefficient: float = 0.0
 
     def __post_init__(self) -> None:
@@ -63,9 +66,12 @@ class TokenData(NamedTuple):
     """Data of the tokens, `[T]` each, without gradient; log-probs in nats."""
 
     behaviour_logprobs: Tensor
+    """Under the policy that sampled the tokens."""
     proximal_logprobs: Tensor | None
-    """Under the policy at the beginning of the step; None: the behaviour policy's."""
+    """Under the policy that the ratio is clipped around, that at the beginning of the step; None:
+    the behaviour policy's."""
     reference_logprobs: Tensor | None
+    """Under the frozen policy of the KL term."""
     advantages: Tensor
     mask: Tensor
     """bool: the tokens of the loss. Data of other tokens never reaches a result, not even NaN."""

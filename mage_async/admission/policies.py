@@ -7,7 +7,10 @@ applies one, both in a run and in simulations. A configuration chooses it by nam
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mage_async.admission.ledger import InFlightGroup
 
 # Write S for max_staleness and B for groups_per_step. A group is in flight from its grant until the
 # step that trains it is published, or until the group is dropped.
@@ -31,22 +34,6 @@ from typing import Protocol
 # `ledger.py` proves the bound of `slots`; the bound of `overtake` is proved at `take_overtaking`.
 
 
-class PendingGroup(Protocol):
-    """What a policy needs to know of a group that is not in training."""
-
-    @property
-    def grant(self) -> int:
-        """Number of the group; groups are numbered in order of grant."""
-
-    @property
-    def version(self) -> int:
-        """Policy version at which the group was granted."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all trials of the group have arrived."""
-
-
 @dataclass(frozen=True, slots=True)
 class AdmissionState:
     """The groups in flight, as a policy sees them."""
@@ -55,7 +42,7 @@ class AdmissionState:
     max_staleness: int
     version: int
     """Steps published so far."""
-    pending: Collection[PendingGroup]
+    pending: "Collection[InFlightGroup]"
     """Groups in flight that are not in training, in order of grant."""
     num_training: int
     """Batches that were taken and are not published."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mage_async.admission.ledger import Ledger
-from mage_async.admission.recovery import replay
+from mage_async.admission.recovery import RecordsWithConfig, replay
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.protocol.journal_records import Dropped, Granted, Record, SegmentHeader
@@ -63,21 +63,19 @@ def steps_of(records: Iterable[Record]) -> Iterator[JournalStep]:
 _config = lru_cache(maxsize=2)(config_file.loads)
 
 
-class _PendingTrials:
+class _PendingTrials(RecordsWithConfig):
     """Iterates over records, and keeps the trials among them that no step has trained so far."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        self._records = records
+        super().__init__(records)
         self._trials: dict[int, list[TrialResult]] = {}
         self._versions: dict[int, int] = {}
         self._dropped: list[int] = []
-        self.config = ""
 
     def __iter__(self) -> Iterator[Record]:
-        for record in self._records:
+        for record in super().__iter__():
             match record:
                 case SegmentHeader():
-                    self.config = record.config
                     for granted in record.groups:
                         self._versions.setdefault(granted.grant.grant, granted.version)
                 case Granted():

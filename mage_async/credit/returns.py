@@ -17,6 +17,7 @@ of an episode looks into the next one through g, so earlier turns look through d
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import ClassVar
 
 from mage_async.config.section import Share, Variant
 
@@ -41,6 +42,13 @@ class Credit(Variant):
     turn_discount: Share = 1.0
     """Discount per turn, inside an episode."""
 
+    is_added: ClassVar[bool] = False
+    """Whether the form is the added one; otherwise it is the chained one."""
+
+    def paid(self, rewards: Rewards) -> Rewards:
+        """Return what each turn is paid; by default its reward."""
+        return rewards
+
     def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
         """Return the credit of one trial's turns.
 
@@ -48,7 +56,21 @@ class Credit(Variant):
             rewards: `rewards[episode][turn]` of the act turns, of episodes that were played.
             has_reflection: whether a reflection opens the episode, one per episode.
         """
-        raise NotImplementedError
+        paid = self.paid(rewards)
+        acts: list[list[float]] = []
+        ahead = 0.0
+        for episode in reversed(paid):
+            assert episode, "an episode has at least one turn"
+            # A credit without the key does not look into the next episode.
+            later, own = getattr(self, "episode_discount", 0.0) * ahead, list(episode)
+            own[-1] += 0.0 if self.is_added else later
+            for turn in range(len(own) - 2, -1, -1):
+                own[turn] += self.turn_discount * own[turn + 1]
+            acts.insert(0, [value + later for value in own] if self.is_added else own)
+            ahead = acts[0][0]
+        opened = zip(acts, has_reflection, strict=True)
+        reflections = [episode[0] if opens else None for episode, opens in opened]
+        return Returns(acts, reflections, [fsum(episode) for episode in paid])
 
 
 class AcrossEpisodes(Credit):
@@ -68,15 +90,12 @@ class Differential(AcrossEpisodes, tag="differential"):
     # is the last episode's reward, exactly, only at g = 1: three episodes weigh (1-g), g(1-g), g^2,
     # which at the published g = 0.6 is 0.40, 0.24, 0.36, the first more than the last.
 
-    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
-        """Return the credit of one trial's turns."""
+    def paid(self, rewards: Rewards) -> Rewards:
+        """Pay the last turn of each episode its gain."""
         totals = [fsum(episode) for episode in rewards]
         gains = [after - before for before, after in zip([0.0, *totals], totals, strict=False)]
-        paid = [
-            [0.0] * (len(episode) - 1) + [gain]
-            for episode, gain in zip(rewards, gains, strict=True)
-        ]
-        return _chained(paid, has_reflection, self.turn_discount, self.episode_discount)
+        pairs = zip(rewards, gains, strict=True)
+        return [[0.0] * (len(episode) - 1) + [gain] for episode, gain in pairs]
 
 
 class DifferentialDense(AcrossEpisodes, tag="differential_dense"):
@@ -95,14 +114,11 @@ class DifferentialDense(AcrossEpisodes, tag="differential_dense"):
     # turns with their own reward-to-go. With d < 1 the two differ: here a reward is discounted to
     # its own turn, there to the end of its episode.
 
-    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
-        """Return the credit of one trial's turns."""
-        early = [
-            [(1.0 - self.episode_discount) * reward for reward in episode]
-            for episode in rewards[:-1]
-        ]
-        paid = [*early, rewards[-1]]
-        return _chained(paid, has_reflection, self.turn_discount, self.episode_discount)
+    def paid(self, rewards: Rewards) -> Rewards:
+        """Pay each turn its reward, before the last episode a share of it."""
+        share = 1.0 - self.episode_discount
+        early = [[share * reward for reward in episode] for episode in rewards[:-1]]
+        return [*early, rewards[-1]]
 
 
 class CumulativePaper(AcrossEpisodes, tag="cumulative_paper"):
@@ -111,9 +127,7 @@ class CumulativePaper(AcrossEpisodes, tag="cumulative_paper"):
     # p[k,t] = r[k,t]; added (arXiv 2512.16848): G[k,t] = G'[k,t] + sum_{m>k} g^(m-k) G'[m,0], where
     # G' is the return-to-go inside an episode.
 
-    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
-        """Return the credit of one trial's turns."""
-        return _added(rewards, has_reflection, self.turn_discount, self.episode_discount)
+    is_added: ClassVar[bool] = True
 
 
 class CumulativeCode(AcrossEpisodes, tag="cumulative_code"):
@@ -121,17 +135,9 @@ class CumulativeCode(AcrossEpisodes, tag="cumulative_code"):
 
     # p[k,t] = r[k,t]; chained. With d = 1 the objective is sum_k g^k R[k].
 
-    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
-        """Return the credit of one trial's turns."""
-        return _chained(rewards, has_reflection, self.turn_discount, self.episode_discount)
-
 
 class SingleEpisode(Credit, tag="single_episode"):
     """Ordinary RL: an episode is credited with its own rewards only (MAGE's ablation)."""
-
-    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
-        """Return the credit of one trial's turns."""
-        return _chained(rewards, has_reflection, self.turn_discount, 0.0)
 
 
 class FinalOnly(AcrossEpisodes, tag="final_only"):
@@ -140,49 +146,8 @@ class FinalOnly(AcrossEpisodes, tag="final_only"):
     # p[K,t] = r[K,t] and nothing else; G[K,t] is its return-to-go and G[k,t] = g^(K-k) G[K,0] for
     # k < K: the added form. With g = d = 1 it is `differential_dense`.
 
-    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
-        """Return the credit of one trial's turns."""
-        unpaid = [[0.0] * len(episode) for episode in rewards[:-1]]
-        paid = [*unpaid, rewards[-1]]
-        return _added(paid, has_reflection, self.turn_discount, self.episode_discount)
+    is_added: ClassVar[bool] = True
 
-
-def _chained(
-    paid: Rewards, has_reflection: Sequence[bool], turn_discount: float, episode_discount: float
-) -> Returns:
-    """Return-to-go where an episode's last turn looks into the next episode."""
-    acts, ahead = [], 0.0
-    for episode in reversed(paid):
-        acts.append(_to_go(episode, turn_discount, after=episode_discount * ahead))
-        ahead = acts[-1][0]
-    return _returns(acts[::-1], has_reflection, paid)
-
-
-def _added(
-    paid: Rewards, has_reflection: Sequence[bool], turn_discount: float, episode_discount: float
-) -> Returns:
-    """Return-to-go where every turn of an episode looks into the next episode."""
-    acts, ahead = [], 0.0
-    for episode in reversed(paid):
-        inside = _to_go(episode, turn_discount)
-        acts.append([value + episode_discount * ahead for value in inside])
-        ahead = acts[-1][0]
-    return _returns(acts[::-1], has_reflection, paid)
-
-
-def _to_go(paid: Sequence[float], discount: float, after: float = 0.0) -> list[float]:
-    """Return the discounted sum of what is paid from each turn on; `after` comes last."""
-    assert paid, "an episode has at least one turn"
-    returns = list(paid)
-    returns[-1] += after
-    for turn in range(len(returns) - 2, -1, -1):
-        returns[turn] += discount * returns[turn + 1]
-    return returns
-
-
-def _returns(acts: list[list[float]], has_reflection: Sequence[bool], paid: Rewards) -> Returns:
-    """Complete the returns of act turns with those of reflections, and the scores."""
-    reflections = [
-        episode[0] if opens else None for episode, opens in zip(acts, has_reflection, strict=True)
-    ]
-    return Returns(acts, reflections, [fsum(episode) for episode in paid])
+    def paid(self, rewards: Rewards) -> Rewards:
+        """Pay each turn of the last episode its reward."""
+        return [*([0.0] * len(episode) for episode in rewards[:-1]), rewards[-1]]

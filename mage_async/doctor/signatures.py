@@ -528,8 +528,9 @@ SIGNATURES = {
         needs="actors_idle_share",
     ),
     "memory_unused": Signature(
-        'Pay early episodes for what they teach: credit.kind = "differential" or "cumulative" with '
-        "a higher credit.episode_discount; train for more learner.steps.",
+        "Pay early episodes for what they teach: credit.kind = "
+        '"differential" or "cumulative_paper" with a higher credit.episode_discount; '
+        "train for more learner.steps.",
         in_evaluation=memory_unused,
     ),
     "swap_harmless": Signature(

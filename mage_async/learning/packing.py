@@ -10,6 +10,7 @@ Shapes: `T` tokens of a row, `S` sequences in it, `N` sampled tokens.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -302,9 +303,7 @@ class TokenRow:
             without_roles(each[places]) for each, places in zip(sequences, predicted, strict=True)
         ]
 
-        def put(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(values).to(device)
-
+        put = partial(_put, device)
         return cls(
             put(plain)[None],
             put(positions)[None],
@@ -323,6 +322,10 @@ class TokenRow:
     def second_role_sampled(self) -> Tensor | None:
         """Which of the targets are the second role's: bool [N]; None: none of them."""
         return None if self.is_second_role is None else self.is_second_role[self.sources]
+
+
+def _put(device: torch.device, values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values).to(device)
 
 
 def _index(places: np.ndarray, opening: int, shift: int) -> np.ndarray:
@@ -369,9 +372,7 @@ class RestrictedTargets:
             targets.append(np.searchsorted(columns, drawn))
         free = np.concatenate(is_free)
 
-        def put(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(values).to(device)
-
+        put = partial(_put, device)
         return cls(
             put(np.flatnonzero(~free)),
             torch.from_numpy(free),
@@ -450,9 +451,9 @@ class MicroBatch:
             turn_lengths,
             np.concatenate([_alternatives(each) for each in sequences]),
             at_tokens(advantages, torch.from_numpy(turn_lengths)).to(device),
-            torch.from_numpy(sampled.logprobs).to(device),
-            torch.from_numpy(version - sampled.policy_versions).to(device),
-            torch.from_numpy(np.repeat(np.arange(len(turn_lengths)), turn_lengths)).to(device),
+            _put(device, sampled.logprobs),
+            _put(device, version - sampled.policy_versions),
+            _put(device, np.repeat(np.arange(len(turn_lengths)), turn_lengths)),
         )
 
     @property

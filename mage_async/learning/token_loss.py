@@ -23,7 +23,16 @@ from torch import Tensor
 from mage_async.config.schema import Learner
 from mage_async.learning.corrections import Clipped, Surrogate, Tokens
 from mage_async.learning.packing import MicroBatch, RestrictedTargets
-from mage_kernels import keeps_logits, linear_logprob, linear_policy_loss, restricted_logprob
+from mage_kernels import (
+    Surrogate as HeadLoss,
+)
+from mage_kernels import (
+    TokenData,
+    keeps_logits,
+    linear_logprob,
+    linear_policy_loss,
+    restricted_logprob,
+)
 from mage_kernels.surrogate import k3
 
 
@@ -123,22 +132,20 @@ class CorrectedLoss:
             # multiplied into the advantage `A`.
             anchor = getattr(tokens, self.clipped.anchor)
             weights = self.correct(tokens.at(anchor)).weights
+            advantages = weights * tokens.advantages
+            mask = torch.ones(len(anchor), dtype=torch.bool)
+            clip = self.clipped
+            rules = HeadLoss(
+                clip.clip_low, clip.clip_high, clip.dual_clip or None, None, self.kl, 1.0
+            )
             loss, _, logprobs, entropy = linear_policy_loss(
                 inputs.hidden,
                 inputs.head,
                 inputs.targets,
-                behaviour_logprobs=anchor,
-                advantages=weights * tokens.advantages,
-                mask=torch.ones(len(anchor), dtype=torch.bool),
-                normaliser=1.0 / scale,
-                inverse_temperature=inputs.inverse_temperature,
-                clip_low=self.clipped.clip_low,
-                clip_high=self.clipped.clip_high,
-                dual_clip=self.clipped.dual_clip or None,
-                reference_logprobs=reference,
-                kl_coefficient=self.kl,
-                entropy_coefficient=1.0,
-                entropy_weights=entropy_rates,
+                TokenData(anchor, None, reference, advantages, mask, entropy_rates),
+                rules,
+                1.0 / scale,
+                inputs.inverse_temperature,
             )
         else:
             logprobs, entropy = inputs.logprobs()

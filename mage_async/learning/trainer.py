@@ -162,16 +162,13 @@ class Trainer:
 
         The trained policy's forwards are not made yet.
         """
-        return [self._micro_batch(each) for each in self._split(sequences)]
+        return [self._with_frozen(self._packed(each)) for each in self._split(sequences)]
 
     def _split(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
         rules = self._rules
         return split_minibatch(
             sequences, rules.max_tokens_per_microbatch, shares_opening=rules.shared_opening
         )
-
-    def _micro_batch(self, sequences: Sequence[TrainingSequence]) -> MicroBatch:
-        return self._with_frozen(self._packed(sequences))
 
     def _packed(self, sequences: Sequence[TrainingSequence]) -> MicroBatch:
         """Pack sequences without any forward."""

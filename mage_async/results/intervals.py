@@ -12,7 +12,9 @@ T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262,
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean of a few values and its half-width by Student's t; NaN for one value."""
-    return statistics.fmean(values), _t95(len(values) - 1) * standard_error(values)
+    degrees = len(values) - 1
+    t95 = T95[degrees] if degrees < len(T95) else 1.96 + 2.5 / degrees
+    return statistics.fmean(values), t95 * standard_error(values)
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -44,7 +46,3 @@ def paired(one: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
     values themselves.
     """
     return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
-
-
-def _t95(degrees: int) -> float:
-    return T95[degrees] if degrees < len(T95) else 1.96 + 2.5 / degrees

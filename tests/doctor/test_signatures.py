@@ -2,10 +2,12 @@
 
 import json
 import math
+import re
 from typing import get_args
 
 import pytest
 
+from mage_async.config import config_file
 from mage_async.config.running import SignatureName
 from mage_async.doctor import SIGNATURES, Finding
 from tests.doctor.sick_runs import ONSET, SICKNESSES, Record, doctor, healthy, made_sick
@@ -35,6 +37,25 @@ def test_a_signature_is_found_within_ten_steps_of_its_onset(name: str) -> None:
 def test_there_is_a_made_run_for_every_signature_that_can_halt_one() -> None:
     shown_by_steps = {name for name, each in SIGNATURES.items() if each.in_step}
     assert SICKNESSES.keys() == shown_by_steps == set(get_args(SignatureName))
+
+
+ADVICE = [
+    (key, value)
+    for each in SIGNATURES.values()
+    for key, values in re.findall(r'([a-z_]+\.[a-z_.]+) = ("\w+"(?: or "\w+")*)', each.remedy)
+    for value in values.split(" or ")
+]
+"""The values that remedies name, each with its key."""
+
+
+@pytest.mark.parametrize(("key", "value"), ADVICE)
+def test_a_value_that_a_remedy_advises_is_accepted(key: str, value: str) -> None:
+    assert config_file.load(config_file.find("quickstart"), [f"{key}={value}"])
+
+
+def test_the_values_of_remedies_are_found() -> None:
+    assert ("credit.kind", '"cumulative_paper"') in ADVICE
+    assert len(ADVICE) == sum(each.remedy.count('"') for each in SIGNATURES.values()) // 2
 
 
 def test_a_scout_that_never_begins_to_explore_is_found() -> None:

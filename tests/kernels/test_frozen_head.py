@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from mage_kernels import linear_logprob, linear_policy_loss
+from mage_kernels import Surrogate, TokenData, linear_logprob, linear_policy_loss
 from tests.helpers.random_heads import Head, random_gradients, random_head
 
 NUM_TOKENS, VOCABULARY, WIDTH = 150, 300, 64
@@ -39,12 +39,12 @@ def of_policy(hidden: Tensor, head: Tensor, arguments: Head) -> Tensor:
             hidden,
             head,
             arguments.tokens,
-            behaviour_logprobs=logprobs - 5.0,
-            advantages=advantages,
-            mask=torch.ones(NUM_TOKENS, dtype=torch.bool),
-            normaliser=7.0,
-            inverse_temperature=arguments.inverse_temperature,
-            entropy_coefficient=0.1,
+            TokenData(
+                logprobs - 5.0, None, None, advantages, torch.ones(NUM_TOKENS, dtype=torch.bool)
+            ),
+            Surrogate(entropy_coefficient=0.1),
+            7.0,
+            arguments.inverse_temperature,
         ).loss
     )
 

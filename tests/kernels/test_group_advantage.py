@@ -30,8 +30,8 @@ def shipped() -> dict[str, Advantage]:
     found: dict[bytes, tuple[str, Advantage]] = {}
     for file in sorted(CONFIGS.rglob("*.toml")):
         for method in (None, *presets.presets()):
-            config = config_file.load(file, [], method)
             with suppress(ConfigError):  # not every method goes with every file
+                config = config_file.load(file, [], method)
                 config.advantage.check(config)
                 rules = config.advantage
                 found.setdefault(msgspec.json.encode(rules), (f"{file.stem} {method}", rules))

@@ -50,10 +50,10 @@ def single_pass(arguments: Head, data: TokenData, normaliser: float, terms: dict
         hidden,
         head,
         arguments.tokens,
-        **data._asdict(),
-        normaliser=normaliser,
-        inverse_temperature=arguments.inverse_temperature,
-        **terms,
+        data,
+        Surrogate(**terms),
+        normaliser,
+        arguments.inverse_temperature,
     )
     result.loss.backward()
     return result._replace(loss=result.loss.detach()), hidden.grad, head.grad
@@ -105,7 +105,7 @@ def test_a_scaled_loss_has_scaled_gradients(device: str) -> None:
     data = token_data(arguments, device=device, with_reference=False)
     _, d_hidden, d_head = single_pass(arguments, data, 10.0, PLAIN)
     hidden, head = (tensor.clone().requires_grad_() for tensor in arguments[:2])
-    result = linear_policy_loss(hidden, head, arguments.tokens, **data._asdict(), normaliser=10.0)
+    result = linear_policy_loss(hidden, head, arguments.tokens, data, Surrogate(), 10.0)
     (4 * result.loss).backward()
     assert torch.equal(hidden.grad, 4 * d_hidden)
     assert torch.equal(head.grad, 4 * d_head)
@@ -139,7 +139,7 @@ def test_without_gradients_the_loss_is_the_same(device: str) -> None:
     data = token_data(arguments, device=device, with_reference=True)
     result, _, _ = single_pass(arguments, data, 10.0, ALL_TERMS)
     with torch.no_grad():
-        silent = linear_policy_loss(*arguments[:3], **data._asdict(), normaliser=10.0, **ALL_TERMS)
+        silent = linear_policy_loss(*arguments[:3], data, Surrogate(**ALL_TERMS), 10.0)
     assert torch.equal(silent.loss, result.loss)
     assert torch.equal(silent.sums, result.sums)
 
@@ -236,7 +236,7 @@ def test_a_kl_term_without_a_reference_is_refused() -> None:
     arguments = random_head(5, 30, 8, device="cpu")
     data = token_data(arguments, device="cpu", with_reference=False)
     with pytest.raises(ValueError, match="needs reference_logprobs"):
-        linear_policy_loss(*arguments[:3], **data._asdict(), normaliser=1.0, kl_coefficient=0.1)
+        linear_policy_loss(*arguments[:3], data, Surrogate(kl_coefficient=0.1), 1.0)
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,8 @@ def _gradients(model: PreTrainedModel, row: TokenRow, is_checkpointed: bool) -> 
 def test_the_reference_of_the_kl_term_is_the_model_without_its_adapters() -> None:
     batch = [sequence(length) for length in (40, 31, 22)]
     taught, base = trainer_of(adapted(), "learner.kl=0.5"), trainer_of(random_model("Qwen3"))
-    found = taught._micro_batch(batch)
-    plain = base.with_proximal(base._micro_batch(batch))
+    found = taught.micro_batches(batch)[0]
+    plain = base.with_proximal(base.micro_batches(batch)[0])
     assert torch.equal(found.reference, plain.proximal)
     assert (found.reference - taught.with_proximal(found).proximal).abs().max() > 0.01
     assert taught.step(batch)["reference_k3"] > 0

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mage_kernels.chunked import rows_with_gradient
+from mage_kernels.chunked import SinglePassLoss, rows_with_gradient
 from mage_kernels.fused.head_kernels import (
     Coefficients,
     KeptLogits,
@@ -163,7 +163,7 @@ def even_chunks(num_rows: int) -> Iterator[slice]:
     return (slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step or 1))
 
 
-class FusedPolicyLoss(torch.autograd.Function):
+class FusedPolicyLoss(SinglePassLoss):
     """Loss, sums, log-probs and entropies; dX and dW are computed in the same pass."""
 
     @staticmethod
@@ -208,10 +208,3 @@ class FusedPolicyLoss(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         total = sums[SUMS.index("loss")] * inverse_normaliser
         return total.squeeze(0), sums, logprob, entropy
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, d_loss, *_):
-        d_hidden, d_head = ctx.saved_tensors
-        d_head = None if d_head is None else d_head * d_loss
-        return d_hidden * d_loss, d_head, None, None, None, None, None
