@@ -10,12 +10,17 @@ import importlib
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 
 from mage_async.errors import ConfigError, MageError
+
+_PROGRAM = ("mage_async", "mage_services", "mage_kernels")
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+"""Folders of Python's own modules and of installed ones."""
 
 
 class Registry:
@@ -121,6 +126,21 @@ def _place(error: Exception) -> str:
     """Return the file and line that raised; for a syntax error, the line that is no Python."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    *_, last = (frame for frame in frames if not frame.filename.startswith("<"))
-    return f"{last.filename}, line {last.lineno}"
+    last = own_frame(error)
+    return f"{last.filename}, line {last.lineno}" if last else "outside of any file"
+
+
+def own_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the last frame of a user's module in which an exception passed.
+
+    Where an exception passed no module outside of the program and of installed libraries, this is
+    the last frame of a library; `None` if there is none either.
+    """
+    frames = [
+        traceback.FrameSummary(code.co_filename, line, code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not (code := frame.f_code).co_filename.startswith("<")
+        and frame.f_globals.get("__name__", "").partition(".")[0] not in _PROGRAM
+    ]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    return (own or frames or [None])[-1]
