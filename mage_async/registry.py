@@ -5,17 +5,25 @@ a user's own, which may also lie in the current folder. Whatever a user's module
 `ConfigError` of one line with the file and line number.
 """
 
+import ast
 import difflib
 import importlib
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
 from types import ModuleType
 
 from mage_async.errors import ConfigError, MageError
+
+_PROGRAM = ("mage_async", "mage_services", "mage_kernels")
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+"""Folders of Python's own modules and of installed ones."""
 
 
 class Registry:
@@ -99,6 +107,58 @@ def import_own(module_name: str, what: str) -> ModuleType:
             ) from None
 
 
+def own_sources(module_name: str, what: str) -> dict[str, str]:
+    """Return the text of a user's module and of the modules of its folder that it imports.
+
+    Imports are read from the text, so that those inside functions count too.
+
+    Args:
+        what: see `import_own`.
+
+    Returns:
+        The text of each file by its path in the folder from which the module is imported.
+
+    Raises:
+        ConfigError: the module cannot be imported.
+    """
+    address = getattr(import_own(module_name, what), "__file__", None)
+    if address is None or not address.endswith(".py"):
+        return {}
+    first = Path(address)
+    # `a.b` lies in a/b.py, or in a/b/__init__.py, one folder deeper.
+    depth = module_name.count(".") + (first.name == "__init__.py")
+    root, found, waiting = first.parents[depth], dict[str, str](), [first]
+    while waiting:
+        file = waiting.pop()
+        name = file.relative_to(root).as_posix()
+        if name not in found and file.is_file():
+            found[name] = file.read_text(errors="replace")
+            waiting += _imported_files(found[name], file, root)
+    return found
+
+
+def _imported_files(source: str, file: Path, root: Path) -> Iterator[Path]:
+    """Yield the files in which the modules that a source imports would lie below `root`."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):  # it is never imported, or its import says so
+        return
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            base, names = root, [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = [root, *file.parents][node.level] if node.level else root
+            names = [f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names]
+        else:
+            continue
+        for name in names:
+            # The import of `a.b` runs a/__init__.py too; `b` may also be a name inside of `a`.
+            for place in accumulate(name.split("."), Path.joinpath, initial=base):
+                if place.is_relative_to(root) and place != root:
+                    yield place.with_name(f"{place.name}.py")
+                    yield place / "__init__.py"
+
+
 @contextmanager
 def own_code(what: str) -> Iterator[None]:
     """Turn any exception of a user's code into one line.
@@ -121,6 +181,21 @@ def _place(error: Exception) -> str:
     """Return the file and line that raised; for a syntax error, the line that is no Python."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    *_, last = (frame for frame in frames if not frame.filename.startswith("<"))
-    return f"{last.filename}, line {last.lineno}"
+    last = own_frame(error)
+    return f"{last.filename}, line {last.lineno}" if last else "outside of any file"
+
+
+def own_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the last frame of a user's module in which an exception passed.
+
+    Where an exception passed no module outside of the program and of installed libraries, this is
+    the last frame of a library; `None` if there is none either.
+    """
+    frames = [
+        traceback.FrameSummary(code.co_filename, line, code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not (code := frame.f_code).co_filename.startswith("<")
+        and frame.f_globals.get("__name__", "").partition(".")[0] not in _PROGRAM
+    ]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    return (own or frames or [None])[-1]

@@ -5,6 +5,7 @@ from mage_async.assembly.parts import (
     WORDS,
     environment_of,
     named_parts,
+    own_sources,
     trial_config_of,
 )
 
@@ -15,5 +16,6 @@ __all__ = [
     "check_room",
     "environment_of",
     "named_parts",
+    "own_sources",
     "trial_config_of",
 ]

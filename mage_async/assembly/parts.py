@@ -2,9 +2,10 @@
 
 from typing import Literal
 
+from mage_async import registry
 from mage_async.completion import Sampling
 from mage_async.config.schema import Config
-from mage_async.environments.catalogue import load
+from mage_async.environments.catalogue import LOADERS, load
 from mage_async.environments.environment import Environment
 from mage_async.environments.mix import Mix
 from mage_async.methods.method import Advisers, Methods
@@ -34,6 +35,17 @@ def named_parts(config: Config) -> list[tuple[str, Environment]]:
     if isinstance(environment, Mix):
         return [(part.name, part.environment) for part in environment.parts]
     return [(config.environment.name, environment)]
+
+
+def own_sources(config: Config) -> dict[str, str]:
+    """Return the source of the user's own environments and methods, by file name."""
+    names = [name for name, _ in named_parts(config) if name.partition(":")[0] not in LOADERS]
+    return {
+        f"{name}/{file}": text
+        for name in (*names, *config.methods)
+        if ":" in name
+        for file, text in registry.own_sources(name.partition(":")[0], repr(name)).items()
+    }
 
 
 def trial_config_of(

@@ -29,6 +29,9 @@ _PLAY = ("chance", "observation", "anchor", "legal_actions", "act")
 _NO_ROOM = ("CapacityReached", "CapacityError")
 """Names of the exceptions by which a class reports that it has no room for another object."""
 
+_MOST_CODE_CHARS = 100
+"""Characters of the line of code that an error message shows."""
+
 
 class Request(msgspec.Struct, frozen=True):
     """One call, by value."""
@@ -49,7 +52,8 @@ class Answered(msgspec.Struct, frozen=True):
     """Outcome of a step; of a `reset`, the observation is all that counts."""
     anchor: str | None = None
     """The class's own; `None` if it has none, or the episode is done."""
-    legal_actions: tuple[str, ...] = ()
+    legal_actions: tuple[str, ...] | None = None
+    """The class's own list; `None` if it declares none, or the episode is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +210,13 @@ class Call:
         if isinstance(error, CallFault):
             return error
         first_line, *_ = str(error).splitlines() or [""]
-        kind = NoRoom if finds_no_room(error) else CallFault
-        return kind(f"{self.place} raised {type(error).__name__}: {first_line}")
+        raised = f"{self.place} raised {type(error).__name__}: {first_line}"
+        if finds_no_room(error):
+            return NoRoom(raised)
+        if frame := registry.own_frame(error):
+            code = f": {frame.line:.{_MOST_CODE_CHARS}}" if frame.line else ""
+            raised += f" ({frame.filename}, line {frame.lineno}, in {frame.name}{code})"
+        return CallFault(raised)
 
 
 class SlowPlay(Play):

@@ -10,7 +10,7 @@ import inspect
 import math
 import numbers
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2s
@@ -86,7 +86,7 @@ class ResetStepPlay(SlowPlay):
         """Return the class's own legal actions; empty if it declares none, or the episode is
         done.
         """
-        return () if self.is_done else self._seen.legal_actions
+        return () if self.is_done else self._seen.legal_actions or ()
 
     def act(self, action: str) -> Outcome:
         """Request a step. An empty action, or an action that is not among known legal ones, is
@@ -100,9 +100,24 @@ class ResetStepPlay(SlowPlay):
         self.history.append((action, refusal))
         return Outcome(refusal, 0.0, is_valid=False, is_done=self.is_done)
 
+    def _begun(self, answered: Answered) -> None:
+        super()._begun(answered)
+        self._check_can_go_on()
+
     def _stepped(self, action: str, answered: Answered) -> Outcome:
         self.history.append((action, answered.outcome.observation))
-        return super()._stepped(action, answered)
+        outcome = super()._stepped(action, answered)
+        self._check_can_go_on()
+        return outcome
+
+    def _check_can_go_on(self) -> None:
+        """Raise a `CallFault` if the class lists no action for the next turn of an episode."""
+        if not self.is_done and self._seen.legal_actions == ():
+            raise CallFault(
+                f"{self._where}, turn {self._num_turns + 1}: {self._environment.kind.__name__}."
+                "legal_actions lists no action, and the episode is not over: list one, end the "
+                "episode, or return None where any text is an action"
+            )
 
     def _refusal(self, action: str) -> str:
         """Return why an action is not passed to `step`; empty if it is."""
@@ -212,12 +227,29 @@ class UserObject(Callee):
         tool_answers = tuple(info["tool_answers"]) if self.environment.tools and info else ()
         text = info_text({key: each for key, each in info.items() if key not in _OWN_KEYS})
         anchor = None if is_done else self._optional("anchor")
-        legal = None if is_done else self._optional("legal_actions")
         return Answered(
             Outcome(observation, reward, is_valid, is_done, tool_answers, text),
             None if anchor is None else str(anchor),
-            () if legal is None else tuple(map(str, legal)),
+            None if is_done else self._legal_actions(request.place),
         )
+
+    def _legal_actions(self, place: str) -> tuple[str, ...] | None:
+        """Return the actions that the class lists now; `None` if it lists none.
+
+        Raises:
+            CallFault: they are no list of texts.
+        """
+        listed = self._optional("legal_actions")
+        if listed is None:
+            return None
+        what = f"{place} must be followed by legal_actions that are a list of texts or None"
+        # A text is also a sequence of texts, its letters.
+        if isinstance(listed, str) or not isinstance(listed, Iterable):
+            raise CallFault(f"{what}, got {listed!r:.60}")
+        actions = tuple(listed)
+        if wrong := [each for each in actions if not isinstance(each, str)]:
+            raise CallFault(f"{what}, got {wrong[0]!r:.60} among them")
+        return tuple(map(str, actions))
 
     def _optional(self, name: str) -> Any:
         """Return an optional attribute, property or method result; `None` if there is none."""

@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from mage_async.assembly import WORDS, environment_of, named_parts, trial_config_of
+from mage_async.assembly import WORDS, environment_of, named_parts, own_sources, trial_config_of
 from mage_async.config.policy import local_policy
 from mage_async.config.schema import Config, Pretrained, Tiny, WarmStart
 from mage_async.errors import PolicyError
@@ -120,7 +120,12 @@ def source_directory(name: str) -> Path:
 
 
 def _key(config: Config, build: str) -> str:
-    """Return a digest of everything that a warm start depends on, the program included."""
+    """Return a digest of everything that a warm start depends on.
+
+    This includes the program, the source of the user's own classes, and the files of a local model.
+    """
+    source = local_policy(config.policy.source) if isinstance(config.policy, Pretrained) else None
+    files = [(each.name, each.stat()) for each in sorted(source.iterdir())] if source else []
     parts = (
         config.seed,
         config.environment,
@@ -131,6 +136,10 @@ def _key(config: Config, build: str) -> str:
         {name: config.methods[name] for name in overriding(config, "guide_demonstration")},
         config.learner.shared_opening,
         build,
+        # A class may read its words from a file that is no source.
+        environment_of(config).facts.words,
+        own_sources(config),
+        [(name, status.st_size, status.st_mtime_ns) for name, status in files],
     )
     return blake2s(msgspec.json.encode(parts, order="sorted"), digest_size=12).hexdigest()
 

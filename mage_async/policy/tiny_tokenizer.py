@@ -1,24 +1,25 @@
 """A byte-level BPE tokenizer in which each word of an environment is one token.
 
-The pre-tokenizer is Qwen's. The alphabet is all 256 bytes, so no text is unknown. Every merge
-extends a word from its left edge (the space included), so the merge table is a trie of the words,
-and the merges of one word cannot change the tokens of another.
+The alphabet is all 256 bytes, so no text is unknown. Every merge extends a word from its left edge
+(the space included), so the merge table is a trie of the words, and the merges of one word cannot
+change the tokens of another. A text is therefore not cut before its merges, as large tokenizers cut
+it: their rules would separate a number or a sign from its space.
 """
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-QWEN_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+from mage_async.errors import ConfigError
+
 END = "<|endoftext|>"
 SPECIALS = (END, "<|user|>", "<|assistant|>", "<think>", "</think>")
 TAGS = ("<action>", "</action>", "<remark>", "</remark>")
+_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+"""Writes each byte of a text as a letter, and cuts nothing."""
 TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' }}"
     "{{ m['content'] if m['role'] == 'assistant' else ' ' + m['content'] }}{% endfor %}"
@@ -28,12 +29,21 @@ TEMPLATE = (
 
 
 def build_tokenizer(words: Iterable[str]) -> Tokenizer:
-    """Build a tokenizer in which ` word` is one token for each of `words`."""
+    """Build a tokenizer in which ` word` is one token for each of `words`.
+
+    Raises:
+        ConfigError: a word contains the text of a special token or of a tag.
+    """
     vocabulary = {
         piece: number for number, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
     }
     merges: list[tuple[str, str]] = []
     for word in sorted(set(words)):
+        if marker := next((each for each in (*SPECIALS, *TAGS) if each in word), ""):
+            raise ConfigError(
+                f"the word {word!r:.100} cannot be one token of the tiny model, which reads "
+                f"{marker!r} in it as a mark of its own: rename it"
+            )
         left, *rest = _pieces(f" {word}")
         for piece in rest:
             if left + piece not in vocabulary:
@@ -41,13 +51,7 @@ def build_tokenizer(words: Iterable[str]) -> Tokenizer:
                 merges.append((left, piece))
             left += piece
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges))
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(QWEN_PATTERN), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = _BYTES
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
         [AddedToken(text, normalized=False, special=True) for text in SPECIALS]
@@ -60,7 +64,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     """Write tokenizer.json and a tokenizer_config.json that transformers 4 and 5 both read."""
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {
-        "tokenizer_class": "Qwen2Tokenizer",
+        "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,
         "pad_token": END,
         "model_max_length": 1_000_000,
@@ -73,5 +77,4 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 def _pieces(text: str) -> list[str]:
     """Return a word's bytes in the letters of the byte-level alphabet."""
-    coded = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
-    return list("".join(piece for piece, _ in coded))
+    return list("".join(piece for piece, _ in _BYTES.pre_tokenize_str(text)))

@@ -34,11 +34,15 @@ def restriction_of(play: Play, chat: ChatFormat, parser: ActionParser) -> TokenT
 
 @lru_cache(maxsize=NUM_TRIES)
 def _trie(actions: tuple[str, ...], chat: ChatFormat, parser: ActionParser) -> TokenTrie:
-    return TokenTrie(_written(action, chat, parser) for action in actions)
+    return TokenTrie(action_tokens(action, chat, parser) for action in actions)
 
 
-def _written(action: str, chat: ChatFormat, parser: ActionParser) -> Sequence[int]:
-    """Return the tokens of an action, as a word behind a space, and of the tag that ends it."""
+def action_tokens(action: str, chat: ChatFormat, parser: ActionParser) -> Sequence[int]:
+    """Return the tokens of an action, as a word behind a space, and of the tag that ends it.
+
+    Raises:
+        EnvironmentFault: the tokens do not read as the action.
+    """
     tokens = chat.encode(f" {action}</{NAMES[Kind.ACT]}>")
     read = parser.parse(Kind.ACT, chat.decode(tokens))
     if not action or read != action or chat.holds_special_token(action):

@@ -93,7 +93,9 @@ def test_a_call_that_fails_costs_its_group_and_names_the_turn(
         reasons, played = sorted_out([await site.hear() for _ in range(3)])
         (reason,) = reasons
         assert reason.startswith("own, task bad, seed 5, episode 1, turn 2: step('")
-        assert reason.endswith(sentence)
+        said, frame, _ = reason.partition(" (/")
+        assert said.endswith(sentence)
+        assert bool(frame) == sentence.startswith("raised")
         assert "\n" not in reason
         assert played == {1}
         site.say(grant(2, member="good"))

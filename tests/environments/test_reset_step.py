@@ -159,7 +159,7 @@ def test_a_tiny_model_needs_words_and_a_script(
 def own(inside: str) -> str:
     """A class with a mistake in it."""
     return f'''
-import asyncio, math, random, sys, time
+import asyncio, json, math, random, sys, time
 
 class Own:
     """Rules."""
@@ -176,12 +176,22 @@ class Own:
 
 STEP = "    def step(self, action):\n        return "
 RESET = "    def reset(self, seed, task):\n        return "
+LEGAL = "    def legal_actions(self):\n        return "
 
 
 @pytest.mark.parametrize(
     ("inside", "sentence"),
     [
-        (STEP + "1 / 0", ": step('1 2 3') raised ZeroDivisionError: division by zero"),
+        (STEP + "1 / 0", ": step('1 2 3') raised ZeroDivisionError: division by zero (/"),
+        (STEP + "1 / 0", "/own.py, line 14, in step: return 1 / 0)"),
+        (STEP + "json.loads(action + ',')", "/own.py, line 14, in step: return json.loads(act"),
+        (LEGAL + "()", "episode 1, turn 1: Own.legal_actions lists no action, and the episode is"),
+        (
+            LEGAL + "'left'",
+            ", episode 1: reset() must be followed by legal_actions that are a list",
+        ),
+        (LEGAL + "7", "list of texts or None, got 7"),
+        (LEGAL + "(1, 2)", "list of texts or None, got 1 among them"),
         (STEP + "sys.exit(3)", ": step('1 2 3') raised SystemExit: 3"),
         (STEP + "5, 0.0, False", " must return text as observation, got a value of type int"),
         (STEP + "'on'", " must return observation, reward, terminated[, truncated, info], got"),
@@ -258,6 +268,38 @@ def test_an_answer_that_holds_no_action_uses_up_a_turn_and_reaches_no_step(
     assert first.observation.startswith("No action was found")
     assert [each.is_valid for each in (first, last)] == [False, False]
     assert [each.is_done for each in (first, last)] == [False, True]
+
+
+def test_an_empty_list_of_actions_is_a_fault_before_the_last_turn_alone(
+    write: Callable[..., Config],
+) -> None:
+    emptied = "    max_turns = 3\n    num_left = 2\n\n" + LEGAL + "('go',) * self.num_left\n"
+    step = STEP.replace("return", "self.num_left -= 1; return") + "'on', 0.0, False\n"
+    environment = environment_of(write(own(emptied + step)))
+    with pytest.raises(CallFault, match=r"own, .* episode 1, turn 3: Own.legal_actions lists no"):
+        played(environment, "go", "go", "go")
+    longer = own(emptied.replace("num_left = 2", "num_left = 3") + step)
+    assert played(environment_of(write(longer)), "go", "go", "go")[-1].is_done
+
+
+@pytest.mark.parametrize("action", ["<think>", " go", "a</action>b"])
+def test_an_action_that_the_tiny_model_cannot_write_is_refused_by_name(
+    write: Callable[..., Config], action: str
+) -> None:
+    config = write(
+        own(LEGAL + f"('go', {action!r})\n\n    words = ('go', 'begin', 'on')\n"),
+        "policy.kind=tiny",
+        "warm_start=none",
+    )
+    wanted = f"environment 'own:Own': .* the legal action {action!r} cannot be written"
+    with pytest.raises(ConfigError, match=wanted):
+        rehearsed(config)
+
+
+def test_numbers_are_words_and_actions_of_the_tiny_model(write: Callable[..., Config]) -> None:
+    numbers = tuple(map(str, range(20)))
+    inside = f"    words = (*{numbers}, 'begin', 'on')\n\n" + LEGAL + f"{numbers}\n"
+    rehearsed(write(own(inside), "policy.kind=tiny", "warm_start=none"))
 
 
 def test_a_coroutine_that_does_not_wait_can_be_played_without_an_event_loop(

@@ -18,11 +18,14 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from mage_async.inference.chat_files import load_chat
-from mage_async.policy.tiny_tokenizer import QWEN_PATTERN
 from mage_async.trials.chat_format import ChatFormat
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
 NUM_OBSERVATIONS = 10_000
+QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 CORPUS = (
     "user\n\nThe door is open. assistant\n\nThe door is shut!\n<|im_end|>\n<|im_start|>\n",
     "system\n<|eot_id|><|start_header_id|> the <|user|> and <action> the </action>\n\n\n",

@@ -1,6 +1,9 @@
 """The policy a run begins from, where it is cloned from scripts under adapters."""
 
+import importlib
 import math
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,3 +50,73 @@ def test_a_warm_start_that_does_not_look_back_says_what_to_raise(tmp_path: Path)
     config = config_file.load(config_file.find(None), [*WARM_START, *SHUT])
     with pytest.raises(DeterministicFailure, match=r"after 3 steps .* raise warm_start.steps = 2,"):
         prepare_policy(config, tmp_path / "policy", "build", lambda progress: None)
+
+
+OWN = '''
+from cards import CARDS
+
+class Own:
+    """Name the card."""
+
+    words = (*CARDS, "go", "right", "wrong")
+    legal_actions = CARDS
+    max_turns = 2
+
+    def __init__(self, size=2):
+        self.size = size
+
+    def script(self, source):
+        return lambda observation: source.choice(CARDS)
+
+    def reset(self, seed, task):
+        import chance
+        self.card = CARDS[chance.draw(task, self.size)]
+        return "go"
+
+    def step(self, action):
+        found = action == self.card
+        return "right" if found else "wrong", float(found), found
+'''
+FILES = {
+    "own_cards.py": OWN,
+    "cards.py": 'CARDS = ("ace", "king", "9")\n',
+    "chance/__init__.py": "from .drawing import draw\n",
+    "chance/drawing.py": "def draw(task, size):\n    return task % size\n",
+}
+
+
+def test_a_changed_class_never_gets_the_model_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, found = tmp_path / "own", list[str]()
+    (folder / "chance").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def prepare(*changes: str) -> str:
+        for name in ("own_cards", "cards", "chance", "chance.drawing"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+        given = ("environment.name=own_cards:Own", "warm_start.cache=true", *changes)
+        config = config_file.load(config_file.find(None), [*WARM_START, *given])
+        found.append(prepare_policy(config, tmp_path / str(len(found)), "build", lambda at: None))
+        return found[-1].partition(" ")[0]
+
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    (folder / "unrelated.py").write_text("")
+    assert prepare() == "warm-started"
+    assert prepare() == "from"
+    (folder / "unrelated.py").write_text("changed = 1\n")
+    assert prepare() == "from"
+    for name, text in FILES.items():
+        (folder / name).write_text(f"{text}\n# changed\n")
+        assert prepare() == "warm-started", name
+        assert prepare() == "from", name
+    assert prepare("environment.options.size=3") == "warm-started"
+    (folder / "own_cards.py").write_text(OWN.replace('"go"', '"start"'))
+    assert prepare() == "warm-started"
+    (folder / "own_cards.py").write_text(f"{OWN}\n# changed\n")
+    assert prepare() == "from"

@@ -117,7 +117,7 @@ def load(
         name,
         shared=_Shared(make_for, render, read, say),
         max_turns=turns,
-        legal_actions=legal,
+        legal_actions=legal or None,
         rules=rules or f"{toy.rules if toy else _own_words(own)} {_instruction(legal, probe)}",
     )
 

@@ -40,7 +40,8 @@ class ListedActions:
     them.
     """
 
-    legal_actions: tuple[str, ...] = ()
+    legal_actions: tuple[str, ...] | None = None
+    """`None` if they are not listed."""
 
     def script(self, source: random.Random) -> Callable[[str], str] | None:
         """Return a script that draws any action; `None` if they are not listed."""
@@ -104,7 +105,7 @@ class ServerEpisode:
     def __init__(self) -> None:
         self._http: Any = None
         """The `aiohttp.ClientSession`, once the episode has begun."""
-        self.legal_actions: tuple[str, ...] = ()
+        self.legal_actions: tuple[str, ...] | None = None
 
     async def close(self) -> None:
         """End the episode on the server, and close the connection."""
@@ -118,7 +119,7 @@ class ServerEpisode:
 
     def _step_value(self, seen: Observed) -> StepValue:
         """Note the legal actions of an answer, and return the value of `step`."""
-        self.legal_actions = seen.legal_actions
+        self.legal_actions = seen.legal_actions or None
         return seen.text, seen.reward, seen.is_done, False, {"is_valid": seen.is_valid}
 
 

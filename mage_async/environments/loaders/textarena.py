@@ -93,7 +93,7 @@ def load(game: str, /, *, turns: int = TURNS) -> type:
         name,
         identity=f"{game}-raw",
         max_turns=turns,
-        legal_actions=ACTIONS.get(game, ()),
+        legal_actions=ACTIONS.get(game),
         rules=f"You play {title}, which says its own rules. Answer with what it asks for, brackets "
         "included. The game begins in the same way in all episodes.",
     )

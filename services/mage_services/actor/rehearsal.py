@@ -5,11 +5,13 @@ their repeatability is checked. `mage_async/environments/rehearsal.py` chooses t
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from mage_async.assembly import named_parts
-from mage_async.config.schema import Config
+from mage_async.assembly import WORDS, environment_of, named_parts
+from mage_async.config.schema import Config, Tiny
 from mage_async.environments.environment import Environment
 from mage_async.environments.rehearsal import (
     Rehearsal,
@@ -19,7 +21,12 @@ from mage_async.environments.rehearsal import (
 )
 from mage_async.environments.user_calls import Answered, Call
 from mage_async.environments.user_class import ResetStep
-from mage_async.errors import CallFault, ConfigError
+from mage_async.errors import CallFault, ConfigError, EnvironmentFault
+from mage_async.inference.chat_files import load_chat
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.trajectory import Kind
+from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.legal_actions import action_tokens
 from mage_services.environments.call_runner import CallRunner
 
 QUIET_S = 5.0
@@ -57,6 +64,7 @@ async def rehearse(
     say(f"rehearsal: playing {name} twice with the same seeds")
     seconds: dict[str, list[float]] = defaultdict(list)
     playing = _playing(config, name, environment)
+    check_actions = _action_check(config, name, environment)
     async with CallRunner.of(config.environment) as workers:
         progress = _Progress(workers, say)
         go_on = partial(playing.send, None)
@@ -70,7 +78,9 @@ async def rehearse(
                 raise ConfigError(f"environment {name!r}: {fault}") from fault
             began = time.monotonic()
             try:
-                go_on = partial(playing.send, await progress.perform(call))
+                answered = await progress.perform(call)
+                check_actions(call.place, answered.legal_actions or ())
+                go_on = partial(playing.send, answered)
             except CallFault as fault:
                 go_on = partial(playing.throw, fault)
             if call.name:
@@ -83,6 +93,36 @@ def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
     if isinstance(environment, ResetStep):
         return rehearsal(name, environment, compares=config.trial.repeats == "same")
     return whole_rehearsal(name, environment)
+
+
+def _action_check(
+    config: Config, name: str, environment: Environment
+) -> Callable[[str, Sequence[str]], None]:
+    """Return a function that refuses legal actions which a policy that is built here cannot write.
+
+    A pretrained policy's own tokenizer is read by the preflight, which plays turns.
+
+    Raises:
+        ConfigError: the tiny policy cannot have a word of the environment as a token.
+    """
+    parser = ActionParser(config.transcript.forced_tags, bool(environment.tools))
+    if not isinstance(config.policy, Tiny):
+        return lambda place, actions: None
+    with TemporaryDirectory() as folder:
+        words = (*environment_of(config).facts.words, *WORDS)
+        save_tokenizer(build_tokenizer(words), Path(folder))
+        chat = load_chat(Path(folder))
+
+    def check(place: str, actions: Sequence[str]) -> None:
+        if not (config.sampling.restricted and parser.prefill(Kind.ACT)):
+            return
+        for action in actions:
+            try:
+                action_tokens(action, chat, parser)
+            except EnvironmentFault as fault:
+                raise ConfigError(f"environment {name!r}: {place}: {fault}") from fault
+
+    return check
 
 
 class _Progress:
