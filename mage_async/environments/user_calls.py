@@ -28,6 +28,8 @@ _PLAY = ("chance", "observation", "anchor", "legal_actions", "act")
 """Attributes of a play."""
 _NO_ROOM = ("CapacityReached", "CapacityError")
 """Names of the exceptions by which a class reports that it has no room for another object."""
+_FAULT = ("Fault",)
+"""Names of the exceptions by which a class reports a fault of its infrastructure."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -139,7 +141,15 @@ def _kind(value: object) -> str:
 
 def finds_no_room(error: BaseException) -> bool:
     """Return whether an exception says that there is no room for another object."""
-    return any(kind.__name__ in _NO_ROOM for kind in type(error).__mro__)
+    return _is_named(error, _NO_ROOM)
+
+
+def _is_named(error: BaseException, names: Sequence[str]) -> bool:
+    """Return whether an exception, or a base of its class, has one of these names.
+
+    Names are compared, not classes, so that a class need not import this package.
+    """
+    return any(kind.__name__ in names for kind in type(error).__mro__)
 
 
 Take = Callable[[Answered], Outcome | None]
@@ -206,8 +216,11 @@ class Call:
         if isinstance(error, CallFault):
             return error
         first_line, *_ = str(error).splitlines() or [""]
-        kind = NoRoom if finds_no_room(error) else CallFault
-        return kind(f"{self.place} raised {type(error).__name__}: {first_line}")
+        raised = f"raised {type(error).__name__}"
+        if _is_named(error, _FAULT):
+            raised = "reported a fault of its infrastructure"
+        fault = NoRoom if finds_no_room(error) else CallFault
+        return fault(f"{self.place} {raised}: {first_line}", kind=f"{self.name}() {raised}")
 
 
 class SlowPlay(Play):

@@ -16,7 +16,7 @@ import msgspec
 from mage_async.environments.catalogue import load
 from mage_async.environments.user_calls import Call
 from mage_async.environments.user_class import ResetStep, UserObject
-from mage_async.errors import MageError, NoRoom
+from mage_async.errors import CallFault, MageError, NoRoom
 from mage_services.environments.call_runner import CallRunner
 from mage_services.environments.worker_pool import (
     Abandon,
@@ -66,8 +66,12 @@ class Server:
             call = Call(self._object(message), message.request)
             answer: Made | Failed = Made(number=number, answered=await self._calls.perform(call))
         except MageError as fault:
-            is_for_room = isinstance(fault, NoRoom)
-            answer = Failed(number=number, sentence=str(fault), is_for_room=is_for_room)
+            answer = Failed(
+                number=number,
+                sentence=str(fault),
+                kind=fault.kind if isinstance(fault, CallFault) else "",
+                is_for_room=isinstance(fault, NoRoom),
+            )
         finally:
             del self._tasks[number]
         self._channel.send(answer)
