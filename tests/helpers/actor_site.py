@@ -102,8 +102,9 @@ class Site:
         )
         self._peer = self.learner.connect(hello)
         self.workers = CallRunner(step_deadline_s, num_processes)
-        stage = Stage(environment, rules, chat, self.engine, self.workers, Retries(retries))
-        self.actor = asyncio.ensure_future(Actor(self._peer, stage, "actor-0").run(welcome()))
+        retrying = Retries(retries)
+        self.stage = Stage(environment, rules, chat, self.engine, self.workers, retrying)
+        self.actor = asyncio.ensure_future(Actor(self._peer, self.stage, "actor-0").run(welcome()))
 
     def say(self, *messages: Message) -> None:
         for message in messages:
