@@ -6,6 +6,7 @@ MageError
 │   ├── EnvironmentFault    an environment raised, or broke a fact it declared
 │   │   ├── CallFault       a call of a user's class or a text engine failed
 │   │   │   └── NoRoom      a `reset` found no room for another object
+│   │   ├── Fault           a user's class says that its infrastructure failed
 │   │   ├── CapacityReached  a server of environments has no room for another session
 │   │   └── SessionClosed   a server of environments, or the network, ended a session
 │   ├── TurnOverdue         a completion missed its deadline
@@ -41,7 +42,14 @@ class TrialFault(MageError):
 
 
 class EnvironmentFault(TrialFault):
-    """An environment raised, or broke a fact it declared."""
+    """An environment raised, or broke a fact it declared.
+
+    The agent is not to blame, so the trial is played again (`environment.retries`) before its group
+    is dropped.
+    """
+
+    kind = ""
+    """Function and exception, equal for faults that are alike; empty if they are not known."""
 
 
 class CallFault(EnvironmentFault):
@@ -50,11 +58,19 @@ class CallFault(EnvironmentFault):
     The next try may succeed, for example if the class calls a server that was briefly down.
     """
 
+    def __init__(self, sentence: str, kind: str = "") -> None:
+        super().__init__(sentence)
+        self.kind = kind
+
 
 class NoRoom(CallFault):
     """A `reset` raised `CapacityReached`: there was no room for another object of a user's class.
     Another try may succeed.
     """
+
+
+class Fault(EnvironmentFault):
+    """Raised by a user's class: its infrastructure failed, for example a server or a container."""
 
 
 class CapacityReached(EnvironmentFault):

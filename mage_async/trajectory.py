@@ -170,12 +170,15 @@ class Trial:
     """Episodes that were ended, with what they had earned, because they had used their share of the
     engine's context.
     """
+    num_retries: int = 0
+    """How often the trial had been played before, each time to a fault of its environment."""
     duration_s: float = 0.0
     memory: int | None = None
     """Version of the guidance that the trial began with; None: it began without guidance."""
     cut_at: int | None = None
     """The first episode that was not finished, where an evaluated trial outgrew the engine's
-    context or had a call that failed. A trial in training never is: its group is dropped.
+    context or had a call that failed in every try. A trial in training never is: its group is
+    dropped.
     """
     alternatives: tuple[Alternative, ...] = ()
     """Answers of an adviser, in order of turns, where it was asked and knew an action."""

@@ -16,20 +16,26 @@ class Environment(Section):
     """Keyword arguments of the environment."""
     step_deadline_s: Positive = 60.0
     """Timeout in seconds of one call of `reset`, `step` or `close` of a class with `reset` and
-    `step`, and of `begin` or `act` of your own class or a text engine. A call that times out costs
-    its group."""
+    `step`, and of `begin` or `act` of your own class or a text engine. A call that times out has
+    failed."""
+    retries: Natural = 3
+    """How often the same trial, with the same task and seed, is played again with fresh objects
+    after a call of its environment has failed. The first retry comes at once, later ones after 1,
+    2, 4 … seconds, at most 30. After the last one the trial's group is dropped, and in an
+    evaluation the trial is cut there. With 0 every fault drops a group, and so faults choose what
+    is trained."""
     workers: Natural = 0
     """Worker processes of each actor that play a class with `reset` and `step`. If one dies, the
-    groups it plays are lost, and not the actor. With 0 the actor itself plays."""
+    calls of its episodes have failed, and the actor lives on. With 0 the actor itself plays."""
     most_open: Natural = 0
     """Most objects of such a class, or plays of another class of your own, that an actor has open
     at once, as a server may require; other episodes wait before their `reset`. 0 is no bound."""
     idle_s: NonNegative = 0.0
-    """Seconds after which an object that is not called is closed, which costs its group. 0 closes
-    none, however long a turn takes."""
+    """Seconds after which an object that is not called is closed, so that the next call fails. 0
+    closes none, however long a turn takes."""
     wait_for_room_s: NonNegative = 0.0
     """Seconds for which a `reset` that raises `CapacityReached` is repeated, every second and
-    whenever another object was closed; after that it costs its group."""
+    whenever another object was closed; after that it has failed."""
 
 
 class TrialShape(Section):

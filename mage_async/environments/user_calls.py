@@ -28,6 +28,8 @@ _PLAY = ("chance", "observation", "anchor", "legal_actions", "act")
 """Attributes of a play."""
 _NO_ROOM = ("CapacityReached", "CapacityError")
 """Names of the exceptions by which a class reports that it has no room for another object."""
+_FAULT = ("Fault",)
+"""Names of the exceptions by which a class reports a fault of its infrastructure."""
 
 _MOST_CODE_CHARS = 100
 """Characters of the line of code that an error message shows."""
@@ -143,7 +145,15 @@ def _kind(value: object) -> str:
 
 def finds_no_room(error: BaseException) -> bool:
     """Return whether an exception says that there is no room for another object."""
-    return any(kind.__name__ in _NO_ROOM for kind in type(error).__mro__)
+    return _is_named(error, _NO_ROOM)
+
+
+def _is_named(error: BaseException, names: Sequence[str]) -> bool:
+    """Return whether an exception, or a base of its class, has one of these names.
+
+    Names are compared, not classes, so that a class need not import this package.
+    """
+    return any(kind.__name__ in names for kind in type(error).__mro__)
 
 
 Take = Callable[[Answered], Outcome | None]
@@ -210,13 +220,15 @@ class Call:
         if isinstance(error, CallFault):
             return error
         first_line, *_ = str(error).splitlines() or [""]
-        raised = f"{self.place} raised {type(error).__name__}: {first_line}"
-        if finds_no_room(error):
-            return NoRoom(raised)
-        if frame := registry.own_frame(error):
+        raised = f"raised {type(error).__name__}"
+        if _is_named(error, _FAULT):
+            raised = "reported a fault of its infrastructure"
+        sentence = f"{self.place} {raised}: {first_line}"
+        if (frame := registry.own_frame(error)) and not finds_no_room(error):
             code = f": {frame.line:.{_MOST_CODE_CHARS}}" if frame.line else ""
-            raised += f" ({frame.filename}, line {frame.lineno}, in {frame.name}{code})"
-        return CallFault(raised)
+            sentence += f" ({frame.filename}, line {frame.lineno}, in {frame.name}{code})"
+        fault = NoRoom if finds_no_room(error) else CallFault
+        return fault(sentence, kind=f"{self.name}() {raised}")
 
 
 class SlowPlay(Play):

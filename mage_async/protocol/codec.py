@@ -63,16 +63,21 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
     return [*frames, _checksum(frames)]
 
 
-def encode_result(grant: int, epoch: int, run: TrialInProgress, duration_s: float) -> list[Frame]:
+def encode_result(
+    grant: int, epoch: int, run: TrialInProgress, duration_s: float, num_retries: int = 0
+) -> list[Frame]:
     """Return the frames of the `TrialResult` of a trial that was played to its end.
 
     Args:
         grant, epoch: number and epoch of the group that the trial belongs to.
+        num_retries: how often the trial had been played before.
 
     Raises:
         WireError: the trial exceeds a limit.
     """
-    trial, *other_seat = run.trials(duration_s)
+    trial, *other_seat = (
+        replace(trial, num_retries=num_retries) for trial in run.trials(duration_s)
+    )
     return encode(TrialResult(grant, epoch, trial, other=next(iter(other_seat), None)))
 
 

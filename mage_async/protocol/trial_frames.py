@@ -75,6 +75,7 @@ class OtherSeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     num_extension_faults: Natural
     num_injections: Natural = 0
     num_cut_episodes: Natural = 0
+    num_retries: Natural = 0
     num_allowed: tuple[tuple[Natural, Natural], ...] = ()
 
 
@@ -104,6 +105,7 @@ class TrialHeader(
     duration_s: Annotated[float, Meta(ge=0, le=1e9)]
     num_injections: Natural = 0
     num_cut_episodes: Natural = 0
+    num_retries: Natural = 0
     alternatives: tuple[Alternative, ...] = ()
     """Actions that an adviser proposed for some of the turns; empty without an adviser."""
     memory: Natural | None = None

@@ -34,6 +34,10 @@ METRICS: dict[str, tuple[str, str]] = {
         "1",
         "Episodes that ended early because they had used their share of the engine's context.",
     ),
+    "retried_trials": (
+        "trials",
+        "Trials that were played again because their environment had failed.",
+    ),
     "injections_by_environment": (
         "observations",
         "Observations that held the text of a special token of the chat, which the prompt holds as "
@@ -156,6 +160,7 @@ def batch_metrics(
         "valid_action_share": 1.0 - totals["invalid_actions"] / max(1, num_actions),
         **_injections(trials),
         "cut_episodes": sum(trial.num_cut_episodes for trial in trials),
+        "retried_trials": sum(trial.num_retries > 0 for trial in trials),
         "trials_per_s": len(trials) / elapsed_s,
         "generated_tokens_per_s": totals["generated_tokens"] / elapsed_s,
         "trained_tokens_per_s": totals["trained_tokens"] / elapsed_s,

@@ -30,7 +30,7 @@ from mage_async.environments.environment import (
     Side,
 )
 from mage_async.environments.user_calls import Call
-from mage_async.errors import EnvironmentFault
+from mage_async.errors import EnvironmentFault, TrialFault
 from mage_async.tasks.league import version_of
 from mage_async.tasks.task_stream import num_seats
 from mage_async.trajectory import Kind, Task, Trial
@@ -87,14 +87,17 @@ def duel_of(environment: Environment, task: Task, episode: int) -> Duel:
     return duel
 
 
-def no_turn_fault(task: Task, side: str) -> EnvironmentFault:
+def no_turn_fault(task: Task, side: str) -> TrialFault:
     """Return the fault of an episode that was over before a side could act: nothing of it can be
     credited to that side.
+
+    It is no `EnvironmentFault`, after which the trial would be played again: the environment did
+    what it should.
 
     Args:
         side: `the agent` or `the other seat`.
     """
-    return EnvironmentFault(
+    return TrialFault(
         f"{task.environment}, seed {task.seed}: an episode against {task.member!r} was over before "
         f"{side} could act"
     )
@@ -304,7 +307,8 @@ class TwoMemoriesRun(TwoSidedRun):
     group, and whose tokens belong to no trial.
 
     Raises:
-        EnvironmentFault: also if an episode was over before a side could act in it.
+        EnvironmentFault: the environment has no opponent's seat.
+        TrialFault: an episode was over before a side could act in it.
     """
 
     def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:

@@ -34,9 +34,12 @@ def run(chat: ChatFormat) -> Run:
         answers: Answers | None = None,
         step_deadline_s: float = math.inf,
         num_processes: int = 0,
+        retries: int = 0,
     ) -> None:
         async def whole() -> None:
-            site = Site(load(environment), chat, pace, answers, step_deadline_s, num_processes)
+            site = Site(
+                load(environment), chat, pace, answers, step_deadline_s, num_processes, retries
+            )
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await main(site)

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, pstdev
 
@@ -27,7 +28,7 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.prompts import prompts_for
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun
-from mage_services.actor.rollout import Stage, play_all, play_trial
+from mage_services.actor.rollout import Begin, Retries, Stage, play_all, play_trial
 from mage_services.environments.call_runner import CallRunner
 from tests.helpers.scripted_engine import (
     Answer,
@@ -71,8 +72,12 @@ def stage(chat: ChatFormat, pace: Pace = at_once, answers: Answers | None = None
 
 
 def runs(made: Stage, count: int) -> list[TrialRun]:
+    return [begin() for begin in begins(made, count)]
+
+
+def begins(made: Stage, count: int) -> list[Begin]:
     tasks = TaskStream(RPS, 0)
-    return [made.begin(tasks.task(number), 0, f"{number}.0.0") for number in range(count)]
+    return [partial(made.begin, tasks.task(number), 0, f"{number}.0.0") for number in range(count)]
 
 
 def num_contexts(made: Stage) -> int:
@@ -144,7 +149,7 @@ def test_results_come_in_the_order_of_the_runs_though_later_ones_end_first(
 ) -> None:
     async def main() -> tuple[list[Trial], list[Task]]:
         made = stage(chat, lambda trial: 0.003 / (1 + int(trial.split(".")[0])))
-        return await play_all(runs(made, 4), made.engine, CallRunner(), 4), [
+        return await play_all(begins(made, 4), made.engine, CallRunner(), 4, Retries()), [
             TaskStream(RPS, 0).task(number) for number in range(4)
         ]
 
@@ -162,7 +167,7 @@ def test_no_more_trials_are_played_at_once_than_allowed(chat: ChatFormat) -> Non
             return uniform(prompt, turn)
 
         made = stage(chat, answers=counted)
-        trials = await play_all(runs(made, 8), made.engine, CallRunner(), 3)
+        trials = await play_all(begins(made, 8), made.engine, CallRunner(), 3, Retries())
         assert len(trials) == 8
         assert max(held) == 3
 
@@ -173,7 +178,7 @@ def test_one_failed_trial_ends_the_others(chat: ChatFormat) -> None:
     async def main() -> None:
         made = replace(stage(chat), environment=Cheating())
         with pytest.raises(ExceptionGroup) as caught:
-            await play_all(runs(made, 4), made.engine, CallRunner(), 2)
+            await play_all(begins(made, 4), made.engine, CallRunner(), 2, Retries())
         assert all(isinstance(fault, EnvironmentFault) for fault in caught.value.exceptions)
         assert num_contexts(made) == 0
 
@@ -193,7 +198,7 @@ def test_a_trial_that_outgrows_the_context_ends_there_and_counts_among_the_other
             return uniform(prompt, turn)
 
         made = stage(chat, answers=within)
-        trials = await play_all(runs(made, 3), made.engine, CallRunner(), 2)
+        trials = await play_all(begins(made, 3), made.engine, CallRunner(), 2, Retries())
         assert num_contexts(made) == 0
         return trials
 

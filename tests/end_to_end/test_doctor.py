@@ -33,7 +33,8 @@ def test_a_member_that_fails_halts_the_run_which_can_go_on(
     (tmp_path / "frail_game.py").write_text(FAILS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(environment, "PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    changes = ("environment.name=frail_game:Frail", 'doctor.halt=["member_failing"]', *FEW, *SMALL)
+    frail = ("environment.name=frail_game:Frail", "environment.retries=0")
+    changes = (*frail, 'doctor.halt=["member_failing"]', *FEW, *SMALL)
     process = start(tmp_path / "run", "--actors", "2", changes=changes)
     output, _ = process.communicate(timeout=110)
     assert process.returncode == 3, output

@@ -87,7 +87,11 @@ def test_an_environment_that_raises_ends_the_run_with_its_words(
     (tmp_path / "cursed_game.py").write_text(RAISES)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(environment, "PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    changes = ("environment.name=cursed_game:Cursed", "supervision.max_restarts=0")
+    changes = (
+        "environment.name=cursed_game:Cursed",
+        "environment.retries=0",
+        "supervision.max_restarts=0",
+    )
     output = _ended(start(tmp_path / "run", "--actors", "1", changes=changes))
     assert "ValueError: the dice are gone" in output
 

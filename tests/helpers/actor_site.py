@@ -26,7 +26,7 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.prompts import prompts_for
 from mage_async.trials.trial_config import TrialConfig
 from mage_services.actor.actor import Actor
-from mage_services.actor.rollout import Stage
+from mage_services.actor.rollout import Retries, Stage
 from mage_services.environments.call_runner import CallRunner
 from tests.helpers.memory_channels import MemoryLearnerChannel
 from tests.helpers.scripted_engine import Answers, Pace, ScriptedEngine, UniformWords
@@ -87,6 +87,7 @@ class Site:
         answers: Answers | None,
         step_deadline_s: float = math.inf,
         num_processes: int = 0,
+        retries: int = 0,
     ) -> None:
         self.began = asyncio.get_running_loop().time()
         parser = ActionParser("both")
@@ -101,8 +102,9 @@ class Site:
         )
         self._peer = self.learner.connect(hello)
         self.workers = CallRunner(step_deadline_s, num_processes)
-        stage = Stage(environment, rules, chat, self.engine, self.workers)
-        self.actor = asyncio.ensure_future(Actor(self._peer, stage, "actor-0").run(welcome()))
+        retrying = Retries(retries)
+        self.stage = Stage(environment, rules, chat, self.engine, self.workers, retrying)
+        self.actor = asyncio.ensure_future(Actor(self._peer, self.stage, "actor-0").run(welcome()))
 
     def say(self, *messages: Message) -> None:
         for message in messages:

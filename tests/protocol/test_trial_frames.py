@@ -108,6 +108,7 @@ def results(draw: st.DrawFn) -> TrialResult:
         num_repeated_tokens=draw(counters),
         num_extension_faults=draw(counters),
         num_injections=draw(counters),
+        num_retries=draw(counters),
         duration_s=draw(st.floats(0, 1e6)),
         alternatives=draw(alternatives(done)),
     )

@@ -63,6 +63,12 @@ def test_tokens_are_shared_out_by_how_their_version_is_known() -> None:
     assert found["reply_version_share"] == 0
 
 
+def test_trials_that_were_played_again_are_counted_once() -> None:
+    plain = trial(VersionRun(2, 0, 0))
+    found = metrics(plain, replace(plain, num_retries=1), replace(plain, num_retries=3))
+    assert found["retried_trials"] == 2
+
+
 def test_injections_are_counted_by_the_side_that_wrote_them() -> None:
     plain = trial(VersionRun(2, 0, 0))
     written = replace(plain, num_injections=3)

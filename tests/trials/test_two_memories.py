@@ -13,7 +13,7 @@ from mage_async.config.config_file import find, load
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment
 from mage_async.environments.games.tictactoe import MAX_TURNS
-from mage_async.errors import EnvironmentFault
+from mage_async.errors import TrialFault
 from mage_async.policy_version import VersionRun
 from mage_async.tasks.league import ITSELF
 from mage_async.trajectory import Kind, Task, Trial
@@ -158,7 +158,7 @@ def test_an_episode_in_which_a_side_never_acts_is_given_up(chat: ChatFormat) -> 
         assert run.next_prompt() is not None
         run.receive(said)
     assert run.next_prompt() is not None
-    with pytest.raises(EnvironmentFault, match="over before the other seat could act"):
+    with pytest.raises(TrialFault, match="over before the other seat could act"):
         run.receive(said)
 
 

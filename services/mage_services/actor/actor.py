@@ -39,7 +39,7 @@ from mage_async.protocol.messages import (
 )
 from mage_async.tasks.task_stream import plays
 from mage_async.trajectory import Task
-from mage_services.actor.rollout import Stage, play_to_end
+from mage_services.actor.rollout import Retries, Stage, play_retried
 from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
 from mage_services.environments.call_runner import CallRunner
@@ -254,16 +254,17 @@ class Actor:
     async def _trial(self, stage: Stage, grant: GroupGrant, task: Task, index: int) -> None:
         """Play a trial and send it, with that of the other seat if the policy plays both.
 
-        Cancellation abandons it, unless it was finished.
+        After a fault of the environment the same trial is played again, while the others of the
+        group go on. Cancellation abandons it, unless it was finished.
 
         Raises:
-            TrialFault: the trial does not fit into a message, as when a policy has collapsed into
-                endless text.
+            TrialFault: the last retry has failed too; or the trial does not fit into a message, as
+                when a policy has collapsed into endless text.
         """
-        run = stage.begin(task, index, f"{grant.grant}.{grant.epoch}.{index}")
-        duration_s = await play_to_end(run, stage.engine, stage.workers)
+        begin = partial(stage.begin, task, index, f"{grant.grant}.{grant.epoch}.{index}")
+        played = await play_retried(begin, stage.engine, stage.workers, stage.retries)
         try:
-            frames = encode_result(grant.grant, grant.epoch, run, duration_s)
+            frames = encode_result(grant.grant, grant.epoch, *played)
         except WireError as fault:
             # A fault of the trial, not of the actor: were the actor to end, the next one would be
             # granted the same seeds, and end too.
@@ -345,7 +346,8 @@ async def play(
         asyncio.TaskGroup() as tasks,
     ):
         engine_report = tasks.create_task(_report_engine(engine, status), name="engine report")
-        stage = Stage(environment, trial_config, chat, engine, workers)
+        retries = Retries(config.environment.retries)
+        stage = Stage(environment, trial_config, chat, engine, workers, retries)
         actor = Actor(channel, stage, name, partial(status.send, "played"), bring)
         reason = await actor.run(welcome)
         engine_report.cancel()

@@ -11,8 +11,9 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -33,7 +34,7 @@ from mage_async.trajectory import Guidance, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_as_dict import trial_as_dict
 from mage_services.actor.actor import beating
-from mage_services.actor.rollout import Stage, play_all
+from mage_services.actor.rollout import Begin, Retries, Stage, play_all
 from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
 from mage_services.environments.call_runner import CallRunner
@@ -49,9 +50,6 @@ from mage_services.processes.startup import Startup, read_startup
 from mage_services.transport.authentication import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
 from mage_services.weights.weight_group import on_disk
-
-if TYPE_CHECKING:
-    from mage_async.trials.duels import TrialInProgress
 
 GuidanceOf = Callable[[Task], Guidance | None]
 """Returns the text of a method with which the trial of a task begins; None: no text."""
@@ -89,7 +87,8 @@ class Evaluator:
     ) -> None:
         self._environment, self._chat, self._engine = environment, chat, engine
         trial_config = trial_config_of(config, environment, chat, episodes)
-        self._stage = Stage(environment, trial_config, chat, engine, workers)
+        retries = Retries(config.environment.retries)
+        self._stage = Stage(environment, trial_config, chat, engine, workers, retries)
         blind = replace(trial_config, keeps_history=False, reflects=False)
         self._blind = replace(self._stage, config=blind)
         self._at_once = config.engine.max_contexts
@@ -163,14 +162,14 @@ class Evaluator:
                 last episode has the trial's own.
         """
         self._num_sets += 1
-        runs: list[TrialInProgress] = []
+        begins: list[Begin] = []
         for number, task in enumerate(tasks):
             swap = swapped(task, self._environment, swap_split) if swap_split else None
             guided = stage.guided(self.guidance(task))
             for repeat in range(repeats):
                 name = f"e{self._num_sets}.{number}.{repeat}"
-                runs.append(guided.begin(task, repeat, name, swap))
-        return await play_all(runs, self._engine, stage.workers, self._at_once)
+                begins.append(partial(guided.begin, task, repeat, name, swap))
+        return await play_all(begins, self._engine, stage.workers, self._at_once, stage.retries)
 
 
 def write_evaluation(

@@ -8,18 +8,90 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import NamedTuple
 
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment
-from mage_async.errors import CallFault, ContextFull, TurnOverdue
+from mage_async.errors import CallFault, ContextFull, EnvironmentFault, TurnOverdue
+from mage_async.protocol.limits import MAX_REASON_CHARS
 from mage_async.trajectory import Guidance, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TrialInProgress, begin_trial
 from mage_async.trials.trial_config import TrialConfig
 from mage_services.engines.engine import Engine
 from mage_services.environments.call_runner import CallRunner
+
+RETRY_PAUSE_S = 1.0
+"""Seconds before the second retry of a trial; twice as long before each later one. The first retry
+comes at once, as many faults are gone by then; others, such as a server that restarts, take longer.
+"""
+MAX_RETRY_PAUSE_S = 30.0
+
+
+class Retries:
+    """Decides whether a trial is played again after a fault of its environment.
+
+    A fault says nothing about the agent. If it dropped the group, faults would choose what is
+    trained: long trials, which make more calls, would be lost more often than short ones. So the
+    same trial (same task, seed and index, and so the same tokens under equal weights) is played
+    again with fresh objects.
+
+    Args:
+        most: `environment.retries`.
+    """
+
+    def __init__(self, most: int = 0) -> None:
+        self._most = most
+        self._printed: set[str] = set()
+        """Kinds of faults of which one was printed to stderr."""
+
+    async def wait(self, fault: EnvironmentFault, num_retries: int) -> None:
+        """Return when the trial can be played again. Cancellation leaves nothing.
+
+        Args:
+            num_retries: retries of the trial so far.
+
+        Raises:
+            EnvironmentFault: the last retry has failed; of the type of `fault`, with the number of
+                tries.
+        """
+        if num_retries == self._most:
+            if not num_retries:
+                raise fault
+            raise type(fault)(f"after {num_retries + 1} tries: {fault}") from fault
+        self._print_first(fault)
+        if num_retries:
+            await asyncio.sleep(min(RETRY_PAUSE_S * 2 ** (num_retries - 1), MAX_RETRY_PAUSE_S))
+
+    def _print_first(self, fault: EnvironmentFault) -> None:
+        """Print the first fault of each kind."""
+        kind = fault.kind or type(fault.__cause__ or fault).__name__
+        if kind not in self._printed:
+            self._printed.add(kind)
+            sentence = " ".join(str(fault).split())[:MAX_REASON_CHARS]
+            times = "once" if self._most == 1 else f"up to {self._most} times"
+            print(
+                f"{sentence}; the trial is played again with fresh objects, {times} "
+                "(environment.retries)",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+Begin = Callable[[], TrialInProgress]
+"""Creates a trial that is ready to be played."""
+
+
+class Played(NamedTuple):
+    """A trial that was played to its end."""
+
+    run: TrialInProgress
+    duration_s: float
+    """Seconds of the last try."""
+    num_retries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +104,7 @@ class Stage:
     engine: Engine
     workers: CallRunner = field(default_factory=CallRunner)
     """Makes the calls of environments whose methods may block."""
+    retries: Retries = field(default_factory=Retries)
 
     def begin(self, task: Task, index: int, name: str, swap: Task | None = None) -> TrialInProgress:
         """Return a trial that is ready to be played.
@@ -84,6 +157,28 @@ async def play_to_end(run: TrialInProgress, engine: Engine, workers: CallRunner)
     return time.monotonic() - began
 
 
+async def play_retried(
+    begin: Begin, engine: Engine, workers: CallRunner, retries: Retries
+) -> Played:
+    """Play a trial as `play_to_end` does, and after a fault of its environment once more.
+
+    Args:
+        begin: creates the trial, with fresh objects and the same names of its sequences: the engine
+            has released those of the try before.
+
+    Raises:
+        EnvironmentFault: the last retry has failed too.
+        TrialFault: any other fault, which is not retried.
+    """
+    for num_retries in count():
+        try:
+            run = begin()
+            return Played(run, await play_to_end(run, engine, workers), num_retries)
+        except EnvironmentFault as fault:
+            await retries.wait(fault, num_retries)
+    raise AssertionError("`count` has no end")
+
+
 async def make_calls(run: TrialInProgress, workers: CallRunner) -> None:
     """Make the environment calls that a trial waits for. Cancellation abandons the current one."""
     while (call := run.next_call()) is not None:
@@ -100,25 +195,42 @@ async def _complete(prompt: Prompt, engine: Engine) -> Completion:
 
 
 async def play_all(
-    runs: Sequence[TrialInProgress], engine: Engine, workers: CallRunner, at_once: int
+    begins: Sequence[Begin],
+    engine: Engine,
+    workers: CallRunner,
+    at_once: int,
+    retries: Retries,
 ) -> list[Trial]:
-    """Play trials concurrently, at most `at_once` of them; return them in the order of `runs`.
+    """Play trials concurrently, at most `at_once` of them; return them in the order of `begins`.
 
-    A trial that outgrows the engine's context, or whose environment fails, ends there
+    A trial that outgrows the engine's context, or with a call that fails in every try, ends there
     (`Trial.cut_at`) and is returned like the others. Cancellation aborts all of them.
+
+    Args:
+        begins: functions that create the trials; each is called again for a retry.
+
+    Raises:
+        ExceptionGroup: of other faults than those.
     """
     room = asyncio.Semaphore(at_once)
 
-    async def one(run: TrialInProgress) -> Trial:
+    async def one(begin: Begin) -> Trial:
+        tries: list[TrialInProgress] = []
+
+        def begin_try() -> TrialInProgress:
+            tries.append(begin())
+            return tries[-1]
+
         async with room:
             try:
-                return await play_trial(run, engine, workers)
+                played = await play_retried(begin_try, engine, workers, retries)
+                return played.run.trial(played.duration_s)
             except (ContextFull, CallFault) as fault:
                 if isinstance(fault, CallFault):
                     print(fault, file=sys.stderr, flush=True)
-                run.cut_short()
-                return run.trial()
+                tries[-1].cut_short()
+                return tries[-1].trial()
 
     async with asyncio.TaskGroup() as tasks:
-        playing = [tasks.create_task(one(run), name=f"trial {n}") for n, run in enumerate(runs)]
+        playing = [tasks.create_task(one(each), name=f"trial {n}") for n, each in enumerate(begins)]
     return [task.result() for task in playing]

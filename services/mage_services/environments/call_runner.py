@@ -347,7 +347,9 @@ class CallRunner:
                 if free_if_stuck is not None:
                     self._in_background(free_if_stuck(), "checking what is stuck")
                 limit = f"environment.step_deadline_s = {self._deadline_s:g}"
-                raise CallFault(f"{call.place} took longer than {limit}") from None
+                raise CallFault(
+                    f"{call.place} took longer than {limit}", kind=f"{call.name}() took too long"
+                ) from None
 
     async def _answer(self, call: Call) -> Answered:
         """Make a call in this process."""

@@ -65,6 +65,8 @@ class Failed(Fields):
 
     number: int
     sentence: str
+    kind: str = ""
+    """See `EnvironmentFault.kind`."""
     is_for_room: bool = False
     """Whether a `reset` found no room for another object."""
 
@@ -253,10 +255,13 @@ class WorkerPool:
         if isinstance(answer, Made):
             return answer.answered
         if isinstance(answer, Failed):
-            raise (NoRoom if answer.is_for_room else CallFault)(answer.sentence)
+            raise (NoRoom if answer.is_for_room else CallFault)(answer.sentence, answer.kind)
         if request.method == "close":  # the process has ended, and the object with it
             return Answered()
-        raise CallFault(f"{request.place}: the worker process of the episode {process.end}")
+        raise CallFault(
+            f"{request.place}: the worker process of the episode {process.end}",
+            kind=f"worker process {process.end}",
+        )
 
     async def kill_if_stuck(self, user_object: UserObject) -> None:
         """Kill the process of an episode whose call took too long, if the process is stuck."""

@@ -16,7 +16,7 @@ import msgspec
 from mage_async.environments.catalogue import load
 from mage_async.environments.user_calls import Call
 from mage_async.environments.user_class import ResetStep, UserObject
-from mage_async.errors import MageError, NoRoom
+from mage_async.errors import CallFault, MageError, NoRoom
 from mage_services.environments import worker_pool
 from mage_services.environments.call_runner import CallRunner
 from mage_services.processes.child_process import Channel, die_with_parent, inherited_socket
@@ -59,8 +59,12 @@ class Server:
             answered = await self._calls.perform(call)
             answer: worker_pool.Answer = worker_pool.Made(number=number, answered=answered)
         except MageError as fault:
-            is_for_room = isinstance(fault, NoRoom)
-            answer = worker_pool.Failed(number=number, sentence=str(fault), is_for_room=is_for_room)
+            answer = worker_pool.Failed(
+                number=number,
+                sentence=str(fault),
+                kind=fault.kind if isinstance(fault, CallFault) else "",
+                is_for_room=isinstance(fault, NoRoom),
+            )
         finally:
             del self._tasks[number]
         self._channel.send(answer)
