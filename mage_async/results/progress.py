@@ -110,8 +110,10 @@ _KINDS = [
     (r"^over age$", DropKind("over age", "")),
 ]
 """Patterns of the texts of `TrialFault` and of the ledger's reasons; the first that fits counts."""
-_OWN_PARTS = re.compile(r"""'[^']*'|"[^"]*"|\d+(?:[.,]\d+)*""")
-"""What differs between two reasons of one kind: quoted names, and numbers."""
+_OWN_PARTS = re.compile(r"""'[^']*'|"[^"]*"|0x[0-9a-f]+|\d+(?:[.,]\d+)*""")
+"""What differs between two reasons of one kind: quoted names, addresses and numbers."""
+MAX_KINDS_NOTED = 20
+"""Kinds of drops that are noted: reasons are texts of foreign code, and could all be different."""
 
 
 def drop_kind(reason: str) -> DropKind:
@@ -119,7 +121,12 @@ def drop_kind(reason: str) -> DropKind:
     for pattern, kind in _KINDS:
         if re.search(pattern, reason):
             return kind
-    return DropKind(f"{_OWN_PARTS.sub('…', reason):.60}", "")
+    return DropKind(f"{printable(_OWN_PARTS.sub('…', reason)):.60}", "")
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters made visible, as one line for a terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def dropped_by_kind(dropped_by_reason: Mapping[str, int]) -> dict[str, int]:
@@ -200,6 +207,11 @@ def sentence(progress: Progress) -> str:
             f"{progress.turns:,} turns and {progress.tokens:,} tokens so far, "
             f"{progress.turns_per_s:.1f} turns/s, {progress.tokens_per_s:.0f} tokens/s"
         )
+        if progress.doing == "batch not full" and progress.turns and not progress.turns_per_s:
+            parts.append(
+                f"nothing was sampled in the last {WINDOW_S:g} s: calls of the environment, or the "
+                "engine, do not answer"
+            )
     if progress.mean_return is not None:
         parts.append(f"return {progress.mean_return:+.3f}")
     if progress.valid_share is not None:
@@ -249,6 +261,7 @@ class ProgressCounts:
     """Trials of the present batch that had arrived by then."""
     _known_kinds: set[str] = field(default_factory=set)
     """Names of the kinds of drops that were noted."""
+    _is_lateness_noted: bool = False
 
     def heard(self, actor: str, counters: Mapping[str, float]) -> None:
         """Count the turns and tokens of an actor's heartbeat; an actor may have been restarted."""
@@ -271,10 +284,28 @@ class ProgressCounts:
     def first_drop(self, reason: str) -> str | None:
         """Return a note if no group was dropped for this kind of reason before, otherwise None."""
         kind = drop_kind(reason)
-        if kind.name in self._known_kinds:
+        if kind.name in self._known_kinds or len(self._known_kinds) == MAX_KINDS_NOTED:
             return None
         self._known_kinds.add(kind.name)
-        return f"a group is dropped: {reason.rstrip('.')}. {kind.cure}".rstrip()
+        return f"a group is dropped: {printable(reason).rstrip('.')}. {kind.cure}".rstrip()
+
+    def first_missed_deadline(self, deadline_s: float, most: int) -> str | None:
+        """Return a note the first time that a group misses its deadline, otherwise None.
+
+        Args:
+            deadline_s: `admission.grant_deadline_s`.
+            most: at so many missed deadlines a group is dropped.
+        """
+        if self._is_lateness_noted:
+            return None
+        self._is_lateness_noted = True
+        return (
+            f"a group was not played within admission.grant_deadline_s = {deadline_s:g} s and is "
+            f"granted again; at {most} missed deadlines it is dropped. Raise it, or shorten "
+            "groups: lower trial.episodes or admission.trials_per_group. Where calls of the "
+            "environment hang, lower environment.step_deadline_s far below it: then the call is "
+            "named."
+        )
 
     def snapshot(
         self,
@@ -310,7 +341,10 @@ class ProgressCounts:
             waited_s, num_new = now - self._waiting_since, arrived - self._arrived_at_first
             if num_new > 0:
                 due_s = waited_s / num_new * (needed - arrived)
-            elif turns_per_s and not self._arrived_turns:
+            # Turns of groups that were dropped or granted again are played once more.
+            elif turns_per_s and not (
+                self._arrived_turns or dropped_by_reason or self._is_lateness_noted
+            ):
                 most_turns = num_missing * config.trial.episodes * facts.max_turns
                 due_s, is_bound = max(0, most_turns - self._turns) / turns_per_s, True
         returns, actions, invalid = zip(*self._latest, strict=True) if self._latest else ((),) * 3

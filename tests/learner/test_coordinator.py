@@ -372,3 +372,21 @@ def test_progress_follows_heartbeats_trials_and_drops() -> None:
         assert progress(site).num_actors == 0
 
     run(main)
+
+
+def test_the_first_missed_deadline_is_noted_before_any_group_is_dropped() -> None:
+    async def main(site: Site) -> None:
+        site.coordinator.open(publication(0))
+        slow = await site.connect(group_quota=1)
+        site.now += DEADLINE_S
+        await site.say(slow, heartbeat())
+        site.coordinator.tick()
+        (note,) = site.coordinator.faults
+        assert note.startswith(
+            "a group was not played within admission.grant_deadline_s = 60 s and is granted again; "
+            "at 2 missed deadlines it is dropped. Raise it"
+        )
+        assert "environment.step_deadline_s" in note
+        assert site.coordinator.ledger.counts().groups.dropped == 0
+
+    run(main)

@@ -9,6 +9,7 @@ from mage_async.config.schema import Config
 from mage_async.environments.catalogue import load
 from mage_async.policy_version import VersionRun
 from mage_async.results.progress import (
+    MAX_KINDS_NOTED,
     Progress,
     ProgressCounts,
     Signal,
@@ -191,6 +192,18 @@ def test_the_first_drop_of_each_kind_is_noted_with_its_cure() -> None:
     assert counts.first_drop("missed its deadline 6 times") is None
     assert counts.first_drop("the moon is at 3") == "a group is dropped: the moon is at 3."
     assert counts.first_drop("the moon is at 4") is None
+
+
+def test_foreign_reasons_are_one_line_and_cannot_flood_the_terminal() -> None:
+    counts = ProgressCounts()
+    assert counts.first_drop("odd\n\x1b[2J reason") == (r"a group is dropped: odd\n\x1b[2J reason.")
+    notes = [counts.first_drop(f"reason {'x' * length}") for length in range(40)]
+    assert sum(note is not None for note in notes) == MAX_KINDS_NOTED - 1
+
+
+def test_silence_of_all_actors_is_said() -> None:
+    text = sentence(replace(SLOW, turns_per_s=0.0, tokens_per_s=0.0))
+    assert "nothing was sampled in the last 30 s: calls of the environment, or the engine" in text
 
 
 # No signal.

@@ -71,7 +71,7 @@ def _nodes(given: argparse.Namespace) -> int:
 
 def _all_runs(given: argparse.Namespace) -> int:
     from mage_async.doctor import examine
-    from mage_async.results.progress import before_first_step
+    from mage_async.results.progress import before_first_step, printable
     from mage_async.results.run_files import read_document, read_lines, read_records
     from mage_services.processes.run_lock import is_held
 
@@ -89,7 +89,7 @@ def _all_runs(given: argparse.Namespace) -> int:
                 lines = before_first_step(times, events, is_held(place.lock), time.time())
                 num_found += sum(line.startswith("note: ") for line in lines)
                 for line in lines:
-                    print("  " + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
+                    print(f"  {printable(line)}")
     return EXIT_FOUND if num_found else 0
 
 

@@ -523,6 +523,11 @@ class Coordinator:
     def _expire(self, now: float) -> None:
         """Take groups from actors that missed a deadline, and tell the actors what they keep."""
         late, dropped = self.ledger.late_peers(now), self.ledger.expire(now)
+        if late:
+            most = self.ledger.max_expiries
+            note = self.progress.first_missed_deadline(self.config.deadline_s, most)
+            if note is not None:
+                self.note(note)
         for peer in late & self.peers.keys():
             if not self.peers[peer].is_away:
                 self._welcome(peer)
