@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, field
 from types import MappingProxyType
 from typing import Self
 
-from mage_async.admission.policies import SLOTS, AdmissionPolicy, AdmissionState
+from mage_async.admission.policies import SLOTS, AdmissionPolicy, AdmissionState, take_in_order
 from mage_async.protocol.journal_records import Commit, Granted, SegmentHeader
 from mage_async.protocol.messages import GroupGrant, TrialResult
 from mage_async.tasks.task_stream import num_seats, task_of
@@ -521,6 +521,22 @@ class Ledger:
     def num_complete(self) -> int:
         """Return the number of pending groups that are complete."""
         return len(self._pending) - len(self._assignments)
+
+    def trials_of_next_batch(self) -> tuple[int, int]:
+        """Return how many trials of the next batch have arrived, and how many trials a batch has.
+
+        A policy that trains groups in order of grant waits for the oldest ones, others for those
+        that lack the fewest trials.
+        """
+        arrived = [len(group.arrived()) for group in self._pending.values()]
+        if self.policy.next_batch is not take_in_order:
+            arrived.sort(reverse=True)
+        return sum(arrived[: self.groups_per_step]), self.groups_per_step * self.trials_per_group
+
+    def num_missing(self) -> int:
+        """Return the number of trials of pending groups that have not arrived."""
+        groups = (self._pending[grant] for grant in self._assignments)
+        return sum(group.trials.count(None) for group in groups)
 
     def total_quota(self) -> int:
         """Return the number of groups that all peers together may play at a time."""

@@ -17,6 +17,7 @@ import msgspec
 
 from mage_async.admission.staleness_metrics import OLDEST_AGE
 from mage_async.config.schema import Config
+from mage_async.results.progress import printable
 
 Record = dict[str, Any]
 """The metrics of a step, or an evaluation with its `version` and `sets`, as a run records them."""
@@ -41,8 +42,9 @@ class Finding(msgspec.Struct, frozen=True):
     def sentence(self) -> str:
         """Return the finding as one line, with control characters made visible."""
         about = f" of {self.subject}" if self.subject else ""
-        text = f"{self.name}{about} since step {self.onset}: {self.evidence}. {self.remedy}"
-        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+        return printable(
+            f"{self.name}{about} since step {self.onset}: {self.evidence}. {self.remedy}"
+        )
 
 
 class Sighting(NamedTuple):

@@ -52,7 +52,9 @@ class RunDirectory:
     events = _Below("events.jsonl")
     """Starts, ends, faults and remarks of the run's processes, one line of JSON each."""
     times = _Below("times.json")
-    """Seconds of each process by state, rewritten while the run goes on."""
+    """Seconds of each process by state, and how far the next step is (`progress.py`); rewritten
+    while the run goes on.
+    """
     index = _Below("index.sqlite")
     """Place of each trial in the journal; `mage view` builds it, and rebuilds it if it is lost."""
     supervisor = _Below("supervisor.json")

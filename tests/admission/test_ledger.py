@@ -318,3 +318,14 @@ def test_no_more_groups_are_in_play_than_concurrency_admits() -> None:
     assert not slots.may_grant()
     complete(slots, first)
     assert slots.may_grant()
+
+
+def test_the_next_batch_is_of_the_oldest_groups_or_of_those_that_are_nearly_complete() -> None:
+    for name, arrived in (("slots", 1), ("count", 3)):
+        slots = ledger(policy=POLICIES[name], groups_per_step=2, max_staleness=1)
+        old, second, third = (grant(slots) for _ in range(3))
+        slots.receive(result(second, 0))
+        complete(slots, third)
+        assert old.num_trials == 2
+        assert slots.trials_of_next_batch() == (arrived, 4)
+        assert slots.num_missing() == 3

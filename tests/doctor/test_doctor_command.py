@@ -1,17 +1,22 @@
 """`mage doctor`, the report's section and the line of the terminal."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from mage_async.doctor import SIGNATURES
 from mage_async.pages.report import render
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise
 from mage_services.cli.main import main
+from mage_services.processes.supervisor import RecordedView
+from mage_services.terminal.view import make_view
 from tests.doctor.sick_runs import made_sick
 from tests.helpers.made_up_runs import make_run
+from tests.helpers.status_events import POLICY, in_view, started
 
 
 def make_sick_run(root: Path, name: str) -> RunDirectory:
@@ -63,3 +68,25 @@ def test_the_page_has_a_row_for_every_signature() -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "doctor.md").read_text()
     rows = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
     assert rows == list(SIGNATURES)
+
+
+def test_a_run_without_a_step_says_what_it_waits_for_and_what_was_dropped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path)
+    config = make_run(run, steps=0, finished=False)
+    clock = iter(range(1000, 2000))
+    screen = make_view(config, run, is_terminal=False, console=Console(file=io.StringIO()))
+    view = RecordedView(screen, run, lambda: float(next(clock)))
+    view.event(*started("learner"))
+    assert main(["doctor", str(run.root)]) == 0
+    assert "nothing is played yet: learner starting" in capsys.readouterr().out
+    view.event(*POLICY)
+    drop = "a group is dropped: missed its deadline 5 times. Raise admission.grant_deadline_s."
+    view.event(*in_view(5, [drop], dropped={"missed its deadline": 1}))
+    assert main(["doctor", str(run.root)]) == 1
+    said = capsys.readouterr().out
+    assert f"{run.root}: 0 steps, no findings\n  it ended " in said
+    assert "step 1/60 waits for trials, for 8 s: 5 of 128 trials are in" in said
+    assert "1 groups dropped (1 missed its deadline)" in said
+    assert f"  note: learner: {drop}\n" in said

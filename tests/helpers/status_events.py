@@ -1,5 +1,8 @@
 """Status lines as processes send them to the terminal, and a summary as a run leaves one."""
 
+from dataclasses import asdict, replace
+
+from mage_async.results.progress import Progress
 from mage_services.terminal.run_state import RunState
 
 NAN = float("nan")
@@ -47,6 +50,32 @@ def step(number, blocked_s=None, faults=(), returns=(0.0, 0.4, 0.5)):
 def seen(blocked_s, faults=()):
     trials = {"granted": 432, "trained": 144, "dropped": 0, "in_flight": 288}
     return {"trials": trials, "blocked_s": blocked_s, "faults": list(faults)}
+
+
+def in_view(arrived, faults=(), **changes):
+    """The learner's figures twice a second, as it waits for the batch of the first step."""
+    progress = Progress(
+        step=1,
+        steps=60,
+        doing="batch not full",
+        doing_s=1.5 * arrived,
+        num_actors=1,
+        num_loading=0,
+        groups_in_flight=8,
+        trials_arrived=arrived,
+        trials_needed=128,
+        turns=10 * arrived,
+        tokens=100 * arrived,
+        turns_per_s=6.7,
+        tokens_per_s=66.7,
+        mean_return=-0.5,
+        valid_share=0.75,
+        dropped={},
+        due_s=190.0 - 1.5 * arrived,
+        is_due_bound=False,
+    )
+    progress = asdict(replace(progress, **changes))
+    return "learner", {"event": "view", **seen({}, faults), "progress": progress}
 
 
 def curve(version, *heldout):

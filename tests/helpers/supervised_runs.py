@@ -110,7 +110,9 @@ class Recorder:
         raise AssertionError(summary)
 
     def restarts(self) -> list[str]:
-        return [e["text"] for p, e in self.events if p == "supervisor" and e["event"] != "started"]
+        return [
+            e["text"] for p, e in self.events if p == "supervisor" and e["event"] == "restarting"
+        ]
 
 
 class Site:

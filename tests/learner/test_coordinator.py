@@ -4,6 +4,7 @@ import pytest
 
 from mage_async.admission.concurrency import Concurrency
 from mage_async.config.schema import Config
+from mage_async.environments.catalogue import load
 from mage_async.errors import RunError
 from mage_async.methods.method import Methods
 from mage_async.protocol.messages import (
@@ -14,6 +15,7 @@ from mage_async.protocol.messages import (
     Unwanted,
     Welcome,
 )
+from mage_async.results.progress import Progress, sentence
 from tests.helpers.coordinator_site import (
     DEADLINE_S,
     GROUPS_PER_STEP,
@@ -303,5 +305,88 @@ def test_a_full_journal_takes_nothing_in_and_asks_again_when_there_is_space() ->
         assert (repeated.grant, repeated.epoch) == (grant.grant, grant.epoch)
         await site.say(actor, result(grant, 0))
         assert (await read(actor))[0] == Acknowledge(grant=0, epoch=0, trial=0, is_duplicate=False)
+
+    run(main)
+
+
+def test_the_first_drop_of_each_kind_is_noted_at_once_with_its_cure() -> None:
+    async def main(site: Site) -> None:
+        site.coordinator.open(publication(0))
+        actor = await site.connect()
+        first, second, third, _ = grants(await read(actor))
+        for grant in (first, second):
+            reason = f"a turn was not drawn within {grant.grant + 1} s"
+            await site.say(actor, GroupDrop(grant=grant.grant, epoch=0, reason=reason))
+            assert site.coordinator.faults == [
+                "a group is dropped: a turn was not drawn within 1 s. Raise "
+                "engine.turn_deadline_s, or lower engine.max_contexts, so that fewer turns share "
+                "the engine."
+            ]
+        reason = "rps against 'x', seed 3: raised KeyError: 'spock'"
+        with pytest.raises(RunError, match=r"in a row were dropped.* Mend the environment"):
+            await site.say(actor, GroupDrop(grant=third.grant, epoch=0, reason=reason))
+        assert site.coordinator.faults[-1].startswith(f"a group is dropped: {reason}. Mend")
+
+    run(main)
+
+
+def test_progress_follows_heartbeats_trials_and_drops() -> None:
+    config = Config()
+
+    def progress(site: Site) -> Progress:
+        coordinator, ledger = site.coordinator, site.coordinator.ledger
+        return coordinator.progress.snapshot(
+            site.now,
+            config,
+            load("rps").facts,
+            version=ledger.version,
+            doing=("batch not full", 30.0),
+            actors=coordinator.present_actors(),
+            groups_in_flight=ledger.num_in_flight(),
+            trials=ledger.trials_of_next_batch(),
+            num_missing=ledger.num_missing(),
+            dropped_by_reason=ledger.counts().dropped_by_reason,
+        )
+
+    async def main(site: Site) -> None:
+        assert "no actor is connected yet" in sentence(progress(site))
+        site.coordinator.open(publication(0))
+        actor, evaluator = await site.connect(), await site.connect("evaluator")
+        first, second, third, _ = grants(await read(actor))
+        assert "every actor still loads its engine" in sentence(progress(site))
+        await site.say(actor, heartbeat(completions=10))
+        await site.say(evaluator, heartbeat("evaluator", completions=1000))
+        await site.say(actor, result(second, 0), result(third, 0), result(third, 1))
+        site.now += 10.0
+        await site.say(actor, heartbeat(completions=30))
+        seen = progress(site)
+        assert (seen.num_actors, seen.num_loading, seen.groups_in_flight) == (1, 0, 4)
+        # The third group is complete, and no part of the batch of the two oldest.
+        assert (seen.trials_arrived, seen.trials_needed) == (1, GROUPS_PER_STEP * TRIALS)
+        assert (seen.turns, seen.turns_per_s) == (30, 3.0)
+        await site.say(actor, GroupDrop(grant=first.grant, epoch=0, reason="rps: raised KeyError"))
+        seen = progress(site)
+        assert seen.trials_arrived == 3
+        assert seen.dropped == {"the environment raised": 1}
+        site.pass_time(5)
+        assert progress(site).num_actors == 0
+
+    run(main)
+
+
+def test_the_first_missed_deadline_is_noted_before_any_group_is_dropped() -> None:
+    async def main(site: Site) -> None:
+        site.coordinator.open(publication(0))
+        slow = await site.connect(group_quota=1)
+        site.now += DEADLINE_S
+        await site.say(slow, heartbeat())
+        site.coordinator.tick()
+        (note,) = site.coordinator.faults
+        assert note.startswith(
+            "a group was not played within admission.grant_deadline_s = 60 s and is granted again; "
+            "at 2 missed deadlines it is dropped. Raise it"
+        )
+        assert "environment.step_deadline_s" in note
+        assert site.coordinator.ledger.counts().groups.dropped == 0
 
     run(main)

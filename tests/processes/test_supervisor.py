@@ -19,7 +19,7 @@ from tests.helpers.supervised_runs import PATIENCE_S, Site, patiently
 
 def test_a_run_is_over_when_all_its_processes_have_ended_well(site: Site) -> None:
     site.supervise(num_actors=2)
-    started = [event["text"] for process, event in site.view.events if process == "supervisor"]
+    started = [event["text"] for _, event in site.view.events if event["event"] == "started"]
     assert sorted(started) == ["actor-0", "actor-1", "evaluator", "learner"]
     assert site.lives("actor-1") == ["--address ipc://none"]
 

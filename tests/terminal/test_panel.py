@@ -11,6 +11,7 @@ from tests.helpers.status_events import (
     FULL_RUN,
     POLICY,
     Clock,
+    in_view,
     started,
     state_after,
     step,
@@ -159,3 +160,14 @@ def test_sparklines_keep_their_scale_and_width():
 
 def test_numbers_are_short():
     assert [short(n) for n in (288.0, 3456.0, 29376.0, 1.5e6)] == ["288", "3,456", "29.4k", "1.5M"]
+
+
+def test_the_panel_says_what_the_first_step_waits_for(config, run):
+    dropped = {"outgrew the context": 2}
+    text = drawn(*state_after(config, [POLICY, in_view(5, dropped=dropped)]), run)
+    words = " ".join(text.replace("│", " ").split())
+    assert "step 1/60 waits for trials, for 8 s: 5 of 128 trials are in" in words
+    assert "2 groups dropped (2 outgrew the context)" in words
+    assert "complete in about 3:02 min" in words
+    later = drawn(*state_after(config, [POLICY, in_view(5), step(1)]), run)
+    assert "waits for trials" not in later

@@ -1,11 +1,21 @@
 """The lines that are printed where no terminal is."""
 
 import io
+import itertools
 
 from rich.console import Console
 
 from mage_services.terminal.view import make_view
-from tests.helpers.status_events import FULL_RUN, POLICY, Clock, curve, step
+from tests.helpers.status_events import (
+    FULL_RUN,
+    POLICY,
+    Clock,
+    curve,
+    in_view,
+    started,
+    step,
+    warm_start,
+)
 
 
 def plain_lines(config, run, events, *, every_s=0.1):
@@ -57,3 +67,34 @@ def test_a_plain_line_has_the_returns_of_each_environment_of_a_mix(config, run):
 def test_slow_steps_are_each_a_line(config, run):
     _, out = plain_lines(config, run, [POLICY, *(step(n) for n in range(1, 4))], every_s=6.0)
     assert out.getvalue().count(" step=") == 3
+
+
+def test_a_slow_run_prints_at_least_every_half_minute_what_it_waits_for(config, run):
+    starting = [started("learner"), *[("supervisor", {"event": "beat"})] * 60]
+    warming = [warm_start(0), *[("supervisor", {"event": "beat"})] * 60]
+    playing = [POLICY, *(in_view(number) for number in range(120))]
+    _, out = plain_lines(config, run, [*starting, *warming, *playing, step(1)], every_s=1.5)
+    lines = out.getvalue().splitlines()
+    times = [float(line.split("[")[1].split("s]")[0]) for line in lines]
+    assert max(later - sooner for sooner, later in itertools.pairwise(times)) <= 30
+    waiting = [line.split("waiting: ")[1] for line in lines if "waiting: " in line]
+    assert len(waiting) == 4 + 4 + 8
+    assert waiting[0] == "starting, for 21 s: learner starting"
+    assert waiting[4].startswith("warm start 0/150, for 21 s: learner")
+    assert waiting[9] == (
+        "step 1/60 waits for trials, for 40 s: 27 of 128 trials are in, 8 groups in flight; "
+        "270 turns and 2,700 tokens so far, 6.7 turns/s, 67 tokens/s; return -0.500; "
+        "75% of actions valid; complete in about 2:30 min"
+    )
+
+
+def test_steps_that_are_printed_need_no_line_about_the_next_one(config, run):
+    events = [POLICY, *(event for n in range(1, 20) for event in (step(n), in_view(n)))]
+    _, out = plain_lines(config, run, events, every_s=6.0)
+    assert "waiting:" not in out.getvalue()
+
+
+def test_a_run_that_has_ended_waits_for_nothing(config, run):
+    events = [started("learner"), ("learner", {"event": "done"})]
+    _, out = plain_lines(config, run, [*events, *[("supervisor", {"event": "beat"})] * 60])
+    assert "waiting:" not in out.getvalue()

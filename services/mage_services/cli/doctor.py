@@ -4,6 +4,7 @@ With `--cluster` it examines the nodes of a Ray cluster before a run is started 
 """
 
 import argparse
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -43,8 +44,6 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _nodes(given: argparse.Namespace) -> int:
-    import time
-
     from mage_async.assembly import check
     from mage_async.config import config_file
     from mage_async.doctor.cluster_faults import faults_of
@@ -66,7 +65,9 @@ def _nodes(given: argparse.Namespace) -> int:
 
 def _all_runs(given: argparse.Namespace) -> int:
     from mage_async.doctor import examine
-    from mage_async.results.run_files import read_records
+    from mage_async.results.progress import before_first_step, printable
+    from mage_async.results.run_files import read_document, read_lines, read_records
+    from mage_services.processes.run_lock import is_held
 
     num_found = 0
     with printing():
@@ -77,6 +78,12 @@ def _all_runs(given: argparse.Namespace) -> int:
             print(f"{place.root}: {len(records.metrics)} steps, {len(findings) or 'no'} findings")
             for finding in findings:
                 print(f"  {finding.sentence()}")
+            if not records.metrics:
+                times, events = read_document(place.times), read_lines(place.events)
+                lines = before_first_step(times, events, is_held(place.lock), time.time())
+                num_found += sum(line.startswith("note: ") for line in lines)
+                for line in lines:
+                    print(f"  {printable(line)}")
     return EXIT_FOUND if num_found else 0
 
 

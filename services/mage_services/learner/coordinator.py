@@ -42,6 +42,7 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
+from mage_async.results.progress import ProgressCounts, drop_kind
 from mage_async.tasks.league import League, version_of
 from mage_async.tasks.task_stream import MatchedTasks
 from mage_services.journal.writer import JournalFile
@@ -173,6 +174,8 @@ class Coordinator:
     """Sentences about what went wrong, for people, oldest first, at most `MAX_FAULTS`."""
     durations: TrialDurations = field(default_factory=TrialDurations, init=False)
     """Durations of trials since this process began."""
+    progress: ProgressCounts = field(default_factory=ProgressCounts, init=False)
+    """What has arrived since this process began."""
     _loaded: list[LoadedWeights] = field(default_factory=list, init=False)
     """Records since `take_loaded`."""
     _actors: dict[int, str] = field(default_factory=dict, init=False)
@@ -211,6 +214,8 @@ class Coordinator:
             case Heartbeat():
                 if known is not None:
                     known.heartbeat = message
+                    if known.is_actor:
+                        self.progress.heard(message.name, message.counters)
             case Goodbye():
                 self._remove(peer)
             case _:
@@ -325,6 +330,13 @@ class Coordinator:
             for known in self.peers.values()
             if known.heartbeat is not None
         }
+
+    def present_actors(self) -> tuple[int, int]:
+        """Return the number of actors that are not silent, and of those that load their engine."""
+        present = [known for known in self.peers.values() if known.is_actor and not known.is_away]
+        # An actor's heartbeats have no counters until its engine is there.
+        num_loading = sum(not (each.heartbeat and each.heartbeat.counters) for each in present)
+        return len(present), num_loading
 
     def take_loaded(self) -> list[LoadedWeights]:
         """Return the records of engines that loaded weights since the last call."""
@@ -511,6 +523,11 @@ class Coordinator:
     def _expire(self, now: float) -> None:
         """Take groups from actors that missed a deadline, and tell the actors what they keep."""
         late, dropped = self.ledger.late_peers(now), self.ledger.expire(now)
+        if late:
+            most = self.ledger.max_expiries
+            note = self.progress.first_missed_deadline(self.config.deadline_s, most)
+            if note is not None:
+                self.note(note)
         for peer in late & self.peers.keys():
             if not self.peers[peer].is_away:
                 self._welcome(peer)
@@ -520,15 +537,19 @@ class Coordinator:
 
     def _record_drop(self, grant: int, reason: str) -> None:
         self.journal.append(Dropped(grant=grant, reason=reason))
+        if (note := self.progress.first_drop(reason)) is not None:
+            self.note(note)
         self.arrived.set()  # without the dropped group, later ones may be a batch
 
     def _check_drops(self) -> None:
         counts = self.ledger.counts()
         if counts.drops_in_a_row >= self.config.max_drops_in_a_row:
-            raise DeterministicFailure(
+            text = (
                 f"{counts.drops_in_a_row} groups in a row were dropped; the last one: "
                 f"{counts.last_drop}"
             )
+            cure = drop_kind(counts.last_drop).cure
+            raise DeterministicFailure(f"{text.rstrip('.')}. {cure}" if cure else text)
 
     # Results.
 
@@ -550,6 +571,8 @@ class Coordinator:
             grant=result.grant, epoch=result.epoch, trial=index, is_duplicate=not is_first
         )
         if is_first:
+            for trial in result.trials():
+                self.progress.arrived(trial)
             self.journal.append(result, partial(self._send, peer, answer))
         else:
             # The first result for this trial may not be durable yet.

@@ -7,6 +7,7 @@ trainer's thread.
 import json
 import shutil
 import time
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from mage_async.results.metrics import (
     trial_counts,
     truncated_share,
 )
+from mage_async.results.progress import Progress, Signal
 from mage_async.results.run_files import read_lines
 from mage_async.trajectory import Group
 from mage_services.learner.coordinator import Coordinator
@@ -48,6 +50,7 @@ class RunLog:
         self._coordinator, self._training = coordinator, training
         self._thread, self._warm_start_s = trainer_thread, warm_start_s
         self._environment = environment_of(startup.config)
+        self._signal = Signal(startup.config, self._environment.facts)
         self._began = time.monotonic() - training.counters.get("train_s", 0.0)
         self._last_step = time.monotonic()
         self._last_blocked_s: Seconds = {}
@@ -136,7 +139,31 @@ class RunLog:
             "trials": trial_counts(self._coordinator.ledger.counts()),
             "blocked_s": self.blocked_s(),
             "faults": self._coordinator.faults[-3:],
+            "progress": asdict(self.progress()),
         }
+
+    def progress(self) -> Progress:
+        """Return how far the next step is, and what was dropped so far."""
+        coordinator, ledger = self._coordinator, self._coordinator.ledger
+        counts = ledger.counts()
+        return coordinator.progress.snapshot(
+            time.monotonic(),
+            self._config,
+            self._environment.facts,
+            version=self._training.trainer.version,
+            doing=self.time.current(),
+            actors=coordinator.present_actors(),
+            groups_in_flight=counts.groups.in_flight,
+            trials=ledger.trials_of_next_batch(),
+            num_missing=ledger.num_missing(),
+            dropped_by_reason=counts.dropped_by_reason,
+        )
+
+    def look_for_signal(self, groups: list[Group]) -> None:
+        """Note it if there is nothing to learn from in the first batches."""
+        text = self._signal.batch(self._training.trainer.version, groups)
+        if text is not None:
+            self._coordinator.note(text)
 
     def _peer_metrics(self, groups: list[Group], version: int) -> dict[str, Any]:
         """Return the metrics of actors and dropped groups; those without a value are left out."""

@@ -98,6 +98,7 @@ class TrainingLoop:
 
     async def _step(self) -> None:
         groups = await self._batch()
+        self.run_log.look_for_signal(groups)  # before the step, which may take long
         waited_s, began = self.run_log.waited_s(), time.monotonic()
         self._enter("training")
         metrics = await self._thread.call(self._training.step, groups)

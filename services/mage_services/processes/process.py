@@ -192,6 +192,10 @@ class TimeAccounting:
         self._booked[self._state] += now - self._since
         self._state, self._since = state, now
 
+    def current(self) -> tuple[str, float]:
+        """Return the current state, and the seconds since it was entered."""
+        return self._state, time.monotonic() - self._since
+
     def seconds(self) -> dict[str, float]:
         """Return seconds by state until now; they sum to the age of the process."""
         booked = dict(self._booked)

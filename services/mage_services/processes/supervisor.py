@@ -34,6 +34,8 @@ from mage_services.terminal.view import View
 
 LEAVE_S = 3.0
 """Time for actors to end by themselves after the learner."""
+TICK_S = 1.0
+"""Interval at which the view is told the time, for what it shows where no process sends events."""
 GRACE_S = 3.0
 """Time from SIGTERM to SIGKILL where a run is ended early."""
 BACK_OFF_S = (0.0, 0.5, 2.0, 5.0)
@@ -94,10 +96,18 @@ class Supervisor:
                     spec.name: tasks.create_task(self._keep(spec), name=spec.name)
                     for spec in self._specs()
                 }
-                tasks.create_task(self._end_actors(kept), name="end of actors")
+                ending = tasks.create_task(self._end_actors(kept), name="end of actors")
+                clock = tasks.create_task(self._tick(), name="clock")
+                await asyncio.wait([ending, *kept.values()])
+                clock.cancel()
         finally:
             self.time.enter("ending")
             await self._end_all()
+
+    async def _tick(self) -> None:
+        """Let the view look at the time, until cancelled."""
+        async for _ in process.ticks(TICK_S):
+            self._show("supervisor", {"event": "beat"})
 
     async def _keep(self, spec: ProcessSpec) -> None:
         """Start a process, and restart it within its budget, until it ends well."""
@@ -298,7 +308,8 @@ class RecordedView:
     def _write_times(self, now: float, event: dict[str, Any]) -> None:
         """Replace `times.json`."""
         self._times_at = now
-        times = {"at": now, "trials": event["trials"], "blocked_s": event["blocked_s"]}
+        times = {"at": now}
+        times |= {key: event[key] for key in ("trials", "blocked_s", "progress") if key in event}
         working = self._run.times.with_suffix(".part")
         # replaced, so that a reader finds a whole file; not synced, because after a crash the times
         # are of no use

@@ -46,6 +46,8 @@ def panel(state: RunState, run: RunDirectory, now: float, width: int) -> Rendera
             text = "  ".join(f"{name} {row[-1]:+.2f}" for name, row in returns.items())
             parts.append(_line(f"by environment  {text}", "dim"))
         parts += [Text(), _figures(state), Text()]
+    if not state.steps and state.progress is not None:
+        parts += [Text(state.waiting(now), "dim"), Text()]
     parts.append(_processes(state, width))
     parts += [_line(f"! {note}", "bold red") for note in state.notes[-3:]]
     config = state.config

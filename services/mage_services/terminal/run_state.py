@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from mage_async.config.schema import Config
 from mage_async.results.metrics import injections_by_source
+from mage_async.results.progress import Progress, seconds, sentence
 
 Event = dict[str, Any]
 Phase = Literal["starting", "warm start", "training", "evaluating", "done"]
@@ -49,6 +50,8 @@ class RunState:
     """Last state of each process."""
     nodes: dict[str, str] = field(default_factory=dict)
     """Nodes of processes that run on a cluster."""
+    progress: Progress | None = None
+    """How far the next step is; None while the learner prepares."""
     notes: list[str] = field(default_factory=list)
     """Restarts, faults and remarks without repetitions, oldest first."""
     _blocked: deque[tuple[float, dict[str, dict[str, float]]]] = field(default_factory=deque)
@@ -82,7 +85,7 @@ class RunState:
                 if "node" in event:
                     self.nodes[event["text"]] = event["node"]
                 if event["text"] == "learner":
-                    self.phase, self.evaluating = "starting", None
+                    self.phase, self.evaluating, self.progress = "starting", None, None
             case "ready" | "done":
                 self.processes[process] = event["event"]
             case "failed":
@@ -113,6 +116,16 @@ class RunState:
             return taken / (len(recent) - 1) * (self.config.learner.steps - self.step)
         return None
 
+    def waiting(self, now: float) -> str:
+        """Return one line that says what the run waits for, and how far that is."""
+        if self.phase == "training" and self.progress is not None:
+            return sentence(self.progress)
+        lives = ", ".join(f"{name} {life}" for name, life in self.processes.items())
+        done = ""
+        if self.phase == "warm start":
+            done = f" {self.warm_start['step']}/{self.warm_start['steps']}"
+        return f"{self.phase}{done}, for {seconds(now - self.phase_began)}: {lives}"
+
     def returns(self, episode: int) -> list[float]:
         """Return the mean return of an episode in each step's batch."""
         return [metrics["return_by_episode"][episode] for metrics in self.steps]
@@ -135,6 +148,8 @@ class RunState:
 
     def _see(self, event: Event, now: float) -> None:
         self.trials = event["trials"]
+        if "progress" in event:
+            self.progress = Progress(**event["progress"])
         self._blocked.append((now, event["blocked_s"]))
         while self._blocked[0][0] < now - WINDOW_S:
             self._blocked.popleft()

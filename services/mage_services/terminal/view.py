@@ -24,6 +24,8 @@ MAX_FRAMES_PER_S = 5.0
 # plain lines: a step is printed each so many steps, and after so many seconds
 EVERY_STEPS = 10
 EVERY_S = 5.0
+# and after so many seconds without such a line, it is printed what the run waits for
+QUIET_S = 20.0
 
 
 class View(Protocol):
@@ -108,6 +110,8 @@ class PlainView:
     ) -> None:
         self._state, self._run, self._console, self._clock = state, run, console, clock
         self._printed_step, self._printed_at = 0, state.began
+        self._progress_at = state.began
+        """When it was last printed how far the run is."""
         self._num_points, self._notes = 0, list[str]()
         config = state.config
         self.line(f"environment={config.environment.name} seed={config.seed} run_dir={run.root}")
@@ -122,7 +126,7 @@ class PlainView:
                 policy = warm["origin"].replace(" ", "_")
                 origin = f" policy={policy} warm_start_s={warm['warm_start_s']:.1f}"
             self.line(f"phase={self._state.phase.replace(' ', '_')}{origin}")
-            self._printed_step, self._printed_at = 0, now
+            self._printed_step, self._printed_at, self._progress_at = 0, now, now
         if (text := lasting_line(process, event)) is not None:
             self.line(f"{process}: {text}")
         if "node" in event:
@@ -130,6 +134,9 @@ class PlainView:
         self._print_news()
         if event["event"] in ("warm_start", "step"):
             self._progress(event, now)
+        if now - self._progress_at >= QUIET_S and self._state.phase != "done":
+            self._progress_at = now
+            self.line(f"waiting: {self._state.waiting(now)}")
 
     def line(self, text: str) -> None:
         """Print a line with the time since the start."""
@@ -160,7 +167,7 @@ class PlainView:
             or now - self._printed_at >= EVERY_S
         )
         if is_due or step == steps:
-            self._printed_step, self._printed_at = step, now
+            self._printed_step, self._printed_at, self._progress_at = step, now, now
             if event["event"] == "warm_start":
                 gate = f" gate={event['gate']:.2f}" if math.isfinite(event["gate"]) else ""
                 self.line(f"warm_start step={step}/{steps} loss={event['loss']:.3f}{gate}")

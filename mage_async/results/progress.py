@@ -1,0 +1,500 @@
+"""Say what a run waits for: how far its next step is, what was dropped, and whether it can learn.
+
+`ProgressCounts` counts what reaches the learner, `Progress` is a snapshot of it, and `sentence`
+puts a snapshot into words, for the terminal and for `mage doctor`. `Signal` looks at the first
+batches for what keeps a run from learning anything. Nothing here waits or reads a clock: every time
+is an argument, in seconds of any clock that never goes back.
+"""
+
+import re
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mage_async.config.schema import Config
+from mage_async.environments.environment import Facts
+from mage_async.results.run_history import Event, run_history
+from mage_async.trajectory import Group, Kind, Trial
+
+WINDOW_S = 30.0
+"""Seconds over which the speed of sampling is measured."""
+FRESH_S = 30.0
+"""A run whose files are younger is taken to be alive, where its lock cannot tell."""
+MAX_NOTES_SHOWN = 10
+"""Notes of a run without a step that `mage doctor` prints, the latest ones."""
+FIRST_STEPS = 10
+"""`Signal` looks at so many steps: later, equal returns are the mark of a task that is solved."""
+ENOUGH_TRIALS = 16
+"""`Signal` says nothing after fewer trials: they may be alike by chance."""
+
+
+# Why groups are dropped. The reason of a drop names its task, seed and turn, so that nearly every
+# reason is different; kinds can be counted, and have a cure.
+
+
+@dataclass(frozen=True, slots=True)
+class DropKind:
+    """A kind of reason for which groups are dropped."""
+
+    name: str
+    """A few words that complete "dropped: ..."."""
+    cure: str
+    """What to do, as a sentence; empty if it is not known, or if the reason itself says it."""
+
+
+_KINDS = [
+    (
+        r"engine\.max_tokens",
+        DropKind(
+            "outgrew the context",
+            "Raise engine.max_tokens, or shorten trials: lower trial.episodes, "
+            "transcript.max_action_tokens or the environment's observations.",
+        ),
+    ),
+    (
+        r"was not drawn within",
+        DropKind(
+            "a turn took too long",
+            "Raise engine.turn_deadline_s, or lower engine.max_contexts, so that fewer turns "
+            "share the engine.",
+        ),
+    ),
+    (
+        r"missed its deadline",
+        DropKind(
+            "missed its deadline",
+            "Raise admission.grant_deadline_s, or shorten groups: lower trial.episodes or "
+            "admission.trials_per_group.",
+        ),
+    ),
+    (
+        r"took longer than environment\.step_deadline_s",
+        DropKind(
+            "a call of the environment hung",
+            "Find out why the call does not return, or raise environment.step_deadline_s.",
+        ),
+    ),
+    (
+        r"environment\.idle_s",
+        DropKind("an object was idle for too long", "Raise environment.idle_s."),
+    ),
+    (
+        r"cannot be sent",
+        DropKind(
+            "too large to send", "Shorten what the environment answers, or lower trial.episodes."
+        ),
+    ),
+    (
+        r"worker process",
+        DropKind(
+            "a worker process ended",
+            "Read the actors' logs in the folder `logs` of the run: the environment's process "
+            "wrote there why it ended.",
+        ),
+    ),
+    (
+        r"must return|must be an? `",
+        DropKind(
+            "a call returned a wrong value",
+            "Return what docs/your_environment.md says that the method returns.",
+        ),
+    ),
+    (
+        r"raised \w+",
+        DropKind(
+            "the environment raised",
+            "Mend the environment: play the named task by `mage play`, which makes the same calls.",
+        ),
+    ),
+    (r"^over age$", DropKind("over age", "")),
+]
+"""Patterns of the texts of `TrialFault` and of the ledger's reasons; the first that fits counts."""
+_OWN_PARTS = re.compile(r"""'[^']*'|"[^"]*"|0x[0-9a-f]+|\d+(?:[.,]\d+)*""")
+"""What differs between two reasons of one kind: quoted names, addresses and numbers."""
+MAX_KINDS_NOTED = 20
+"""Kinds of drops that are noted: reasons are texts of foreign code, and could all be different."""
+
+
+def drop_kind(reason: str) -> DropKind:
+    """Return the kind of a reason; an unknown one is its text without names and numbers."""
+    for pattern, kind in _KINDS:
+        if re.search(pattern, reason):
+            return kind
+    return DropKind(f"{printable(_OWN_PARTS.sub('…', reason)):.60}", "")
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters made visible, as one line for a terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def dropped_by_kind(dropped_by_reason: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of dropped groups by the name of their kind, the most frequent first."""
+    by_kind = Counter[str]()
+    for reason, count in dropped_by_reason.items():
+        by_kind[drop_kind(reason).name] += count
+    return dict(by_kind.most_common())
+
+
+# How far the next step is.
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A snapshot of the way to the next step. A run writes it to `times.json`, as plain data."""
+
+    step: int
+    """The step that comes next, from 1."""
+    steps: int
+    """Steps of the whole run."""
+    doing: str
+    """State of the learner, as its time accounting calls it."""
+    doing_s: float
+    """Seconds since the learner entered that state."""
+    num_actors: int
+    """Actors that are connected and not silent."""
+    num_loading: int
+    """Those of them that still load their engine."""
+    groups_in_flight: int
+    trials_arrived: int
+    """Trials of the next batch that have arrived."""
+    trials_needed: int
+    """Trials of a batch."""
+    turns: int
+    """Turns that the actors have sampled since the learner started."""
+    tokens: int
+    """Tokens of these turns."""
+    turns_per_s: float
+    """In the last `WINDOW_S`, as is `tokens_per_s`."""
+    tokens_per_s: float
+    mean_return: float | None
+    """Mean return of an episode per unit, over the latest trials; None before the first."""
+    valid_share: float | None
+    """Share of valid actions in the latest trials; None before the first."""
+    dropped: dict[str, int]
+    """Groups dropped since the run began, by the name of their kind."""
+    due_s: float | None
+    """Seconds until the batch is complete; None if that cannot be told yet."""
+    is_due_bound: bool
+    """Whether `due_s` is an upper bound: of what the environment allows, as no trial has ended."""
+
+
+_DOING = {
+    "batch not full": "waits for trials",
+    "training": "trains on its batch",
+    "publishing": "publishes its weights",
+    "journal sync": "writes the journal",
+    "checkpoint": "writes a checkpoint",
+}
+"""States of the learner in the words of `sentence`; others are printed as they are."""
+
+
+def sentence(progress: Progress) -> str:
+    """Return one line that says what a run waits for, how far it is, and when it goes on."""
+    doing = _DOING.get(progress.doing, progress.doing)
+    head = f"step {progress.step}/{progress.steps} {doing}, for {seconds(progress.doing_s)}"
+    if not progress.num_actors:
+        return "; ".join([f"{head}: no actor is connected yet", *_dropped(progress)])
+    parts = [
+        f"{head}: {progress.trials_arrived} of {progress.trials_needed} trials are in, "
+        f"{progress.groups_in_flight} groups in flight"
+    ]
+    if progress.num_loading == progress.num_actors:
+        parts.append("every actor still loads its engine")
+    else:
+        parts.append(
+            f"{progress.turns:,} turns and {progress.tokens:,} tokens so far, "
+            f"{progress.turns_per_s:.1f} turns/s, {progress.tokens_per_s:.0f} tokens/s"
+        )
+        if progress.doing == "batch not full" and progress.turns and not progress.turns_per_s:
+            parts.append(
+                f"nothing was sampled in the last {WINDOW_S:g} s: calls of the environment, or the "
+                "engine, do not answer"
+            )
+    if progress.mean_return is not None:
+        parts.append(f"return {progress.mean_return:+.3f}")
+    if progress.valid_share is not None:
+        parts.append(f"{progress.valid_share:.0%} of actions valid")
+    parts += _dropped(progress)
+    if progress.due_s is not None:
+        about = "at most" if progress.is_due_bound else "about"
+        parts.append(f"complete in {about} {seconds(progress.due_s)}")
+    return "; ".join(parts)
+
+
+def _dropped(progress: Progress) -> list[str]:
+    """Return the clause of the dropped groups, if there are any."""
+    kinds = ", ".join(f"{count} {name}" for name, count in progress.dropped.items())
+    return [f"{sum(progress.dropped.values())} groups dropped ({kinds})"] if kinds else []
+
+
+def seconds(number: float) -> str:
+    """Return a time in words: 41.3 -> "41 s", 312 -> "5:12 min", 7265 -> "2:01 h"."""
+    minutes, rest = divmod(round(number), 60)
+    hours, minutes_of_hour = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes_of_hour:02} h"
+    return f"{minutes}:{rest:02} min" if minutes else f"{rest} s"
+
+
+@dataclass(slots=True)
+class ProgressCounts:
+    """Counts what reaches the learner: heartbeats, trials and drops. Every call is cheap."""
+
+    _totals: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Turns and tokens in the last heartbeat of each actor, by its name."""
+    _turns: int = 0
+    """Over all actors and their restarts, as `_tokens`."""
+    _tokens: int = 0
+    _arrived_turns: int = 0
+    """Turns of the trials that have arrived."""
+    _latest: deque[tuple[float, int, int]] = field(default_factory=deque)
+    """Mean reward of an episode, actions and invalid actions of the latest trials: a batch's."""
+    _samples: deque[tuple[float, int, int]] = field(default_factory=deque)
+    """Times of the last `WINDOW_S` with the turns and tokens until then."""
+    _version: int = -1
+    """Version at the last snapshot."""
+    _waiting_since: float = 0.0
+    """When the wait for the present batch began, as far as snapshots tell."""
+    _arrived_at_first: int = 0
+    """Trials of the present batch that had arrived by then."""
+    _known_kinds: set[str] = field(default_factory=set)
+    """Names of the kinds of drops that were noted."""
+    _is_lateness_noted: bool = False
+
+    def heard(self, actor: str, counters: Mapping[str, float]) -> None:
+        """Count the turns and tokens of an actor's heartbeat; an actor may have been restarted."""
+        now = int(counters.get("num_completions", 0)), int(counters.get("num_generated_tokens", 0))
+        before = self._totals.get(actor, (0, 0))
+        if now[0] < before[0]:  # a new process counts from zero
+            before = 0, 0
+        self._totals[actor] = now
+        self._turns += now[0] - before[0]
+        self._tokens += max(0, now[1] - before[1])
+
+    def arrived(self, trial: Trial) -> None:
+        """Count a trial that has arrived for the first time."""
+        rewards = trial.episode_rewards()
+        num_actions = sum(turn.kind is Kind.ACT for turn in trial.turns)
+        mean_return = sum(rewards) / max(1, len(rewards))
+        self._latest.append((mean_return, num_actions, trial.num_invalid()))
+        self._arrived_turns += len(trial.turns)
+
+    def first_drop(self, reason: str) -> str | None:
+        """Return a note if no group was dropped for this kind of reason before, otherwise None."""
+        kind = drop_kind(reason)
+        if kind.name in self._known_kinds or len(self._known_kinds) == MAX_KINDS_NOTED:
+            return None
+        self._known_kinds.add(kind.name)
+        return f"a group is dropped: {printable(reason).rstrip('.')}. {kind.cure}".rstrip()
+
+    def first_missed_deadline(self, deadline_s: float, most: int) -> str | None:
+        """Return a note the first time that a group misses its deadline, otherwise None.
+
+        Args:
+            deadline_s: `admission.grant_deadline_s`.
+            most: at so many missed deadlines a group is dropped.
+        """
+        if self._is_lateness_noted:
+            return None
+        self._is_lateness_noted = True
+        return (
+            f"a group was not played within admission.grant_deadline_s = {deadline_s:g} s and is "
+            f"granted again; at {most} missed deadlines it is dropped. Raise it, or shorten "
+            "groups: lower trial.episodes or admission.trials_per_group. Where calls of the "
+            "environment hang, lower environment.step_deadline_s far below it: then the call is "
+            "named."
+        )
+
+    def snapshot(
+        self,
+        now: float,
+        config: Config,
+        facts: Facts,
+        *,
+        version: int,
+        doing: tuple[str, float],
+        actors: tuple[int, int],
+        groups_in_flight: int,
+        trials: tuple[int, int],
+        num_missing: int,
+        dropped_by_reason: Mapping[str, int],
+    ) -> Progress:
+        """Return how far the next step is.
+
+        Args:
+            version: steps published so far.
+            doing: the state of the learner, and the seconds since it was entered.
+            actors: actors that are connected, and those of them that still load their engine.
+            trials: trials of the next batch that have arrived, and trials of a batch.
+            num_missing: trials that have not arrived, of all groups in flight.
+        """
+        arrived, needed = trials
+        if version != self._version:
+            self._version, self._waiting_since, self._arrived_at_first = version, now, arrived
+        while len(self._latest) > needed:
+            self._latest.popleft()
+        turns_per_s, tokens_per_s = self._speed(now)
+        due_s, is_bound = None, False
+        if doing[0] == "batch not full" and arrived < needed:
+            waited_s, num_new = now - self._waiting_since, arrived - self._arrived_at_first
+            if num_new > 0:
+                due_s = waited_s / num_new * (needed - arrived)
+            # Turns of groups that were dropped or granted again are played once more.
+            elif turns_per_s and not (
+                self._arrived_turns or dropped_by_reason or self._is_lateness_noted
+            ):
+                most_turns = num_missing * config.trial.episodes * facts.max_turns
+                due_s, is_bound = max(0, most_turns - self._turns) / turns_per_s, True
+        returns, actions, invalid = zip(*self._latest, strict=True) if self._latest else ((),) * 3
+        return Progress(
+            step=min(version + 1, config.learner.steps),
+            steps=config.learner.steps,
+            doing=doing[0],
+            doing_s=doing[1],
+            num_actors=actors[0],
+            num_loading=actors[1],
+            groups_in_flight=groups_in_flight,
+            trials_arrived=arrived,
+            trials_needed=needed,
+            turns=self._turns,
+            tokens=self._tokens,
+            turns_per_s=turns_per_s,
+            tokens_per_s=tokens_per_s,
+            mean_return=sum(returns) / len(returns) / facts.units if returns else None,
+            valid_share=1 - sum(invalid) / sum(actions) if sum(actions) else None,
+            dropped=dropped_by_kind(dropped_by_reason),
+            due_s=due_s,
+            is_due_bound=is_bound,
+        )
+
+    def _speed(self, now: float) -> tuple[float, float]:
+        """Return turns and tokens per second in the last `WINDOW_S`, and remember this moment."""
+        self._samples.append((now, self._turns, self._tokens))
+        while self._samples[0][0] < now - WINDOW_S:
+            self._samples.popleft()
+        began, turns, tokens = self._samples[0]
+        if now <= began:
+            return 0.0, 0.0
+        return (self._turns - turns) / (now - began), (self._tokens - tokens) / (now - began)
+
+
+def before_first_step(
+    times: Mapping[str, Any], events: Sequence[Event], is_alive: bool | None, now: float
+) -> list[str]:
+    """Return lines on a run that has trained no step: its age, what it waits for, its notes.
+
+    Args:
+        times: content of the run's `times.json`; empty if there is none yet.
+        events: the run's `events.jsonl`.
+        is_alive: whether a process runs it; None if that cannot be known on this machine.
+        now: seconds since 1970, as the times of the files.
+    """
+    if not events:
+        return ["no process was started yet"]
+    history = run_history(events)
+    began, last = events[0]["at"], max(events[-1]["at"], times.get("at", 0.0))
+    if is_alive or (is_alive is None and now - last < FRESH_S):
+        lines = [f"it began {seconds(now - began)} ago"]
+    else:
+        lines = [f"it ended {seconds(last - began)} after it began"]
+    if "progress" in times:
+        lines.append(f"{seconds(now - times['at'])} ago: {sentence(Progress(**times['progress']))}")
+    else:
+        lives = (f"{life.name} {life.state}" for life in history.processes.values())
+        lines.append(f"nothing is played yet: {', '.join(lives)}")
+    return [*lines, *(f"note: {text}" for _, text in reversed(history.notes[:MAX_NOTES_SHOWN]))]
+
+
+# Whether there is anything to learn from.
+
+
+class Signal:
+    """Looks at the first batches for what keeps a run from learning anything.
+
+    There is no signal if no action was ever valid, if no reward was ever earned, or if the trials
+    of every group earned the same: a group's advantages are then all zero. Each is said once.
+    """
+
+    def __init__(self, config: Config, facts: Facts) -> None:
+        self._config, self._facts = config, facts
+        self._num_trials = 0
+        self._is_reward_seen = self._is_valid_seen = self._is_spread_seen = False
+        self._said: set[str] = set()
+
+    def batch(self, version: int, groups: Sequence[Group]) -> str | None:
+        """Take in a batch that will be trained from `version`; return a sentence, or None."""
+        if version >= FIRST_STEPS:
+            return None
+        trials = [trial for group in groups for trial in group.trials]
+        actions = [turn for trial in trials for turn in trial.turns if turn.kind is Kind.ACT]
+        self._num_trials += len(trials)
+        self._is_valid_seen |= any(turn.is_valid for turn in actions)
+        self._is_reward_seen |= any(turn.reward for turn in actions)
+        for group in groups:
+            rewards = {tuple(trial.episode_rewards()) for trial in group.trials}
+            self._is_spread_seen |= len(rewards) > 1
+        if self._num_trials < ENOUGH_TRIALS:
+            return None
+        if not self._is_valid_seen:
+            last = actions[-1].action if actions else ""
+            return self._once("no valid action", self._no_valid_action(last))
+        if not self._is_reward_seen:
+            return self._once("no reward", self._no_reward())
+        if not self._is_spread_seen:
+            return self._once("alike", self._alike(trials))
+        return None
+
+    def _once(self, kind: str, text: str) -> str | None:
+        if kind in self._said:
+            return None
+        self._said.add(kind)
+        return f"nothing to learn from: {text}"
+
+    # Each of these names the likely cause in this environment, and then the keys that change it.
+
+    def _no_valid_action(self, last: str) -> str:
+        config, facts = self._config, self._facts
+        seen = f"the last one was {last!r:.60}" if last else "none was found in the text"
+        example = facts.example or facts.words[0] if facts.words or facts.example else ""
+        wanted = f", where {example!r:.60} would be one" if example else ""
+        cures = ["declare `legal_actions` in the environment, so that only legal ones are sampled"]
+        if config.transcript.forced_tags == "none":
+            cures.insert(0, 'let the transcript write the tags: transcript.forced_tags = "both"')
+        if not config.sampling.restricted:
+            cures.insert(0, "set sampling.restricted = true")
+        cures.append("add [warm_start]" if config.warm_start is None else "raise warm_start.steps")
+        cures[0] = cures[0][0].upper() + cures[0][1:]
+        return (
+            f"of {self._num_trials} trials no action was valid ({seen}{wanted}). "
+            f"{'; or '.join(cures)}."
+        )
+
+    def _no_reward(self) -> str:
+        cure = "begin with [warm_start], " if self._config.warm_start is None else ""
+        return (
+            f"{self._num_trials} trials of {self._facts.name} have earned no reward at all. The "
+            "task is too hard for the policy as it is, or the environment never pays: look at a "
+            f"trial in `mage view`. Choose easier tasks in environment.options, {cure}or pay for "
+            "a part of the way."
+        )
+
+    def _alike(self, trials: Sequence[Trial]) -> str:
+        """Return the sentence for groups whose trials earned the same, episode by episode."""
+        returns = [reward for trial in trials for reward in trial.episode_rewards()]
+        low, high = min(returns), max(returns)
+        amount = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        head = (
+            f"in each group of the first {self._num_trials} trials all returns are alike ({amount} "
+            "an episode), so every advantage is zero"
+        )
+        if self._facts.max_return is not None and low >= self._facts.max_return:
+            return f"{head}. The task is solved already: choose harder ones in environment.options."
+        if self._config.sampling.temperature < 0.5:
+            return f"{head}. Trials are copies of each other: raise sampling.temperature."
+        return (
+            f"{head}. The reward does not depend on what the policy does, or the policy always "
+            "does the same: look at a group in `mage view`; raise sampling.temperature or "
+            "admission.trials_per_group, or choose easier tasks in environment.options."
+        )

@@ -1,0 +1,284 @@
+"""What a run says while it waits, and when there is nothing to learn from."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mage_async.config.schema import Config
+from mage_async.environments.catalogue import load
+from mage_async.policy_version import VersionRun
+from mage_async.results.progress import (
+    MAX_KINDS_NOTED,
+    Progress,
+    ProgressCounts,
+    Signal,
+    before_first_step,
+    drop_kind,
+    dropped_by_kind,
+    seconds,
+    sentence,
+)
+from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
+
+CONFIG, FACTS = Config(), load("rps").facts
+SLOW = Progress(
+    step=1,
+    steps=60,
+    doing="batch not full",
+    doing_s=41.2,
+    num_actors=2,
+    num_loading=0,
+    groups_in_flight=8,
+    trials_arrived=5,
+    trials_needed=32,
+    turns=1200,
+    tokens=43_000,
+    turns_per_s=4.04,
+    tokens_per_s=143.4,
+    mean_return=0.125,
+    valid_share=0.98,
+    dropped={"outgrew the context": 2, "the environment raised": 1},
+    due_s=222.5,
+    is_due_bound=False,
+)
+
+
+def trial(rewards, *, index=0, valid=True, action="rock", num_episodes=3):
+    """A trial of an action an episode."""
+    segment = Segment(
+        np.ones(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32), (VersionRun(0, 0, 0),)
+    )
+    turns = [
+        Turn(Kind.ACT, episode, 0, 0, 0, 1, reward, valid, action)
+        for episode, reward in enumerate(rewards)
+    ]
+    return Trial(Task("rps", "rocky", 1), index, num_episodes, (segment,), tuple(turns))
+
+
+def batch(*rewards, num_groups=2, **changes):
+    """Groups of eight trials, whose rewards are repeated over the trials of a group."""
+    return [
+        Group(
+            grant, 0, tuple(trial(rewards[i % len(rewards)], index=i, **changes) for i in range(8))
+        )
+        for grant in range(num_groups)
+    ]
+
+
+def snapshot(counts, now, *, arrived=0, version=0, doing="batch not full"):
+    return counts.snapshot(
+        now,
+        CONFIG,
+        FACTS,
+        version=version,
+        doing=(doing, 12.0),
+        actors=(2, 0),
+        groups_in_flight=4,
+        trials=(arrived, 32),
+        num_missing=32 - arrived,
+        dropped_by_reason={},
+    )
+
+
+def test_a_sentence_has_every_fact() -> None:
+    assert sentence(SLOW) == (
+        "step 1/60 waits for trials, for 41 s: 5 of 32 trials are in, 8 groups in flight; "
+        "1,200 turns and 43,000 tokens so far, 4.0 turns/s, 143 tokens/s; return +0.125; "
+        "98% of actions valid; 3 groups dropped (2 outgrew the context, 1 the environment raised); "
+        "complete in about 3:42 min"
+    )
+
+
+def test_a_sentence_leaves_out_what_is_not_known() -> None:
+    unknown = replace(SLOW, mean_return=None, valid_share=None, dropped={}, due_s=None)
+    assert sentence(replace(unknown, num_loading=2)) == (
+        "step 1/60 waits for trials, for 41 s: 5 of 32 trials are in, 8 groups in flight; "
+        "every actor still loads its engine"
+    )
+    assert sentence(replace(unknown, num_actors=0)) == (
+        "step 1/60 waits for trials, for 41 s: no actor is connected yet"
+    )
+    assert sentence(replace(unknown, doing="training")).startswith(
+        "step 1/60 trains on its batch, for 41 s: "
+    )
+
+
+@pytest.mark.parametrize(("number", "text"), [(41.3, "41 s"), (312, "5:12 min"), (7265, "2:01 h")])
+def test_seconds_are_short(number: float, text: str) -> None:
+    assert seconds(number) == text
+
+
+def test_speed_is_that_of_the_last_half_minute_over_all_actors_and_their_restarts() -> None:
+    counts = ProgressCounts()
+    for second in range(0, 101, 10):
+        for actor in ("actor-0", "actor-1"):
+            counts.heard(
+                actor, {"num_completions": 2.0 * second, "num_generated_tokens": 10.0 * second}
+            )
+        seen = snapshot(counts, float(second))
+    assert (seen.turns, seen.tokens) == (400, 2000)
+    assert (seen.turns_per_s, seen.tokens_per_s) == (4.0, 20.0)
+    counts.heard("actor-0", {})  # started again: it loads its engine
+    counts.heard("actor-0", {"num_completions": 5.0, "num_generated_tokens": 7.0})
+    assert snapshot(counts, 101.0).turns == 405
+    assert snapshot(counts, 101.0).tokens == 2007
+
+
+def test_a_batch_is_due_at_the_pace_of_its_trials_in_this_wait() -> None:
+    counts = ProgressCounts()
+    assert snapshot(counts, 0.0).due_s is None
+    assert snapshot(counts, 40.0, arrived=8).due_s == 120.0
+    # After a step the next batch has trials already, which tell nothing about the pace.
+    assert snapshot(counts, 50.0, arrived=20, version=1).due_s is None
+    assert snapshot(counts, 60.0, arrived=22, version=1).due_s == 50.0
+    assert snapshot(counts, 60.0, arrived=22, version=1, doing="training").due_s is None
+
+
+def test_before_the_first_trial_the_limits_of_the_environment_bound_the_time() -> None:
+    counts = ProgressCounts()
+    snapshot(counts, 0.0)
+    counts.heard("actor-0", {"num_completions": 20})
+    seen = snapshot(counts, 10.0)
+    most = 32 * CONFIG.trial.episodes * FACTS.max_turns
+    assert (seen.due_s, seen.is_due_bound) == ((most - 20) / 2.0, True)
+    assert "complete in at most" in sentence(seen)
+
+
+def test_return_and_valid_share_are_those_of_the_latest_trials() -> None:
+    counts = ProgressCounts()
+    for _ in range(40):
+        counts.arrived(trial((-4.0, -4.0, -4.0), valid=False))
+    for _ in range(32):
+        counts.arrived(trial((0.0, 2.0, 4.0)))
+    seen = snapshot(counts, 0.0)
+    assert seen.mean_return == 2.0 / FACTS.units
+    assert seen.valid_share == 1.0
+
+
+REASONS = {
+    "context '3.0.1': a prompt of 812 tokens does not fit, with 64 more, into engine.max_tokens = "
+    "800; raise it, or make trials shorter": ("outgrew the context", "engine.max_tokens"),
+    "a turn was not drawn within 300 s": ("a turn took too long", "engine.turn_deadline_s"),
+    "missed its deadline 5 times": ("missed its deadline", "admission.grant_deadline_s"),
+    "lock:Lock against 'a', seed 7: step() took longer than environment.step_deadline_s = 60": (
+        "a call of the environment hung",
+        "environment.step_deadline_s",
+    ),
+    "lock:Lock against 'a', seed 7: raised KeyError: 'x'": ("the environment raised", "mage play"),
+    "trial 3 cannot be sent: a text of 40,000 characters": ("too large to send", "trial.episodes"),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_reasons_have_kinds_with_a_cure(reason: str) -> None:
+    name, key = REASONS[reason]
+    kind = drop_kind(reason)
+    assert kind.name == name
+    assert key in kind.cure
+
+
+def test_unknown_reasons_are_alike_but_for_names_and_numbers() -> None:
+    found = dropped_by_kind({"the moon is at 3.5 of 'a'": 2, "the moon is at 7 of 'b'": 1})
+    assert found == {"the moon is at … of …": 3}
+
+
+def test_the_first_drop_of_each_kind_is_noted_with_its_cure() -> None:
+    counts = ProgressCounts()
+    assert counts.first_drop("missed its deadline 5 times") == (
+        "a group is dropped: missed its deadline 5 times. Raise admission.grant_deadline_s, or "
+        "shorten groups: lower trial.episodes or admission.trials_per_group."
+    )
+    assert counts.first_drop("missed its deadline 6 times") is None
+    assert counts.first_drop("the moon is at 3") == "a group is dropped: the moon is at 3."
+    assert counts.first_drop("the moon is at 4") is None
+
+
+def test_foreign_reasons_are_one_line_and_cannot_flood_the_terminal() -> None:
+    counts = ProgressCounts()
+    assert counts.first_drop("odd\n\x1b[2J reason") == (r"a group is dropped: odd\n\x1b[2J reason.")
+    notes = [counts.first_drop(f"reason {'x' * length}") for length in range(40)]
+    assert sum(note is not None for note in notes) == MAX_KINDS_NOTED - 1
+
+
+def test_silence_of_all_actors_is_said() -> None:
+    text = sentence(replace(SLOW, turns_per_s=0.0, tokens_per_s=0.0))
+    assert "nothing was sampled in the last 30 s: calls of the environment, or the engine" in text
+
+
+# No signal.
+
+
+def test_no_valid_action_is_said_once_with_an_action_and_the_keys() -> None:
+    signal = Signal(CONFIG, FACTS)
+    text = signal.batch(0, batch((0.0, 0.0, 0.0), valid=False, action="the rock"))
+    assert text is not None
+    assert text.startswith(
+        "nothing to learn from: of 16 trials no action was valid (the last one was 'the rock', "
+        "where 'rock' would be one). "
+    )
+    assert "legal_actions" in text
+    assert "transcript.forced_tags" in text
+    assert "warm_start" in text
+    assert signal.batch(1, batch((0.0, 0.0, 0.0), valid=False)) is None
+
+
+def test_no_reward_is_said_once() -> None:
+    signal = Signal(CONFIG, FACTS)
+    text = signal.batch(0, batch((0.0, 0.0, 0.0)))
+    assert text is not None
+    assert "16 trials of rps have earned no reward at all" in text
+    assert "environment.options" in text
+    assert signal.batch(1, batch((0.0, 0.0, 0.0))) is None
+
+
+def test_equal_returns_in_every_group_are_said_once() -> None:
+    signal = Signal(CONFIG, FACTS)
+    text = signal.batch(0, batch((1.0, 1.0, 1.0)))
+    assert text is not None
+    assert "all returns are alike (1 an episode), so every advantage is zero" in text
+    assert "sampling.temperature" in text
+    assert signal.batch(1, batch((1.0, 1.0, 1.0))) is None
+
+
+def test_equal_returns_at_the_top_are_a_solved_task() -> None:
+    best = FACTS.max_return
+    text = Signal(CONFIG, FACTS).batch(0, batch((best, best, best)))
+    assert text is not None
+    assert "The task is solved already" in text
+
+
+@pytest.mark.parametrize(
+    ("version", "groups"),
+    [
+        (0, batch((1.0, 0.0, 0.0), (0.0, 1.0, 0.0))),
+        (0, batch((0.0, 0.0, 0.0), num_groups=1)),  # eight trials may be alike by chance
+        (10, batch((1.0, 1.0, 1.0))),
+    ],
+)
+def test_nothing_is_said_of_a_batch_with_spread_a_small_one_or_a_late_one(version, groups) -> None:
+    assert Signal(CONFIG, FACTS).batch(version, groups) is None
+
+
+# A run that has trained no step.
+
+
+def test_a_run_without_a_step_says_its_age_what_it_waits_for_and_its_notes() -> None:
+    from dataclasses import asdict
+
+    events = [
+        {"at": 1000.0, "process": "supervisor", "event": "started", "text": "learner"},
+        {"at": 1010.0, "process": "learner", "event": "policy"},
+        {"at": 1020.0, "process": "learner", "event": "note", "text": "a group is dropped: x"},
+    ]
+    times = {"at": 1302.0, "progress": asdict(SLOW)}
+    assert before_first_step(times, events, True, 1312.0) == [
+        "it began 5:12 min ago",
+        f"10 s ago: {sentence(SLOW)}",
+        "note: learner: a group is dropped: x",
+    ]
+    assert before_first_step({}, events, False, 9000.0)[:2] == [
+        "it ended 20 s after it began",
+        "nothing is played yet: learner training",
+    ]
+    assert before_first_step({}, [], None, 0.0) == ["no process was started yet"]
