@@ -416,8 +416,8 @@ class TrialRun:
         return f", episode {self.episode + 1}, turn {self._index_in_episode + 1}"
 
     def _second_role_from(self) -> int | None:
-        """Return the index of the context's first token that the second role computes; `None` before
-        the last episode, which that role plays.
+        """Return the index of the context's first token that the second role computes; `None`
+        before the last episode, which that role plays.
         """
         config, segment = self._config, self._transcript.num_segments - 1
         if not config.has_roles or self.episode + 1 < config.num_episodes:

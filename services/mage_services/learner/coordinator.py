@@ -183,7 +183,9 @@ class Coordinator:
     _opened_at: float = field(default=0.0, init=False)
     """When the first weights were announced; later by the stalls that were forgiven."""
     _ticked_at: float | None = field(default=None, init=False)
+    """When `tick` was last called."""
     _is_closed: bool = field(default=False, init=False)
+    """Whether no group is granted any more."""
 
     # What the learner calls.
 
@@ -374,6 +376,7 @@ class Coordinator:
         self.peers[peer] = KnownPeer(hello, self.clock())
         self._set_quota(peer)
         total, most = self.ledger.total_quota(), self.ledger.max_concurrent_groups
+        # Noted once: for the actor whose quota first exceeds the limit.
         if most is not None and total - hello.group_quota <= most < total:
             self.note(
                 f"the actors have room for {total} groups and are granted {most}, as "

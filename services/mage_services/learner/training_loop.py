@@ -69,9 +69,7 @@ class TrainingLoop:
         """Version of the newest durable checkpoint; 0 before the first."""
         self._pending_checkpoint: tuple[Future[Path], int] | None = None
         """The checkpoint that is being written, and its version."""
-        self._enter = (
-            run_log.time.enter
-        )  # names what the learner does from now on, for the account of time
+        self._enter = run_log.time.enter  # names what the learner does from now on
 
     async def train(self) -> dict[str, float]:
         """Train to the last step; returns the parity of engine and learner.
