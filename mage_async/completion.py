@@ -11,6 +11,8 @@ from mage_async.policy_version import VersionRun
 from mage_async.restriction import TokenTrie
 
 FinishReason = Literal["stop", "length", "abort"]
+"""`stop`: by a stop token. `length`: at `max_tokens`. `abort`: ended early, with the tokens so
+far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,9 @@ class Prompt:
     rival: int | None = None
     """Version of the past policy that samples the completion; None: the current weights."""
     second_role_from: int | None = None
-    """Index of the first token that the second role of a policy with two roles computes, sampled
-    tokens included; the first role computes all tokens before it. None: the first computes all.
+    """Index of the first token that the second role computes, sampled tokens included. The first
+    role computes all tokens before it; None: it computes all. A method may give a policy two roles,
+    of which the second plays the last episode.
     """
     restriction: TokenTrie | None = None
     """The completions that there may be; it ends where one of them does, whatever `sampling` says
@@ -127,9 +130,8 @@ def check_prompt(prompt: Prompt, *, max_tokens: int, vocabulary: int) -> None:
     is_drawable = sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0
     if sampling.max_tokens < 1 or not is_drawable or not num_tokens:
         raise RunError(f"context {name!r}: {num_tokens} tokens cannot be sampled by {sampling}")
-    if (
-        np.maximum.reduce(prompt.tokens.view(np.uint32)) >= vocabulary
-    ):  # as unsigned numbers, negative ids are too large as well
+    # As unsigned numbers, negative ids are too large as well.
+    if np.maximum.reduce(prompt.tokens.view(np.uint32)) >= vocabulary:
         raise RunError(
             f"context {name!r}: token ids from {prompt.tokens.min()} to {prompt.tokens.max()}, but "
             f"the model knows 0 to {vocabulary - 1}; its tokenizer belongs to another model"

@@ -121,7 +121,7 @@ class AllowedSets:
         if not is_covered or (lengths < 2).any():
             return "allowed sets have at least two tokens each, and cover all that are given"
         rises = np.diff(self.tokens) > 0
-        rises[self.offsets[1:-1] - 1] = True
+        rises[self.offsets[1:-1] - 1] = True  # the first token of the next set may be lower
         if self.tokens.min() < 0 or not rises.all():
             return "the tokens of an allowed set are at least 0, and ascend"
         if len(self.index) != len(sampled) or not (
@@ -130,12 +130,13 @@ class AllowedSets:
             return f"{len(sampled)} sampled tokens have sets {FREE} to {len(lengths) - 1}"
         restricted = self.index >= 0
         numbers, drawn = self.index[restricted].astype(np.int64), sampled[restricted]
-        # Numbers in one ascending sequence over all sets, so that one search serves them all.
-        step = int(self.tokens.max()) + 1
-        if (drawn >= step).any():
+        # Each set's tokens are raised by a multiple of `stride`, so that all together ascend, and
+        # one search finds the sampled tokens of all sets.
+        stride = int(self.tokens.max()) + 1
+        if (drawn >= stride).any():
             return "a sampled token lies in its allowed set, got one that does not"
-        keys = self.tokens.astype(np.int64) + step * np.repeat(np.arange(len(lengths)), lengths)
-        wanted = drawn.astype(np.int64) + step * numbers
+        keys = self.tokens.astype(np.int64) + stride * np.repeat(np.arange(len(lengths)), lengths)
+        wanted = drawn.astype(np.int64) + stride * numbers
         places = np.searchsorted(keys, wanted)
         if (keys[np.minimum(places, len(keys) - 1)] != wanted).any():
             return "a sampled token lies in its allowed set, got one that does not"

@@ -84,7 +84,8 @@ def over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -
 
     Args:
         values: fp64 `[N]`.
-        magnitudes: fp64 `[N]`: the numbers whose differences the values are.
+        magnitudes: fp64 `[N]`: the numbers of which the values are differences, such as returns;
+            they set what counts as rounding.
     """
     _check(values, cells)
     if is_fused_on(values.device.type):
@@ -126,10 +127,10 @@ def _minus_baseline(
 def _minus_mean_of_others(relative: Tensor, weights: Tensor, cells: Cells) -> Tensor:
     ids, parts = cells.ids, cells.parts
     assert parts is not None
-    own = cells.num_parts
-    sums = _sums(weights * relative, cells)[ids] - _sums_by(weights * relative, parts, own)[parts]
-    totals = _sums(weights, cells)[ids] - _sums_by(weights, parts, own)[parts]
-    others = _sizes(cells)[ids] - torch.bincount(parts, minlength=own)[parts]
+    count = cells.num_parts
+    sums = _sums(weights * relative, cells)[ids] - _sums_by(weights * relative, parts, count)[parts]
+    totals = _sums(weights, cells)[ids] - _sums_by(weights, parts, count)[parts]
+    others = _sizes(cells)[ids] - torch.bincount(parts, minlength=count)[parts]
     return torch.where(others > 0, relative - sums / totals, 0.0)
 
 
@@ -170,8 +171,8 @@ def _weights(values: Tensor, cells: Cells) -> Tensor:
 def _first_turns(cells: Cells) -> Tensor:
     """Return the first turn of each cell: int64 `[K]`."""
     turns = torch.arange(len(cells.ids), device=cells.ids.device)
-    last = turns.new_full((cells.num_cells,), len(turns))
-    return last.scatter_reduce_(0, cells.ids, turns, "amin")
+    past_end = turns.new_full((cells.num_cells,), len(turns))
+    return past_end.scatter_reduce_(0, cells.ids, turns, "amin")
 
 
 def _sizes(cells: Cells) -> Tensor:

@@ -28,7 +28,7 @@ class Policy(Variant):
     """The agent's weights."""
 
     lora: Lora | None = None
-
+    """Adapters to train; None trains all weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which the learner trains. At learning rates of 1e-6 bfloat16 rounds updates to zero,
     unless `learner.float32_masters` is on."""
@@ -75,7 +75,7 @@ class WarmStart(Section):
     """AdamW's rate while cloning."""
     gate: Share = 0.8
     """Go on until the loss on observations in the last episode is at most this share of the first
-    one's; 1.0 is no gate."""
+    one's: then the model uses earlier episodes. 1.0 is no gate."""
     max_steps: Natural = 400
     """Steps after which an unmet gate is an error; those beyond `steps` go on at a tenth of the
     rate."""

@@ -32,7 +32,7 @@ class TurnTable:
     member: np.ndarray
     """int64: the member that the trial met"""
     seat: np.ndarray
-    """int64"""
+    """int64: the seat that the policy plays"""
     kind: np.ndarray
     """int64: `Kind`"""
     episode: np.ndarray
@@ -43,7 +43,7 @@ class TurnTable:
     """int64: number of the state that the turn was taken in; all reflections have one number, all
     strategies another"""
     returns: np.ndarray
-    """float64"""
+    """float64: what the credit gives to the turn, bonuses included"""
     episode_score: np.ndarray
     """float64: undiscounted sum of what its episode's turns are paid; 0 for reflections and
     strategies"""
@@ -146,6 +146,7 @@ def _credited(
     for turn in reversed(trial.turns):
         is_before = trial.is_before_last(turn.episode)
         if turn.kind is Kind.ACT:
+            # After the pop, `len(values)` is the number of this act.
             led_to = values.pop() * (share if is_before else 1.0) + extra[len(values)]
         elif is_before and not was_before:
             led_to *= share

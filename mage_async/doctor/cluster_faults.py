@@ -9,6 +9,9 @@ that wrote them.
 """
 FREE_BYTES_AT_LEAST = 2 * 10**9
 """Free space that a node needs for temporary files, bytes."""
+WEIGHT_COPIES = 6
+"""Copies of the weights that a node's temporary folder may hold: the policy, the versions that a
+keeper keeps (`KEPT_WEIGHTS`), and one that is being written."""
 GB = 10**9
 
 
@@ -87,7 +90,7 @@ def _of_node(node: NodeFacts, own: NodeFacts, needs: Needs) -> Iterator[str]:
             f"its clock is {abs(node.clock_s):.1f} s {'ahead' if node.clock_s > 0 else 'behind'}: "
             "set it by NTP (`chronyc makestep`), or times in the run's files will not fit together"
         )
-    wanted = max(FREE_BYTES_AT_LEAST, 6 * needs.model_bytes)
+    wanted = max(FREE_BYTES_AT_LEAST, WEIGHT_COPIES * needs.model_bytes)
     if node.free_bytes < wanted:
         yield (
             f"{node.free_bytes / GB:.1f} GB are free for temporary files, and the policy with its "

@@ -15,8 +15,9 @@ import torch
 
 from mage_async.errors import PolicyError
 
-TYPES = ("default", "linear", "llama3")
-"""Values of `rope_type`; `linear` interpolates all positions, `llama3` those of slow pairs."""
+ROPE_TYPES = ("default", "linear", "llama3")
+"""Values of `rope_type`; `linear` interpolates all positions, `llama3` only dimensions that turn
+slowly."""
 SUPPORTED = ("llama", "qwen2", "qwen3")
 """Values of `model_type` that the embedded engine serves."""
 
@@ -94,6 +95,8 @@ def _architecture(file: Path, config: dict[str, Any]) -> Architecture:
         max_positions=config["max_position_embeddings"],
         rotation=read_rotation(file, config),
         is_tied=config.get("tie_word_embeddings"),
+        # transformers fixes the biases of qwen2 in its code: on queries, keys and values, and
+        # nowhere else.
         has_qkv_bias=has_bias or kind == "qwen2",
         has_output_bias=has_bias and kind != "qwen2",
         has_mlp_bias=bool(config.get("mlp_bias", False)) and kind == "llama",
@@ -130,10 +133,10 @@ def read_rotation(file: Path, config: dict[str, Any]) -> Rotation:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     is_nested = any(isinstance(value, dict) for value in scaling.values())
-    if kind not in TYPES or partial != 1.0 or is_nested:
+    if kind not in ROPE_TYPES or partial != 1.0 or is_nested:
         raise PolicyError(
             f"{file}: rotary positions {scaling} are not served by the embedded engine, which "
-            f'turns whole heads, by {", ".join(TYPES)}; set engine.kind = "sglang"'
+            f'turns whole heads, by {", ".join(ROPE_TYPES)}; set engine.kind = "sglang"'
         )
     return Rotation(
         kind,
@@ -154,6 +157,7 @@ def rotations(rotation: Rotation, head_dim: int, num_positions: int) -> torch.Te
 
 
 def _stretched(rotation: Rotation, frequencies: torch.Tensor) -> torch.Tensor:
+    """Return the frequencies, made slower for long contexts as the kind of rotation says."""
     if rotation.kind == "default":
         return frequencies
     slow = frequencies / rotation.factor

@@ -1,8 +1,8 @@
 """Sampling tokens: a uniform number from the seed, through the inverse distribution function.
 
-A completion does not depend on the rest of the batch, except through the last bits of the logits
-where the arithmetic is not exact. Log-probs are computed after temperature and before top-k and
-top-p, from the same logits as the sample.
+A completion does not depend on the rest of the batch, except for the last bits of the logits,
+unless the arithmetic is "exact" (`arithmetic.py`). Log-probs are computed after temperature and
+before top-k and top-p, from the same logits as the sample.
 
 Shapes: `W` rows, `V` vocabulary.
 """
@@ -125,6 +125,7 @@ def _invert(kept: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
     cumulated = kept.cumsum(1, dtype=torch.float64)
     totals = cumulated[:, -1:].contiguous()
     tokens = torch.searchsorted(cumulated, chances[:, None] * totals, right=True)[:, 0]
+    # A product may round up to the total: then the last token with a weight is taken.
     last_possible = torch.searchsorted(cumulated, totals)[:, 0]
     return torch.minimum(tokens, last_possible)
 
@@ -144,6 +145,7 @@ def _top_p(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     cumulated = ordered.cumsum(1, dtype=torch.float64)
     before = cumulated - ordered
     is_within = before < top_p[:, None].double() * cumulated[:, -1:]
+    # Sums round, so a `top_p` of 1 could lose tokens of tiny weight.
     is_within |= (top_p >= 1)[:, None]
     is_within[:, 0] = True
     return weights * torch.zeros_like(order, dtype=torch.bool).scatter_(1, order, is_within)

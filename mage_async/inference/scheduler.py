@@ -55,6 +55,7 @@ class Statistics:
     stall_s: float = 0.0
     """Time in which weights were exchanged and nothing could be sampled, in seconds."""
     num_evictions: int = 0
+    """Sequences that lost their KV slot to another one."""
     num_contexts: int = 0
     """Sequences that hold a KV slot now."""
     num_waiting: int = 0
@@ -81,9 +82,11 @@ class Running:
 
     prompt: Prompt
     opened: Opened
+    """Its slot, and what was cached of the prompt."""
     max_length: int
     """Length of prompt and completion, in tokens, at which the completion ends."""
     runs: list[VersionRun] = field(default_factory=list)
+    """`Completion.versions` so far."""
     node: int = 0
     """Where the completion is in the trie of a restricted prompt."""
     drawn_from: list[np.ndarray | None] = field(default_factory=list)
@@ -117,13 +120,16 @@ class Scheduler:
         self._cache = PrefixCache(slots, max_tokens)
         self._waiting: dict[str, Prompt] = {}
         self._running: dict[int, Running] = {}
+        """Running prompts by slot; the arrays below have an element or a row for each slot."""
         self._temperature = np.zeros(slots, np.float32)
         self._top_p = np.ones(slots, np.float32)
         self._top_k = np.zeros(slots, np.int64)
         self._seeds = np.zeros(slots, np.uint64)
         self._num_prompt = np.zeros(slots, np.int64)
+        """Tokens of the prompt."""
         self._is_second_role = np.zeros(slots, bool)
         self._logprobs = np.zeros((slots, max_tokens), np.float32)
+        """Log-prob of each sampled token, by its index in the context."""
         self._totals = Statistics(cache_bytes=model.cache_bytes())
 
     @property
@@ -155,8 +161,8 @@ class Scheduler:
         rows = plan.rows()
         row, positions = packed_positions(rows)
         tokens = self._cache.tokens[rows.slots[row], positions]
-        # Only a sequence whose last known token is in this forward needs logits; a prompt that was
-        # read in part does not.
+        # Only a sequence whose last known token is in this forward needs logits; a prompt of which
+        # this forward computes only a part does not.
         known = np.array([self._cache.num_known[slot] for slot in rows.slots.tolist()])
         logit_rows = np.flatnonzero(rows.starts + rows.counts == known)
         logits = self.model.forward(tokens, rows, plan.copies, logit_rows)
@@ -233,7 +239,7 @@ class Scheduler:
         return plan
 
     def _take_forced(self) -> list[tuple[str, Completion]]:
-        """Complete the waiting prompts with a single legal action: nothing is left to sample."""
+        """Complete the waiting prompts with a single legal action; they need no slot or forward."""
         forced = [each for each in self._waiting.values() if _single(each) is not None]
         for prompt in forced:
             del self._waiting[prompt.context]
@@ -246,7 +252,7 @@ class Scheduler:
                     np.zeros(len(tokens), np.float32),
                     (_version_run(0, version, version),),
                     "stop",
-                    num_reused=len(prompt.tokens),
+                    num_reused=len(prompt.tokens),  # none had to be computed
                     drawn_from=(None,) * len(tokens),
                 ),
             )

@@ -83,19 +83,19 @@ def sequences_of(
     """
     parts: list[tuple[Segment, list[Turn], dict[int, int]]] = []
     num_episodes: list[int | None] = []
-    order: list[int] = []
+    order: list[int] = []  # numbers of the turns over all trials, segment by segment
     for trial in trials:
         first, own = len(order), [list[int]() for _ in trial.segments]
         alternatives = [dict[int, int]() for _ in trial.segments]
-        for step in trial.alternatives:
-            if step.place >= 0:
-                alternatives[trial.turns[step.turn].segment][step.place] = step.token
+        for advice in trial.alternatives:
+            if advice.place >= 0:
+                alternatives[trial.turns[advice.turn].segment][advice.place] = advice.token
         for number, turn in enumerate(trial.turns):
             if trial.segments[turn.segment].is_sampled[turn.start : turn.stop].any():
                 own[turn.segment].append(number)
-        for segment, numbers, known in zip(trial.segments, own, alternatives, strict=True):
+        for segment, numbers, advised in zip(trial.segments, own, alternatives, strict=True):
             if numbers:
-                parts.append((segment, [trial.turns[number] for number in numbers], known))
+                parts.append((segment, [trial.turns[number] for number in numbers], advised))
                 num_episodes.append(trial.num_episodes if has_roles else None)
                 order += [first + number for number in numbers]
     by_segment = advantages[torch.tensor(order, device=advantages.device)]
@@ -215,8 +215,10 @@ def split_minibatch(
         if groups:
             first = groups[-1][0].tokens
             shared = min(opening, common_prefix(first, sequence.tokens)) if shares_opening else 0
+            # Lengths of the group's row now, and with this sequence: an opening stands there once.
             now = total - (len(groups[-1]) - 1) * opening
-            if total + length - len(groups[-1]) * shared <= min(max_tokens, now + length):
+            longer = total + length - len(groups[-1]) * shared
+            if longer <= min(max_tokens, now + length):
                 groups[-1].append(sequence)
                 total, opening = total + length, shared
                 continue

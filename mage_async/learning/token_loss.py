@@ -45,7 +45,7 @@ class HeadInputs:
     head: Tensor
     """[V, D]: weight of the LM head."""
     targets: Tensor
-    """int64 [N]"""
+    """int64 [N]: the sampled tokens."""
     inverse_temperature: float
     restricted: RestrictedTargets | None = None
     """The targets that were drawn from sets of allowed tokens; None: there are none."""
@@ -115,7 +115,8 @@ class CorrectedLoss:
 
         Args:
             tokens: inputs of the correction; their `logprobs` are not read.
-            entropy_rates: float32 [N]
+            entropy_rates: float32 [N]: coefficient of each token's entropy bonus.
+            scale: weight of one token's loss, about 1 / (sampled tokens of an update).
             reference: float32 [N]: log-probs in nats under the frozen policy of the KL term, which
                 is `k3 = e^d - d - 1` with `d = reference - current` (Schulman 2020,
                 http://joschu.net/blog/kl-approx.html).

@@ -146,7 +146,7 @@ def verdict(evaluation: Mapping[str, Score]) -> str:
         return reached
     controls = (
         f" Without the earlier episodes in its context it earns {_last(blind)}; with another"
-        f" hidden from the last episode on, {_last(swapped)}."
+        f" member hidden from the last episode on, {_last(swapped)}."
     )
     losses = [_loss(heldout, control) for control in (blind, swapped)]
     if all(loss > noise for loss, noise in losses):
@@ -298,6 +298,7 @@ def episode_names(count: int) -> dict[str, str]:
 
 
 def _diversity_part(diversity: Mapping[str, Any]) -> Record:
+    """Return the entropy of repeated plays of a task (`mage evaluate --diversity`)."""
     plays = f"{diversity['num_tasks']:,} held-out tasks, each played {diversity['repeats']} times"
     return {
         "note": f"{plays}; at most {diversity['most']:.2f} nats",
@@ -306,6 +307,7 @@ def _diversity_part(diversity: Mapping[str, Any]) -> Record:
 
 
 def _harder_part(harder: Mapping[str, Any]) -> Record:
+    """Return the returns on harder tasks than trained, a rung each (`mage evaluate --harder`)."""
     return {
         "ladder": harder["ladder"],
         "returns": _rung_chart(harder["rungs"], "return_by_episode", "ci95_by_episode"),

@@ -105,8 +105,9 @@ class Frame:
     crumbs: Sequence[tuple[str, str]] = ()
     """Label and address of the pages above, the highest first."""
     before: str = ""
+    """Address of the page before this one in its list; empty: none."""
     after: str = ""
-    """Addresses of the neighbours; empty: none."""
+    """Address of the page after it."""
     note: str = ""
     """A sentence if the index of the run is incomplete."""
     change: int = 0

@@ -78,6 +78,7 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
 def _bytes_a_weight(config: Config) -> int:
     """Return the learner's bytes for each weight: the weight, its gradient, AdamW's moments."""
     own = 4 if config.policy.dtype == "float32" else 2
+    # The adapters, their gradients and their moments are small.
     if config.policy.lora:
         return own
     return 2 * own + 2 * (1 if config.learner.optimizer_state == "8bit" else own)
@@ -119,7 +120,7 @@ class Contexts:
     """Lengths of trials in tokens of a policy."""
 
     scripted: int
-    """Tokens of the longest context of the shortest scripted trial."""
+    """Tokens of the longest context of the shortest scripted trial; no trial fits into fewer."""
     longest: int
     """Tokens of the longest scripted trial if every action were as long as allowed."""
     num_turns: int
@@ -174,6 +175,7 @@ def _contexts(
         )
     num_turns = max(len(trial.turns) for trial in trials)
     longest = max(len(segment.tokens) for trial in trials for segment in trial.segments)
+    # An upper bound: the scripted actions are in `longest` as well.
     sampled = num_turns * config.transcript.max_action_tokens
     return Contexts(scripted, longest + sampled, num_turns)
 

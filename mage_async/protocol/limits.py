@@ -24,7 +24,7 @@ class Limits:
     max_runs: int = 4096
     """Version runs of one trial."""
     max_text_chars: int = 2**15
-    """Characters of one action, reflection or anchor."""
+    """Characters of one action, one reflection, or one anchor (an episode's state as text)."""
     max_alternative_chars: int = 2**10
     """Characters of one alternative to an action."""
     max_info_chars: int = 2**12

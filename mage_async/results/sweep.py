@@ -18,6 +18,7 @@ from mage_async.results.matrix import Cell, Setting
 
 LONGEST_FOLDER = 120
 _UNSAFE = re.compile(r"[^\w.+=,-]")
+"""Characters that a folder's name does not keep."""
 _RANGE = re.compile(r"(?P<low>[^.\s][^\s]*?)\.\.(?P<high>[^:\s]+)(?P<log>:log)?")
 _PARTS = re.compile(r'(?:\[[^\]]*\]|"[^"]*"|[^,\["])+')
 """Values between commas; a list or a quoted text is one value."""
@@ -113,7 +114,7 @@ def _draw(axis: Axis, source: random.Random) -> str:
 
 
 def combination(axes: Sequence[Axis], values: Sequence[str]) -> Setting:
-    """Return the setting with one value for each key."""
+    """Return the setting with one value for each key; the first key is the x axis of the charts."""
     names = [axis.key for axis in axes]
     pairs = tuple(zip(names, values, strict=True))
     assignments = [f"{key}={value}" for key, value in pairs]
@@ -127,7 +128,7 @@ def combination(axes: Sequence[Axis], values: Sequence[str]) -> Setting:
         place=x,
         place_name=values[0],
         method=", ".join(assignments[1:]),
-        flow=label,  # any key may change ages
+        flow=label,  # any key may change how old tokens are, so no two settings count as one flow
     )
 
 
@@ -139,6 +140,7 @@ def _folder(text: str) -> str:
 
 
 def _x(axis: Axis, value: str) -> float:
+    """Return a value's place on the x axis: the number itself, or its index if any is no number."""
     if isinstance(axis.choices, Range):
         return float(value)
     numbers = [_number(choice) for choice in axis.choices]

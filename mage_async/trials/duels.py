@@ -104,7 +104,7 @@ def no_turn_fault(task: Task, side: str) -> TrialFault:
 
 
 class SidePlay(Play):
-    """One side of a duel as a `Play`."""
+    """One side of a duel as a `Play`, which its `TrialRun` plays like any other."""
 
     def __init__(self, duel: Duel, side: Side) -> None:
         self._duel, self._side = duel, side
@@ -219,6 +219,7 @@ class PastPolicySide:
         own_config = replace(
             config.with_guidance(None), num_episodes=1, max_turns=0, stops_on_success=False
         )
+        # A trial's completions get their seeds from its task's seed.
         own_task = replace(task, seed=_episode_sampling_seed(duel.chance))
         side = SidePlay(duel, OPPONENT)
         own_name = f"{name}.rival{episode}"
@@ -317,6 +318,7 @@ class TwoMemoriesRun(TwoSidedRun):
         """The duel of each episode so far. One side may be an episode ahead of the other."""
         self._side_to_sample: Side = AGENT
         """The side of the last prompt."""
+        # In self-play the agent's trial and this one have neighbouring indices in the group.
         task, index = self._task.across(), index + 1
         if self._version is not None:
             task, index = replace(task, seed=_group_sampling_seed(task)), 0
@@ -348,9 +350,9 @@ class TwoMemoriesRun(TwoSidedRun):
         if duel.turn is None and run.is_waiting:
             self._check_both_acted()
         for side, side_run in self._runs.items():
-            own = self._duels[side_run.episode]
-            if side_run.is_waiting and own.turn in (side, None):
-                side_run.observe(own.observe(side))
+            side_duel = self._duels[side_run.episode]
+            if side_run.is_waiting and side_duel.turn in (side, None):
+                side_run.observe(side_duel.observe(side))
 
     def contexts(self) -> list[str]:
         """Return the names of the contexts so far, for an engine to release."""

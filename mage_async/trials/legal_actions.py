@@ -27,6 +27,7 @@ def restriction_of(play: Play, chat: ChatFormat, parser: ActionParser) -> TokenT
     if not parser.prefill(Kind.ACT):
         return None
     actions = play.legal_actions()
+    # A sequence with `is_whole = False` has more actions than it lists; see `Play.legal_actions`.
     if not actions or not getattr(actions, "is_whole", True):
         return None
     return _trie(tuple(actions), chat, parser)

@@ -1,5 +1,9 @@
 """One trial as a state machine without I/O: it yields prompts, receives completions, and ends as a
 `Trial`.
+
+Actors, evaluators and scripts drive it. `duels.py` puts several of them together for games between
+two policies, with the same methods: its plays answer `PENDING` until the other seat has acted, and
+it may end as two trials.
 """
 
 import math
@@ -74,8 +78,11 @@ class TrialRun:
     their results to `answer`.
 
     Args:
+        index: number of the trial in its group.
+        name: prefix of the names of its contexts in the engine.
         swap: another task, played in the last episode: the causal control of adaptation.
-        begin: creates the play of an episode, if the environment does not create it.
+        begin: creates the play of an episode whose other seat is not the environment's; see
+            `duels.py`.
     """
 
     def __init__(
@@ -91,6 +98,7 @@ class TrialRun:
         begin: Callable[[int], Play] | None = None,
     ) -> None:
         self._environment, self._task, self._index = environment, task, index
+        # The environment itself or, of a mix of environments, the one that this task belongs to.
         part = component_of(environment, task.member)
         self._config = config = config if part is environment else config.for_environment(part)
         self._facts = part.facts
@@ -183,12 +191,12 @@ class TrialRun:
 
     @property
     def play(self) -> Play:
-        """The current episode as its environment knows it, for scripts."""
+        """The environment's own play of this episode, without a slow one's wrapper; for scripts."""
         return own_play(self._play)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last action has no outcome yet, because others act first."""
+        """Whether the last action has no outcome yet: another seat acts first (`duels.py`)."""
         return self._acted is not None
 
     def contexts(self) -> list[str]:
@@ -198,10 +206,11 @@ class TrialRun:
     def cut_short(self) -> None:
         """End the trial because the last prompt cannot be answered, and record the episode."""
         self.is_over = True
+        # A reflection is requested after its episode: that one is complete, the next one is cut.
         self._cut_at = self.episode + (self.kind is Kind.REFLECT)
 
     def trials(self, duration_s: float = 0.0) -> tuple[Trial, ...]:
-        """Return the finished trials: one for each seat that the policy plays."""
+        """Return the finished trials: this one. A run of `duels.py` may return one of each seat."""
         return (self.trial(duration_s),)
 
     def trial(self, duration_s: float = 0.0) -> Trial:
@@ -407,8 +416,8 @@ class TrialRun:
         return f", episode {self.episode + 1}, turn {self._index_in_episode + 1}"
 
     def _second_role_from(self) -> int | None:
-        """Return the token of the context from which the second role reads and acts; `None` before
-        that.
+        """Return the index of the context's first token that the second role computes; `None`
+        before the last episode, which that role plays.
         """
         config, segment = self._config, self._transcript.num_segments - 1
         if not config.has_roles or self.episode + 1 < config.num_episodes:

@@ -1,4 +1,7 @@
-"""Common parts of the loaders: optional libraries, classes for a name, episodes on a server."""
+"""Common parts of the loaders: optional libraries, classes for a name, episodes on a server.
+
+A loader makes an environment class out of another project's library; each has a file here.
+"""
 
 import importlib
 import random
@@ -66,7 +69,7 @@ def declared(episode: type, name: str, max_turns: int, **parts: Any) -> type:
     Args:
         episode: has `reset` and `step`.
         name: as in the configuration.
-        max_turns: the option `turns`.
+        max_turns: largest number of steps in an episode, the option `turns`.
         parts: optional declarations of such a class, and attributes that its episodes need.
 
     Raises:

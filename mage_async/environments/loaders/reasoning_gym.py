@@ -1,7 +1,7 @@
 """`reasoning-gym:DATASET`: an episode is one question of a dataset, scored by the dataset itself.
 
-A task is an index of the dataset. Both methods are coroutines that never wait, because some
-datasets draw from the global random state and all coroutines share one thread.
+A task is an index of the dataset. Both methods are coroutines, although they never wait: plain
+methods would run in several threads, and some datasets draw from the global random state.
 """
 
 from collections.abc import Mapping
@@ -86,6 +86,7 @@ def _dataset(name: str, dataset: str, config: Mapping[str, Any]) -> Any:
         raise ConfigError(
             f"environment {name!r}: reasoning-gym has no such dataset; it has {known}"
         )
+    # A registered dataset is its class and the dataclass of its configuration.
     keys = [field.name for field in fields(factory.DATASETS[dataset][1])]
     if unknown := sorted(set(config) - set(keys)):
         raise ConfigError(

@@ -133,6 +133,7 @@ class Actor:
         self._num_groups = {"playing": 0, "no fresh weights": 0}
         """Number of groups in each state, in order of precedence."""
         self.time = TimeAccounting("no grant")
+        """Seconds spent in each state."""
 
     async def run(self, first: Message) -> str:
         """Serve the learner until its goodbye, whose reason is returned.
@@ -146,6 +147,7 @@ class Actor:
             return await beating(self._channel, self._heartbeat, self._receive(first, tasks))
 
     async def _receive(self, message: Message, tasks: asyncio.TaskGroup) -> str:
+        """Handle the learner's messages from this one to its goodbye, whose reason is returned."""
         playing: dict[tuple[int, int], asyncio.Task[None]] = {}
         while True:
             match message:
@@ -240,6 +242,7 @@ class Actor:
         task = Task(grant.environment, grant.member, grant.seed, grant.seat)
         stage = self._stage.under(grant.num_episodes, grant.max_turns)
         async with asyncio.TaskGroup() as trials:
+            # Of two trials that are the two seats of one game, `plays` has the first.
             for index in sorted(set(plays(task, grant.num_trials)) - self._finished(grant)):
                 guided = stage.guided(grant.guidance and grant.guidance.for_trial(index))
                 trials.create_task(

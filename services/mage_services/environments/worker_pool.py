@@ -5,7 +5,7 @@ current and all later calls of its episodes fail; another process is started for
 
     actor                 worker process (`worker_process.py`)
                      <-   Ready
-    Make             ->
+    Make             ->                      one call of an episode's object
                      <-   Made, or Failed
     Abandon          ->                      its Make is not answered any more
                      <-   Abandoned
@@ -41,7 +41,7 @@ class Ready(Fields):
 
 
 class Make(Fields):
-    """Make a call."""
+    """Make one call (`reset`, `step` or `close`) of an episode's object; `reset` creates it."""
 
     number: int
     """Number of the call, unique in the process."""
@@ -160,8 +160,8 @@ class WorkerProcess:
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
-    """A place for one process of the pool, which is started again after its death."""
+class _Slot:
+    """A slot of the pool for one process, which is started again after its death."""
 
     process: WorkerProcess | None = None
     num_episodes: int = 0
@@ -197,7 +197,7 @@ class _Episode:
     """An episode that has begun."""
 
     number: int
-    place: _Place
+    slot: _Slot
     process: WorkerProcess | None = None
     """`None` if no process could be started."""
 
@@ -209,22 +209,25 @@ class WorkerPool:
     """
 
     def __init__(self, size: int) -> None:
-        self._places = [_Place() for _ in range(size)]
+        self._slots = [_Slot() for _ in range(size)]
         self._episodes: dict[UserObject, _Episode] = {}
         self._numbers = count()
 
     async def admit(self, user_object: UserObject, request: Request) -> None:
         """Give an episode a process before its first call.
 
+        Apart from `perform`, so that the start of a process does not count against the deadline of
+        the call.
+
         Raises:
             CallFault: no process could be started.
         """
         if user_object in self._episodes or request.method == "close":
             return
-        place = min(self._places, key=lambda place: place.num_episodes)
-        place.num_episodes += 1
-        episode = self._episodes[user_object] = _Episode(next(self._numbers), place)
-        episode.process = await place.running(request.place)
+        slot = min(self._slots, key=lambda slot: slot.num_episodes)
+        slot.num_episodes += 1
+        episode = self._episodes[user_object] = _Episode(next(self._numbers), slot)
+        episode.process = await slot.running(request.place)
 
     async def perform(self, user_object: UserObject, request: Request) -> Answered:
         """Make a call. Cancellation abandons the call.
@@ -235,11 +238,13 @@ class WorkerPool:
         episode = self._episodes.get(user_object)
         if episode is not None and request.method == "close":
             del self._episodes[user_object]
-            episode.place.num_episodes -= 1
+            episode.slot.num_episodes -= 1
         if episode is None or (process := episode.process) is None:
             return Answered()  # closed before its first call, or never begun
         origin = user_object.environment.origin
-        assert origin is not None, "a class made here alone is played here alone"
+        assert origin is not None, (
+            "an environment without an origin cannot be loaded by a worker process"
+        )
         make = Make(
             number=next(self._numbers),
             play=episode.number,
@@ -271,5 +276,5 @@ class WorkerPool:
 
     async def close(self) -> None:
         """Kill all processes."""
-        processes = [place.process for place in self._places if place.process is not None]
+        processes = [slot.process for slot in self._slots if slot.process is not None]
         await asyncio.gather(*(process.close() for process in processes))

@@ -68,9 +68,10 @@ SILENCE_S = 4.0
 FIRST_HEARTBEAT_S = 60.0
 """The same before an actor's first heartbeat: it loads its engine first."""
 LOST_INTERVALS = 30
-"""An actor is forgotten after so many times the silence above: after two minutes, by when the
-supervisor has ended a local actor, or after half an hour while it loads its engine."""
+"""An actor is forgotten after this multiple of its patience: after 2 minutes, by when the
+supervisor has ended a local actor; or after 30 minutes if it never sent a heartbeat."""
 MAX_FAULTS = 20
+"""Sentences kept for the terminal and the run log."""
 STALL_S = 2.0
 """If two ticks are further apart, this process itself did not run."""
 
@@ -183,8 +184,11 @@ class Coordinator:
     _is_full: bool = field(default=False, init=False)
     """Whether the journal had no space when it was last asked."""
     _opened_at: float = field(default=0.0, init=False)
+    """When the first weights were announced; later by the stalls that were forgiven."""
     _ticked_at: float | None = field(default=None, init=False)
+    """When `tick` was last called."""
     _is_closed: bool = field(default=False, init=False)
+    """Whether no group is granted any more."""
 
     # What the learner calls.
 
@@ -239,7 +243,12 @@ class Coordinator:
         self._grant()
 
     def announce(self, publication: Publication) -> None:
-        """Journal that the weights of a version can be read, and announce them to the peers."""
+        """Journal that the weights of a version can be read, and announce them to the peers.
+
+        The first announcement opens the store: peers have waited for it. With `admission.lag`,
+        actors then begin with older versions. It is of the version that this process begins with,
+        so it is journaled only if groups wait for it as an opponent.
+        """
         version, is_open = publication.version, self.weights.is_open
         if is_open or self.league.awaits(version):
             self.journal.append(
@@ -379,6 +388,7 @@ class Coordinator:
         self.peers[peer] = KnownPeer(hello, self.clock())
         self._set_quota(peer)
         total, most = self.ledger.total_quota(), self.ledger.max_concurrent_groups
+        # Noted once: for the actor whose quota first exceeds the limit.
         if most is not None and total - hello.group_quota <= most < total:
             self.note(
                 f"the actors have room for {total} groups and are granted {most}, as "
@@ -476,7 +486,9 @@ class Coordinator:
     # Grants and drops.
 
     def _grant(self) -> None:
-        """Grant lapsed groups, then new ones, each to the actor with the most room."""
+        """Grant lapsed groups (incomplete, played by nobody), then new ones, each to the actor with
+        the most room.
+        """
         if not self.weights.is_open or self._is_full or self._is_closed:
             return
         # The newest version becomes an opponent as soon as its weights are on disk. No group is

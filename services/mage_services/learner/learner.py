@@ -62,6 +62,7 @@ async def main(startup: Startup, status: Status) -> None:
     environment = environment_of(config)
     ledger = _new_ledger(config)
     methods = Methods(config, environment)
+    # The league: past versions of the policy that play as opponents.
     league = League(config.population, environment.facts, methods.self_play_share())
     with (
         LearnerChannel(
@@ -185,6 +186,7 @@ async def _inbox(coordinator: Coordinator) -> None:
 
 
 async def _clock(coordinator: Coordinator, run_log: RunLog, status: Status) -> None:
+    """Tick the coordinator and refresh the terminal. If cancelled, nothing is lost."""
     async for _ in ticks(TICK_S):
         coordinator.tick()
         status.send("view", **run_log.view())
@@ -222,7 +224,7 @@ def open_journal_file(startup: Startup, prepared: Prepared, header: SegmentHeade
 
 
 def check_rivals(versions: Iterable[int], weights: WeightStore) -> None:
-    """Check that the weights of all opponents that the journal names are there.
+    """Check that the weights of all past versions that the journal names as opponents are there.
 
     Raises:
         DeterministicFailure: some are missing.

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 #                                segments of the journal may be deleted
 
 GOODBYE_PATIENCE_S = 5.0
-"""Seconds to wait, at the end, for a Hello of every peer that a restarted learner knows of."""
+"""Seconds from the start of training in which every peer may say Hello, so that it can be sent a
+Goodbye. Only a learner that trains for less than that waits for it, such as a restarted one with
+almost nothing left to train."""
 PARITY_PATIENCE_S = 5.0
 """Seconds to wait, after the last step, for a group sampled with the last weights."""
 
@@ -68,7 +70,7 @@ class TrainingLoop:
         """Version of the newest durable checkpoint; 0 before the first."""
         self._pending_checkpoint: tuple[Future[Path], int] | None = None
         """The checkpoint that is being written, and its version."""
-        self._enter = run_log.time.enter
+        self._enter = run_log.time.enter  # names what the learner does from now on
 
     async def train(self) -> dict[str, float]:
         """Train to the last step; returns the parity of engine and learner.
@@ -77,7 +79,9 @@ class TrainingLoop:
         """
         opened = asyncio.get_running_loop().time()
         if not self._coordinator.weights.is_lag_complete(self._training.trainer.version):
-            text = "actors begin with newer weights than admission.lag says"
+            text = (
+                "older weights are gone: actors begin with newer ones than admission.lag asks for"
+            )
             self._status.send("note", text=text)
         await self.run_log.write_method_states()
         snapshot, tensors = await self._thread.call(self._training.snapshot)

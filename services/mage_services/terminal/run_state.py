@@ -55,6 +55,7 @@ class RunState:
     notes: list[str] = field(default_factory=list)
     """Restarts, faults and remarks without repetitions, oldest first."""
     _blocked: deque[tuple[float, dict[str, dict[str, float]]]] = field(default_factory=deque)
+    """Times of views within `WINDOW_S`, each with the seconds so far by process and state."""
 
     def __post_init__(self) -> None:
         self.phase_began = self.began

@@ -75,11 +75,11 @@ class WeightSender(WeightFiles):
         return file
 
     def versions(self) -> list[int]:
-        """Return the versions in memory; manifests of an earlier process are of no use."""
+        """Return the versions in memory; manifests of an earlier process name a closed port."""
         return sorted(self._snapshots)
 
     def remove(self, versions: list[int]) -> None:
-        """Forget versions without a lease."""
+        """Forget versions that no peer may still read."""
         for version in versions:
             self.file(version).unlink()
             super().file(version).unlink(missing_ok=True)
@@ -96,7 +96,7 @@ class WeightSender(WeightFiles):
         return super().file(version).with_suffix(".json")
 
     def _listen(self) -> None:
-        """Hand each request to the thread of its group, until the process ends."""
+        """Hand each request to the thread of its group, for ever; keys: see `weight_group.py`."""
         store = connect(self._store.port)
         number = 0
         while True:
@@ -127,12 +127,13 @@ class WeightSender(WeightFiles):
                 return
 
     def _send(self, snapshot: AnySnapshot, pg: Any) -> None:
+        """Broadcast a version bucket by bucket, on a stream beside that of the training."""
         data, ready = snapshot.data, snapshot.ready
         if ready is None and self._device.type == "cuda":
             # NCCL needs a stream that begins after an event. Weights in host memory are complete
             # already: an event that was never recorded counts as reached.
             ready = torch.cuda.Event()
-        at = torch.empty(0, device=self._device)
+        at = torch.empty(0, device=self._device)  # only tells `beside_training` the device
         with beside_training(at, ready):
             for bucket in buckets_of(snapshot.places):
                 flat = data[bucket[0].start : bucket[-1].end].to(self._device)
@@ -140,7 +141,10 @@ class WeightSender(WeightFiles):
 
 
 def buckets_of(places: Sequence[Place], most_bytes: int = BUCKET_BYTES) -> list[list[Place]]:
-    """Group neighbouring tensors up to `most_bytes`; a larger tensor is a bucket of its own."""
+    """Group tensors that are neighbours in a snapshot's buffer, up to `most_bytes`.
+
+    A larger tensor is a bucket of its own.
+    """
     buckets: list[list[Place]] = []
     for place in places:
         if buckets and place.end - buckets[-1][0].start <= most_bytes:

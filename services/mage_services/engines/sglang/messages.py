@@ -52,7 +52,7 @@ class Draw(Fields):
     tokens: bytes
     """int32 [T]"""
     key: str
-    """Key version: cached keys are found under this name only."""
+    """Names the weights that computed the cached keys; only keys of the same name are reused."""
     max_tokens: int
     temperature: float
     top_p: float
@@ -84,6 +84,7 @@ class Drew(Fields):
     spans: tuple[tuple[int, int], ...]
     """(first token, version) of runs of tokens, in order."""
     provenance: str
+    """How the versions in `spans` are known: a `policy_version.Provenance`."""
     num_cached: int
     is_aborted: bool
 
