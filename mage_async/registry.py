@@ -198,4 +198,4 @@ def own_frame(error: BaseException) -> traceback.FrameSummary | None:
         and frame.f_globals.get("__name__", "").partition(".")[0] not in _PROGRAM
     ]
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    return (own or frames or [None])[-1]
+    return (own or frames)[-1] if frames else None

@@ -300,6 +300,12 @@ def _text(place: str, value: Any) -> str:
     return str(value).strip()
 
 
+def _example(listed: Any) -> str:
+    """Return the first action of a list that a class declares as an attribute; "" without one."""
+    is_list = isinstance(listed, Sequence) and not isinstance(listed, str) and bool(listed)
+    return str(listed[0]) if is_list else ""
+
+
 def _short(value: Any) -> str:
     """Return a number as text, and of anything else the type: its text may be long, or raise."""
     is_number = isinstance(value, numbers.Real)
@@ -354,6 +360,7 @@ class ResetStep(Environment):
             units=declared("units", 1),
             has_chance=True,
             words=(*words, INVALID) if words else (),
+            example=_example(declared("legal_actions", ())),
             has_open_text=not words,
             wins_above=declared("wins_above", 0.0),
             loses_below=declared("loses_below", 0.0),

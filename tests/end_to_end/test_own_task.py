@@ -1,8 +1,11 @@
-"""A person's own task and own model: the class of the documents, and a model that reads text."""
+"""A task of one's own: the class and the commands of the documents, word by word, with the tiny
+model and with a model that reads text.
+"""
 
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +21,8 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
 
 pytestmark = pytest.mark.slow
-PAGE = Path(__file__).parents[2] / "docs" / "your_environment.md"
-TEMPLATE = PAGE.parents[1] / "tests" / "inference" / "chat_templates" / "smollm2.jinja"
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "tests" / "inference" / "chat_templates" / "smollm2.jinja"
 SPECIAL = ("<|endoftext|>", "<|im_end|>", "<|im_start|>")
 STEPS = 2
 
@@ -66,23 +69,54 @@ def _model(tokenizer: Tokenizer) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(shape)
 
 
-@pytest.mark.timeout(600)
-def test_the_lock_of_the_documents_is_trained_on_without_a_script(tmp_path: Path) -> None:
-    model, run_dir = save_text_model(tmp_path / "model"), tmp_path / "run"
-    source = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
-    (tmp_path / "lock.py").write_text(source)
-    command = [sys.executable, "-m", "mage_async.launch", "--actors", "1"]
-    command += ["--run-dir", str(run_dir), "--set", f"policy.source={model}"]
-    command += ["--set", "environment.name=lock:NumberLock", "--set", f"learner.steps={STEPS}"]
-    command += ["--set", "evaluation.final_trials=4", "--set", "evaluation.episodes=2"]
+def lock_of(page: str, folder: Path) -> list[str]:
+    """Write the first class of a page as `lock.py`; return the commands that train on it."""
+    text = (ROOT / page).read_text()
+    (folder / "lock.py").write_text(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0])
+    return re.findall(r"^    (mage train .*lock:NumberLock.*)$", text, re.MULTILINE)
+
+
+def trained(command: str, folder: Path, *more: str) -> str:
+    """Run a command of a page with fewer trials; return what it printed."""
+    program = "import sys; from mage_async.launch import main; sys.exit(main())"
+    given = [sys.executable, "-c", program, *shlex.split(command)[1:]]
+    given += ["--actors", "1", "--run-dir", str(folder / "run")]
+    for setting in (f"learner.steps={STEPS}", "evaluation.final_trials=4", *more):
+        given += ["--set", setting]
     ended = subprocess.run(
-        command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False
+        given, cwd=folder, env=os.environ, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "of 16 actions were valid" in ended.stdout
-    run = RunDirectory(run_dir)
+    return ended.stdout
+
+
+def check_run(folder: Path) -> None:
+    """Check that each step was trained on three episodes of valid actions."""
+    run = RunDirectory(folder / "run")
     summary = json.loads(run.summary.read_text())
     assert summary["steps"] == STEPS
     assert summary["logprob_mismatch"]["max_abs"] < 1e-3
-    assert [len(line["return_by_episode"]) for line in read_lines(run.metrics)] == [3] * STEPS
+    lines = list(read_lines(run.metrics))
+    assert [len(line["return_by_episode"]) for line in lines] == [3] * STEPS
+    assert [line["valid_action_share"] for line in lines] == [1.0] * STEPS
     assert json.loads(run.evaluation.read_text())["version"] == STEPS
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", ["README.md", "docs/your_environment.md"])
+def test_the_lock_of_a_page_is_trained_on_with_the_tiny_model(page: str, tmp_path: Path) -> None:
+    tiny, _ = lock_of(page, tmp_path)
+    trained(tiny, tmp_path, "admission.groups_per_step=2", "evaluation.every=0")
+    check_run(tmp_path)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", ["README.md", "docs/your_environment.md"])
+def test_the_lock_of_a_page_is_trained_on_with_a_model_of_ones_own(
+    page: str, tmp_path: Path
+) -> None:
+    model = save_text_model(tmp_path / "model")
+    _, pretrained = lock_of(page, tmp_path)
+    printed = trained(pretrained.replace("DIR", str(model)), tmp_path, "evaluation.episodes=2")
+    assert "16 of 16 actions were valid" in printed
+    check_run(tmp_path)
