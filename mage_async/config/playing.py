@@ -18,7 +18,7 @@ class Environment(Section):
     """Timeout in seconds of one call of `reset`, `step` or `close` of a class with `reset` and
     `step`, and of `begin` or `act` of your own class or a text engine. A call that times out has
     failed."""
-    retries: Natural = 3
+    retries: Natural = 8
     """How often the same trial, with the same task and seed, is played again with fresh objects
     after a call of its environment has failed. The first retry comes at once, later ones after 1,
     2, 4 … seconds, at most 30. After the last one the trial's group is dropped, and in an

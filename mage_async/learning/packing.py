@@ -84,8 +84,9 @@ def sequences_of(
     parts: list[tuple[Segment, list[Turn], dict[int, int]]] = []
     num_episodes: list[int | None] = []
     order: list[int] = []  # numbers of the turns over all trials, segment by segment
+    first = 0  # number of the trial's first turn, over all trials
     for trial in trials:
-        first, own = len(order), [list[int]() for _ in trial.segments]
+        own = [list[int]() for _ in trial.segments]
         alternatives = [dict[int, int]() for _ in trial.segments]
         for advice in trial.alternatives:
             if advice.place >= 0:
@@ -98,6 +99,7 @@ def sequences_of(
                 parts.append((segment, [trial.turns[number] for number in numbers], advised))
                 num_episodes.append(trial.num_episodes if has_roles else None)
                 order += [first + number for number in numbers]
+        first += len(trial.turns)
     by_segment = advantages[torch.tensor(order, device=advantages.device)]
     pieces = by_segment.split([len(turns) for _, turns, _ in parts])
     return [

@@ -71,10 +71,10 @@ def test_strategies_are_learned_at_the_temperature_they_were_drawn_at():
     taught = trainer("decoupled")
     part = sequence(3)
     part.sampled.kinds[:4] = Kind.STRATEGY
-    plain = taught.with_proximal(taught._micro_batch([part])).proximal
+    plain = taught.with_proximal(taught.micro_batches([part])[0]).proximal
     sampling = replace(taught.config.sampling, strategy_temperature=1.6)
     taught.adopt(replace(taught.config, sampling=sampling))
-    hot = taught.with_proximal(taught._micro_batch([part])).proximal
+    hot = taught.with_proximal(taught.micro_batches([part])[0]).proximal
     states = head_inputs(taught.model, MicroBatch.of([part], torch.device("cpu")).row, 1.0)
     logits = states.hidden @ states.head.T
     expected = (logits / 1.6).log_softmax(-1).gather(1, states.targets[:, None])[:, 0]
@@ -133,6 +133,24 @@ def test_each_segment_gets_the_advantages_of_its_own_turns():
     made = sequences_of(trials, torch.arange(8.0))
     assert [part.advantages.tolist() for part in made] == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert [part.places.tolist() for part in made] == [[0, 1, 2, 3], [0, 1, 3, 4]] * 2
+
+
+def test_a_turn_without_a_choice_is_left_out_and_moves_no_advantage_to_another_turn():
+    def trial(index, *is_sampled):
+        flags = np.array(is_sampled, bool)
+        segment = Segment(
+            np.arange(8, dtype=np.int32), flags, np.zeros(8, np.float32), (VersionRun(0, 0, 0),)
+        )
+        turns = [
+            Turn(Kind.ACT, 0, n, 0, start, start + 2, 0.0, True, "")
+            for n, start in ((0, 1), (1, 5))
+        ]
+        return Trial(TASK, index, 1, (segment,), tuple(turns))
+
+    forced, whole = trial(0, 0, 0, 0, 0, 0, 1, 1, 0), trial(1, 0, 1, 1, 0, 0, 1, 0, 0)
+    made = sequences_of([forced, whole], torch.tensor([10.0, 11.0, 20.0, 21.0]))
+    assert [part.advantages.tolist() for part in made] == [[11], [20, 21]]
+    assert [part.turn_lengths.tolist() for part in made] == [[2], [2, 1]]
 
 
 def test_a_kl_term_holds_the_policy_where_training_began():

@@ -349,7 +349,8 @@ async def play(
         asyncio.TaskGroup() as tasks,
     ):
         engine_report = tasks.create_task(_report_engine(engine, status), name="engine report")
-        retries = Retries(config.environment.retries)
+        # A note appears in the terminal at once, and not only in the log of this process.
+        retries = Retries(config.environment.retries, lambda text: status.send("note", text=text))
         stage = Stage(environment, trial_config, chat, engine, workers, retries)
         actor = Actor(channel, stage, name, partial(status.send, "played"), bring)
         reason = await actor.run(welcome)

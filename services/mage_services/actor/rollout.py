@@ -31,6 +31,11 @@ comes at once, as many faults are gone by then; others, such as a server that re
 MAX_RETRY_PAUSE_S = 30.0
 
 
+def print_to_stderr(text: str) -> None:
+    """Print a line into the log of this process."""
+    print(text, file=sys.stderr, flush=True)
+
+
 class Retries:
     """Decides whether a trial is played again after a fault of its environment.
 
@@ -41,12 +46,17 @@ class Retries:
 
     Args:
         most: `environment.retries`.
+        say: takes a line for people.
     """
 
-    def __init__(self, most: int = 0) -> None:
-        self._most = most
-        self._printed: set[str] = set()
-        """Kinds of faults of which one was printed to stderr."""
+    def __init__(
+        self,
+        most: int = 0,
+        say: Callable[[str], None] = print_to_stderr,
+    ) -> None:
+        self._most, self._say = most, say
+        self._said: set[str] = set()
+        """Kinds of faults of which one was said."""
 
     async def wait(self, fault: EnvironmentFault, num_retries: int) -> None:
         """Return when the trial can be played again. Cancellation leaves nothing.
@@ -62,22 +72,20 @@ class Retries:
             if not num_retries:
                 raise fault
             raise type(fault)(f"after {num_retries + 1} tries: {fault}") from fault
-        self._print_first(fault)
+        self._say_first(fault)
         if num_retries:
             await asyncio.sleep(min(RETRY_PAUSE_S * 2 ** (num_retries - 1), MAX_RETRY_PAUSE_S))
 
-    def _print_first(self, fault: EnvironmentFault) -> None:
-        """Print the first fault of each kind."""
+    def _say_first(self, fault: EnvironmentFault) -> None:
+        """Say the first fault of each kind."""
         kind = fault.kind or type(fault.__cause__ or fault).__name__
-        if kind not in self._printed:
-            self._printed.add(kind)
+        if kind not in self._said:
+            self._said.add(kind)
             sentence = " ".join(str(fault).split())[:MAX_REASON_CHARS]
             times = "once" if self._most == 1 else f"up to {self._most} times"
-            print(
+            self._say(
                 f"{sentence}; the trial is played again with fresh objects, {times} "
-                "(environment.retries)",
-                file=sys.stderr,
-                flush=True,
+                "(environment.retries)"
             )
 
 
