@@ -366,7 +366,8 @@ class TrialRun:
         if not config.max_tokens:
             return math.inf
         num_left = config.num_episodes - self.episode if config.keeps_history else 1
-        completion = config.sampling.max_tokens
+        actions = self._legal_actions()
+        completion = max(config.sampling.max_tokens, actions.max_length if actions else 0)
         if config.strategy != "none":
             completion += config.max_reflection_tokens + len(self._chat.encode(config.prompts.act))
         if config.reflects:
@@ -428,7 +429,11 @@ class TrialRun:
 
     def _restriction(self) -> TokenTrie | None:
         """Return the legal actions as tokens, if the next completion is one of them."""
-        if not self._config.restricted or self.kind is not Kind.ACT:
+        return self._legal_actions() if self.kind is Kind.ACT else None
+
+    def _legal_actions(self) -> TokenTrie | None:
+        """Return the legal actions as tokens; `None` where actions are not restricted."""
+        if not self._config.restricted:
             return None
         with environment_code(self._task, self._turn_name()):
             return restriction_of(self._play, self._chat, self._config.parser)

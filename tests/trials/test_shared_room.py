@@ -12,7 +12,7 @@ class Endless:
     """Nothing ends here by itself."""
 
     words = ("go", "more")
-    legal_actions = ("go", "more")
+    legal_actions = ("go", "more", "go more go more")
     max_turns = 1000
 
     def reset(self, seed, task):
