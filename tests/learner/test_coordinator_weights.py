@@ -18,8 +18,8 @@ from tests.helpers.memory_channels import MemoryWeights
 
 
 def test_with_a_lag_actors_play_old_weights_and_evaluators_measure_new_ones() -> None:
-    async def main(site: Site) -> None:
-        site.weights.lag = 1
+    async def main() -> None:
+        site = Site(weights=WeightStore(MemoryWeights(), lag=1))
         site.coordinator.ledger.lag = 1
         actor, evaluator = await site.connect(), await site.connect("evaluator")
         site.coordinator.open(publication(0))
@@ -36,18 +36,18 @@ def test_with_a_lag_actors_play_old_weights_and_evaluators_measure_new_ones() ->
         measured = [m.version for m in await read(evaluator) if isinstance(m, Publication)]
         assert measured == [2]
 
-    run(main)
+    asyncio.run(main())
 
 
 def test_with_a_lag_a_restarted_learners_actors_get_the_weights_they_would_have_had() -> None:
-    async def main(site: Site) -> None:
-        site.weights.lag = 1
+    async def main() -> None:
+        site = Site(weights=WeightStore(MemoryWeights(), lag=1))
         actor, evaluator = await site.connect(), await site.connect("evaluator")
         site.coordinator.open(publication(4), publication(5))
         assert (await read(actor))[0].version == 4
         assert (await read(evaluator))[0].version == 5
 
-    run(main)
+    asyncio.run(main())
 
 
 def test_a_publication_comes_before_the_grants_made_at_its_version() -> None:

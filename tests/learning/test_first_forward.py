@@ -17,8 +17,8 @@ LENGTHS = (40, 31, 40, 22, 40, 13, 37)
 class TwiceForward(Trainer):
     """The same, by a forward of its own for every micro-batch."""
 
-    def _micro_batch(self, sequences) -> MicroBatch:
-        return self.with_proximal(super()._micro_batch(sequences))
+    def micro_batches(self, sequences) -> list[MicroBatch]:
+        return [self.with_proximal(each) for each in super().micro_batches(sequences)]
 
     def with_proximal(self, batch: MicroBatch, inputs: HeadInputs | None = None) -> MicroBatch:
         return batch if batch.proximal is not None else super().with_proximal(batch, inputs)
