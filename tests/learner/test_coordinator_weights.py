@@ -1,5 +1,7 @@
 """Which weights the coordinator tells whom of, and how long they stay."""
 
+import asyncio
+
 from mage_async.protocol.journal_records import LoadedWeights
 from mage_async.protocol.messages import Goodbye, Loaded, Publication, Welcome
 from mage_services.learner.coordinator import LOST_INTERVALS, SILENCE_S
