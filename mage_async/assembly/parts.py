@@ -4,7 +4,7 @@ from typing import Literal
 
 from mage_async import registry
 from mage_async.completion import Sampling
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Embedded
 from mage_async.environments.catalogue import LOADERS, load
 from mage_async.environments.environment import Environment
 from mage_async.environments.mix import Mix
@@ -88,7 +88,8 @@ def trial_config_of(
         strategy_temperature=config.sampling.strategy_temperature,
         advisers=advisers,
         max_tokens=config.engine.max_tokens,
-        restricted=config.sampling.restricted,
+        # SGLang is not sent the sets, and samples from the whole vocabulary.
+        restricted=config.sampling.restricted and isinstance(config.engine, Embedded),
         rivals_remember=config.population.rivals_remember,
         has_roles=Methods(config).roles() is not None,
     )
