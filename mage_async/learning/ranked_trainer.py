@@ -8,7 +8,7 @@ ranks.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import chain
 from types import MethodType
@@ -43,6 +43,7 @@ from mage_async.learning.rank_orders import Forward, Ranks, Step
 from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update
 from mage_async.learning.token_loss import CorrectedLoss
 from mage_async.learning.trainer import Trainer
+from mage_async.restriction import AllowedSets
 
 
 class RankedTrainer(Trainer):
@@ -191,7 +192,9 @@ class RankedTrainer(Trainer):
 # Dealing a minibatch to ranks, and sending a share as bytes.
 
 _SEQUENCE_FIELDS = ["tokens", "places", "turn_lengths"]
-_FIELDS = [*SampledTokens._fields, *_SEQUENCE_FIELDS, "advantages"]
+_ALLOWED_FIELDS = [f"allowed/{field.name}" for field in fields(AllowedSets)]
+"""Empty where no token of a sequence was restricted."""
+_FIELDS = [*SampledTokens._fields, *_SEQUENCE_FIELDS, *_ALLOWED_FIELDS, "advantages"]
 LENGTHS = "/lengths"
 """Suffix of a field's name, for the number of elements of each sequence."""
 
@@ -234,6 +237,12 @@ def from_bytes(data: bytes, device: torch.device) -> list[TrainingSequence]:
 
 def _columns(sequence: TrainingSequence) -> dict[str, torch.Tensor]:
     arrays = [*sequence.sampled, *(getattr(sequence, name) for name in _SEQUENCE_FIELDS)]
+    allowed = sequence.allowed
+    arrays += (
+        [np.zeros(0, np.int32)] * len(_ALLOWED_FIELDS)
+        if allowed is None
+        else [allowed.index, allowed.offsets, allowed.tokens]
+    )
     # Copied, because some arrays are read-only views of a received message.
     tensors = [*map(torch.tensor, arrays), sequence.advantages.cpu()]
     return dict(zip(_FIELDS, tensors, strict=True))
@@ -242,7 +251,15 @@ def _columns(sequence: TrainingSequence) -> dict[str, torch.Tensor]:
 def _sequence(row: dict[str, torch.Tensor], device: torch.device) -> TrainingSequence:
     sampled = SampledTokens(*(row[name].numpy() for name in SampledTokens._fields))
     tokens, places, turn_lengths = (row[name].numpy() for name in _SEQUENCE_FIELDS)
-    return TrainingSequence(tokens, places, sampled, turn_lengths, row["advantages"].to(device))
+    index, offsets, allowed = (row[name].numpy() for name in _ALLOWED_FIELDS)
+    return TrainingSequence(
+        tokens,
+        places,
+        sampled,
+        turn_lengths,
+        row["advantages"].to(device),
+        allowed=AllowedSets(index, offsets, allowed) if len(offsets) else None,
+    )
 
 
 # Micro-batches without tokens of their own.

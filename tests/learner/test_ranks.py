@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from operator import attrgetter
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from mage_async.learning.forward import layers_of
 from mage_async.learning.packing import MicroBatch
 from mage_async.learning.ranked_trainer import deal, from_bytes, to_bytes
 from mage_async.policy.snapshot import published_fingerprint, read_snapshot
+from mage_async.restriction import AllowedSets
 from mage_async.results.run_directory import RunDirectory
 from mage_services.learner.ranks.gang import Gang
 from mage_services.learner.trainer_thread import Training
@@ -228,7 +231,13 @@ def test_tokens_are_dealt_evenly_and_in_order() -> None:
 
 def test_a_share_comes_back_from_its_bytes() -> None:
     given = [sequence(each) for each in LENGTHS]
+    drawn = given[0].tokens[given[0].places]
+    sets = [np.array([token, token + 1], np.int32) for token in drawn]
+    given[0] = replace(given[0], allowed=AllowedSets.of([None, *sets[1:]]))
     found = from_bytes(to_bytes(given), torch.device("cpu"))
+    for name in ("index", "offsets", "tokens"):
+        assert (getattr(found[0].allowed, name) == getattr(given[0].allowed, name)).all()
+    assert all(each.allowed is None for each in found[1:])
     expected, got = (MicroBatch.of(each, torch.device("cpu")) for each in (given, found))
     values = attrgetter("row.sources", "row.targets", "turns", "turn_lengths", "advantages")
     for one, two in zip(values(expected), values(got), strict=True):

@@ -91,7 +91,7 @@ def test_an_idle_process_is_ended_and_started_again(monkeypatch: pytest.MonkeyPa
     async def run() -> tuple[Any, ...]:
         async with CallRunner(120.0) as workers:
             one = await play_waiting(environment, "3", GUESSES, workers)
-            (task,) = environment.kind.shared.starting.values()
+            (task,) = environment.kind.processes._started.values()
             await asyncio.sleep(1.0)
             assert not task.result().is_alive
             return one, await play_waiting(environment, "3", GUESSES, workers)
