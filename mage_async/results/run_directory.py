@@ -77,6 +77,17 @@ class RunDirectory:
         if not self.config.is_file():
             raise RunError(f"{self.root}: no config.toml, so this is no run directory")
 
+    def check_is_new(self) -> None:
+        """Check that no run has begun in this directory, which a new run would write over.
+
+        Raises:
+            RunError: it has a configuration.
+        """
+        if self.config.exists():
+            raise RunError(
+                f"{self.root} holds a run already: add --resume, or choose another --run-dir"
+            )
+
     @property
     def shared_weights(self) -> Path:
         """Folder of weights published in shared memory; the supervisor removes it at the end."""

@@ -116,10 +116,8 @@ def _write_start(
     """Write the resolved configuration and the number of actors, which is returned: `actors`, that
     of a resumed run's last start, or `num_actors`.
     """
-    if directory.config.exists() and not is_resumed:
-        raise RunError(
-            f"{directory.root} holds a run already: add --resume, or choose another --run-dir"
-        )
+    if not is_resumed:
+        directory.check_is_new()
     directory.logs.mkdir(exist_ok=True)
     directory.checkpoints.mkdir(exist_ok=True)
     num_actors = actors or read_document(directory.launch).get("actors", num_actors)
