@@ -14,7 +14,7 @@ from pathlib import Path
 from mage_async.config import config_file
 from mage_async.errors import MageError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.api import supervised_run
+from mage_services.api import start_to_report
 from mage_services.processes.run_lock import take_lock
 from mage_services.processes.supervised_process import ProcessSpec
 from mage_services.processes.supervisor import Supervisor
@@ -43,10 +43,10 @@ def main() -> int:
     given = parser.parse_args()
     run = RunDirectory(given.run_dir)
     config = config_file.load_recorded(run.config)
-    supervised_run.Supervisor = Tapped
+    start_to_report.Supervisor = Tapped
     try:
         take_lock(run)
-        return supervised_run.run_to_end(
+        return start_to_report.run_to_end(
             run, config, num_actors=given.actors, is_resumed=given.resume
         )
     except MageError as error:

@@ -13,7 +13,7 @@ from mage_async import launch
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, RunFailed
 from mage_async.results.run_directory import RunDirectory
-from mage_services.api import supervised_run
+from mage_services.api import start_to_report
 from mage_services.cli import replay
 from mage_services.cli.completion import SHELLS
 from mage_services.cli.main import COMMANDS, EXIT_FAILED, EXIT_USAGE, main
@@ -44,7 +44,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         numbers.append(num_actors)
         return 0
 
-    monkeypatch.setattr(supervised_run, "run_to_end", run_to_end)
+    monkeypatch.setattr(start_to_report, "run_to_end", run_to_end)
     return numbers
 
 

@@ -19,8 +19,8 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines
 from mage_async.results.score import Score
 from mage_services.actor.evaluator import CurveEvaluator
-from mage_services.api import supervised_run
-from mage_services.api.supervised_run import site_of
+from mage_services.api import start_to_report
+from mage_services.api.start_to_report import site_of
 from mage_services.cli.main import EXIT_USAGE, main
 from mage_services.learner.resume import _remove_lines_after
 from mage_services.processes.process import Status, append_lines
@@ -85,7 +85,7 @@ def test_a_run_that_ends_on_a_full_disk_says_why_and_leaves_nothing_in_shared_me
     async def ends(supervisor: object) -> None:
         raise ExceptionGroup("", [RunError("learner ended with exit code 2")])
 
-    monkeypatch.setattr(supervised_run, "until_signalled", ends)
+    monkeypatch.setattr(start_to_report, "until_signalled", ends)
     run.supervisor.write_text('{"blocked_s": {}}\n')
     run.shared_weights.mkdir()
     view = Lines()
@@ -94,7 +94,7 @@ def test_a_run_that_ends_on_a_full_disk_says_why_and_leaves_nothing_in_shared_me
         pytest.raises(RunError, match="learner ended with exit code 2"),
         site_of(run, config, 1, "", view.line) as (address, start),
     ):
-        supervised_run._supervise(
+        start_to_report._supervise(
             Supervisor(run, config, 1, address, view, False, Doctor.of(config), start)
         )
     assert view.said == [f"{run.supervisor} cannot be written: File too large"]
@@ -108,7 +108,7 @@ def test_a_summary_that_cannot_be_written_is_shown_and_said_in_one_line(
 ) -> None:
     view = Lines()
     with full_disk(), pytest.raises(RunError, match="no summary and report"):
-        supervised_run._finish(run, Doctor.of(config), view, 1.0)
+        start_to_report._finish(run, Doctor.of(config), view, 1.0)
     assert view.summary is not None
 
 

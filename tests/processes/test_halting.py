@@ -5,7 +5,7 @@ import subprocess
 from typing import Any
 
 from mage_async.config import config_file
-from mage_services.api.supervised_run import EXIT_HALTED
+from mage_services.api.start_to_report import EXIT_HALTED
 from tests.helpers.made_up_runs import make_run
 from tests.helpers.status_events import step
 from tests.helpers.supervised_runs import PATIENCE_S, Site, resume

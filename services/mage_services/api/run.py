@@ -164,7 +164,7 @@ class Run:
             on_step: as in `mage.train`, which also lists the errors.
             progress: as in `mage.train`.
         """
-        from mage_services.api.supervised_run import resumed_config
+        from mage_services.api.start_to_report import resumed_config
         from mage_services.api.training import supervise
 
         config = resumed_config(self.path, assignments_of(keys or {}))

@@ -17,7 +17,7 @@ from mage_async.config.schema import Config
 from mage_async.errors import Halted
 from mage_async.results.run_directory import RunDirectory
 from mage_services.api.run import Run
-from mage_services.api.supervised_run import EXIT_HALTED, start_run
+from mage_services.api.start_to_report import EXIT_HALTED, start_run
 from mage_services.processes.supervisor import Supervisor
 from mage_services.terminal.final_table import print_final
 from mage_services.terminal.run_state import Event, RunState, lasting_line

@@ -62,7 +62,7 @@ def run(given: argparse.Namespace) -> int:
     """
     from mage_async.assembly import check_keys
     from mage_async.config import config_file
-    from mage_services.api.supervised_run import start_run
+    from mage_services.api.start_to_report import start_run
 
     config = _config(given)
     if given.print_config:
@@ -87,7 +87,7 @@ def _config(given: argparse.Namespace) -> "Config":
     result. A resumed run starts from the configuration that it recorded.
     """
     from mage_async.config import config_file
-    from mage_services.api.supervised_run import resumed_config
+    from mage_services.api.start_to_report import resumed_config
 
     assignments = [*given.set]
     assignments += [] if given.seed is None else [f"seed={given.seed}"]
