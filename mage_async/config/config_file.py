@@ -15,7 +15,7 @@ import msgspec
 import tomli_w
 
 from mage_async.config.defaults import completed, spelled_out, stated_absent, without_empty
-from mage_async.config.explain import explain, unwritable
+from mage_async.config.error_messages import explain, unwritable
 from mage_async.config.presets import DISCOUNT, keys_of_method
 from mage_async.config.schema import Config
 from mage_async.config.section import Section, Variant

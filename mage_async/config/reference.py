@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from mage_async.config.defaults import WITH_TINY
-from mage_async.config.explain import successor
+from mage_async.config.error_messages import successor
 from mage_async.config.schema import Config
 from mage_async.config.section import Section
 from mage_async.config.tables import (

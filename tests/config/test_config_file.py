@@ -7,7 +7,7 @@ import pytest
 
 from mage_async.assembly import check
 from mage_async.config import config_file
-from mage_async.config.explain import successor
+from mage_async.config.error_messages import successor
 from mage_async.config.reference import key_names, sections
 from mage_async.errors import ConfigError
 

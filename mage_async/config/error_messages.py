@@ -1,4 +1,6 @@
-"""Errors of a configuration: the key as `--set` takes it, its value, and what to write instead."""
+"""Error messages of a configuration: the key as `--set` takes it, its value, and what to write
+instead: known keys, "did you mean", the allowed values, the new name of an old key.
+"""
 
 import difflib
 import math
