@@ -29,6 +29,7 @@ HOMES = ("", "mage_async", "services", "kernels", "kernels/mage_kernels", "tests
 """Folders that a path in prose may be relative to, beside that of the file itself."""
 OF_A_READER = {
     "agent.py",
+    "agent_server.py",
     "buttons.py",
     "my_agent.py",
     "clocks.py",
@@ -149,7 +150,7 @@ def test_the_ways_of_a_key_and_of_a_trial_name_files_and_count_crossings() -> No
 
 EXECUTED = {
     "README.md": ("environments/test_reset_step.py",),
-    "docs/agents.md": ("end_to_end/test_own_task.py",),
+    "docs/agents.md": ("end_to_end/test_own_task.py", "gateway/test_programs.py"),
     "docs/architecture.md": ("end_to_end/test_examples.py",),
     "docs/examples/compare.md": ("end_to_end/test_examples.py",),
     "docs/examples/own_environment.md": ("end_to_end/test_examples.py",) * 2,

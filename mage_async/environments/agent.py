@@ -24,6 +24,8 @@ class Session:
 
     base_url: str
     api_key: str
+    memory: str = ""
+    """What `{memory}` in a message is replaced by."""
     is_full: bool = False
     """Whether a call was refused because it outgrew the engine's context."""
 

@@ -220,6 +220,7 @@ class AgentRun:
         task = self._swap if self._swap is not None and is_last else self._task
         part, own = _own_task(self._environment, task)
         self._session, self._num_calls, self._first = self._open(), 0, None
+        self._session.memory = self._memory_text()
         self._call = part.call(own, self.episode, self._session)
         self.is_playing = True
         return self._call
@@ -420,9 +421,9 @@ class AgentRun:
             of its messages.
         """
         messages, head = list(asked.messages), _head(asked.messages)
-        carried = [f"remark {n}: {text}" for n, text in enumerate(self._remarks, 1)]
-        remarks = "\n".join(filter(None, [self._config.prompts.guidance, *carried]))
-        has_place = any(MEMORY in each.content for each in messages)
+        remarks = self._memory_text()
+        # A program that was given the remarks may have written them itself.
+        has_place = any(MEMORY in each.content or remarks in each.content for each in messages)
         messages = [
             each._replace(content=each.content.replace(MEMORY, remarks)) for each in messages
         ]
@@ -439,6 +440,11 @@ class AgentRun:
             own = messages[place]
             messages[place] = own._replace(content=f"{remarks}\n\n{own.content}")
         return None, self._chat.prompt([each.as_chat() for each in messages], asked.tools)
+
+    def _memory_text(self) -> str:
+        """Return what the episode is told of earlier ones in words: guidance and remarks."""
+        carried = [f"remark {n}: {text}" for n, text in enumerate(self._remarks, 1)]
+        return "\n".join(filter(None, [self._config.prompts.guidance, *carried]))
 
     def _after(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages of a new episode as they follow those of an earlier one.

@@ -1,7 +1,17 @@
-"""Programs by their names: functions of a module, and commands."""
+"""Programs by their names: functions of a module, commands, and servers."""
 
+import asyncio
+import json
+import socket
+import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,10 +19,12 @@ from mage_async.environments.agent import AgentTasks
 from mage_async.environments.catalogue import load
 from mage_async.environments.rehearsal import compare_heldout
 from mage_async.errors import CallFault, ConfigError, RunError
-from mage_async.trajectory import Task, Trial
+from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.actor.rehearsal import rehearse_all
+from mage_services.gateway import programs
 from tests.helpers.agent_site import config_of, played, scripted, small_chat, stage_of
+from tests.helpers.pages import ROOT, python_blocks
 
 FUNCTION = """
 import json, urllib.request
@@ -22,13 +34,15 @@ words = ("rock", "paper")
 def members(split):
     return ("a", "b") if split == "train" else ("c",)
 
-def run(task, episode, base_url, api_key):
-    body = json.dumps({"messages": [{"role": "user", "content": task}]}).encode()
+def said(text, base_url, api_key):
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
     headers = {"Content-Type": "application/json", "Authorization": "Bearer " + api_key}
     request = urllib.request.Request(base_url + "/chat/completions", body, headers)
     with urllib.request.urlopen(request) as answer:
-        said = json.load(answer)["choices"][0]["message"]["content"]
-    return 1.0 if said == " rock" else 0.0
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+def run(task, episode, base_url, api_key):
+    return 1.0 if said(task, base_url, api_key) == " rock" else 0.0
 """
 COMMAND = """
 import os, sys
@@ -83,6 +97,169 @@ def test_a_command_that_fails_is_a_fault_with_its_reason(
     assert why in str(fault)
 
 
+Play = Callable[[dict[str, Any]], tuple[int, bytes]]
+"""The fields of a request to status and answer."""
+
+
+@contextmanager
+def server(play: Play, port: int = 0) -> Iterator[str]:
+    """An agent that is a server; gives its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, body = play(given)
+            if not status:  # it dies in the middle of the episode
+                return
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        allow_reuse_address, block_on_close = True, False
+
+    with Server(("127.0.0.1", port), Handler) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{served.server_port}/play"
+        served.shutdown()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+def ask(given: dict[str, Any], text: str = "door") -> str:
+    """What the policy says to a text."""
+    import own_agent
+
+    return own_agent.said(text, given["base_url"], given["api_key"])
+
+
+def test_a_server_is_posted_each_episode_and_answers_with_the_reward(chat: ChatFormat) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def play(given: dict[str, Any]) -> tuple[int, bytes]:
+        seen.append(given)
+        said = ask(given, f"door {given['memory']}".strip())
+        return 200, json.dumps({"reward": float(said == " rock"), "steps": 1}).encode()
+
+    with server(play) as url:
+        environment = load("agent:url", url=url, size=10)
+        asyncio.run(environment.make().check())
+        engine = scripted(chat, " rock", " paper", " scissors")
+        (trial,) = played(environment, chat, engine, "trial.memory=reflection", tasks=("3",))
+    assert isinstance(trial, Trial), trial
+    assert trial.episode_rewards() == [1.0, 0.0]
+    assert [turn.kind for turn in trial.turns] == [Kind.ACT, Kind.REFLECT, Kind.ACT]
+    assert [given["task"] for given in seen] == [3, 3]
+    assert [given["episode"] for given in seen] == [0, 1]
+    assert [given["memory"] for given in seen] == ["", "remark 1: paper"]
+    text = chat.decode(trial.segments[1].tokens.tolist())
+    assert text.count("remark 1: paper") == 1, "the program wrote it, so that the gateway does not"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (500, b"no luck", "answered with status 500: no luck"),
+        (307, b"", "answered with status 307"),
+        (200, b"much", "must answer with JSON such as {\"reward\": 1.0}, got 'much'"),
+        (200, b'{"score": 1}', "got '{\"score\": 1}'"),
+        (200, b'{"reward": null}', "must return a finite reward, got None"),
+        (503, b"full", "has no room for another episode (status 503): full"),
+        (0, b"", "closed the connection before it had answered"),
+    ],
+)
+def test_a_server_that_fails_is_a_fault_with_its_reason(
+    chat: ChatFormat, status: int, body: bytes, why: str
+) -> None:
+    def play(given: dict[str, Any]) -> tuple[int, bytes]:
+        ask(given)
+        return status, body
+
+    with server(play) as url:
+        environment = load("agent:url", url=url)
+        (fault,) = played(environment, chat, scripted(chat, " rock"))
+    assert isinstance(fault, CallFault)
+    assert why in str(fault)
+    assert "task 3" in str(fault)
+
+
+def test_a_server_that_is_slow_costs_its_trial_alone(chat: ChatFormat) -> None:
+    def play(given: dict[str, Any]) -> tuple[int, bytes]:
+        ask(given)
+        if given["task"] == 3:
+            time.sleep(6)
+        return 200, b'{"reward": 1}'
+
+    with server(play) as url:
+        environment = load("agent:url", url=url)
+        slow, good = played(
+            environment, chat, scripted(chat, " rock"), tasks=("3", "4"), deadline_s=2.0
+        )
+    assert isinstance(slow, CallFault)
+    assert "took longer than environment.step_deadline_s = 2" in str(slow)
+    assert isinstance(good, Trial), good
+
+
+def test_a_trial_is_played_again_when_its_server_is_back(chat: ChatFormat) -> None:
+    seen: list[int] = []
+
+    def play(given: dict[str, Any]) -> tuple[int, bytes]:
+        seen.append(given["episode"])
+        ask(given)
+        return (500, b"no luck") if len(seen) == 2 else (200, b'{"reward": 1}')
+
+    port = free_port()
+    environment = load("agent:url", url=f"http://127.0.0.1:{port}")
+    engine = scripted(chat, " rock")
+    (fault,) = played(environment, chat, engine)
+    assert "is the server of the agent running?" in str(fault)
+    with server(play, port):
+        (trial,) = played(environment, chat, engine, retries=1)
+    assert isinstance(trial, Trial), trial
+    assert seen == [0, 1, 0, 1], "the whole trial is played again"
+    assert len(trial.turns) == 2
+
+
+def test_a_run_does_not_begin_before_its_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(programs, "STARTING_S", 1.5)
+    given = (
+        "environment.name=agent:url",
+        f"environment.options.url=http://127.0.0.1:{free_port()}",
+    )
+    with pytest.raises(ConfigError, match=r"no server accepts connections at .* start it"):
+        rehearse_all(config_of(*given), print)
+    assert capsys.readouterr().err.count("waiting 1.5 s for it") == 1
+
+
+def test_the_server_of_the_page_on_agents_plays_episodes(chat: ChatFormat, tmp_path: Path) -> None:
+    (tmp_path / "agent_server.py").write_text(python_blocks(ROOT / "docs" / "agents.md")[1])
+    (tmp_path / "number_agent.py").write_text(
+        "from own_agent import said\n"
+        "def run(task, episode, base_url, api_key):\n"
+        "    return task + (said('door', base_url, api_key) == ' rock')\n"
+    )
+    port = free_port()
+    line = [sys.executable, "agent_server.py", "number_agent", str(port)]
+    with subprocess.Popen(line, cwd=tmp_path) as process:
+        try:
+            environment = load("agent:url", url=f"http://127.0.0.1:{port}", size=100)
+            asyncio.run(environment.make().check())
+            tasks = tuple(map(str, range(32)))
+            trials = played(environment, chat, scripted(chat, " rock"), tasks=tasks)
+        finally:
+            process.kill()
+    assert [trial.episode_rewards() for trial in trials] == [[n + 1.0] * 2 for n in range(32)]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "why"),
     [
@@ -91,6 +268,10 @@ def test_a_command_that_fails_is_a_fault_with_its_reason(
         ("agent:command", {}, "needs the option `command`"),
         ("agent:command", {"command": "python agent.py"}, "must have {task} in it"),
         ("agent:command", {"command": "no-such-command {task}"}, "no command 'no-such-command'"),
+        ("agent:own_agent:run", {"command": "x"}, "has no `command`; `command` belongs to agent:c"),
+        ("agent:url", {}, "needs the option `url`"),
+        ("agent:url", {"url": "127.0.0.1:9000"}, "write `url` as http://HOST:PORT/PATH"),
+        ("agent:url", {"url": "http://host:port"}, "write `url` as http://HOST:PORT/PATH"),
         ("agent:own_agent:run", {"size": 2}, "size"),
     ],
 )

@@ -16,7 +16,7 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_services.actor.rollout import Stage, play_retried
+from mage_services.actor.rollout import Retries, Stage, play_retried
 from mage_services.environments.call_runner import CallRunner
 from tests.helpers.scripted_engine import Answer, ScriptedEngine, at_once
 
@@ -113,6 +113,7 @@ def played(
     *changes: str,
     tasks: Sequence[str] = ("3",),
     deadline_s: float = 60.0,
+    retries: int = 0,
 ) -> list[Trial | BaseException]:
     """The trials of some tasks, played at once, or the fault of each."""
     stage = stage_of(environment, chat, engine, *changes)
@@ -121,7 +122,7 @@ def played(
         def begin() -> Any:
             return stage.begin(Task("own", member, 7), 0, f"{member}.0")
 
-        made = await play_retried(begin, engine, workers, stage.retries)
+        made = await play_retried(begin, engine, workers, Retries(retries))
         return made.run.trial(made.duration_s)
 
     async def main() -> list[Trial | BaseException]:

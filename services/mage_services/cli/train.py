@@ -44,9 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "train a program that calls a model: a function (task, episode, base_url, api_key) that "
         "returns a reward (docs/agents.md)"
     )
-    parser.add_argument("--agent", metavar="MODULE:FUNCTION", help=agent)
+    agents = parser.add_mutually_exclusive_group()
+    agents.add_argument("--agent", metavar="MODULE:FUNCTION", help=agent)
     command = 'the same for a command, such as "python agent.py --task {task}"'
-    parser.add_argument("--agent-command", metavar="COMMAND", help=command)
+    agents.add_argument("--agent-command", metavar="COMMAND", help=command)
+    url = "the same for a server of yours on this machine that plays an episode for each POST"
+    agents.add_argument("--agent-url", metavar="URL", help=url)
     parser.add_argument("--method", metavar="NAME", help=method)
     add_number(parser, "--seed", "the same as --set seed=N")
     parser.add_argument("--resume", action="store_true", help="go on from --run-dir's checkpoint")
@@ -93,9 +96,10 @@ def _config(given: argparse.Namespace) -> "Config":
     assignments += [] if given.seed is None else [f"seed={given.seed}"]
     if given.agent is not None:
         assignments.insert(0, f"environment.name=agent:{given.agent}")
-    if given.agent_command is not None:
-        assignments.insert(0, f"environment.options.command={json.dumps(given.agent_command)}")
-        assignments.insert(0, "environment.name=agent:command")
+    for option, value in (("command", given.agent_command), ("url", given.agent_url)):
+        if value is not None:
+            assignments.insert(0, f"environment.options.{option}={json.dumps(value)}")
+            assignments.insert(0, f"environment.name=agent:{option}")
     assignments += [] if given.learner is None else [f"learner.ranks={given.learner}"]
     if not given.resume:
         file = config_file.find(given.config)

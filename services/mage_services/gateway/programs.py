@@ -1,26 +1,36 @@
-"""`agent:module:function`, and `agent:command`: programs of a user's own that are the agent."""
+"""`agent:module:function`, `agent:command` and `agent:url`: programs of a user's own that are the
+agent.
+"""
 
 import asyncio
 import inspect
+import ipaddress
+import json
 import os
 import re
 import shlex
 import shutil
 import signal
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
 
 from mage_async import registry
 from mage_async.environments.agent import AgentProgram
 from mage_async.environments.loaders.loader import NumberedTasks
 from mage_async.environments.options import check_whole
-from mage_async.errors import ConfigError, EnvironmentFault
+from mage_async.errors import CapacityReached, ConfigError, EnvironmentFault, SessionClosed
 
 CALLS = 64
 """Default of the option `turns`, the most calls of the policy in an episode."""
-PARAMETERS = ("task", "episode", "seed", "base_url", "api_key")
-"""Arguments that a function may have; see `AgentProgram.run`."""
+PARAMETERS = ("task", "episode", "seed", "base_url", "api_key", "memory")
+"""Arguments that a function may have, and fields of the request to a server; see `AgentProgram.run`
+and, for the last one, `Session`."""
 _DECLARED = (
     "family",
     "loses_below",
@@ -34,20 +44,34 @@ _DECLARED = (
 )
 """What a function's module may declare, as a class with `reset` and `step` does."""
 MAX_LINE_CHARS = 200
+STARTING_S = 30.0
+"""Seconds within which the server of an agent must accept a connection before a run starts: it may
+have been started just before.
+"""
+AGAIN_S = 1.0
+"""Seconds between two such tries."""
 
 
 def load(
-    name: str, /, *, turns: int = CALLS, size: int | None = None, command: str | None = None
+    name: str,
+    /,
+    *,
+    turns: int = CALLS,
+    size: int | None = None,
+    command: str | None = None,
+    url: str | None = None,
 ) -> type[AgentProgram]:
     """Return the class of programs for the name of an environment.
 
     Args:
-        name: `module:function`, or "command".
+        name: `module:function`, "command" or "url".
         turns: most calls of the policy in an episode.
         size: number of tasks, the last fifth of them held out; None: those of the module, by
             `members(split)`.
         command: a command line with `{task}`, and perhaps `{episode}` and `{seed}`, whose last line
             of output is the reward.
+        url: of a server on this machine. Each POST with the fields `PARAMETERS` plays an episode;
+            the answer is JSON, `{"reward": 1.0}`.
 
     Raises:
         ConfigError: there is no such function or command, or an option is out of its range.
@@ -55,13 +79,16 @@ def load(
     full = f"agent:{name}"
     check_whole(full, "turns", turns, 1, 4096)
     parts: dict[str, Any] = {"name": full, "max_turns": turns}
-    if name == "command":
-        if not command:
-            raise ConfigError(f"environment {full!r}: needs the option `command`")
+    for option, value in (("command", command), ("url", url)):
+        if (name == option) != bool(value):
+            wrong = f"needs the option `{option}`" if name == option else f"has no `{option}`"
+            raise ConfigError(
+                f"environment {full!r}: {wrong}; `{option}` belongs to agent:{option}"
+            )
+    if command:
         parts |= {"run": _command_runner(full, command)}
-        size = 1280 if size is None else size
-    elif command:
-        raise ConfigError(f"environment {full!r}: `command` belongs to agent:command")
+    elif url:
+        parts |= _url_methods(full, url)
     else:
         module_name, _, function_name = name.partition(":")
         module = registry.import_own(module_name, f"environment {full!r}")
@@ -74,6 +101,8 @@ def load(
                 found = getattr(module, each)
                 parts[each] = staticmethod(found) if inspect.isfunction(found) else found
     bases: tuple[type, ...] = (AgentProgram,)
+    if size is None and (command or url):
+        size = 1280
     if size is not None:
         check_whole(full, "size", size, 5, 10_000_000)
         parts |= {"num_tasks": size, "members": NumberedTasks.members}
@@ -95,18 +124,18 @@ def _function_runner(name: str, function: Callable[..., Any]) -> Callable[..., A
         raise ConfigError(
             f"environment {name!r}: write the function as "
             f"{getattr(function, '__name__', 'run')}(task, episode, base_url, api_key); all but "
-            "`base_url` may be left out, and `seed` may be added"
+            "`base_url` may be left out, and `seed` and `memory` may be added"
         )
 
-    def given(arguments: tuple[Any, ...]) -> dict[str, Any]:
-        named = dict(zip(PARAMETERS, arguments, strict=True))
+    def given(self: AgentProgram, arguments: tuple[Any, ...]) -> dict[str, Any]:
+        named = dict(zip(PARAMETERS, (*arguments, self.session.memory), strict=True))
         return {key: value for key, value in named.items() if takes_any or key in own}
 
     async def run_async(self: AgentProgram, *arguments: Any) -> Any:
-        return await function(**given(arguments))
+        return await function(**given(self, arguments))
 
     def run(self: AgentProgram, *arguments: Any) -> Any:
-        return function(**given(arguments))
+        return function(**given(self, arguments))
 
     return run_async if inspect.iscoroutinefunction(function) else run
 
@@ -176,6 +205,82 @@ async def _output_of(line: list[str], base_url: str, api_key: str) -> float:
     except ValueError:
         raise EnvironmentFault(
             f"the last line of output must be the reward, a number, got {last!r}"
+        ) from None
+
+
+def _url_methods(name: str, url: str) -> dict[str, Callable[..., Any]]:
+    """Return the methods that check a server and that play an episode by a request to it."""
+    try:
+        address = urlsplit(url)
+        host, port = address.hostname, address.port or (443 if address.scheme == "https" else 80)
+    except ValueError:  # the port is none
+        host = None
+    if not host or address.scheme not in ("http", "https"):
+        raise ConfigError(
+            f"environment {name!r}: write `url` as http://HOST:PORT/PATH, got {url!r}"
+        )
+
+    async def check(self: AgentProgram) -> None:
+        began, has_said = time.monotonic(), False
+        while True:
+            left_s = began + STARTING_S - time.monotonic()
+            try:
+                async with asyncio.timeout(left_s):
+                    _, writer = await asyncio.open_connection(host, port)
+                break
+            except OSError as error:  # of which TimeoutError is one
+                why = f"no server accepts connections at {url} ({error or type(error).__name__})"
+                if left_s <= AGAIN_S:
+                    advice = "start it before the run"
+                    raise ConfigError(f"environment {name!r}: {why}: {advice}") from error
+            if not has_said:
+                print(f"{why}; waiting {STARTING_S:g} s for it", file=sys.stderr, flush=True)
+            has_said = True
+            await asyncio.sleep(AGAIN_S)
+        (own, *_), (their, *_) = (writer.get_extra_info(e) for e in ("sockname", "peername"))
+        writer.close()
+        # The server is to call the gateway, which listens on this machine only.
+        if own != their and not ipaddress.ip_address(their).is_loopback:
+            raise ConfigError(
+                f"environment {name!r}: {url} is on another machine ({their}), from which the "
+                "policy cannot be reached: start the server on this one"
+            )
+
+    async def run(self: AgentProgram, *arguments: Any) -> Any:
+        body = dict(zip(PARAMETERS, (*arguments, self.session.memory), strict=True))
+        # `environment.step_deadline_s` bounds the whole call; its end closes the connection.
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
+            try:
+                async with http.post(url, json=body, allow_redirects=False) as answer:
+                    return _reward_of(url, answer.status, await answer.read())
+            except aiohttp.ClientConnectorError as error:
+                raise SessionClosed(f"{error}; is the server of the agent running?") from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise SessionClosed(
+                    f"{url} closed the connection before it had answered: "
+                    f"{error or type(error).__name__}; its own log says why"
+                ) from error
+
+    return {"check": check, "run": run}
+
+
+def _reward_of(url: str, status: int, body: bytes) -> Any:
+    """Return the reward in a server's answer.
+
+    Raises:
+        CapacityReached: the server has no room for another episode now.
+        EnvironmentFault: the answer has no reward.
+    """
+    said = " ".join(body.decode(errors="replace").split())[:MAX_LINE_CHARS]
+    if status in (429, 503):
+        raise CapacityReached(f"{url} has no room for another episode (status {status}): {said}")
+    if status != 200:
+        raise EnvironmentFault(f"{url} answered with status {status}: {said}")
+    try:
+        return json.loads(body)["reward"]
+    except (ValueError, LookupError, TypeError):
+        raise EnvironmentFault(
+            f'{url} must answer with JSON such as {{"reward": 1.0}}, got {said!r}'
         ) from None
 
 
