@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Bound of log-ratios before `exp`; beyond it a token has no gradient through its ratio."""
+"""Log-ratios are clamped to plus or minus this value before `exp`, so it cannot overflow; beyond it
+a token has no gradient through its ratio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class TokenData(NamedTuple):
     """Data of the tokens, `[T]` each, without gradient; log-probs in nats."""
 
     advantages: Tensor
-    """A weight of the token, as of importance sampling, is multiplied into it."""
+    """Advantage, times the token's weight if it has one, such as an importance weight."""
     anchor_logprobs: Tensor
     """Under the policy that the ratio is clipped around: the one that sampled the tokens, or that
     at the beginning of the step."""
@@ -72,6 +73,7 @@ def token_losses(logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surrog
     ratio = (logprob - anchor).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     clipped_ratio = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
     plain, clipped = -advantage * ratio, -advantage * clipped_ratio
+    # Where both are equal, the gradient is that of the unclipped surrogate.
     losses = torch.where(clipped > plain, clipped, plain)
     if loss.dual_clip is not None:
         bound = -advantage * loss.dual_clip
@@ -94,8 +96,11 @@ def k3(log_ratio: Tensor) -> Tensor:
 def token_derivatives(
     logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surrogate
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute `token_losses`, and their derivatives by log-prob and by entropy: `[T]` each, the
-    last None without an entropy bonus.
+    """Compute `token_losses` and their derivatives with respect to log-prob and entropy.
+
+    Returns:
+        Losses, derivatives by log-prob, and derivatives by entropy or None without an entropy
+        bonus: `[T]` each.
     """
     with torch.enable_grad():
         logprob = logprob.detach().requires_grad_()

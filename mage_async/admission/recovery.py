@@ -136,6 +136,8 @@ class ReplayedMethods:
             RunError: they differ.
         """
         grant = granted.grant
+        # A group that is granted again (epoch above 0) keeps the guidance of its first grant, while
+        # the states have changed since.
         if not self._is_known or grant.epoch:
             return
         task = Task(grant.environment, grant.member, grant.seed, grant.seat)
@@ -174,6 +176,10 @@ def plays_alike(one: Config, other: Config) -> bool:
 
 
 def first_difference(expected: Commit, tensors: dict[str, str]) -> str:
-    """Return the name of the first tensor whose digest differs from the commit's, in its order."""
+    """Return the first tensor, in the commit's order, whose digest differs from the commit's.
+
+    Args:
+        tensors: digests by name, of which at least one differs.
+    """
     names = [*expected.tensors, *(name for name in tensors if name not in expected.tensors)]
     return next(name for name in names if expected.tensors.get(name) != tensors.get(name))

@@ -22,7 +22,7 @@ OLDEST_AGE = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenAges:
-    """The N sampled tokens of one step, after the step."""
+    """The N sampled tokens that one step has trained on, as columns."""
 
     staleness: np.ndarray
     """int32 [N]: version the step began with minus version that sampled the token, in steps."""
@@ -43,7 +43,10 @@ class TokenAges:
 
 
 def staleness_metrics(tokens: TokenAges, max_staleness: int) -> dict[str, float]:
-    """Return metrics by name: of the step, of each episode and of each age; none without tokens."""
+    """Return metrics by name: of the step, of each episode and of each age.
+
+    The dict is empty if there are no tokens.
+    """
     if not len(tokens.staleness):
         return {}
     metrics = {"staleness_max": float(tokens.staleness.max())} | _ages(tokens, max_staleness)
@@ -64,8 +67,8 @@ def staleness_metrics(tokens: TokenAges, max_staleness: int) -> dict[str, float]
 def k3(log_ratios: np.ndarray) -> float:
     """Return the mean of `r - log r - 1`, for `log_ratios` of `log r`.
 
-    An estimate, never negative, of the KL divergence of the policy with the ratios `r` from the
-    policy that sampled the tokens (Schulman, "Approximating KL Divergence", 2020).
+    It estimates KL(p || q), where p sampled the tokens and `r = q / p`; it is never negative
+    (Schulman, "Approximating KL Divergence", 2020).
     """
     wide = log_ratios.astype(np.float64)
     return float(np.mean(np.expm1(wide) - wide))
@@ -83,6 +86,7 @@ def effective_share(log_ratios: np.ndarray) -> float:
 
 
 def _ages(tokens: TokenAges, max_staleness: int) -> dict[str, float]:
+    """Return the mean staleness, and the share of tokens over the bound."""
     return {
         "staleness_mean": float(tokens.staleness.mean()),
         "over_bound_share": float((tokens.staleness > max_staleness).mean()),
@@ -97,7 +101,7 @@ def _histogram(tokens: TokenAges) -> dict[str, float]:
 
 
 def _by_provenance(tokens: TokenAges) -> dict[str, float]:
-    """Return the mean staleness by provenance: some versions are reported, not measured."""
+    """Return the mean staleness by provenance, which says how a token's version is known."""
     means = {}
     for index, name in enumerate(PROVENANCES):
         chosen = tokens.provenances == index
@@ -107,6 +111,7 @@ def _by_provenance(tokens: TokenAges) -> dict[str, float]:
 
 
 def _distances(tokens: TokenAges) -> dict[str, float]:
+    """Return how far the proximal policy is from the behaviour policy."""
     return {
         "k3_mean": k3(tokens.log_ratios),
         "effective_share": effective_share(tokens.log_ratios),
@@ -114,6 +119,7 @@ def _distances(tokens: TokenAges) -> dict[str, float]:
 
 
 def _treatment(tokens: TokenAges) -> dict[str, float]:
+    """Return the shares of tokens that the correction clipped and masked."""
     return {
         "clipped_share": float(tokens.is_clipped.mean()),
         "masked_share": float(tokens.is_masked.mean()),
@@ -125,10 +131,12 @@ def _suffixed(metrics: dict[str, float], suffix: str) -> dict[str, float]:
 
 
 BINS_PER_DOUBLING = 64
-"""Bins of about one percent. A histogram keeps memory and time bounded, however long a run is."""
+"""Each bin is about one percent wide. Counts by bin take bounded memory, however long a run is."""
 SHORTEST_S = 1e-6
+"""Shorter durations count as this one, because log2(0) is not finite."""
 NUM_REMEMBERED = 4096
-"""A late result counts if at most so many groups lie between its group and the oldest in flight."""
+"""A trial that arrives late counts for certain if its group was granted at most so many groups
+before the oldest group in flight."""
 
 
 @dataclass(slots=True)
@@ -181,9 +189,9 @@ class TrialDurations:
     _dropped: DurationHistogram = field(default_factory=DurationHistogram)
     """Trials of dropped groups that are forgotten."""
     _trained_grants: set[int] = field(default_factory=set)
-    """So that a late duplicate of a trained trial does not count."""
+    """Groups that were trained: a trial of theirs that arrives again must not count again."""
     _first: int = 0
-    """Groups with lower numbers are forgotten."""
+    """Number of the oldest group that is remembered."""
 
     def arrived(self, grant: int, index: int, duration_s: float) -> None:
         """Count a trial once, however often it arrives."""

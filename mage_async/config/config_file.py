@@ -1,9 +1,9 @@
-"""Configuration files: TOML in, `Config` out, and errors that say what to write instead.
+"""Read and write configuration files: TOML in, `Config` out, and errors that say what to write.
 
 A file contains the keys that it changes; all others have the schema's defaults. It may begin with
-`base = "other.toml"`, a path from its own folder, whose keys it replaces section by section; a base
-has no base itself. A run records, compares and digests the resolved configuration, without the
-base.
+`base = "other.toml"`, a path relative to its own folder: its keys then replace those of the base,
+section by section. A base cannot have a base itself. A run records, compares and digests the
+resolved configuration, in which no base is left.
 """
 
 import tomllib
@@ -46,7 +46,7 @@ def load(path: Path, assignments: Sequence[str] = (), method: str | None = None)
 
 
 def note_on_preset(path: Path, assignments: Sequence[str], method: str | None) -> str:
-    """Return a sentence on the discount of a file that a preset replaces; "" where it does not."""
+    """Return a sentence that says that a method's preset replaces the file's discount, or ""."""
     return Assignments(_resolved(path), assignments, method).note
 
 
@@ -60,8 +60,8 @@ def load_recorded(
     """Read the configuration that a run recorded, and write a preset and assignments over it.
 
     Args:
-        imports: whether to import components of a user's own. Whoever only looks at a run must not
-            execute its code.
+        imports: whether to import a user's own components. A command that only shows a run must
+            not: importing them would execute the user's code.
 
     Raises:
         ConfigError: as `load`; or a newer version recorded it.
@@ -71,24 +71,29 @@ def load_recorded(
 
 
 def read(data: bytes, where: str) -> Config:
-    """Read a configuration from bytes; an error begins with `where`."""
+    """Read a configuration from the bytes of a TOML file.
+
+    Args:
+        where: name of the source, with which an error begins.
+    """
     return _parsed(Assignments(_tree(data, where)), where)
 
 
 def loads(text: str, *, imports: bool = True) -> Config:
-    """Read the text that `dump` returned; `imports` as in `load_recorded`."""
+    """Read the text that `dump` returned; see `load_recorded` for `imports`."""
     tree = _tree(text.encode(), "configuration")
     return _parsed(Assignments(tree), "configuration", is_recorded=True, imports=imports)
 
 
 def dump(config: Config) -> str:
-    """Return the whole configuration as TOML; reading it gives an equal one."""
+    """Return the whole configuration as TOML, from which `loads` gives an equal configuration."""
     return tomli_w.dumps(stated_absent(msgspec.to_builtins(config)))
 
 
 def find(name: str | None) -> Path:
-    """Return the path of a configuration file, shipped or the user's; the quickstart without a
-    name.
+    """Return the path of a configuration file: the user's, or a shipped one by its name.
+
+    Without a name it is the quickstart's.
 
     Raises:
         ConfigError: there is no such file.
@@ -110,6 +115,7 @@ def shipped() -> list[str]:
 
 
 def _shipped_folder() -> Path:
+    """Return the folder of shipped files: in a checkout, or inside the installed package."""
     folders = [Path(__file__).parents[2] / "configs", Path(__file__).parents[1] / "configs"]
     return next((folder for folder in folders if folder.is_dir()), folders[0])
 
@@ -121,21 +127,24 @@ def as_tables(config: Config) -> Table:
 
 
 def from_tables(tree: Table, *, imports: bool = True) -> Config:
-    """Convert plain data, with all kinds stated, into a `Config`.
+    """Convert plain data, in which every table states its kind, into a `Config`.
 
     Args:
-        imports: whether to import components of a user's own; if not, they only hold their keys.
+        imports: whether to import a user's own components; if not, structs that accept any value of
+            their keys stand for them.
 
     Raises:
-        msgspec.ValidationError: as `msgspec.convert`; the path begins at the whole configuration.
+        msgspec.ValidationError: as `msgspec.convert`, with the path from the root of `Config`.
     """
     config: Config = _section(Config, tree, "$", imports=imports)
     return config
 
 
 def _section(section: type[Section], tree: Table, path: str, *, imports: bool) -> Any:
-    """Convert a table. Those inside are converted first, because a component of a user's own is in
-    no union of the schema.
+    """Convert a table into a struct of class `section`.
+
+    The tables inside it are converted one by one and then put into the struct. msgspec could not
+    convert them all at once, because the schema's unions lack the classes of a user's components.
     """
     inside: dict[str, Any] = {}
     for key, hint in hints_of(section).items():
@@ -147,7 +156,7 @@ def _section(section: type[Section], tree: Table, path: str, *, imports: bool) -
 
 
 def _convert(table: Table, section: Any, path: str) -> Any:
-    """Convert a table as msgspec does; an error has the path from the whole configuration."""
+    """Convert a table by msgspec, and complete the path in an error to one from the root."""
     try:
         return msgspec.convert(table, section)
     except msgspec.ValidationError as error:
@@ -157,33 +166,35 @@ def _convert(table: Table, section: Any, path: str) -> Any:
 
 
 class Assignments:
-    """The keys of a file, over which first a preset and then assignments `a.b=c` are written.
+    """A configuration's tree: a file's keys, changed by a preset and then by assignments `a.b=c`.
 
-    A preset's keys count as the file's: an error about one of them names the file.
+    It remembers the assignments, so that an error can name the one that caused it (`culprit`). An
+    error about a preset's key names the file.
     """
 
     def __init__(
         self, tree: Table, assignments: Sequence[str] = (), method: str | None = None
     ) -> None:
-        self.tree, stated = tree, _stated(tree, DISCOUNT)
+        self.tree, file_discount = tree, _stated(tree, DISCOUNT)
         self.note = ""
-        """What a preset replaces that the file chose on purpose, in a sentence; "" for nothing."""
+        """Sentence that says that the preset replaces the discount which the file states, or ""."""
         texts = [text.partition("=") for text in assignments]
         given = {key.strip(): value.strip(" \"'") for key, _, value in texts}
         keys: Mapping[str, Any] = {}
         if method:
             environment = given.get("environment.name", _stated(tree, "environment.name"))
-            keys = keys_of_method(method, environment=environment, stated_discount=stated)
-        if stated not in (None, keys.get(DISCOUNT, stated)) and DISCOUNT not in given:
+            keys = keys_of_method(method, environment=environment, stated_discount=file_discount)
+        preset_discount = keys.get(DISCOUNT, file_discount)
+        if file_discount not in (None, preset_discount) and DISCOUNT not in given:
             self.note = (
-                f"--method {method}: {DISCOUNT} = {keys[DISCOUNT]} instead of the file's {stated}; "
-                f"--set {DISCOUNT}={stated} keeps it"
+                f"--method {method}: {DISCOUNT} = {preset_discount} instead of the file's "
+                f"{file_discount}; --set {DISCOUNT}={file_discount} keeps it"
             )
         self._texts: dict[str, str] = {}
-        """Assignments as they were given, by key, the newest last."""
+        """Texts of the assignments by key, the newest last."""
         self._has_own_steps = "learner.steps" in keys
         for key, value in keys.items():
-            if value == {}:  # a method without keys is turned on
+            if value == {}:  # the empty table of a method turns the method on
                 self._table_at(names_in(key))
             else:
                 self._set(key, value)
@@ -191,17 +202,20 @@ class Assignments:
             self._assign(text)
 
     def culprit(self, key: str) -> str:
-        """Return the newest assignment to a key, a table above or a key below; "" for none."""
+        """Return the newest assignment that may have caused an error about `key`, or "".
+
+        It assigns to the key itself, to a table that holds the key, or to a key inside it.
+        """
         for name, text in reversed(self._texts.items()):
             if f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}."):
                 return f"--set {text}"
         return ""
 
     def _assign(self, text: str) -> None:
-        """Set the key of `a.b=value`.
+        """Set a key as an assignment `a.b=value` says.
 
         Raises:
-            ConfigError: the text is no assignment, or its path goes through a value.
+            ConfigError: the text is no assignment, or one of the tables on its path is a value.
         """
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not names_in(key):
@@ -212,14 +226,17 @@ class Assignments:
             own, learner = self.tree.get("environment"), self.tree.get("learner")
             is_other = not isinstance(own, dict) or own.get("name") != toml_value(value)
             if is_other and isinstance(learner, dict) and not self._has_assigned("learner.steps"):
-                learner.pop("steps", None)  # their number suits the file's own environment
+                # The file's number of steps was chosen for its own environment.
+                learner.pop("steps", None)
         self._texts.pop(key, None)
         self._texts[key] = text
         self._set(key, toml_value(value))
 
     def _set(self, key: str, value: Any) -> None:
-        """Set a key. With a new kind of its table, the file's keys that the kind lacks are removed;
-        those that were assigned stay, and are errors.
+        """Set a key.
+
+        If the key is the kind of its table, the file's keys that the new kind does not have are
+        removed. Keys that were assigned stay: the schema refuses them with an error.
         """
         *names, leaf = names_in(key)
         table, hint = self._table_at(names)
@@ -230,10 +247,11 @@ class Assignments:
             self._set(f"{key}.{kind_key(inside)}", value)
         elif leaf == kind_key(hint):
             path, is_other = joined(names), value != table.get(leaf, Config().policy.kind)
-            # A warm start suits the file's own policy.
+            # The file's warm start was chosen for its own kind of policy.
             if path == "policy" and is_other and not self._has_assigned("warm_start"):
                 self.tree.pop("warm_start", None)
-            # Also where the kind stays: a preset may have set keys of another kind before it.
+            # Keys are removed even if the kind stays the same, because a preset may have set keys
+            # of another kind.
             known = hints_of(table_class(hint, {leaf: value}, imports=True) or Variant)
             for name in [*table]:
                 if name not in known and not self._has_assigned(f"{path}.{name}"):
@@ -257,6 +275,7 @@ class Assignments:
             section = table_class(hint, table)
             hint = hints_of(section).get(name) if section else None
             is_method = names[:depth] == ["methods"]
+            # An assignment to a key of a table that is left out ("none") brings the table back.
             if table.get(name) == NONE and (is_method or may_be_absent(hint)):
                 table[name] = {}
             table = table.setdefault(name, {})
@@ -267,14 +286,14 @@ class Assignments:
 
 
 def _stated(tree: Table, key: str) -> Any:
-    """Return the value of a key `a.b` that a file states; None: it states none."""
+    """Return the value that a file states for a key `a.b`; None if it states none."""
     name, _, leaf = key.partition(".")
     table = tree.get(name)
     return table.get(leaf) if isinstance(table, dict) else None
 
 
 def toml_value(text: str) -> Any:
-    """Parse a TOML value; other text is returned as it is, so that `engine.kind=embedded` works."""
+    """Parse a TOML value. Text that is none is returned as it is: `engine.kind=embedded` works."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -284,7 +303,12 @@ def toml_value(text: str) -> Any:
 def _parsed(
     assigned: Assignments, where: str, *, is_recorded: bool = False, imports: bool = True
 ) -> Config:
-    """Turn plain data into a `Config`; an error that no assignment causes begins with `where`."""
+    """Complete and check a tree, and convert it into a `Config`.
+
+    Raises:
+        ConfigError: a key or value is wrong; the error begins with the assignment that caused it
+            or, if none did, with `where`.
+    """
     tree = assigned.tree
     if (fault := unwritable(tree)) is None:
         tree = completed(tree, is_recorded=is_recorded)
@@ -305,16 +329,16 @@ def _parsed(
 def _method_tables(
     assigned: Assignments, tree: Table, where: str, *, is_recorded: bool
 ) -> dict[str, Any]:
-    """Return the methods' tables with the defaults of all keys, without those that are "none".
+    """Return the tables of all methods that are not "none", completed with the keys' defaults.
 
-    Anything but tables is returned as it is: the schema refuses it.
+    A value that is no table is returned as it is, and the schema refuses it later.
 
     Args:
-        is_recorded: a run wrote the tables, so they have all keys. Then a user's own method is not
-            imported: to look at a run must not execute its code.
+        is_recorded: whether a run wrote the tables. They then have all keys, so a user's own method
+            is not imported, which would execute the user's code.
 
     Raises:
-        ConfigError: there is no method of a name.
+        ConfigError: a name is not the name of a method.
         msgspec.ValidationError: a table has an unknown key or a wrong value.
     """
     tables: dict[str, Any] = tree.get("methods", {})
@@ -359,7 +383,7 @@ def _read(path: Path) -> Table:
 
 
 def _tree(data: bytes, where: str) -> Table:
-    """Parse TOML, and spell out tables that are written in short."""
+    """Parse TOML, and expand the short forms of tables, such as `correction = "icepop"`."""
     try:
         return spelled_out(tomllib.loads(data.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

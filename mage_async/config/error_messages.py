@@ -34,8 +34,7 @@ RENAMED_KEYS = {
     "policy.separate_exploration": "methods.metacure.separate_roles",
     "population.both_seats": "methods.both_seats.share",
 }
-"""New names of tables and keys, by the old ones. The keys of a renamed table have kept their names.
-"""
+"""New names of tables and keys by their old names. Keys inside a renamed table keep their names."""
 REMOVED_KEYS = {
     "admission.max_drops_in_a_row": "leave it out: 50 groups dropped in a row end a run",
     "journal.segment_bytes": "leave it out: a segment ends at 64 MiB",
@@ -50,7 +49,7 @@ LARGEST = 2**63 - 1
 
 
 def successor(key: str) -> str:
-    """Return what became of a key or table of an earlier version; "" for any other name."""
+    """Return a clause that says what became of a key or table of an earlier version, or ""."""
     for old, new in RENAMED_KEYS.items():
         if key == old or key.startswith(f"{old}."):
             current = new + key.removeprefix(old)
@@ -69,7 +68,7 @@ class Fault:
 
 
 def unwritable(tree: Table) -> Fault | None:
-    """Return the error of a number that a run's files cannot hold; None without such a number."""
+    """Return the error of a number that a run's files (JSON, TOML) cannot hold, or None."""
     # A loop and no recursion: dotted keys may be nested more deeply than Python's stack.
     pending: list[tuple[str, Any]] = [("", tree)]
     while pending:
@@ -86,10 +85,13 @@ def unwritable(tree: Table) -> Fault | None:
 
 
 def explain(message: str, tree: Table) -> Fault:
-    """Translate an error of msgspec: the key, its value, and the values that are allowed.
+    """Translate an error of msgspec into one with the key, its value and the allowed values.
 
     Args:
-        tree: the data that was converted, with every kind stated.
+        message: such as "Expected `int` >= 1 - at `$.learner.steps`", "Object contains unknown
+            field `x` - at `$.learner`", or "Expected `object | null`, got `int` - at
+            `$.policy.lora`".
+        tree: the data that was converted, in which every table states its kind.
     """
     what, _, path = message.partition(" - at ")
     path = path.strip("`") or "$"
@@ -98,17 +100,20 @@ def explain(message: str, tree: Table) -> Fault:
     parent, _, leaf = path.rpartition(".")
     (above, _), (hint, value) = _declared(parent, tree), _declared(path, tree)
     key = _key(path)
+    # An unknown kind is "Invalid value"; a wrong choice of a `Literal` is "Invalid enum value".
     is_kind = leaf != "" and leaf == kind_key(above)
     if "Invalid enum value" in what or is_kind:
         choices = ", ".join(map(repr, kinds(above) if is_kind else _literals(hint)))
         own = ", or your own class as `module:Class`" if is_kind and registry_of(above) else ""
         return Fault(key, f"`{key}` must be one of {choices}, got {value!r}{own}", is_kind)
+    # What msgspec expected: "int >= 1" becomes "at least 1", "object | null" the name of a table.
     bound = what.removeprefix("Expected ").split(", got ")[0].replace("`", "")
     bound = re.sub(
         r"^(?:int|float) (>=|>|<=|<) (\S+)$", lambda found: f"{BOUNDS[found[1]]} {found[2]}", bound
     )
     if "object" in bound:
         table = table_class(hint)
+        # The keys of a small table fit into the sentence.
         names = ", ".join(hints_of(table)) if table and len(hints_of(table)) < 4 else ""
         absent = ", or 'none'" if may_be_absent(hint) else ""
         bound = f"a table{f' ({names})' if names else ''}{absent}"
@@ -116,10 +121,11 @@ def explain(message: str, tree: Table) -> Fault:
 
 
 def _unknown(name: str, path: str, tree: Table) -> Fault:
-    """Return the error of a key that the table at a path does not have."""
+    """Return the error of the key `name`, which the table at `path` does not have."""
     full, (hint, value) = _key(path, name), _declared(path, tree)
     table, kind = table_class(hint, value, imports=True), kind_key(hint)
     known = [*([kind] if kind else []), *(hints_of(table) if table else ())]
+    # Other kinds of the table that have the key.
     owners = [f'"{tag}"' for tag, each in kinds(hint).items() if name in hints_of(each)]
     near = difflib.get_close_matches(name, known, n=1)
     if cure := successor(full):
@@ -134,14 +140,14 @@ def _unknown(name: str, path: str, tree: Table) -> Fault:
 
 
 def _key(path: str, *names: str) -> str:
-    """Return a key as `--set` takes it; msgspec begins a path with a dollar."""
+    """Return a key as `--set` takes it, from a path of msgspec, which begins with "$"."""
     return joined([*names_in(path)[1:], *names])
 
 
 def _declared(path: str, tree: Table) -> tuple[Any, Any]:
     """Return the type that is declared at a path such as `$.doctor.halt[0]`, and the value there.
 
-    Where the tree lacks a name, the value is the innermost table that is there.
+    If the tree ends before the path does, the value is that of the last table on the path.
     """
     hint: Any = Config
     value: Any = tree
@@ -160,6 +166,6 @@ def _declared(path: str, tree: Table) -> tuple[Any, Any]:
 
 
 def _literals(hint: Any) -> list[str]:
-    """Return every text that a type admits, at any depth."""
+    """Return the values of all `Literal`s in a type, such as a list or union of them."""
     parts = get_args(hint)
     return [hint] if isinstance(hint, str) else [text for part in parts for text in _literals(part)]

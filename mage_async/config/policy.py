@@ -14,7 +14,7 @@ LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 
 class Lora(Section):
     """Low-rank adapters that are trained instead of the model's own weights (Hu et al. 2021,
-    arXiv 2106.09685): a small part of the optimizer's memory and of a checkpoint."""
+    arXiv 2106.09685). Optimizer state and checkpoints are then a small part of their usual size."""
 
     rank: Count = 16
     """Rank of an adapter."""
@@ -55,7 +55,7 @@ class Pretrained(Policy, tag="pretrained"):
     """A HuggingFace causal LM."""
 
     source: str = ""
-    """Directory of the model, or its id on the hub; nothing is fetched that is not named."""
+    """Directory of the model, or its id on the hub. No other model is ever downloaded."""
 
 
 class WarmStart(Variant):
@@ -115,7 +115,7 @@ class FromData(WarmStart, tag="data"):
 
 
 DATA_ENDINGS = (".jsonl", ".parquet")
-"""Names of the files of a data set end so."""
+"""Endings of the names of a data set's files."""
 AnyWarmStart = FromScript | FromRandom | FromBest | FromData
 
 
@@ -123,7 +123,7 @@ def check(policy: Policy) -> None:
     """Refuse a tiny model whose widths do not divide.
 
     Raises:
-        ConfigError: with the keys and what was got.
+        ConfigError: they do not divide; the error has the keys and their values.
     """
     if not isinstance(policy, Tiny):
         return
@@ -135,10 +135,10 @@ def check(policy: Policy) -> None:
 
 
 def data_files(path: str) -> list[Path]:
-    """Return the files of a data set: one, or those of a folder and of its folders.
+    """Return the files of a data set: the file at `path`, or all files in and below a folder.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there is no such file.
     """
     place = Path(path)
     files = sorted(place.rglob("*")) if place.is_dir() else [place]
@@ -165,7 +165,7 @@ def local_policy(source: str) -> Path | None:
     """Return the model directory that a source names, or None for a hub id.
 
     Raises:
-        PolicyError: no source is given, or it can only be a directory, and it holds no model.
+        PolicyError: no source is given, or it is a path at which there is no model.
     """
     if not source:
         raise PolicyError(

@@ -84,7 +84,7 @@ class Supervision(Section):
 
 
 class Doctor(Section):
-    """The doctor examines every step for signs that a run goes wrong. The processes of a run may
+    """The doctor examines every step for signs that a run goes wrong. The processes of one run may
     have different values in this table."""
 
     halt: list[SignatureName] = field(default_factory=list)
@@ -92,6 +92,8 @@ class Doctor(Section):
     A signature found before a run was resumed does not end it again."""
 
 
+# A section with one optional table per registered tracker, so that a new tracker needs no line
+# here. A type checker cannot evaluate `defstruct`, and sees a section without keys.
 if TYPE_CHECKING:
     _TrackerTables = Section
 else:

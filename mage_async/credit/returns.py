@@ -1,7 +1,7 @@
-"""Rewards to returns: the return that each turn of a trial is credited with, one class per credit.
+"""Compute the return of each turn of a trial from the trial's rewards; one class per rule.
 
-A credit is its configuration: the fields are the keys of `[credit]`. To add one, copy a class and
-give it a `tag`, which is its name.
+Such a rule is called a credit. Its class is also its configuration: the fields are the keys of
+`[credit]`. To add a credit, copy a class and give it a `tag`, which is its name.
 
 Notation: r[k,t] is the reward of turn t of episode k, n[k] the number of its turns, R[k] their
 undiscounted sum, K the last episode played, d = `turn_discount` and g = `episode_discount`. Every
@@ -9,9 +9,10 @@ credit first decides what a turn is *paid*, p[k,t]; its return G[k,t] is the dis
 is paid from there on. A reflection is paid nothing and gets the first return of the episode that it
 opens, undiscounted.
 
-Two forms cross the border between episodes. *Chained* (the code of LaMer and MAGE): the last turn
-of an episode looks into the next one through g, so earlier turns look through d^(n[k]-1-t) g.
-*Added* (LaMer's paper): every turn of an episode sees the next one through g alone.
+Returns of later episodes are discounted in one of two forms. *Chained* (the code of LaMer and
+MAGE): the last turn of an episode adds g G[k+1,0], so an earlier turn gets d^(n[k]-1-t) g G[k+1,0].
+*Added* (LaMer's paper): every turn of an episode adds g G[k+1,0], however far it is from the
+episode's end.
 """
 
 from collections.abc import Sequence
@@ -61,7 +62,7 @@ class Credit(Variant):
         ahead = 0.0
         for episode in reversed(paid):
             assert episode, "an episode has at least one turn"
-            # A credit without the key does not look into the next episode.
+            # A credit without `episode_discount` ignores later episodes.
             later, own = getattr(self, "episode_discount", 0.0) * ahead, list(episode)
             own[-1] += 0.0 if self.is_added else later
             for turn in range(len(own) - 2, -1, -1):
@@ -84,11 +85,12 @@ class Differential(AcrossEpisodes, tag="differential"):
     """MAGE: the last turn of an episode is paid its improvement on the episode before."""
 
     # p[k,n[k]-1] = D[k] = R[k] - R[k-1], with D[0] = R[0]; chained (arXiv 2603.03680, differential
-    # reward, as coded). When rewards came inside an episode is lost.
+    # reward, as coded). The times of rewards inside an episode have no effect.
     #
-    # With d = 1 the trial's objective is sum_k g^k D[k] = g^K R[K] + (1-g) sum_{k<K} g^k R[k]. It
-    # is the last episode's reward, exactly, only at g = 1: three episodes weigh (1-g), g(1-g), g^2,
-    # which at the published g = 0.6 is 0.40, 0.24, 0.36, the first more than the last.
+    # With d = 1 the trial's objective is sum_k g^k D[k] = g^K R[K] + (1-g) sum_{k<K} g^k R[k]. Only
+    # at g = 1 is it the last episode's reward alone. Otherwise three episodes have the weights
+    # (1-g), g(1-g) and g^2: at the published g = 0.6 these are 0.40, 0.24 and 0.36, so the first
+    # episode weighs more than the last.
 
     def paid(self, rewards: Rewards) -> Rewards:
         """Pay the last turn of each episode its gain."""
@@ -101,18 +103,19 @@ class Differential(AcrossEpisodes, tag="differential"):
 class DifferentialDense(AcrossEpisodes, tag="differential_dense"):
     """The objective of "differential" with rewards left at their turns, which has less noise."""
 
-    # The objective of `differential` charges R[k] to episode k+1, discounted once more. Charge each
-    # reward where it is earned, and it is p[k,t] = (1-g) r[k,t] before the last episode and p[K,t]
-    # = r[K,t] in it; chained. Then
+    # `differential` subtracts R[k] from what episode k+1 is paid, discounted once more by g. Here
+    # the subtraction is made where the reward is earned: p[k,t] = (1-g) r[k,t] before the last
+    # episode, p[K,t] = r[K,t] in it; chained. Then
     #
     #     G[k,t] = sum_{u>=t} d^(u-t) p[k,u] + d^(n[k]-1-t) g G[k+1,0]
     #
-    # With d = 1, G[0,0] is the objective of `differential`, and every return is differential's
-    # minus what had been settled before the turn: sum_{u<t} p[k,u] - R[k-1]. The expected gradient
-    # is the same, the noise is not: R[k-1] differs between the trials that share a baseline, which
-    # cannot remove it. At g = 1 earlier episodes are credited with the last one's return and its
-    # turns with their own reward-to-go. With d < 1 the two differ: here a reward is discounted to
-    # its own turn, there to the end of its episode.
+    # With d = 1, G[0,0] is the objective of `differential`, and every return is that of
+    # `differential` minus a term known before the turn: sum_{u<t} p[k,u] - R[k-1]. So the expected
+    # gradient is the same, but the noise is smaller: R[k-1] differs between the trials that share a
+    # baseline, which therefore cannot remove it. At g = 1 the turns of earlier episodes get the
+    # return of the last episode, and its own turns get their reward-to-go. With d < 1 the two
+    # objectives differ: here a reward is discounted from its own turn, in `differential` from the
+    # end of its episode.
 
     def paid(self, rewards: Rewards) -> Rewards:
         """Pay each turn its reward, before the last episode a share of it."""

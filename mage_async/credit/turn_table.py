@@ -1,7 +1,11 @@
-"""All turns of a batch as columns, so that baselines are a few array operations.
+"""Lay out all turns of a batch as columns, so that baselines are a few array operations.
 
-A table holds the returns of the configured credit and the inputs of penalties. Shapes: `N` turns
-of all trials of all groups, in the order of `group.trials`, then `trial.turns`.
+A table holds each turn's return, computed by the configured credit
+(`mage_async/credit/returns.py`), and what penalties depend on. A turn is an act (an action of the
+environment), a reflection (a remark between two episodes) or a strategy (a remark before an action,
+on what to do).
+
+Shapes: `N` turns of all trials of all groups, in the order of `group.trials`, then `trial.turns`.
 """
 
 from collections.abc import Sequence
@@ -40,8 +44,9 @@ class TurnTable:
     index: np.ndarray
     """int64: position among the turns of its kind in its episode"""
     anchor: np.ndarray
-    """int64: number of the state that the turn was taken in; a strategy has one of its own for each
-    state of the action that it precedes, a reflection one for its episode"""
+    """int64: number of the state in which the turn was taken. Strategies have the same number if
+    the actions after them were taken in the same state, reflections if they are of the same
+    episode. Acts, strategies and reflections never share a number"""
     returns: np.ndarray
     """float64: what the credit gives to the turn, bonuses included"""
     episode_score: np.ndarray
@@ -99,14 +104,14 @@ def build_table(
 
     Args:
         exploration_share: factor of the returns of turns before the last episode.
-        bonuses: for each trial, what each turn is paid in addition to its reward; a bonus counts in
-            the turn's own episode only.
+        bonuses: for each trial, what is added to the reward of each turn; in contrast to a reward,
+            a bonus adds to the returns of its own episode only.
     """
     trials = [(number, trial) for number, group in enumerate(groups) for trial in group.trials]
-    paid = bonuses or [[0.0] * len(trial.turns) for _, trial in trials]
+    bonuses = bonuses or [[0.0] * len(trial.turns) for _, trial in trials]
     credited = [
         _credited(trial, credit, own, exploration_share)
-        for (_, trial), own in zip(trials, paid, strict=True)
+        for (_, trial), own in zip(trials, bonuses, strict=True)
     ]
     turns = list(chain.from_iterable(trial.turns for _, trial in trials))
     counts = [len(trial.turns) for _, trial in trials]
@@ -136,16 +141,16 @@ def _turn_columns(turns: Sequence[Turn]) -> dict[str, np.ndarray]:
 
 
 def _states(turns: Sequence[Turn]) -> list[object]:
-    """Return the state of each turn: equal objects are equal states."""
+    """Return an object for each turn's state: equal for equal states (see `TurnTable.anchor`)."""
     states: list[object] = []
-    acted_in = ""
+    next_anchor = ""
     for turn in reversed(turns):
         if turn.kind is Kind.ACT:
-            acted_in = turn.anchor
-            states.append(acted_in)
+            next_anchor = turn.anchor
+            states.append(next_anchor)
         else:
-            before = turn.episode if turn.kind is Kind.REFLECT else acted_in
-            states.append((turn.kind, before))
+            state = turn.episode if turn.kind is Kind.REFLECT else next_anchor
+            states.append((turn.kind, state))
     return states[::-1]
 
 
@@ -154,9 +159,10 @@ def _credited(
 ) -> tuple[list[float], list[float]]:
     """Return the return and the episode score of every turn of a trial, in order.
 
-    A reflection or a strategy gets the return of the next action, which it led to. If it stands
-    before the last episode and that action in the last one, it gets `share` of that return; if both
-    stand before the last episode, the return was scaled already.
+    An act before the last episode gets its return times `share`. A reflection or a strategy gets
+    the return of the next act. If it belongs to an episode before the last one and that act to the
+    last one, the return is multiplied by `share` here; otherwise it has been multiplied already, or
+    must not be.
     """
     credited = credit.returns(*_played(trial))
     values = list(chain.from_iterable(credited.acts))
@@ -169,16 +175,16 @@ def _credited(
             scores[turn.episode] += paid
     extra = _bonus_to_go(trial, bonus, credit.turn_discount)
     returns: list[float] = []
-    led_to, was_before = 0.0, False
+    next_return, is_next_before = 0.0, False  # of the turn after, in the order of play
     for turn in reversed(trial.turns):
         is_before = trial.is_before_last(turn.episode)
         if turn.kind is Kind.ACT:
             # After the pop, `len(values)` is the number of this act.
-            led_to = values.pop() * (share if is_before else 1.0) + extra[len(values)]
-        elif is_before and not was_before:
-            led_to *= share
-        was_before = is_before
-        returns.append(led_to)
+            next_return = values.pop() * (share if is_before else 1.0) + extra[len(values)]
+        elif is_before and not is_next_before:
+            next_return *= share
+        is_next_before = is_before
+        returns.append(next_return)
     own = [scores[turn.episode] if turn.kind is Kind.ACT else 0.0 for turn in trial.turns]
     return returns[::-1], own
 
@@ -191,10 +197,10 @@ def _bonus_to_go(trial: Trial, bonus: Sequence[float], discount: float) -> list[
         if turn.kind is Kind.ACT
     ]
     sums: list[float] = []
-    after = -1
+    next_episode = -1
     for episode, paid in reversed(acts):
-        sums.append(paid + (discount * sums[-1] if episode == after else 0.0))
-        after = episode
+        sums.append(paid + (discount * sums[-1] if episode == next_episode else 0.0))
+        next_episode = episode
     return sums[::-1]
 
 
@@ -233,14 +239,13 @@ def penalties_of(
     length_penalty: float,
     max_tokens: np.ndarray | int,
 ) -> np.ndarray:
-    """Return the penalty of each turn for an invalid action, and for a completion over half its
-    limit.
+    """Return each turn's penalty for an invalid action and for a long completion, summed.
 
-    The second one grows linearly from 0 at `max_tokens / 2` to `length_penalty` at `max_tokens`,
-    which may differ by turn (MAGE, `apply_length_penalty`).
+    The penalty for length grows linearly from 0 at half of `max_tokens` to `length_penalty` at
+    `max_tokens`, which may differ by turn (MAGE, `apply_length_penalty`).
 
     Returns:
-        float64 `[number of turns]`, in units of reward
+        float64 `[N]`, in units of reward.
     """
     over = np.clip(2.0 * table.num_tokens / max_tokens - 1.0, 0.0, 1.0)
     return format_penalty * ~table.is_valid + length_penalty * over

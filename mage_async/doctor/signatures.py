@@ -2,8 +2,8 @@
 
 `SIGNATURES` is the table of them. A row names the function that looks at the steps, the function
 that looks at an evaluation, or both. The docstring of a function says how the failure shows.
-Thresholds come from recorded runs of the quickstart, Scout and Kuhn poker; the text below each
-constant states the value in healthy runs, from which the threshold keeps a distance.
+Thresholds come from recorded runs of the quickstart and of two environments, Scout and Kuhn poker;
+the text below each constant says which value healthy runs had, so that a threshold can be judged.
 """
 
 import math
@@ -52,7 +52,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Sighting(NamedTuple):
-    """A signature that shows in the step or evaluation just examined; see `Finding`."""
+    """A signature that shows in the step or evaluation just examined, with fields of `Finding`."""
 
     evidence: str
     subject: str = ""
@@ -67,11 +67,11 @@ in every step."""
 FIRST_STEPS = 5
 """Steps whose mean entropy is the level that a run began with."""
 LOWEST_OVER = {"entropy": 3, "invalid_action_share": 4}
-"""Metrics whose lowest mean is remembered, with the number of steps of such a mean: a single step
-may be low by chance."""
+"""Metrics whose lowest value so far is remembered, each with the number of steps over which it is
+averaged, because a single step may be low by chance."""
 SOLVED = 0.05
-"""A task counts as solved this close to the largest return, as a share of the span of returns.
-Scout ends within 0.02."""
+"""A task counts as solved if the return is this close to the largest one, as a share of the span of
+returns. Scout ends within 0.02."""
 RISING = 0.05
 """Rise of the return over six steps, as a share of the span. Means of three batches of the
 quickstart vary by 0.02."""
@@ -125,8 +125,8 @@ class History:
         """Return the largest minus the smallest return, or 1 if they are unknown."""
         return 1.0 if self.bounds is None else self.bounds[1] - self.bounds[0]
 
-    # A policy that has learned all there is looks like one that has stopped learning, except for
-    # its return.
+    # Two tests of the return, for signatures whose other metrics look the same in a policy that has
+    # stopped learning and in one that has nothing left to learn.
 
     def is_solved(self) -> bool:
         """Return whether the return is close to the largest one; false if that is unknown."""
@@ -165,8 +165,8 @@ def not_finite(run: History) -> Sightings:
 
 
 NO_VARIANCE = 0.98
-"""Share of tokens with advantage 0. Kuhn poker, whose groups share their cards, ends at 0.8, with
-single steps at 1; five steps in a row are not chance."""
+"""Share of tokens with advantage 0. Kuhn poker, where the trials of a group get the same cards,
+ends at 0.8, with single steps at 1; five steps in a row are not chance."""
 
 
 def no_variance(run: History) -> Sightings:
@@ -185,7 +185,7 @@ def no_variance(run: History) -> Sightings:
 FEW_EFFECTIVE = 0.3
 """Effective share of tokens. The lowest single step of a healthy run had 0.47 (Scout)."""
 MOST_MASKED = 0.5
-"""Share of tokens masked by the correction: above it, a step learns from the smaller half."""
+"""Share of tokens masked by the correction; above it, a step trains on less than half of them."""
 
 
 def off_policy(run: History) -> Sightings:
@@ -227,8 +227,8 @@ def engine_mismatch(run: History) -> Sightings:
 STALE_SHARE = 0.01
 """Share of all tokens that one actor played over the bound; the rule `slots` allows none."""
 MAIN_SHARE = 0.6
-"""Share of the tokens over the bound that one actor played: with less, the admission rule and not
-the actor is the cause."""
+"""Share of the tokens over the bound that one actor played. If its share is smaller, the cause is
+the admission rule rather than the actor."""
 
 
 def over_bound(run: History) -> Sightings:
@@ -248,7 +248,8 @@ COLLAPSED_SHARE = 0.05
 """Share of the entropy of the first five steps. Healthy runs went down to 0.15 of it in Kuhn poker,
 0.22 in the quickstart, and 0.06 in Scout, which was solved by then."""
 NO_ENTROPY = 0.01
-"""Nats: one token in a thousand is not the most likely one; no sampling explores with so little."""
+"""Mean entropy in nats at which about one token in a thousand is not the most likely one: the
+policy has stopped exploring."""
 
 
 def entropy_collapse(run: History) -> Sightings:
@@ -269,7 +270,7 @@ healthy run was 0.12 nats."""
 
 
 def entropy_runaway(run: History) -> Sightings:
-    """Entropy rises far above the level that the policy had come down to: it forgets."""
+    """Entropy rises far above its lowest level so far: the policy forgets what it has learned."""
     mean, low = run.mean("entropy", LOWEST_OVER["entropy"]), run.lowest.get("entropy", math.inf)
     # Without advantages only the bonus on entropy moves the policy: `no_variance` is the cause.
     is_taught = run.mean("zero_advantage_share", LOWEST_OVER["entropy"]) <= NO_VARIANCE
@@ -340,8 +341,8 @@ def format_gaming(run: History) -> Sightings:
 # The system around the learning: who waits, what fails, what runs out.
 
 FAILURES, FAILURE_STEPS = 3, 20
-"""Groups of one member that were dropped, within so many steps: with 24 members and 4 groups a
-step, each member is met three times."""
+"""Number of groups of one member that were dropped within `FAILURE_STEPS` steps. With 24 members
+and 4 groups a step, each member is met three times in 20 steps."""
 MOST_NAMED = 3
 """If more members fail than these, the environment is the cause, not a member."""
 
@@ -368,7 +369,7 @@ def member_failing(run: History) -> Sightings:
 
 
 FEWEST_DROPS = 5
-"""Dropped groups: fewer are chance, whatever they have in common."""
+"""Number of dropped groups below which what they have in common is chance."""
 UNEQUAL = 0.95
 """Threshold of a ratio of selection (`mage_async/results/selection.py`), of long groups over short
 ones or of one kind over the others. The signature shows below it, or above its inverse."""
@@ -404,7 +405,7 @@ def _is_unequal(ratio: Ratio) -> bool:
 
 
 LEAST_FREE = 1_000_000_000
-"""Bytes: less does not hold a journal segment, a checkpoint and the logs of a small run."""
+"""Free bytes that hold a journal segment, a checkpoint and the logs of a small run."""
 
 
 def disk_soon_full(run: History) -> Sightings:
@@ -421,8 +422,8 @@ def disk_soon_full(run: History) -> Sightings:
 
 
 STARVING = 0.9
-"""Share of the time of eight steps. The learner of a healthy quickstart waits for 0.3 to 0.5 of it
-on two cores, where engines and learner share them."""
+"""Share of its time that the learner waits, mean of eight steps. In a healthy quickstart it is 0.3
+to 0.5 on two cores, which engines and learner share."""
 
 
 def learner_starving(run: History) -> Sightings:
@@ -433,7 +434,7 @@ def learner_starving(run: History) -> Sightings:
 
 
 IDLE = 0.8
-"""Share of the actors' time, mean of eight steps. Actors of a healthy Scout are idle for 0.35."""
+"""Share of their time that actors are idle, mean of eight steps; 0.35 in a healthy run of Scout."""
 
 
 def actors_starving(run: History) -> Sightings:
@@ -612,7 +613,7 @@ SIGNATURES = {
 # The examination of a run: step by step while it trains, or as a whole from its records.
 
 FORGET_STEPS = 10
-"""After so many steps without a signature, its return is a new finding."""
+"""If a signature comes back after so many steps without it, that is a new finding."""
 
 
 class Doctor:
@@ -630,12 +631,12 @@ class Doctor:
         """All findings so far, oldest first."""
         self._history = History(config, bounds)
         self._streaks: dict[str, dict[str, tuple[int, int]]] = {}
-        """First step and number of the steps in a row that show a signature, by its name and then
-        by subject."""
+        """First step and length of the current row of steps that show a signature, by the name of
+        the signature and then by subject."""
         self._last_found: dict[tuple[str, str], int] = {}
         """The last step that showed a signature for certain, by signature and subject."""
         self._evaluated: set[str] = set()
-        """Signatures that an evaluation has shown: they are reported once a run."""
+        """Signatures found in an evaluation, which are reported only once per run."""
 
     @staticmethod
     def of(config: Config) -> "Doctor":

@@ -42,7 +42,7 @@ class Facts:
     max_return: float | None
     """Bounds on the agent's return in one episode; `None` where they are unknown."""
     units: int = 1
-    """Number of rounds, hands or dials in an episode; reports divide returns by it."""
+    """Number of equal parts of an episode (rounds, hands, dials); reports divide returns by it."""
     has_chance: bool = False
     """Whether episodes draw from `Chance`."""
     words: tuple[str, ...]

@@ -39,13 +39,13 @@ def sharded_digests(model: PreTrainedModel) -> dict[str, str]:
     """Compute `weight_digest.tensor_digests` of a sharded model; all ranks call it together."""
     tensors = {name: tensor.detach() for name, tensor in trained_tensors(model).items()}
     parts = map(own_part, tensors.values())
-    sums = torch.stack([word_sum(part, first) for first, part in parts])
+    sums = torch.stack([word_sum(part, num_before) for num_before, part in parts])
     distributed.all_reduce(sums)
     return sum_digests(tensors, sums)
 
 
 def file_places(model: PreTrainedModel) -> tuple[Place, ...]:
-    """Return where the tensors of a model lie in a file."""
+    """Return the place of each published tensor in a safetensors file, from the header's end on."""
     return tuple(places_of(published_tensors(model)))
 
 
@@ -55,14 +55,18 @@ def write_head(file: Path, head: bytes) -> None:
 
 
 def mapped(file: Path, places: tuple[Place, ...], start: int) -> torch.Tensor:
-    """Map the tensors of a file, without its header: uint8 [bytes]"""
+    """Map the tensors of a file into memory, without its header: uint8 [bytes].
+
+    Args:
+        start: size of the header in bytes, which is where the tensors begin.
+    """
     size = start + places[-1].end
     return torch.from_file(str(file), size=size, dtype=torch.uint8)[start:]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightShards:
-    """A copy of a rank's shards of all tensors."""
+    """A copy of one rank's shards of all published tensors."""
 
     pieces: tuple[tuple[int, int], ...]
     """Offset of each shard among the file's tensors, and its size, in bytes."""
@@ -81,9 +85,9 @@ class WeightShards:
         """
         tensors, pieces, parts = published_tensors(model), [], []
         for place in places:
-            first, part = own_part(tensors[place.name])
+            num_before, part = own_part(tensors[place.name])  # elements before the shard
             if part.numel():
-                start = place.start + first * part.element_size()
+                start = place.start + num_before * part.element_size()
                 pieces.append((start, part.numel() * part.element_size()))
                 parts.append(part.detach().contiguous().reshape(-1).view(torch.uint8))
         data = torch.cat(parts)
@@ -91,13 +95,17 @@ class WeightShards:
         return WeightShards(tuple(pieces), data, ready)
 
     def write(self, file: Path, start: int) -> None:
-        """Write the shards into a file whose tensors begin at `start`, while other ranks do."""
+        """Write the shards into a file whose tensors begin at byte `start`.
+
+        Other ranks may write their shards to the same file at the same time.
+        """
         parts = on_host(self.data, self.ready).split([size for _, size in self.pieces])
         starts = [start + place for place, _ in self.pieces]
         _write_at(file, [*zip(starts, (memoryview(each.numpy()) for each in parts), strict=True)])
 
 
 def _write_at(file: Path, pieces: list[tuple[int, memoryview]]) -> None:
+    # Not `open(file, "wb")`, which would truncate what other ranks have written.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
     with os.fdopen(descriptor, "wb") as out:
         for place, data in pieces:
@@ -106,7 +114,8 @@ def _write_at(file: Path, pieces: list[tuple[int, memoryview]]) -> None:
 
 
 MASTER = "master"
-"""Prefix of the names of float32 masters; a moment is named `NUMBER.KEY`."""
+"""Prefix of the names of float32 masters, as in `master.0`. A moment is named by the number of its
+weight and the optimizer's key, as in `0.exp_avg`."""
 
 
 def named_state(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -121,16 +130,16 @@ def named_state(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def copied_state(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return a copy of `named_state`, so that training can continue while it is written."""
+    """Return a copy of `named_state`, so that training can continue while the copy is written."""
     return {name: tensor.detach().clone() for name, tensor in named_state(trainer).items()}
 
 
 def write_state(state: dict[str, torch.Tensor], folder: Path, group: ProcessGroup) -> None:
-    """Write the shards of all ranks; all ranks call it together.
+    """Write this rank's shards of a checkpoint; all ranks call it together.
 
     Raises:
         OSError: a rank cannot write.
-        RuntimeError: a rank has ended.
+        RuntimeError: another rank has ended.
     """
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
@@ -149,21 +158,22 @@ def read_state(trainer: Trainer, folder: Path) -> None:
     """
     reader, own = HuggingFaceStorageReader(str(folder)), named_state(trainer)
     kept = reader.read_metadata().state_dict_metadata
-    theirs, ours = (sum(name.startswith(MASTER) for name in names) for names in (kept, own))
-    if theirs != ours:
+    num_kept, num_own = (sum(name.startswith(MASTER) for name in names) for names in (kept, own))
+    if num_kept != num_own:
         raise RunError(
-            f"the checkpoint has {theirs} float32 masters, the model {ours}: leave "
+            f"the checkpoint has {num_kept} float32 masters, the model {num_own}: leave "
             "learner.float32_masters as it was"
         )
     try:
-        with catch_warnings(action="ignore", category=UserWarning):  # it warns of `no_dist`
+        # `no_dist` lets each rank read alone; PyTorch warns of it in every call.
+        with catch_warnings(action="ignore", category=UserWarning):
             load(own, storage_reader=reader, no_dist=True)
     except CheckpointException as error:
         raise OSError(f"{folder}: {error}") from error
 
 
 def _moments(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str, Any]:
-    """Return the optimizer's state of a weight, initialised as AdamW does."""
+    """Return the optimizer's state of a weight; before the first update, zeros as in AdamW."""
     own: dict[str, Any] = optimizer.state[weight]
     if not own:
         device = weight.device if optimizer.param_groups[0].get("fused") else "cpu"

@@ -1,8 +1,8 @@
-"""The Triton kernels of group-normalised advantages, in fp64; see `mage_kernels.advantage`.
+"""Triton kernels of group-normalised advantages, in fp64, as specified in `mage_kernels.advantage`.
 
-Turns are sorted by cell, and one program computes one cell: it goes over the cell's turns several
-times in a fixed order, so two runs give the same bits. Programs share nothing, and repeated reads
-come from L2.
+A cell is a set of turns that are compared with each other; a part is all turns of one trial in one
+cell. Turns are sorted by cell, and one program computes one cell. It reads the cell's turns several
+times in a fixed order, so two runs give the same bits; repeated reads come from the L2 cache.
 
 Shapes: `N` turns, `K` cells.
 """
@@ -15,13 +15,16 @@ from torch import Tensor
 from mage_kernels.advantage import EPSILON, ROUNDING, Cells
 
 BLOCKS = {"BLOCK_N": 256}
-"""Turns that a program loads at a time."""
+"""Number of turns that a program loads at a time."""
 OPTIONS = {"num_warps": 4}
 
 
 @triton.jit
 def weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS: tl.constexpr):
-    """Return the weight of each turn in a mean; 0 outside the cell."""
+    """Return the weight of each turn in a mean over its cell; 0 where `is_turn` is false.
+
+    With COUNTS_PARTS all parts of a cell have equal weight, otherwise all turns have.
+    """
     weight = tl.where(is_turn, 1.0, 0.0).to(tl.float64)
     if COUNTS_PARTS:
         start = tl.load(part_starts_ptr + at, mask=is_turn, other=0)
@@ -32,7 +35,7 @@ def weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS: tl.con
 
 @triton.jit
 def part_sums(values_ptr, part_starts_ptr, part_stops_ptr, at, is_turn, first):
-    """Return the size of each turn's part, and the sum of its values minus `first`."""
+    """Return the size of each turn's part, and the part's sum of values minus `first`."""
     start = tl.load(part_starts_ptr + at, mask=is_turn, other=0)
     stop = tl.load(part_stops_ptr + at, mask=is_turn, other=0)
     size = stop - start
@@ -59,13 +62,15 @@ def minus_baseline_kernel(
     EPSILON: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    """Subtract the baseline of one cell from its turns; see `mage_kernels.advantage`."""
     cell = tl.program_id(0).to(tl.int64)
     start = tl.load(cell_starts_ptr + cell)
     stop = tl.load(cell_starts_ptr + cell + 1)
+    # Sums are of values minus the cell's first one, so that equal values give exactly 0.
     first = tl.load(values_ptr + start)
-    total = tl.zeros((), tl.float64)
+    total = tl.zeros((), tl.float64)  # weighted sum
     weights = tl.zeros((), tl.float64)
-    plain = tl.zeros((), tl.float64)
+    plain = tl.zeros((), tl.float64)  # sum without weights, for the standard deviation
     for block in range(start, stop, BLOCK_N):
         at = block + tl.arange(0, BLOCK_N)
         is_turn = at < stop
@@ -94,6 +99,7 @@ def minus_baseline_kernel(
             size, own = part_sums(values_ptr, part_starts_ptr, part_stops_ptr, at, is_turn, first)
             weight = weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS)
             others = count - size
+            # Sum of the weights outside of the turn's part; 1 avoids a division by 0.
             rest = tl.where(others > 0, weights - weight * size.to(tl.float64), 1.0)
             level = value - first - (total - weight * own) / rest
             level = tl.where(others > 0, level, 0.0)
@@ -121,6 +127,7 @@ def over_rms_kernel(
     EPSILON: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    """Divide the turns of one cell by their root mean square; see `mage_kernels.advantage`."""
     cell = tl.program_id(0).to(tl.int64)
     start = tl.load(cell_starts_ptr + cell)
     stop = tl.load(cell_starts_ptr + cell + 1)
@@ -137,7 +144,7 @@ def over_rms_kernel(
         weights += tl.sum(weight, 0)
         largest = tl.maximum(largest, tl.max(tl.abs(magnitude), 0))
     rms = tl.sqrt(squares / weights)
-    varies = rms > largest * ROUNDING
+    varies = rms > largest * ROUNDING  # otherwise the values are rounding errors
     scale = tl.where(varies, rms + EPSILON, 1.0)
     for block in range(start, stop, BLOCK_N):
         at = block + tl.arange(0, BLOCK_N)
@@ -198,6 +205,7 @@ def sorted_bounds(cells: Cells) -> tuple[Tensor, Tensor, Tensor | None, Tensor |
         the indices where the part of each sorted turn starts and stops, `[N]` each, or None without
         parts. All int64.
     """
+    # Parts are numbered by cell, so sorting by part sorts by cell too.
     order = (cells.ids if cells.parts is None else cells.parts).argsort(stable=True)
     edges = torch.arange(cells.num_cells + 1, device=order.device)
     cell_starts = torch.searchsorted(cells.ids[order], edges)

@@ -1,13 +1,13 @@
 """The Triton kernels of the LM head: forward partials, their merge, and gradients of the logits.
 
-    logit_partials            logits tile by tile, reduced to sums of a softmax; optionally kept
+    logit_partials            softmax sums of each part of the vocabulary; may keep the logits
     merged_partials           log-prob and entropy from the partials of all parts of the vocabulary
-    recomputed_gradient       gradient of the logits, which are computed again
-    kept_gradient             gradient of the logits from those that were kept
-    sampled_token_gradient    gradient of each row's sampled token, which the two leave incomplete
+    recomputed_gradient       gradient of the logits, for which it computes the logits again
+    kept_gradient             gradient of the logits from kept logits
+    sampled_token_gradient    gradient of each row's sampled token, which both gradients leave wrong
 
-Logits are in units of log2 inside the kernels: `z` is the logit times the inverse temperature times
-log2(e).
+Softmax sums are in base 2. In comments and docstrings `z` is a scaled logit: the raw logit times
+the inverse temperature times log2(e). In the kernels `logits` are raw and `scale` is that factor.
 
 Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows with a gradient, `C` columns of a chunk.
 """
@@ -22,21 +22,21 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 UPCAST = bool(triton.knobs.runtime.interpret)
-"""Whether Triton's interpreter runs the kernels. It keeps bf16 as bare 16-bit integers, which
-`tl.dot` would multiply as integers: kernels with a `tl.dot` take UPCAST and convert their operands.
+"""Whether Triton's interpreter runs the kernels. It stores bf16 as 16-bit integers, which its
+`tl.dot` would multiply as integers. With UPCAST, kernels convert the operands of `tl.dot` to fp32.
 """
 LOG2E = 1.4426950408889634
 LN2 = tl.constexpr(0.6931471805599453)
 
 # Forward: partials of the softmax over parts of the vocabulary.
 #
-# A program takes BLOCK_T rows and one of SPLITS parts of the vocabulary. For each row it carries
+# A program takes BLOCK_T rows and one of SPLITS parts of the vocabulary. For each row it updates
 # the running maximum `m`, `s = sum 2^(z - m)` and `w = sum 2^(z - m) z`. The number of parts does
 # not depend on T, so the result of a row does not depend on the other rows.
 #
-# Programs run in groups of GROUP row tiles times SPLITS parts. A wave of them reads GROUP tiles of
-# hidden states and SPLITS panels of the LM head, about 20 MB at D = 2560, so both operands come
-# from L2.
+# Programs are numbered in groups of GROUP row tiles times SPLITS parts. Programs that run at the
+# same time then read GROUP tiles of hidden states and SPLITS panels of the LM head, about 20 MB at
+# D = 2560, which fit into the L2 cache.
 #
 # `2^(z - m)` may be kept in 16 bits, with the `m` of its tile. Its relative error is 2^-9 for any
 # logit, where a bf16 logit would change a probability by up to 6 %.
@@ -52,11 +52,11 @@ class KeptLogits:
     values: Tensor
     """`[R, V]`, bf16: its eight exponent bits hold all but vanishing values of `2^(z - m)`."""
     tile_max: Tensor
-    """fp32 `[tiles, R]`."""
+    """fp32 `[tiles, R]`: the running maximum `m` after each tile of BLOCK_V columns."""
 
     @classmethod
     def empty(cls, num_rows: int, vocabulary: int, like: Tensor) -> "KeptLogits":
-        """Allocate memory for a number of rows."""
+        """Allocate memory for the logits of `num_rows` rows, on the device of `like`."""
         tiles = -(-vocabulary // TILE["BLOCK_V"])
         tile_max = torch.empty((tiles, num_rows), dtype=torch.float32, device=like.device)
         dtype = torch.bfloat16 if like.itemsize == 2 else like.dtype
@@ -64,16 +64,16 @@ class KeptLogits:
 
 
 def num_kept_rows(keep_bytes: int, num_rows: int, vocabulary: int, itemsize: int) -> int:
-    """Return the number of rows that fit the budget: all, or a whole number of row tiles."""
+    """Return the number of rows whose logits fit into `keep_bytes`: all, or whole row tiles."""
     fitting = keep_bytes // (vocabulary * itemsize)
     return num_rows if fitting >= num_rows else fitting - fitting % TILE["BLOCK_T"]
 
 
 SPLITS = 8
-"""Parts of the vocabulary."""
+"""Number of parts of the vocabulary, each reduced by programs of its own."""
 PARTIALS_BLOCKS = {**TILE, "BLOCK_D": 64, "GROUP": 16}
 PARTIALS_OPTIONS = {"num_warps": 8, "num_stages": 3}
-LOWEST = tl.constexpr(-1.0e30)  # finite: rows of -inf would give inf - inf
+LOWEST = tl.constexpr(-1.0e30)  # finite, because -inf - -inf is NaN
 
 
 @triton.jit
@@ -95,6 +95,7 @@ def logit_partials_kernel(
     KEEP: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
+    """Reduce the logits of one row tile over one part of the vocabulary; see `logit_partials`."""
     program = tl.program_id(0)
     num_row_tiles = tl.cdiv(T, BLOCK_T)
     group = program // (GROUP * SPLITS)
@@ -113,21 +114,22 @@ def logit_partials_kernel(
     w = tl.zeros((BLOCK_T,), tl.float32)
     first = split * tiles_per_split
     for tile in range(first, tl.minimum(first + tiles_per_split, num_tiles)):
-        z = tl.zeros((BLOCK_T, BLOCK_V), tl.float32)
+        logits = tl.zeros((BLOCK_T, BLOCK_V), tl.float32)
         for d in range(0, D, BLOCK_D):
             x = hidden_desc.load([row_tile * BLOCK_T, d])
             e = head_desc.load([tile * BLOCK_V, d])
             if UPCAST:
                 x, e = x.to(tl.float32), e.to(tl.float32)
-            z = tl.dot(x, e.T, z)
+            logits = tl.dot(x, e.T, logits)
         if (tile + 1) * BLOCK_V > V:  # columns past the vocabulary must not enter the sums
             columns = tile * BLOCK_V + tl.arange(0, BLOCK_V)
-            z = tl.where(columns[None, :] < V, z, LOWEST)
-        new_m = tl.maximum(m, tl.max(z, 1) * scale)
-        p = tl.exp2(z * scale[:, None] - new_m[:, None])
+            logits = tl.where(columns[None, :] < V, logits, LOWEST)
+        new_m = tl.maximum(m, tl.max(logits, 1) * scale)
+        p = tl.exp2(logits * scale[:, None] - new_m[:, None])
         decay = tl.exp2(m - new_m)
         s = s * decay + tl.sum(p, 1)
-        w = w * decay + tl.sum(p * z, 1) * scale  # past the vocabulary p is 0 and z finite
+        # LOWEST is finite: past the vocabulary p is 0, and 0 times -inf would be NaN.
+        w = w * decay + tl.sum(p * logits, 1) * scale
         m = new_m
         if KEEP:
             kept_desc.store([row_tile * BLOCK_T, tile * BLOCK_V], p.to(kept_desc.dtype))
@@ -165,9 +167,9 @@ def logit_partials(
 
 # Merge of the parts, with the logit of the sampled token.
 #
-# The sampled token's logit is an fp32 dot product of two gathered rows, which reads 2 T D elements.
-# To compare every column with the token in the GEMM's epilogue would instead cost three of its
-# eight instructions per logit.
+# The sampled token's logit is an fp32 dot product of its hidden state and its row of the LM head,
+# which reads 2 T D elements. The alternative, comparing every column with the token in the GEMM's
+# epilogue, would take three of the epilogue's eight instructions per logit.
 
 MERGE_BLOCKS = {"BLOCK_D": 1024}
 MERGE_OPTIONS = {"num_warps": 4}
@@ -189,6 +191,7 @@ def merged_partials_kernel(
     PARTS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
+    """Merge the partials of one row; see `merged_partials`."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     is_part = part < num_parts
@@ -209,8 +212,9 @@ def merged_partials_kernel(
         x = tl.load(hidden_ptr + row * D + d, mask=d < D, other=0.0).to(tl.float32)
         e = tl.load(head_ptr + token * D + d, mask=d < D, other=0.0).to(tl.float32)
         products += x * e
-    z = tl.sum(products, 0) * tl.load(inverse_temperature_ptr + row)
-    tl.store(logprob_ptr + row, tl.minimum(z - log_normaliser * LN2, 0.0))
+    logit = tl.sum(products, 0) * tl.load(inverse_temperature_ptr + row)
+    # Rounding must not give a log-prob above 0 or an entropy below 0.
+    tl.store(logprob_ptr + row, tl.minimum(logit - log_normaliser * LN2, 0.0))
     tl.store(entropy_ptr + row, tl.maximum((log_normaliser - mean) * LN2, 0.0))
     tl.store(normaliser_ptr + row, log_normaliser)
 
@@ -251,14 +255,15 @@ def merged_partials(
 
 
 class Coefficients(NamedTuple):
-    """Terms of each row's gradient of the logits: fp32 `[R]` each."""
+    """Terms of the gradient of each row's logits, in the formula above: fp32 `[R]` each."""
 
     inverse_temperature: Tensor
     normaliser: Tensor
     """log2 of the sum of `2^z`."""
     rest: Tensor
+    """Factor of `p_j`."""
     slope: Tensor | None
-    """None if no gradient flows into the entropy."""
+    """Factor of `p_j log2 p_j`; None if no gradient flows into the entropy."""
     sampled: Tensor
     """Gradient of the sampled token's logit."""
 
@@ -272,7 +277,7 @@ class Coefficients(NamedTuple):
         d_logprob: Tensor | None,
         d_entropy: Tensor | None,
     ) -> "Coefficients":
-        """Compute them from the forward's results and the incoming gradients."""
+        """Compute the terms from the forward's results and the incoming gradients, `[R]` each."""
         d_logprob = torch.zeros_like(logprob) if d_logprob is None else d_logprob
         # 1 - p through expm1, because the difference cancels if p is close to 1
         rest, sampled, slope = -d_logprob, -d_logprob * logprob.expm1(), None
@@ -293,9 +298,10 @@ class Coefficients(NamedTuple):
         return Coefficients._make(None if field is None else field[index] for field in self)
 
 
-# From logits computed again, for a chunk of the vocabulary: `inverse_temperature p (-d_logprob -
-# d_entropy (log p + H))`, in the inputs' 16 bits. The column of the sampled token lacks its `+
-# d_logprob`; `sampled_token_gradient` overwrites it.
+# `recomputed_gradient` computes the logits of a chunk of the vocabulary again, and from them
+# `inverse_temperature p (-d_logprob - d_entropy (log p + entropy))`, stored in the inputs' 16-bit
+# type. In the sampled token's column the term `+ d_logprob` is missing, so `sampled_token_gradient`
+# overwrites that column.
 
 RECOMPUTED_BLOCKS = {"BLOCK_T": 128, "BLOCK_V": 256, "BLOCK_D": 64, "GROUP": 8}
 RECOMPUTED_OPTIONS = {"num_warps": 8, "num_stages": 3}
@@ -321,6 +327,7 @@ def recomputed_gradient_kernel(
     HAS_SLOPE: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
+    """Compute the gradient of one tile of logits; see `recomputed_gradient`."""
     program = tl.program_id(0)
     num_row_tiles = tl.cdiv(T, BLOCK_T)
     num_column_tiles = tl.cdiv(num_columns, BLOCK_V)
@@ -330,19 +337,19 @@ def recomputed_gradient_kernel(
     column_tile = first_tile + in_group % columns_in_group
     row_tile = in_group // columns_in_group
 
-    z = tl.zeros((BLOCK_T, BLOCK_V), tl.float32)
+    logits = tl.zeros((BLOCK_T, BLOCK_V), tl.float32)
     for d in range(0, D, BLOCK_D):
         x = hidden_desc.load([row_tile * BLOCK_T, d])
         e = head_desc.load([first_column + column_tile * BLOCK_V, d])
         if UPCAST:
             x, e = x.to(tl.float32), e.to(tl.float32)
-        z = tl.dot(x, e.T, z)
+        logits = tl.dot(x, e.T, logits)
     rows = row_tile * BLOCK_T + tl.arange(0, BLOCK_T)
     is_row = rows < T
     scale = tl.load(scale_ptr + rows, mask=is_row, other=0.0)
     normaliser = tl.load(normaliser_ptr + rows, mask=is_row, other=0.0)
     rest = tl.load(rest_ptr + rows, mask=is_row, other=0.0)
-    log2_p = z * scale[:, None] - normaliser[:, None]
+    log2_p = logits * scale[:, None] - normaliser[:, None]
     factor = rest[:, None]
     if HAS_SLOPE:
         slope = tl.load(slope_ptr + rows, mask=is_row, other=0.0)
@@ -378,9 +385,9 @@ def recomputed_gradient(
     )
 
 
-# From kept logits, without a GEMM: as `recomputed_gradient`, with `p = kept 2^(m - normaliser)`.
-# Source and destination may share their memory if every row stays in its place. The kernel is bound
-# by its memory traffic of 4 bytes per logit.
+# `kept_gradient` computes the same gradient without a GEMM, from `p = kept 2^(m - normaliser)`. The
+# gradient may overwrite the kept logits if every row stays in its place. The kernel's speed is
+# limited by its memory traffic of 4 bytes per logit.
 
 KEPT_BLOCKS = {"BLOCK_T": 16, "BLOCK_V": TILE["BLOCK_V"]}
 KEPT_OPTIONS = {"num_warps": 4}
@@ -405,6 +412,7 @@ def kept_gradient_kernel(
     BLOCK_V: tl.constexpr,
     HAS_SLOPE: tl.constexpr,
 ):
+    """Compute the gradient of one tile from kept logits; see `kept_gradient`."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     columns = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     tile = first_column // BLOCK_V + tl.program_id(1)
@@ -458,7 +466,7 @@ def kept_gradient(
     )
 
 
-# The sampled token's column, overwritten in each row.
+# The gradient of each row's sampled token.
 
 SAMPLED_BLOCKS = {"BLOCK_T": 256}
 SAMPLED_OPTIONS = {"num_warps": 4}
@@ -475,6 +483,7 @@ def sampled_token_gradient_kernel(
     gradient_stride,
     BLOCK_T: tl.constexpr,
 ):
+    """Overwrite one column in each of BLOCK_T rows; see `sampled_token_gradient`."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     is_row = rows < T
     column = tl.load(tokens_ptr + rows, mask=is_row, other=-1) - first_column
@@ -522,7 +531,7 @@ def tiles(gradient: Tensor, blocks: dict[str, int]) -> tuple[int, int]:
 
 
 def row_vectors(count: int, num_rows: int, device: torch.device) -> list[Tensor]:
-    """Allocate fp32 vectors `[T]`."""
+    """Allocate `count` fp32 vectors `[T]`, without initial values."""
     return [torch.empty(num_rows, dtype=torch.float32, device=device) for _ in range(count)]
 
 
@@ -531,8 +540,8 @@ def padded_buffer(
 ) -> Tensor:
     """Allocate a matrix whose rows start at multiples of 16 bytes, as a descriptor needs.
 
-    The padding is set to 0: a GEMM may multiply it by zeros (oneDNN's for AMX does), and NaN times
-    0 is NaN.
+    The padding is set to 0: a GEMM may read it and multiply it by 0 (oneDNN's for AMX does), and
+    NaN times 0 is NaN.
     """
     columns = -(-num_columns // 16) * 16
     buffer = torch.empty((num_rows, columns), dtype=dtype, device=device)

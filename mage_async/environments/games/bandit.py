@@ -1,8 +1,8 @@
 """Contextual bandit: in each context, one arm pays nearly always.
 
 Rules: a round shows one of a few contexts, and the agent pulls an arm. One arm of each context pays
-with probability `1 - noise`, the others with probability `noise`. Hidden is the code, which is the
-paying arm of every context; it stays the same for the whole trial.
+with probability `1 - noise`, the others with probability `noise`. The code, which lists the paying
+arm of every context, is hidden; it stays the same for the whole trial.
 """
 
 import itertools
@@ -111,8 +111,8 @@ class Bandit(Game[Code]):
 
     Args:
         contexts: number of contexts.
-        arms: number of arms; one code in as many is held out.
-        rounds: of an episode, at most 20: the time for the exact values grows with every round.
+        arms: number of arms, A; one code in A is held out.
+        rounds: rounds of an episode, at most 20, because exact values take longer with every round.
         noise: probability that an arm does the opposite.
 
     Raises:
@@ -132,8 +132,8 @@ class Bandit(Game[Code]):
             "-".join(ARMS[arm] for arm in code): code
             for code in itertools.product(range(arms), repeat=contexts)
         }
-        # In both splits, all arms of any context but one are equally frequent, and so are their
-        # pairs.
+        # In both splits, each arm pays equally often in each context, and for any set of contexts
+        # but all of them every combination of paying arms is equally frequent.
         splits = split_by(codes, lambda code: sum(code) % arms == 0)
         words = (*ARMS[:arms], *CONTEXTS[:contexts], WIN, LOSE, OVER, INVALID)
         returns, even = (0.0, float(rounds)), rounds / 2
@@ -213,10 +213,12 @@ def best_returns(
     """
 
     def worth(returns: Returns) -> float:
+        """Return the quantity that the plan maximises."""
         weighted = sum(w * each for w, each in zip(weights, returns, strict=True))
         return weighted + _TIE * sum(returns)
 
     def pulled(belief: Belief, arm: int, episode: int) -> Returns:
+        """Return the expected returns from a pull of `arm` on, in the context that is shown."""
         right = posterior(belief, noise)[arm]
         pays = right * (1 - noise) + (1 - right) * noise
         after = [later[_update(belief, arm, change)] for change in (1, -1)]
@@ -225,10 +227,13 @@ def best_returns(
         return tuple(returns)
 
     def value(belief: Belief, episode: int) -> Returns:
+        """Return the expected returns from a turn on, before its context is drawn."""
         best = max((pulled(belief, arm, episode) for arm in _distinct(belief)), key=worth)
+        # The turn shows this context with probability 1 / num_contexts; otherwise nothing changes.
         pairs = zip(best, later[belief], strict=True)
         return tuple((one + (num_contexts - 1) * other) / num_contexts for one, other in pairs)
 
+    # From the last turn back to the first; `later` has the values of beliefs after the turn.
     reachable = _reachable(num_arms, rounds * len(weights))
     later: dict[Belief, Returns] = dict.fromkeys(reachable.pop(), (0.0,) * len(weights))
     while reachable:

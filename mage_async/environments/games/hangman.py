@@ -1,9 +1,9 @@
 """Hangman: find a hidden word letter by letter.
 
-Rules: the agent sees a blank for each letter of the word and tries one letter a turn. A letter of
-the word earns its share of 1; any other answer costs a life and its share of 1. Hidden is the word,
-which is the same in all episodes. Knowledge of the list of words helps within one episode; only
-memory tells which word it is.
+Rules: the agent sees a blank for each letter of the word and tries one letter a turn. Each of the n
+letters of the word earns 1/n; any other answer costs one of L lives and 1/L. The word is hidden,
+and the same in all episodes. Knowing the list of words helps within one episode; knowing the word
+itself takes memory of earlier episodes.
 """
 
 import random

@@ -1,12 +1,12 @@
 """Kuhn poker on OpenSpiel's engine, against a hidden opponent.
 
 Rules: an episode is a few hands in alternating seats. Each player has one of three cards and puts
-in one chip; a player may bet or check, and call or fold a bet. Rewards are chips. Hidden is the
-opponent's way to play, the same in all episodes. In a hand, a player decides at most once before
+in one chip; a player may bet or check, and call or fold a bet. Rewards are chips. The opponent's
+strategy is hidden, and the same in all episodes. In a hand, a player decides at most once before
 any bet and at most once after the other player's bet, so a strategy for a seat is three
 probabilities, one per card, for each of these decisions. The deals, and what the opponent would do
 with its card before and after a bet, are drawn before the first hand, so that all trials of a group
-have the same luck whatever they do. Cards are shown only at a showdown.
+meet the same chance events whatever they do. Cards are shown only at a showdown.
 """
 
 import itertools
@@ -48,8 +48,8 @@ MAX_LOSS = 2
 Opponents = Literal["family", "archetypes", "contrasts", "mage"]
 
 _STRIDE = 5
-"""Step through the opponents when stakes are assigned: neighbours in a split are similar, and shall
-not have similar stakes.
+"""Step through a split when stakes are assigned to its opponents: neighbours in a split are
+similar, and should not have similar stakes.
 """
 
 _RULES = """You play Kuhn poker against one opponent, {hands} hands an episode.
@@ -115,7 +115,7 @@ _SIDES: tuple[Side, Side] = (AGENT, OPPONENT)
 
 @dataclass(frozen=True, slots=True)
 class Hand:
-    """The luck of one hand of a duel."""
+    """The chance events of one hand of a duel."""
 
     seat: int
     """The agent's seat."""
@@ -134,7 +134,7 @@ class KuhnDuel(DuelSides):
     """A few hands between two policies."""
 
     hands: Sequence[Hand]
-    """The luck of each hand, in the order of play."""
+    """The seat and cards of each hand, in the order of play."""
     seeing: Seen
     """What the current hand has shown of the opponent."""
     is_facing_bet: bool
@@ -286,9 +286,9 @@ def _dealt(belief: np.ndarray, card: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class _HandValue:
-    """Values, in chips, of the agent's ways to go on in a hand, and of the hands after it.
+    """Expected chips of the agent's decisions in a hand, with those of the hands after it.
 
-    The agent plays in the best way or, if `own` is given, by that strategy.
+    The agent plays optimally or, if `own` is given, by that strategy.
     """
 
     card: int
@@ -298,7 +298,7 @@ class _HandValue:
     own: SeatStrategy | None = None
 
     def hand(self, seat: int, weights: np.ndarray, bets: Chances, calls: Chances) -> float:
-        """Return the value of a whole hand."""
+        """Return the value of a whole hand, before any decision."""
         chance = self.own.bets[self.card] if self.own else None
         if seat == 0:
             return _chosen(chance, self.bet(weights, calls), self.check(weights, bets))
@@ -349,7 +349,8 @@ strategy is then still read by the nearest known one.
 class Reader:
     """Infer the opponent's strategy from the hands by Bayes' rule, and advise on actions.
 
-    An advice maximises the expected value of the current hand alone, not of what it shows.
+    Advice maximises the expected value of the current hand alone, and ignores what an action would
+    reveal about the opponent.
 
     Args:
         prior: the `P` possible opponents, all equally likely at first.
@@ -376,6 +377,7 @@ class Reader:
     def acts(self, deal: Deal, seeing: Seen) -> bool:
         """Return whether to bet or, if the opponent has bet, to call."""
         known = self._seen.get(deal, seeing)
+        # What this deal has shown is joined with the current hand; do not count it twice.
         others = [each for number, each in self._likelihoods.items() if number != deal]
         weights = self._weights(np.prod([self._even, *others], axis=0), known.joined(seeing))
         value = _HandValue(seeing.card)
@@ -406,7 +408,7 @@ def posterior(
 ) -> dict[str, float]:
     """Return the probability of each opponent after the hands of a trial, under a uniform prior.
 
-    If the deals are repeated, so is the opponent's luck: seeing a deal again adds nothing.
+    If episodes repeat their deals, the opponent's answers are repeated too, so a deal counts once.
     """
     reader = Reader(opponents, slip=0.0)
     for episode, play in enumerate(plays):
@@ -456,15 +458,15 @@ class Kuhn(Game[Strategy]):
     The task's seat is that of the first hand.
 
     Args:
-        opponents: `family`, all 32 deterministic strategies that call with every card above one
-            that they call with; `contrasts`, 16 of them whose best responses differ most;
+        opponents: `family`, all 32 deterministic strategies that call with every card higher than
+            one with which they call; `contrasts`, 16 patterns whose best responses differ most;
             `archetypes`, 14 named ones; or `mage`, the three of MAGE's code, with its greedy
             equilibrium and a mixed one held out.
         hands: number of hands in an episode.
         redeals: whether each episode has its own deals. Without, a trial repeats the first
-            episode's deals and the opponent's luck in them, as LaMer and MAGE restart a game.
-        stakes: value of a chip against the most expensive opponent of a split; against the cheapest
-            it is 1, and in geometric steps between them. Observations do not change.
+            episode's deals and the opponent's answers in them, as LaMer and MAGE restart a game.
+        stakes: value of a chip against the most expensive opponent of a split. It is 1 against the
+            cheapest one, and rises in geometric steps. Observations do not show it.
 
     Raises:
         ConfigError: no such opponents, hands or stakes, or OpenSpiel is not installed.
@@ -560,8 +562,8 @@ class Kuhn(Game[Strategy]):
         return partial(posterior, self._by_split[split], redeals=self._redeals)
 
     def best_return(self, member: str) -> float:
-        """Return the return of the best response; if deals repeat, of one that knows the
-        cards too.
+        """Return the return of the best response; if episodes repeat their deals, of a player that
+        also knows all cards and answers.
         """
         best = best_response if self._redeals else hindsight
         return best((self.variant(member),)) * self._num_hands * self.stake(member)
@@ -592,7 +594,7 @@ def _pattern(bets: ByCard, calls: ByCard) -> Strategy:
 
 
 _CALLS: tuple[ByCard, ...] = ((0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 1))
-"""A style that calls with a card calls with every higher one."""
+"""Each of these calls with every card from some card on."""
 _PATTERNS = tuple(
     _pattern((jack, queen, king), calls)
     for jack, queen, king in itertools.product((0, 1), repeat=3)
@@ -697,9 +699,9 @@ def references(
     """Return values against a uniform draw of `opponents`, by name.
 
     `random` and `nash` always play the same; `best_fixed` is the best response to the whole
-    mixture, the same in every hand; `without_memory` is the best single-episode player of
-    `num_hands` that knows the set of opponents; `best_response` knows the opponent. If deals are
-    repeated, `hindsight` also knows the cards and the answers.
+    mixture, the same in every hand; `without_memory` is the best player of a single episode of
+    `num_hands` hands that knows the set of opponents; `best_response` knows the opponent. If
+    episodes repeat their deals, `hindsight` also knows the cards and the answers.
     """
     known = {} if redeals else {"hindsight": hindsight(opponents)}
     return {
@@ -737,7 +739,7 @@ def one_episode(opponents: tuple[Strategy, ...], num_hands: int) -> float:
     tables = [_tables(opponents, 1 - seat) for seat in _SEATS]
 
     def best(belief: np.ndarray, seat: int, num_left: int) -> float:
-        """Return the value of the remaining hands, times the probability of the history."""
+        """Return the value of the remaining hands, times the probability of the hands so far."""
         if not num_left or not belief.any():
             return 0.0
         later = partial(best, seat=1 - seat, num_left=num_left - 1)
@@ -748,12 +750,10 @@ def one_episode(opponents: tuple[Strategy, ...], num_hands: int) -> float:
     return sum(best(prior, seat, num_hands) for seat in _SEATS) / 2 / num_hands
 
 
-# A matchmaker asks for the best return against each opponent whenever it draws one.
+# Cached, because a matchmaker asks for the best return against every opponent at each draw.
 @cache
 def hindsight(opponents: tuple[Strategy, ...]) -> float:
-    """Return the value of a repeated hand for a player that knows both cards and what the opponent
-    will do.
-    """
+    """Return the value per hand of a player that knows both cards and the opponent's answers."""
     total = 0.0
     for opponent, seat in itertools.product(opponents, _SEATS):
         style = opponent.in_seat(1 - seat)

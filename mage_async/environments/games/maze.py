@@ -1,9 +1,8 @@
-"""Maze: find the goal; later, go straight to it.
+"""Maze: find the goal; in later episodes, go straight to it.
 
 Rules: the agent sees its cell and the exits of the cell. Reaching the goal earns 1 on the shortest
 way and less with every further step. Walls and goal are hidden, and the same in all episodes: the
-first episode has to search for the goal, and an agent that remembers the way goes straight in later
-ones.
+agent has to search for the goal in the first episode, and can remember the way in later ones.
 """
 
 import random
@@ -228,6 +227,7 @@ class MazeGame(Game[str]):
 def random_return(maze: Maze, turns: int) -> float:
     """Return the exact expected return of a uniform random walk."""
     shortest = maze.shortest()
+    # Backwards from the last turn: `values` has each cell's expected reward after `steps` steps.
     values = dict.fromkeys(maze.exits, 0.0)
     for steps in range(turns, 0, -1):
         values[maze.goal] = reward(shortest, steps, turns)

@@ -5,9 +5,10 @@ learner     all steps are trained       resumes from checkpoint and journal; its
 actor N     it receives a goodbye       the learner grants its groups to others
 evaluator   the final sets are played   starts again at the newest version
 
-A process that was killed is restarted at once, one that failed after a back-off, and one whose
-error is deterministic never. Failures count against `supervision.max_restarts` until a later life
-of the process makes progress: a step committed, a group played, a point of the curve measured.
+A process that was killed is restarted at once, one that failed is restarted after a back-off, and
+one whose error is deterministic is never restarted. Failures in a row count against
+`supervision.max_restarts`; the count begins anew once the process has run for `HEALTHY_S` and made
+progress: a step was committed, a group played, or a point of the curve measured.
 """
 
 import asyncio
@@ -41,15 +42,16 @@ GRACE_S = 3.0
 """Time from SIGTERM to SIGKILL where a run is ended early."""
 BACK_OFF_S = (0.0, 0.5, 2.0, 5.0)
 HEALTHY_S = 120.0
-"""Where a process failed after so long a life with progress, earlier failures are forgotten: the
-reason is a new one."""
-# a long life alone is no progress: else a warm start that fails after minutes is restarted for ever
+"""If a process fails after it ran for so long and made progress, its earlier failures are
+forgotten: this one has a new reason."""
+# Without the condition of progress, a warm start that fails after minutes would be restarted for
+# ever.
 PROGRESS = {"step", "played", "curve"}
 """Status events of a process that has made progress."""
 MAX_LOG_BYTES = 50_000_000
-"""A log that is longer is reported once."""
+"""Size from which on a log is reported as too long, once."""
 
-# what to do, after an epitaph
+# Advice that is appended to the line which says how a process ended.
 PRINT_LESS = "the environment prints too much, and the disk fills up; let it print less"
 OUT_OF_MEMORY = (
     ". It is started again. Unless somebody killed it, the kernel had no memory left (see "
@@ -84,18 +86,19 @@ class Supervisor:
     _is_over: bool = False
     """Whether the learner has ended well, and actors had `LEAVE_S` to do so too."""
     _num_restarts: dict[str, int] = field(default_factory=dict)
-    _num_kills: dict[str, int] = field(default_factory=dict)
-    """Times in a row that a process was killed from outside before it had lived `HEALTHY_S`."""
+    _num_early_ends: dict[str, int] = field(default_factory=dict)
+    """Times in a row that a process ended before `HEALTHY_S`, its very first end not counted."""
     _progress: int = 0
-    """Number of events of the run that show progress."""
+    """Number of events in `PROGRESS` so far, of all processes."""
     _long_logs: set[str] = field(default_factory=set)
     """Names of processes whose logs were reported to be long."""
     _starting: set[str] = field(default_factory=set)
     """Names of processes that have not sent an event yet."""
     _num_backing_off: int = 0
     time: TimeAccounting = field(default_factory=lambda: TimeAccounting("process starting"))
-    """Wall time by state: `view` draws events, `process starting` waits for a first event,
-    `back-off` for a restart, `processes` for any event, and `ending` for processes to end."""
+    """Wall time by state: in `view` the supervisor draws events; in the other states it waits: for
+    a process's first event (`process starting`), for a restart (`back-off`), for any event
+    (`processes`), or for processes to end (`ending`)."""
 
     async def supervise(self) -> None:
         """Supervise the run to its end.
@@ -122,7 +125,7 @@ class Supervisor:
             await self._end_all()
 
     async def _tick(self) -> None:
-        """Let the view look at the time, and look at the lengths of the logs, until cancelled."""
+        """Tell the view the time, and check the run's folder and logs, until cancelled."""
         async for _ in process.ticks(TICK_S):
             self._show("supervisor", {"event": "beat"})
             self._check_folder()
@@ -138,20 +141,24 @@ class Supervisor:
         while True:
             began, progress = time.monotonic(), self._progress
             child, code, has_ended, made_progress = await self._live(spec)
-            # On a busy machine the interpreter may take so long to end that it is killed.
+            # `has_ended` counts, not the exit code: on a busy machine a process that has finished
+            # its work may take so long to exit that it is killed.
             if has_ended or self._is_not_needed(spec):
                 return
             self._check_folder()
             epitaph = child.epitaph(code) + _advice(spec, code, was_silent=child.was_silent)
             if code == EXIT_DETERMINISTIC:  # it would fail again in the same way
                 raise DeterministicFailure(epitaph)
-            # A kill from outside, as of a machine that is taken away, is not the process's own
-            # failure, unless nothing has happened in the run since: it may need too much memory.
+            # A kill from outside, such as when a machine is taken away, is not a failure of the
+            # process. But if no process of the run made progress since the start, the kernel may
+            # have killed it for its memory, and would again: then it counts.
             is_from_outside = code == -signal.SIGKILL and not child.was_silent
-            has_lived = time.monotonic() - began > HEALTHY_S
-            if (made_progress and has_lived) or (is_from_outside and self._progress > progress):
+            was_healthy = time.monotonic() - began > HEALTHY_S
+            if (made_progress and was_healthy) or (is_from_outside and self._progress > progress):
                 self._num_restarts[spec.name] = 0
-            self._num_kills[spec.name] = 0 if has_lived else self._num_kills.get(spec.name, -1) + 1
+            # 0 at the first end, so that a single kill is followed by no back-off.
+            num_early = 0 if was_healthy else self._num_early_ends.get(spec.name, -1) + 1
+            self._num_early_ends[spec.name] = num_early
             self._num_restarts[spec.name] = count = self._num_restarts.get(spec.name, 0) + 1
             most = self.config.supervision.max_restarts
             if count > most:
@@ -161,8 +168,9 @@ class Supervisor:
                     f"train --resume --run-dir {self.run.root}`"
                 )
             self._show("supervisor", {"event": "restarting", "text": epitaph})
-            # One kill from outside is over at once; the cause of many, or of a failure, may last.
-            if waits := self._num_kills[spec.name] if is_from_outside else count:
+            # Whatever killed the process once is over; the cause of several kills, or of a failure,
+            # may last.
+            if waits := num_early if is_from_outside else count:
                 await self._back_off(waits)
             if self._is_not_needed(spec):
                 return
@@ -195,8 +203,11 @@ class Supervisor:
                 task.cancel()
 
     async def _live(self, spec: ProcessSpec) -> tuple[RunningProcess, int, bool, bool]:
-        """Run one life of a process; return it, its exit code, whether it came to its own end, and
-        whether it made progress.
+        """Start a process and follow it to its end.
+
+        Returns:
+            The process, its exit code, whether it said that it had finished its work, and whether
+            it made progress.
         """
         self._starting.add(spec.name)
         has_ended = made_progress = False
@@ -221,7 +232,7 @@ class Supervisor:
         return child, code, has_ended, made_progress
 
     async def _back_off(self, count: int) -> None:
-        """Wait before a restart. Cancellation cuts it short."""
+        """Wait before the `count`-th restart in a row."""
         self._num_backing_off += 1
         self._book()
         try:
@@ -248,7 +259,7 @@ class Supervisor:
                 raise Halted(f"the doctor halted the run: {finding.sentence()}")
 
     def _book(self) -> None:
-        """Enter the state of the time accounting that names what is waited for."""
+        """Tell the time accounting what the supervisor waits for from now on."""
         living = "process starting" if self._starting else "processes"
         self.time.enter("back-off" if self._num_backing_off else living)
 
@@ -319,14 +330,14 @@ RECORDED_FIELDS = ("event", "text", "reason", "version", "node")
 
 
 class RecordedView:
-    """A view of a run whose events are also written to files. A full disk is reported once."""
+    """A view that also writes the events of a run to files. A full disk is reported once."""
 
     def __init__(
         self, view: View, run: RunDirectory, clock: Callable[[], float] = time.time
     ) -> None:
         self._view, self._run, self._clock = view, run, clock
         self._known_faults: set[str] = set()
-        """Faults that were written; the learner repeats the latest ones."""
+        """Faults that were written already: the learner repeats its latest ones in every event."""
         self._times_at = 0.0
         self._can_write = True
 
@@ -367,5 +378,5 @@ class RecordedView:
         self._times_at = now
         times = {"at": now}
         times |= {key: event[key] for key in ("trials", "blocked_s", "progress") if key in event}
-        # After a crash the times are of no use.
+        # Not synced to the disk: nothing reads the times after a crash of the machine.
         write_whole(self._run.times, json.dumps(times), is_durable=False)

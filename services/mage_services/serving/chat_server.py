@@ -1,8 +1,9 @@
-"""A server of one policy over OpenAI's chat completions; `mage serve` runs it.
+"""Serve one policy over OpenAI's chat completions API; `mage serve` runs this server.
 
-A conversation is a context of the policy's engine that only grows, as in the trials of training. It
-is kept by a session's name, or by the caller, who sends the whole of it with every request: then
-the context of the same words is found again and continued, token by token.
+The tokens of a conversation are one context of the policy's engine, to which each request appends,
+as in the trials of training. A client refers to its conversation by the name of a session, or sends
+all messages with every request. In the second case the server looks for the context with the same
+messages, so that sampled tokens are kept and not encoded again from their text.
 """
 
 import random
@@ -37,28 +38,31 @@ from mage_services.gateway.chat_completions import (
 from mage_services.serving.session import refuse_other_sites
 
 Said = tuple[str, ...]
-"""The messages of a conversation, by turns of the user and of the policy; the user begins."""
+"""The texts of a conversation's messages, alternately the user's and the policy's, the user's
+first."""
 
 
 @dataclass(slots=True)
 class _Context:
-    """A context of the engine."""
+    """A context of the engine, and the messages that it contains."""
 
     name: str
     tokens: list[int] = field(default_factory=list)
     said: Said = ()
+    """Messages so far; the last one is the policy's."""
     forced: str = ""
-    """Closing tag after the policy's last words, which the policy did not sample itself; or ""."""
+    """Closing tag that the server adds to the policy's last message; "" if the policy sampled it.
+    It is not among `tokens` yet."""
 
 
 class Conversations:
-    """The conversations with one policy.
+    """All conversations with one policy.
 
     Args:
-        most: conversations that are remembered; those that were silent for longest are forgotten.
+        most: number of conversations to remember; beyond it, the least recently used is forgotten.
 
     Raises:
-        RunError: the policy has two roles, and a conversation has only one.
+        RunError: the policy has two roles, and a conversation could use only one of them.
     """
 
     def __init__(self, config: Config, chat: ChatFormat, engine: Engine, most: int = 64) -> None:
@@ -68,29 +72,32 @@ class Conversations:
         self._sampling = sampling_of(config, chat)
         self._parser = ActionParser(config.transcript.forced_tags)
         self._kept: OrderedDict[str | Said, _Context] = OrderedDict()
-        """By the session's name, or by what was said."""
+        """Contexts by the name of their session or, without a session, by their messages; the least
+        recently used is first."""
         self._busy: set[str] = set()
-        """Sessions that wait for an answer."""
-        self._numbers, self._luck = count(), random.SystemRandom()
+        """Names of sessions, or of contexts without a session, whose answer is being sampled."""
+        self._ids, self._seeds = count(), random.SystemRandom()
 
     async def answer(self, request: ChatRequest, session: str = "") -> Answer:
-        """Sample the policy's next words.
+        """Sample the policy's next message.
 
         Args:
-            session: name of the conversation, whose messages so far need not be sent again; "": the
-                request has all of them.
+            session: name of the conversation. With a name, the request may leave out the messages
+                that the server has already; with "" it must hold all of them.
 
         Raises:
-            BadRequest: the messages are no conversation, or the session waits for an answer.
+            BadRequest: the messages are no conversation, or an earlier request of the session has
+                not been answered yet.
             ContextFull: the conversation has outgrown the engine's context.
         """
         said = said_in(request.messages)
         if session in self._busy:
             raise BadRequest(f"session {session!r:.60} still waits for an answer")
-        # Taken out while it is continued: a request of the same words gets a context of its own.
-        context = self._kept.pop(session or said[:-1], None) or _Context(f"c{next(self._numbers)}")
+        # The context is removed until its answer is complete. Another request with the same
+        # messages then finds none, and gets a context of its own.
+        context = self._kept.pop(session or said[:-1], None) or _Context(f"c{next(self._ids)}")
         new = said[len(context.said) :] if said[: len(context.said)] == context.said else said
-        if len(new) % 2 == 0:
+        if len(new) % 2 == 0:  # messages alternate, and the first one is the user's
             raise BadRequest("`messages` must end with one of the user's")
         self._busy.add(session or context.name)
         try:
@@ -100,15 +107,23 @@ class Conversations:
             self._keep(session or context.said, context)
 
     def forget(self, session: str) -> None:
-        """Forget a session; of no effect if there is none."""
+        """Forget a session; does nothing if there is no such session."""
         if (context := self._kept.pop(session, None)) is not None:
             self._engine.release(context.name)
 
     async def _continue(self, context: _Context, new: Said, request: ChatRequest) -> Answer:
+        """Append messages to a context, sample the policy's answer, and append the answer too.
+
+        Args:
+            new: messages that the context does not have yet; the first and the last are the user's.
+        """
         prefill = self._parser.prefill(Kind.ACT)
         tokens, forced = [*context.tokens], context.forced
         for number, words in enumerate(new):
-            if number % 2:  # words of the policy, which another context sampled
+            if number % 2:
+                # A message of the policy that this context did not sample, so it must be encoded.
+                # Its prefill is in `tokens` already. A closing tag that the server would have added
+                # is left out here, because `answer` encodes it with the next user message.
                 body = words.removeprefix(prefill)
                 forced = self._parser.closing(Kind.ACT, "")
                 closed = bool(forced) and body.endswith(forced)
@@ -118,7 +133,7 @@ class Conversations:
                 tokens += self._chat.answer(tokens[-1], forced, words, prefill)
             else:
                 tokens += self._chat.opening(words) + self._chat.encode(prefill)
-        sampling, seed = self._sampled_by(request), self._seed(request)
+        sampling, seed = self._sampling_for(request), self._seed(request)
         prompt = Prompt(context.name, np.array(tokens, np.int32), sampling, seed)
         completion = await self._engine.complete(prompt)
         sampled = completion.tokens.tolist()
@@ -137,7 +152,8 @@ class Conversations:
             _, oldest = self._kept.popitem(last=False)
             self._engine.release(oldest.name)
 
-    def _sampled_by(self, request: ChatRequest) -> Sampling:
+    def _sampling_for(self, request: ChatRequest) -> Sampling:
+        """Return the run's sampling, changed by what the request states."""
         asked = {
             "temperature": request.temperature,
             "top_p": request.top_p,
@@ -152,7 +168,7 @@ class Conversations:
         return sampling
 
     def _seed(self, request: ChatRequest) -> int:
-        return self._luck.getrandbits(63) if request.seed is None else abs(request.seed) % 2**63
+        return self._seeds.getrandbits(63) if request.seed is None else abs(request.seed) % 2**63
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
@@ -160,12 +176,13 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def said_in(messages: Sequence[Message]) -> Said:
-    """Return the words of a conversation; the system's are the beginning of the user's first.
+    """Return the texts of a conversation's messages, alternately the user's and the policy's.
 
-    Messages of one side that follow each other are joined.
+    Any role but "assistant" counts as the user. Consecutive messages of one side are joined, so the
+    system's message becomes the beginning of the user's first one.
 
     Raises:
-        BadRequest: there are none, or they begin with the policy's.
+        BadRequest: there are no messages, or the first or the last one is not the user's.
     """
     said, last = list[str](), ""
     for message in messages:
@@ -187,7 +204,7 @@ SESSION = "X-Session-Id"
 
 
 class ChatServer:
-    """Answers requests; `serve` runs its `application`.
+    """HTTP server of the conversations; `serve` runs its `application`.
 
     Args:
         model: the name that clients see.

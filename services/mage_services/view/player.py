@@ -1,7 +1,8 @@
-"""A process that plays a trial for a person at a page, with an engine of its own.
+"""A process that plays a trial with a person at a page, and then lets the agent play the same task.
 
-The server sends a `PlayRequest` and then answers. The process sends observations, the legal
-actions, and in the end the agent's trial on the same task.
+It has an engine of its own. The server sends a `PlayRequest`, and then an `Answer` whenever the
+process asks with `Choices`. The process sends texts to show, and at the end a `TrialEnd` or a
+`Fault`.
 """
 
 from dataclasses import asdict
@@ -74,6 +75,7 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
 FromServer = PlayRequest | Answer
 FromPlayer = Text | Choices | TrialEnd | Fault
 Server = BlockingChannel[FromServer]
+"""The channel to the server."""
 
 
 def main() -> None:
@@ -89,6 +91,8 @@ def main() -> None:
 
 
 def _play(server: Server, request: PlayRequest) -> None:
+    """Play the trial that was requested, and send its end to the server."""
+    # Imported here because they import torch: the server takes only the messages of this module.
     from mage_services.actor.play_session import play_person_and_agent, prepare
     from mage_services.weights.weight_store import WeightFiles
 

@@ -59,6 +59,8 @@ def overview(request: PageRequest) -> Markup:
         groups = reader.groups_in_flight(MAX_GROUPS)
         listed = reader.trials_of([group.number for group in groups])
     steps = [line["step"] for line in records.metrics] or [1]
+    # Counts of trials by what became of them: granted, trained, dropped, in flight. `times.json`
+    # has newer ones than the learner's file while the run goes on, or after a crash.
     fates = records.learner.get("trials")
     if _is_running(run) or not fates:
         fates = read_document(run.times).get("trials") or fates
@@ -236,9 +238,9 @@ def _config(file: Path, _state: tuple[int, int]) -> Config:
 
 
 def units_of(run: RunDirectory, config: Config) -> int:
-    """Return the units of an episode, by which returns are divided; 1 if they are not known.
+    """Return the number of units of an episode, by which returns are divided; 1 if it is unknown.
 
-    A user's environment is not loaded: reading a run must not execute its code.
+    A user's environment is not imported: reading a run must not execute its code.
     """
     if summary := read_document(run.summary):
         return int(summary["environment"]["units"])
@@ -250,23 +252,23 @@ def _records(reader: RunReader, config: Config) -> RunRecords:
     run = reader.run
     return RunRecords(
         config,
-        reader.metrics(MAX_POINTS),
-        reader.curve(MAX_POINTS),
-        read_document(run.evaluation),
-        read_document(run.learner),
-        [],
-        read_document(run.supervisor),
+        metrics=reader.metrics(MAX_POINTS),
+        curve=reader.curve(MAX_POINTS),
+        evaluation=read_document(run.evaluation),
+        learner=read_document(run.learner),
+        samples=[],
+        supervisor=read_document(run.supervisor),
     )
 
 
 def _seconds_by_state(run: RunDirectory, records: RunRecords) -> dict[str, dict[str, float]]:
-    """Return the seconds of each process by state: final ones, or newer ones of the last step."""
+    """Return the seconds of each process by state: so far if the run goes on, else final ones."""
     final = report.seconds_by_state(records)
     return final | read_document(run.times)["blocked_s"] if _is_running(run) else final
 
 
 def _is_running(run: RunDirectory) -> bool:
-    """Return whether the times of a run are newer than the end that its supervisor has written."""
+    """Return whether `times.json` is newer than the file that the supervisor writes at the end."""
     return file_state(run.times)[1] > file_state(run.supervisor)[1]
 
 
@@ -280,25 +282,27 @@ def _log_tails(run: RunDirectory) -> dict[str, str]:
     return logs
 
 
-# The doctor keeps what it has found in each run, so that a page examines only new steps.
+# One doctor per run stays in memory between requests, so that a page examines only new steps.
 
 MAX_EXAMINED = 2000
-"""Steps, the newest ones, that the doctor examines of a run whose page is opened first."""
+"""Most steps that the doctor examines in one request, the newest ones; it skips older steps."""
 
 
 @dataclass(slots=True)
 class _Examination:
+    """The doctor of one run, and what it has examined."""
+
     doctor: Doctor
     began: tuple[tuple[int, int], bool]
-    """State of the configuration's file, and whether the run has ended: they tell the run from
-    another one in its place, and an ended run from one that goes on."""
+    """State of the configuration's file, and whether the run has ended. The first changes if
+    another run takes the place of this one. If either changes, the examination begins anew."""
     num_evaluations: int = -1
-    """Evaluations that the doctor has examined; -1: it has not looked for any."""
+    """Number of evaluations that the doctor has examined; -1 before it has looked for any."""
 
 
 _examinations: dict[Path, _Examination] = {}
 _lock = threading.Lock()
-"""Held while the doctor works: pages are made in threads, and two of one run share a doctor."""
+"""Held while a doctor works: pages are made in threads, and two pages of a run share its doctor."""
 
 
 def examined(reader: RunReader, records: RunRecords) -> list[Finding]:
@@ -315,13 +319,16 @@ def examined(reader: RunReader, records: RunRecords) -> list[Finding]:
 
 
 def selection_of(run: RunDirectory) -> Selection:
-    """Return the groups of a run that have ended by the steps that `examined` looked at last."""
+    """Return the groups, trained or dropped, of the steps that `examined` has looked at.
+
+    Call it after `examined`.
+    """
     with _lock:
         return _examinations[run.root].doctor.selection
 
 
 def _examination(reader: RunReader, records: RunRecords) -> _Examination:
-    """Return the examination of a run; a new one if the run began anew, was cut or has ended."""
+    """Return the examination of a run; a new one if the run began anew, lost steps or has ended."""
     run = reader.run
     began = (file_state(run.config), bool(records.evaluation))
     known = _examinations.get(run.root)

@@ -27,11 +27,12 @@ from mage_services.view.page_request import PageRequest
 
 @dataclass(frozen=True, slots=True)
 class TrialFilter:
-    """Which trials to list. The fields are the query of the address, so a list can be shared."""
+    """Which trials to list. The fields are the query of the address, so a list can be linked to."""
 
     first: int = 0
-    """The first and the last step of the trials."""
+    """First step whose trials are listed."""
     last: int = 0
+    """Last step whose trials are listed."""
     episode: int = 0
     """Episode whose reward counts, from 1; 0: the last one."""
     bin: int | None = None
@@ -42,7 +43,7 @@ class TrialFilter:
     text: str = ""
     """Only trials that have this text in one of their segments."""
     skip: int = 0
-    """Number of trials that earlier parts of the search have read."""
+    """Number of trials that earlier parts of a text search have read."""
 
     @staticmethod
     def of(request: PageRequest, first: int, last: int) -> "TrialFilter":
@@ -59,7 +60,7 @@ class TrialFilter:
         )
 
     def reward(self, trial: ListedTrial) -> float:
-        """Return the reward by which a trial is listed."""
+        """Return the trial's reward in the chosen episode; 0 for a trial without rewards."""
         place = self.episode - 1 if 0 < self.episode <= len(trial.rewards) else -1
         return trial.rewards[place] if trial.rewards else 0.0
 
@@ -75,14 +76,14 @@ class TrialFilter:
 def select(
     trials: Sequence[ListedTrial], wanted: TrialFilter, page: str
 ) -> tuple[list[ListedTrial], Histogram | None]:
-    """Return the trials that a filter keeps. Its text is ignored, because the index has no texts.
+    """Apply a filter to trials. Its text is ignored, because the index has no texts.
 
     Args:
         page: address of the page, for the links of the histogram.
 
     Returns:
-        The trials that the filter keeps, and the histogram of rewards, of which each bin leads to
-        the trials in it.
+        The trials that the filter keeps, and the histogram of their rewards over all bins. Each bar
+        links to the list of the trials in its bin.
     """
     kept = [
         trial
@@ -103,7 +104,7 @@ def select(
 def _episode_links(
     trials: Sequence[ListedTrial], wanted: TrialFilter, page: str
 ) -> list[tuple[str, str, bool]]:
-    """Return label and address of the list by each episode's reward; and whether it is shown."""
+    """Return, per episode, the label and address of the list by its reward, and if it is shown."""
     count = max((len(trial.rewards) for trial in trials), default=0)
     now = wanted.episode or count
     return [
