@@ -10,6 +10,10 @@ never reaches the high-water marks of the sockets; they bound the memory that a 
     peer to learner      PeerChannel.send   zmq's thread      send waits: the learner is away
     learner to one peer  LearnerChannel     zmq's thread      PeerGone: the peer has stopped reading
     learner's incoming   zmq's thread       receive           the peers' outgoing queues fill
+
+A channel gives up no peer because it is silent. The coordinator gives up actors
+(`learner/known_peers.py`), the supervisor kills processes (`processes/supervised_process.py`), and
+zmq ends a TCP connection without answers and makes a new one (`CONNECTION_SILENCE_MS`).
 """
 
 import asyncio

@@ -29,7 +29,8 @@ MAX_SOCKET_PATH_BYTES = 107
 HIGH_WATER_MESSAGES = 1024
 HANDSHAKE_MS = 5_000
 BACKLOG = 64
-HEARTBEAT_MS, SILENCE_MS = 5_000, 15_000
+HEARTBEAT_MS, CONNECTION_SILENCE_MS = 5_000, 15_000
+"""Of a TCP connection: zmq pings, and after that long without an answer connects again."""
 COPIED_BYTES = 4096
 """Frames up to this size are copied, which is cheaper than keeping zmq's message."""
 _DONTWAIT, _DONTWAIT_MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
@@ -113,8 +114,8 @@ def open_socket(
     zmq_socket.setsockopt(zmq.BACKLOG, BACKLOG)
     if address.startswith("tcp://"):
         zmq_socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        zmq_socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MS)
-        zmq_socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+        zmq_socket.setsockopt(zmq.HEARTBEAT_TTL, CONNECTION_SILENCE_MS)
+        zmq_socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_SILENCE_MS)
     return zmq_socket
 
 
