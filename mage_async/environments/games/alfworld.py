@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from mage_async.environments.environment import Split
-from mage_async.environments.games.game import HELDOUT_SHARE, numbered
 from mage_async.environments.games.text_game import TextGames, import_engine
 from mage_async.environments.loaders.loader import IsolatedRandomState
 from mage_async.environments.options import check_whole
+from mage_async.environments.splits import HELDOUT_SHARE, numbered
 from mage_async.errors import ConfigError, EnvironmentFault
 
 NEEDS = {

@@ -18,9 +18,9 @@ from mage_async.environments.games.game import (
     facts_of,
     is_number,
     num_equal,
-    split_by,
 )
 from mage_async.environments.options import check_whole
+from mage_async.environments.splits import split_by
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

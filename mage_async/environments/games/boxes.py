@@ -21,9 +21,9 @@ from mage_async.environments.games.game import (
     facts_of,
     ladders_of,
     num_equal,
-    split_by,
 )
 from mage_async.environments.options import check_one_of, check_whole
+from mage_async.environments.splits import split_by
 from mage_async.trajectory import Task
 
 BUTTONS = ("left", "right")

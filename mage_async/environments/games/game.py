@@ -1,6 +1,6 @@
-"""Base classes and helpers of the shipped games: task variants with names, divided into two splits;
-episodes of a single player; scripted players of a whole trial; and boards (directions, names of
-rows and columns, sets of cells as integers, boards as text).
+"""Base classes and helpers of the shipped games: games whose task variants have names; episodes of
+a single player; scripted players of a whole trial; and boards (directions, names of rows and
+columns, sets of cells as integers, boards as text).
 """
 
 import math
@@ -21,39 +21,10 @@ from mage_async.environments.environment import (
     Split,
 )
 from mage_async.environments.scripted_returns import NUM_TRIALS, scripted_returns
+from mage_async.environments.splits import Splits, V
 from mage_async.errors import EnvironmentFault
 
-HELDOUT_SHARE = 4
-"""One of this many task variants is held out."""
-V = TypeVar("V")
-"""What a game hides, such as a code or an opponent."""
 P = TypeVar("P", bound=Play)
-Splits = Mapping[Split, Mapping[str, V]]
-"""For each split, its task variants by name."""
-
-
-def hold_out(variants: Mapping[str, V]) -> Splits[V]:
-    """Divide task variants into the two splits; the first quarter is held out."""
-    items = list(variants.items())
-    num_heldout = len(items) // HELDOUT_SHARE
-    return {"train": dict(items[num_heldout:]), "heldout": dict(items[:num_heldout])}
-
-
-def split_by(variants: Mapping[str, V], is_heldout: Callable[[V], object]) -> Splits[V]:
-    """Divide task variants into the two splits by a predicate."""
-    heldout = {name: hidden for name, hidden in variants.items() if is_heldout(hidden)}
-    train = {name: hidden for name, hidden in variants.items() if name not in heldout}
-    return {"train": train, "heldout": heldout}
-
-
-def named(names: Iterable[str]) -> dict[str, str]:
-    """Return task variants that are nothing but their name, from which a game derives the rest."""
-    return {name: name for name in names}
-
-
-def numbered(noun: str, count: int) -> Splits[str]:
-    """Return the splits of variants that are generated from their name, such as `maze-0`."""
-    return hold_out(named(f"{noun}-{number}" for number in range(count)))
 
 
 def facts_of(

@@ -19,7 +19,6 @@ from mage_async.environments.environment import Chance, Outcome, Play, Split
 from mage_async.environments.games.game import (
     COLUMNS,
     DIRECTIONS,
-    HELDOUT_SHARE,
     ROWS,
     Cell,
     Game,
@@ -27,10 +26,10 @@ from mage_async.environments.games.game import (
     TrialScript,
     cell_text,
     facts_of,
-    split_by,
     step,
 )
 from mage_async.environments.options import check_one_of, check_whole
+from mage_async.environments.splits import HELDOUT_SHARE, split_by
 from mage_async.trajectory import Task
 
 GOAL, REACHED, OVER, INVALID = "goal", "reached", "over", "invalid"

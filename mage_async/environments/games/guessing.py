@@ -14,16 +14,15 @@ from functools import lru_cache, partial
 
 from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
-    HELDOUT_SHARE,
     Game,
     SoloPlay,
     TrialScript,
     facts_of,
     ladders_of,
     num_equal,
-    split_by,
 )
 from mage_async.environments.options import check_whole
+from mage_async.environments.splits import HELDOUT_SHARE, split_by
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

@@ -23,10 +23,10 @@ from mage_async.environments.games.game import (
     TrialScript,
     cell_text,
     facts_of,
-    numbered,
     step,
 )
 from mage_async.environments.options import check_whole
+from mage_async.environments.splits import numbered
 from mage_async.trajectory import Task
 
 GOAL, OVER, INVALID = "goal", "over", "invalid"

@@ -23,12 +23,12 @@ from mage_async.environments.games.game import (
     TrialScript,
     cells_of,
     facts_of,
-    hold_out,
     in_rows,
     ladders_of,
     set_of,
 )
 from mage_async.environments.options import check_one_of, check_whole
+from mage_async.environments.splits import hold_out
 from mage_async.trajectory import Task
 
 View = Literal["board", "news"]

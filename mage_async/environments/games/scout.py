@@ -22,8 +22,8 @@ from mage_async.environments.games.game import (
     facts_of,
     is_number,
     num_equal,
-    split_by,
 )
+from mage_async.environments.splits import split_by
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

@@ -16,17 +16,16 @@ from functools import cache, lru_cache, partial
 
 from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
-    HELDOUT_SHARE,
     Game,
     SoloPlay,
     TrialScript,
     cells_of,
     facts_of,
     ladders_of,
-    numbered,
     set_of,
 )
 from mage_async.environments.options import check_whole
+from mage_async.environments.splits import HELDOUT_SHARE, numbered
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 

@@ -23,15 +23,7 @@ from mage_async.environments.environment import (
     Split,
     other,
 )
-from mage_async.environments.games.game import (
-    Game,
-    Splits,
-    TrialScript,
-    facts_of,
-    in_rows,
-    named,
-    split_by,
-)
+from mage_async.environments.games.game import Game, TrialScript, facts_of, in_rows
 from mage_async.environments.games.openspiel_policies import (
     DRAW,
     INVALID,
@@ -43,6 +35,7 @@ from mage_async.environments.games.openspiel_policies import (
     searcher,
 )
 from mage_async.environments.options import check_one_of
+from mage_async.environments.splits import Splits, named, split_by
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

@@ -1,0 +1,41 @@
+"""Divide the task variants of a shipped game into two splits, trained on and held out.
+
+A user's class divides its own tasks (`members` in `user_class.py`), and so do the loaders
+(`NumberedTasks` in `loaders/loader.py`).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+from mage_async.environments.environment import Split
+
+HELDOUT_SHARE = 4
+"""One of this many task variants is held out."""
+V = TypeVar("V")
+"""What a game hides, such as a code or an opponent."""
+Splits = Mapping[Split, Mapping[str, V]]
+"""For each split, its task variants by name."""
+
+
+def hold_out(variants: Mapping[str, V]) -> Splits[V]:
+    """Divide task variants into the two splits; the first quarter is held out."""
+    items = list(variants.items())
+    num_heldout = len(items) // HELDOUT_SHARE
+    return {"train": dict(items[num_heldout:]), "heldout": dict(items[:num_heldout])}
+
+
+def split_by(variants: Mapping[str, V], is_heldout: Callable[[V], object]) -> Splits[V]:
+    """Divide task variants into the two splits by a predicate."""
+    heldout = {name: hidden for name, hidden in variants.items() if is_heldout(hidden)}
+    train = {name: hidden for name, hidden in variants.items() if name not in heldout}
+    return {"train": train, "heldout": heldout}
+
+
+def named(names: Iterable[str]) -> dict[str, str]:
+    """Return task variants that are nothing but their name, from which a game derives the rest."""
+    return {name: name for name in names}
+
+
+def numbered(noun: str, count: int) -> Splits[str]:
+    """Return the splits of variants that are generated from their name, such as `maze-0`."""
+    return hold_out(named(f"{noun}-{number}" for number in range(count)))
