@@ -17,6 +17,7 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.mix import Mix
 from mage_async.environments.options import curriculum
 from mage_async.environments.rehearsal import check_declared, is_rehearsed
+from mage_async.environments.splits import check_disjoint
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.methods.method import Advisers, Methods, overriding
@@ -277,11 +278,7 @@ def _check_population(config: Config, environment: Environment, self_play_share:
             'population.rivals = 0 and population.matchmaker = "decks", and leave out methods of '
             "self-play"
         )
-    if shared := set(train) & set(heldout):
-        raise ConfigError(
-            f"{name}: {min(shared)!r} cannot be trained on and held out: let `members(split)` "
-            "return other names for each split"
-        )
+    check_disjoint(name, train, heldout)
     if taken := [each for each in (*train, *heldout) if is_policy(each)]:
         raise ConfigError(f"{name}: {taken[0]!r} is the name of a version of the policy")
     places = round((1 - population.rivals) * config.admission.groups_per_step)

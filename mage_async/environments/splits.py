@@ -1,13 +1,15 @@
 """Divide the task variants of a shipped game into two splits, trained on and held out.
 
 A user's class divides its own tasks (`members` in `user_class.py`), and so do the loaders
-(`NumberedTasks` in `loaders/loader.py`).
+(`NumberedTasks` in `loaders/loader.py`). Two splits of any environment that share a name are
+refused.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from mage_async.environments.environment import Split
+from mage_async.errors import ConfigError
 
 HELDOUT_SHARE = 4
 """One of this many task variants is held out."""
@@ -39,3 +41,16 @@ def named(names: Iterable[str]) -> dict[str, str]:
 def numbered(noun: str, count: int) -> Splits[str]:
     """Return the splits of variants that are generated from their name, such as `maze-0`."""
     return hold_out(named(f"{noun}-{number}" for number in range(count)))
+
+
+def check_disjoint(name: str, train: Sequence[str], heldout: Sequence[str]) -> None:
+    """Check that the two splits of an environment share no task variant.
+
+    Raises:
+        ConfigError: they do; with the name of one.
+    """
+    if shared := set(train) & set(heldout):
+        raise ConfigError(
+            f"{name}: {min(shared)!r} cannot be trained on and held out: let `members(split)` "
+            "return other names for each split"
+        )

@@ -310,6 +310,15 @@ def test_tasks_and_seeds_of_train_and_held_out_are_disjoint(
     assert train.observation.split()[1] == "8"
 
 
+def test_a_task_that_is_trained_on_is_not_held_out_too(write: Callable[..., Config]) -> None:
+    # a number and its text have one name
+    own_tasks = (
+        "    def members(self, split):\n        return [3, 4] if split == 'train' else ['4', '5']\n"
+    )
+    with pytest.raises(ConfigError, match="own: '4' cannot be trained on and held out"):
+        check(write(own(own_tasks)))
+
+
 def test_an_answer_that_holds_no_action_uses_up_a_turn_and_reaches_no_step(
     write: Callable[..., Config],
 ) -> None:
