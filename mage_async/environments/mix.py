@@ -1,8 +1,9 @@
-"""A mix: an environment that consists of others.
+"""A mix: an environment that consists of several others.
 
-Each group of trials plays one component, with the component's rules, rewards, script, units and
-wins. A task variant of a mix is written `label/variant`, such as `hangman/cold`. `component_of` and
-`label_of` also accept an environment that is no mix, so that callers need not distinguish.
+Each group of trials plays one component, with the rules, rewards, script, units and winning
+thresholds of that component. A task variant of a mix is written `label/variant`, such as
+`hangman/cold`. `component_of` and `label_of` also accept an environment that is no mix, so that
+callers need not distinguish.
 """
 
 import random
@@ -54,8 +55,8 @@ class Mix(Environment):
     """
 
     groups_per_part = 0
-    """Training groups of each component before the next one has its turn, for a curriculum; 0:
-    components take turns by their shares.
+    """Number of training groups that a component plays before the next one has its turn, for a
+    curriculum. With 0 components take turns by their shares.
     """
 
     def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
@@ -128,7 +129,7 @@ class Mix(Environment):
         return {name: mean_of([each[name] for each in known]) for name in names}
 
     def own_references(self, split: Split, num_episodes: int) -> dict[str, References]:
-        """Return the values that each component knows, by label; they are computed once."""
+        """Return the references of each component, by label; they are computed once."""
         key = split, num_episodes
         if key not in self._known:
             self._known[key] = {

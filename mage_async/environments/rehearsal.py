@@ -1,13 +1,13 @@
-"""Rehearsal: play a user's environment briefly before any process starts, so that a mistake in the
-class is one message then and not many dropped groups minutes later.
+"""Rehearse a user's environment: play it briefly before any process starts.
 
-A class of the whole protocol plays one episode for each split and seat, and begins it once more for
-one invalid action. A class with `reset` and `step` plays a task, restarts it and compares. That
-finds mistakes that occur in every trial; others need a test, such as the one that the shipped
-environments share (`tests/environments/test_every_environment.py`).
+A mistake in the class is then one error message at once instead of many dropped groups minutes
+later. A class of the whole protocol plays one episode for each split and seat, and begins it once
+more for one invalid action. A class with `reset` and `step` plays a task, restarts it and compares
+the two. This finds mistakes that occur in every trial; others need a test, such as the one that the
+shipped environments share (`tests/environments/test_every_environment.py`).
 
-`compare_heldout` finds held-out tasks that hide nothing new. Two names may hide the same thing, so
-tasks are compared by how they answer the same actions with the same seed.
+`compare_heldout` finds held-out tasks that are the same as training tasks under another name: it
+compares how tasks answer the same actions with the same seed.
 """
 
 import math
@@ -35,13 +35,13 @@ from mage_async.trajectory import Task
 NUM_ACTS = 8
 """Largest number of steps in each rehearsed episode of a class with `reset` and `step`."""
 _ANY_TEXT = ("1", "a", "hello world", "1 2 3")
-"""Actions for a class that lists none: a policy may write anything, and needs an answer."""
+"""Actions for a class that lists none: it must answer any text that a policy writes."""
 _ROUNDING = 1e-9
 """Tolerance of bounds on returns."""
 
 
 class Lengths(NamedTuple):
-    """The longest texts of a rehearsal."""
+    """The longest texts of a rehearsal: callers measure their length."""
 
     opening: str
     """The longest observation with which an episode began."""
@@ -50,8 +50,8 @@ class Lengths(NamedTuple):
 
 
 Rehearsal = Generator[Call, Any, Lengths]
-"""Yields calls, receives their results, and returns the longest observations; a call that failed is
-thrown into it.
+"""A generator that yields calls, is sent their results, and returns the longest observations. If a
+call fails, its exception is thrown into the generator.
 """
 
 
@@ -70,7 +70,7 @@ def check_declared(name: str, environment: Environment, num_episodes: int) -> No
         num_episodes: episodes of an evaluation, for each of which references are wanted.
 
     Raises:
-        ConfigError: it raised, or a declaration is wrong.
+        ConfigError: a declaration is wrong, or a method of the environment raised.
     """
     with own_code(name):
         want = partial(_want, name)
@@ -112,6 +112,7 @@ def _check_facts(environment: Environment, want: Callable[..., None]) -> None:
 
 
 def _want(name: str, holds: bool, what: str, wanted: str, got: object) -> None:
+    """Raise a `ConfigError` that says what `what` must be, unless `holds` is true."""
     if not holds:
         raise ConfigError(f"environment {name!r}: {what} must be {wanted}, got {got!r}")
 
@@ -130,7 +131,9 @@ def _are_names(value: object) -> bool:
 
 
 def whole_rehearsal(name: str, environment: Environment) -> Rehearsal:
-    """Play a declared and checked environment called `name` against its facts.
+    """Play the environment `name` and check that it behaves as its facts declare.
+
+    Its declarations must have passed `check_declared`.
 
     Raises:
         ConfigError: it does not behave as declared.
@@ -167,6 +170,7 @@ class _WholeRehearsal:
         yield from _closed(again)
 
     def _play_by_script(self, play: WholePlay) -> Generator[Call, Any, None]:
+        """Play an episode to its end, by the script or by random legal actions."""
         facts, rewards, source = self._environment.facts, list[float](), random.Random(0)
         script = self._environment.script(source)
         is_script = script is None or hasattr(script, "choose")
@@ -223,6 +227,7 @@ def _strange(environment: Environment, text: str) -> list[str]:
 
 
 def _closed(play: SlowPlay) -> Generator[Call, Any, None]:
+    """Make the call that closes the object of an ended episode, if the class has one."""
     if (call := play.closing()) is not None:
         call.take((yield call))
 
@@ -236,17 +241,17 @@ _Steps = list[tuple[str, Any]]
 def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal:
     """Play the first task of each split, and play it again with the same actions.
 
-    Learning to learn needs the same instance in every episode and for every trial of a group. A
-    class that cannot repeat an episode is refused, unless the configuration says that it starts
-    afresh on purpose.
+    Every episode of a trial, and every trial of a group, must meet the same instance of a task. A
+    class that cannot repeat an episode is therefore refused, unless the configuration says that
+    its episodes differ on purpose.
 
     Args:
-        name: of the environment, as in the configuration.
-        compares: whether the second time must equal the first.
+        name: name of the environment in the configuration.
+        compares: whether the second episode must equal the first.
 
     Raises:
-        ConfigError: the class raised outside a call, does not repeat itself, or says a word that
-            its `words` lack.
+        ConfigError: the class raised outside a call, did not repeat an episode, or returned a word
+            that is not among its `words`.
         CallFault: a call failed.
     """
     openings, answers = list[str](), [""]
@@ -270,10 +275,10 @@ def _said(steps: _Steps) -> list[tuple[str, str]]:
 
 
 def _check_closed(name: str, environment: ResetStep, said: Sequence[tuple[str, str]]) -> None:
-    """Check that a class with `words` says nothing else.
+    """Check that the observations of a class with `words` have no other words.
 
     Raises:
-        ConfigError: with the call and the word.
+        ConfigError: one of them has; the error names the call and the word.
     """
     for call, observation in said:
         if strange := _strange(environment, observation):
@@ -324,7 +329,7 @@ def _compare(name: str, member: str, first: _Steps, again: _Steps) -> None:
     """Check that a restart repeated an episode.
 
     Raises:
-        ConfigError: with the first difference.
+        ConfigError: it did not; the error has the first difference.
     """
     for (call, one), (_, other) in zip(first, again, strict=False):
         if one != other:
@@ -341,7 +346,8 @@ def _short(value: object) -> str:
 
 
 NUM_EPISODES = 12
-"""Episodes of a task, each with other actions: a lock of 120 codes is then told from most others.
+"""Number of episodes of each compared task, each with other actions. So many distinguish most of
+the codes of a lock with 120 codes.
 """
 Trace = tuple[tuple[str, float], ...]
 """What a task answered: observations and rewards of all episodes, in order."""
@@ -351,12 +357,13 @@ class HeldOut(NamedTuple):
     """Held-out tasks compared with trained ones."""
 
     num_train: int
+    """Number of trained tasks that were compared."""
     num_heldout: int
-    """Tasks that were compared."""
+    """Number of held-out tasks that were compared."""
     num_kinds: int
-    """Trained tasks that answer differently from each other."""
+    """Number of different traces among the trained tasks."""
     num_known: int
-    """Held-out tasks that answer as some trained one."""
+    """Number of held-out tasks with the same trace as a trained task."""
 
     def sentence(self) -> str:
         """Return the comparison as a sentence for people."""
@@ -383,7 +390,7 @@ class _OneSeed(ResetStep):
 
 
 def compare_heldout(environment: Environment) -> Iterator[HeldOut]:
-    """Compare tasks of the two splits, in steps: yield the result after each pair of tasks.
+    """Compare the tasks of the two splits, and yield the result so far after each pair of tasks.
 
     Raises:
         CallFault: a call failed, or is a coroutine that has to wait.
@@ -405,7 +412,7 @@ def compare_heldout(environment: Environment) -> Iterator[HeldOut]:
 
 
 def _trace(environment: Environment, member: str) -> Trace:
-    """Play a task by actions that are the same for every task, and return what it answered."""
+    """Play a task with actions that are the same for every task, and return what it answered."""
     source, facts, found = random.Random(0), environment.facts, list[tuple[str, float]]()
     task = Task(facts.name, member, 0, environment.seats()[0])
     for episode in range(NUM_EPISODES):

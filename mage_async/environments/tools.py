@@ -1,4 +1,4 @@
-"""Tools of a user's class: methods that the agent may call.
+"""Offer methods of a user's class as tools that the agent may call.
 
 A method's signature and docstring become a JSON schema; a completion is parsed into calls, the
 arguments are checked, and `with_step` turns a class with tools into one with `reset` and `step`.
@@ -22,10 +22,10 @@ import msgspec
 from mage_async.errors import ConfigError
 
 MAX_CALLS = 16
-"""Calls of one turn; further calls get an error message."""
+"""Most calls in one turn; further calls get an error message."""
 _OVER = "The episode is over."
 _MARK = "is_offered_tool"
-"""Attribute of a method that is a tool: its given schema, or `None`."""
+"""Name of the attribute that marks a method as a tool; its value is the given schema, or `None`."""
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _ARGUMENT = re.compile(r"(\w+)(?: \(.*?\))?: (.+)")
 """A parameter's line in a docstring: its name, perhaps its type, and its description."""
@@ -223,7 +223,7 @@ class Tool:
     arguments: type[msgspec.Struct]
     """Type of a call's arguments."""
     is_given: bool
-    """Whether the user gave the schema, so that the method takes what JSON holds."""
+    """Whether the user gave the schema. The method then gets the arguments as JSON has them."""
     schema: dict[str, Any]
     """For chat templates, in OpenAI's form of a function."""
     is_async: bool
@@ -299,6 +299,7 @@ def _function(place: str, method: Any, arguments: type[msgspec.Struct]) -> dict[
 
 
 def _arguments(place: str, method: Any) -> type[msgspec.Struct]:
+    """Return the type of a tool's arguments, from the signature of its method."""
     hints = get_type_hints(method, include_extras=True)
     _, *parameters = inspect.signature(method).parameters.values()
     fields: list[Any] = []
@@ -311,6 +312,7 @@ def _arguments(place: str, method: Any) -> type[msgspec.Struct]:
 
 
 def _schema(place: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the JSON schema of a tool's arguments."""
     try:
         (_,), parts = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
     except TypeError as error:
@@ -422,6 +424,7 @@ async def _last_words(own: Any, text: str) -> str:
 
 
 async def _result(function: Callable[[], Any]) -> Any:
+    """Call a plain or `async` function, and return its result."""
     value = function()
     return await value if inspect.isawaitable(value) else value
 

@@ -1,18 +1,18 @@
-"""Graph memory (arXiv 2511.07800): strategies that earlier tasks taught, drawn by trained weights.
+"""Graph memory (arXiv 2511.07800): begin trials with strategies of earlier tasks, drawn by weights.
 
-The first trials of a group begin with a few strategies as text; the others of the group, which have
-the same task, begin without. One step of learning, for the groups of a trained batch in order of
-grant:
+The first trials of a group are guided: they begin with a few strategies as text. The others, which
+have the same task, begin without. A step of learning takes the groups of a trained batch in order
+of grant:
 
-1. **Utility.** For each guided group, the mean return of its guided trials minus that of the
-   others: delta R = R_with - R_without. Told singly, as in the paper, a group is told one strategy,
-   and delta R is the utility of that one; told jointly, it is that of all which the group is told.
+1. **Utility.** For each guided group, delta R = R_with - R_without is the mean return of its guided
+   trials minus that of the others. If strategies are told singly, as in the paper, a group gets one
+   strategy, and delta R is the utility of that one; if jointly, of all that the group gets.
 2. **Weights.** REINFORCE on log p(strategies): every edge moves by
    rate * delta R * d log p / d w, times min(1, p now / p when they were drawn), because groups are
    trained some steps after they were granted. All gradients of a batch are taken at the same
    weights.
-3. **Induction.** The best and the worst episode of each group are compared: the decisions in
-   which the best one differs become strategies, behind the path of the best one.
+3. **Induction.** The best and the worst episode of each group are compared. The decisions in which
+   the best one differs become strategies, with edges from the best one's path.
 
 The graph has three layers and two kinds of weighted edges:
 
@@ -20,10 +20,11 @@ The graph has three layers and two kinds of weighted edges:
 
 A query is what is known of a task before it is played: its environment, or the part of a mix, and
 the seat. A path is a finished episode, a strategy a state and an action to take in it. The
-relevance of a strategy for a query is (the similarity of two parts of a mix is the cosine of the
-word counts of their rules)
+relevance of a strategy for a query is
 
     rho(m | q) = sum over q', t of sim(q, q') w_qt(q', t) w_tm(t, m)
+
+where the similarity of two parts of a mix is the cosine of the word counts of their rules.
 
 The paper has a second language model summarise episodes; here paths and strategies are read off the
 record of a trial, with `Play.anchor` as the state.
@@ -75,15 +76,15 @@ class Settings(Section):
     max_paths: Count = 64
     """Most paths in the graph; of more, the weakest are removed."""
     max_bytes: Count = 512
-    """Most bytes of all strategies of a trial, which have at most as many tokens."""
+    """Most bytes of all strategies of a trial together; they have at most as many tokens."""
     rewards: Literal["own", "shuffled"] = "own"
     """"own": the memory learns from the reward of each action; "shuffled": from the reward of
     another action of the batch, as a control."""
 
 
 NEW_EDGE_WEIGHT = 0.5
-"""Weight of a new edge, between the bounds `LEAST` and `MOST`, so that rewards can lower it too.
-`Settings.rate` sets how fast rewards outweigh it."""
+"""Weight of a new edge. It lies between the bounds `LEAST` and `MOST`, so that rewards can raise
+and lower it; `Settings.rate` sets how fast."""
 
 
 # Paths and strategies
@@ -134,10 +135,11 @@ def path_of(episode: Episode) -> Path:
 
 
 def contrasted(better: Episode, worse: Episode) -> list[Decision]:
-    """Return the decisions of the better episode that differ in states of both and earned more.
+    """Return the decisions of the better episode that differ from the worse one's and earned more.
 
-    Where rewards come at the end only, no decision earned more by itself: then the first decision
-    that differs is returned. In a state that was met twice the last decision counts.
+    Only states that both episodes met are compared; in a state that was met twice the last decision
+    counts. If no decision earned more by itself, as when rewards come only at the end, the first
+    decision that differs is returned.
     """
     first, second = ({step.state: step for step in each} for each in (better, worse))
     differ = [
@@ -153,7 +155,7 @@ def contrasted(better: Episode, worse: Episode) -> list[Decision]:
 def lessons(episodes: Sequence[Episode]) -> tuple[Episode, list[Decision]]:
     """Return the best of some episodes, and the decisions in which it differs from the worst one.
 
-    Where all episodes earned alike, both are the same episode and no decision differs.
+    If all episodes earned the same, best and worst are one episode, and no decision differs.
     """
     better, worse = max(episodes, key=return_of), min(episodes, key=return_of)
     return better, contrasted(better, worse)
@@ -180,7 +182,7 @@ def _sign(reward: float) -> str:
 
 
 def _brief(text: str) -> str:
-    """Return a text as part of a path: of a long text its beginning and its digest."""
+    """Return a text for a path; of a long text only the beginning, with a digest of the whole."""
     data = text.encode(errors="replace")
     if len(data) <= _BRIEF_BYTES:
         return text
@@ -195,20 +197,20 @@ Query = tuple[str, int]
 """Environment or part of a mix, and seat."""
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 LEAST, MOST = 0.01, 10.0
-"""Bounds of weights. They stay positive: two negative weights would count for a strategy that has
-only done harm, and from two zeros nothing could be learned any more.
+"""Bounds of weights. Both are positive: the product of two negative weights would favour a strategy
+that has only done harm, and the gradient of a product of two zeros is zero.
 """
 OTHER_SEAT = 0.5
 """Similarity of two queries that differ in their seat alone."""
 
 
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Statistics of a strategy."""
+    """Statistics of one strategy; the strategy itself is a `Decision`."""
 
     born: Natural
-    """Version of the memory that had it first."""
+    """First version of the memory that had the strategy."""
     shown: Natural = 0
-    """Groups whose guided trials began with it."""
+    """Number of groups whose guided trials began with it."""
     gap: float = 0.0
     """Mean over these groups of the return of guided trials minus that of the others."""
 
@@ -231,7 +233,7 @@ class Graph:
 
     def __init__(self, likeness: Callable[[str, str], float] = operator.eq) -> None:
         self.likeness = likeness
-        """Similarity of two kinds of tasks, 0 to 1."""
+        """Function that returns the similarity of two environments, 0 to 1."""
         self.strategies: dict[Decision, Strategy] = {}
         self.queries: dict[tuple[Query, Path], float] = {}
         """Weights w_qt."""
@@ -247,7 +249,7 @@ class Graph:
         self.supports.setdefault((path, decision), weight)
 
     def scores(self, query: Query) -> dict[Decision, float]:
-        """Return the relevance, rho, of every strategy that a similar query leads to."""
+        """Return the relevance, rho, of every strategy that has a path from a similar query."""
         strengths = self._strengths(query)
         found: dict[Decision, float] = {}
         for (path, decision), weight in self.supports.items():
@@ -256,7 +258,7 @@ class Graph:
         return found
 
     def slopes(self, query: Query, by_score: Mapping[Decision, float]) -> "Slopes":
-        """Return the gradient by weights of edges, from a gradient by scores."""
+        """Return the gradient with respect to edge weights, from one with respect to scores."""
         strengths, slopes = self._strengths(query), Slopes({}, {})
         through: dict[Path, float] = {}
         for (path, decision), weight in self.supports.items():
@@ -324,7 +326,7 @@ class Graph:
         return found
 
     def _similarity(self, one: Query, other: Query) -> float:
-        """Return the likeness of the kinds, in another seat `OTHER_SEAT` of it."""
+        """Return the similarity of two queries, lower by `OTHER_SEAT` if their seats differ."""
         return self.likeness(one[0], other[0]) * (1.0 if one[1] == other[1] else OTHER_SEAT)
 
     def _paths(self) -> list[Path]:
@@ -337,7 +339,7 @@ class Graph:
 
 
 class Slopes(NamedTuple):
-    """A gradient by the weights of edges."""
+    """A gradient with respect to the weights of edges."""
 
     queries: dict[tuple[Query, Path], float]
     supports: dict[tuple[Path, Decision], float]
@@ -407,7 +409,7 @@ def logprob(scores: Scores, decisions: Sequence[Decision]) -> float:
 
 
 def gradient(scores: Scores, decisions: Sequence[Decision]) -> dict[Decision, float]:
-    """Return the gradient of `logprob` by each score."""
+    """Return the gradient of `logprob` with respect to each score."""
     found = dict.fromkeys(scores, 0.0)
     for place, decision in enumerate(decisions):
         for each, share in probabilities(_left(scores, decisions[:place])).items():
@@ -417,6 +419,7 @@ def gradient(scores: Scores, decisions: Sequence[Decision]) -> dict[Decision, fl
 
 
 def _left(scores: Scores, found: Sequence[Decision]) -> dict[Decision, float]:
+    """Return the strategies for states that no strategy in `found` is for."""
     taken = {state for state, _ in found}
     return {each: score for each, score in scores.items() if each[0] not in taken}
 
@@ -426,11 +429,14 @@ Played = Sequence[Sequence[Episode]]
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Table)
 MAX_LISTED = 32
-"""Strategies of one query in a record, those of the highest scores."""
+"""Most strategies of one query in a record; those of the highest scores are listed."""
 
 
 class GraphMemory(Method):
-    """The graph with its version, which is the policy version that the same steps trained."""
+    """The method: it draws guidance from a graph, and trains the graph on every batch.
+
+    The version of the graph is the number of steps that it has learned from, as for the policy.
+    """
 
     Settings = Settings
     presets: ClassVar = {
@@ -448,7 +454,7 @@ class GraphMemory(Method):
         self.graph, self.version = Graph(self._likeness), 0
         self._demonstrations = random.Random(f"{config.seed}/told")
         self._demonstrated: dict[Query, dict[str, str]] = {}
-        """Strategies of the scripted trials so far, action by state, by query."""
+        """Strategies from the scripted trials so far: by query, the action for each state."""
 
     def check(self) -> None:
         """Refuse groups of one trial, in which no guided trial has another to compare with."""
@@ -469,7 +475,7 @@ class GraphMemory(Method):
         return self._guidance_of(decisions, logprob(scores, decisions), guided, self.version)
 
     def guidance_tokens(self) -> int:
-        """Return a word each for the state and the action of every strategy."""
+        """Return the least tokens of a guidance: two for each strategy, its state and action."""
         return int(2 * self.settings.strategies)
 
     def evaluation_guidance(
@@ -510,15 +516,15 @@ class GraphMemory(Method):
         digest = blake2s(self.state(), digest_size=8).hexdigest()
         return {"version": self.version, "digest": digest, "strategies": strategies}
 
-    # A model that reads knows what to do with advice. One that is cloned from scripts has seen
-    # none: it would take strategies for noise, and no weight of the memory could tell a good one
-    # from a bad one. So some demonstrations begin with strategies of the demonstrations before, in
-    # the words of the memory, and their script follows them in its first episode. The strategies
-    # come from other tasks, so they are as often wrong as right where tasks are unlike; the later
-    # episodes of a demonstration show that what the trial itself has seen comes first.
+    # A pretrained model can follow advice. A model that is cloned from scripts has never seen any:
+    # it would ignore strategies, so their utility could not be measured. Therefore some
+    # demonstrations begin with strategies of earlier demonstrations, in the form that the memory
+    # writes, and their script follows them in the first episode. These strategies come from other
+    # tasks and may be wrong. The later episodes of a demonstration show that what the trial itself
+    # has seen counts more than advice.
 
     def guide_demonstration(self, task: Task) -> Guidance | None:
-        """Return strategies of earlier demonstrations for a share `guided` of them."""
+        """Return strategies of earlier demonstrations, for the share `guided` of demonstrations."""
         known = self._demonstrated.get(self.query(task), {})
         if not known or self._demonstrations.random() >= self.settings.guided:
             return None
@@ -527,26 +533,26 @@ class GraphMemory(Method):
         return self._guidance_of(decisions)
 
     def learn_demonstration(self, trial: Trial) -> None:
-        """Keep the latest strategy of each state, by the best and the worst episode of a trial."""
+        """Keep the strategies in which the best episode of a trial differs from the worst one."""
         if not (episodes := episodes_of(trial)):
             return
         _, decisions = lessons(episodes)
         query = self.query(trial.task)
         known = self._demonstrated.get(query, {})
         for state, action in filter(self.fits, decisions):
-            known.pop(state, None)  # the latest stand last
+            known.pop(state, None)  # moves the state to the end
             known[state] = action
         self._demonstrated[query] = dict(list(known.items())[-self.settings.strategies :])
 
     def _guidance_of(
         self, decisions: Sequence[Decision], nats: float = 0.0, guided: int = 1, version: int = 0
     ) -> Guidance | None:
-        """Return strategies as the text of a guidance; None where there are none.
+        """Return strategies as a guidance; None if there are no strategies.
 
         Args:
-            nats: log-prob of drawing them.
+            nats: log-prob of drawing the strategies.
             guided: number of trials of the group that begin with them.
-            version: of the memory that they come from.
+            version: version of the memory from which they come.
         """
         if not decisions:
             return None
@@ -563,13 +569,13 @@ class GraphMemory(Method):
         return (label_of(self.environment, task.member) or task.environment, task.seat)
 
     def _likeness(self, one: str, other: str) -> float:
-        """Return the similarity of two kinds of tasks, 0 below `least_similarity`."""
+        """Return the similarity of two environments by label; 0 if below `least_similarity`."""
         alike = 1.0 if one == other else self._cosines.get((one, other), 0.0)
         return alike if alike >= self.settings.least_similarity else 0.0
 
     @cached_property
     def _cosines(self) -> dict[tuple[str, str], float]:
-        """The similarity of the rules of any two parts of a mix, by label; else empty."""
+        """The similarity of the rules of each two parts of a mix, by label; empty without a mix."""
         parts = self.environment.parts if isinstance(self.environment, Mix) else ()
         rules = {part.label: part.environment.rules() for part in parts}
         return {(one, other): cosine(rules[one], rules[other]) for one in rules for other in rules}
@@ -592,16 +598,17 @@ class GraphMemory(Method):
         guidance, gap = group.guidance, _gap(group, played)
         if guidance is None or gap is None:
             return None
-        self._note(guidance.decisions, gap)
+        self._update_statistics(guidance.decisions, gap)
         query = self.query(group.trials[0].task)
         scores = self.scores(query)
         if not all(decision in scores for decision in guidance.decisions):
-            return None  # some were forgotten since
+            return None  # the graph has forgotten one of them since they were drawn
         ratio = math.exp(min(0.0, logprob(scores, guidance.decisions) - guidance.logprob))
         slopes = self.graph.slopes(query, gradient(scores, guidance.decisions))
         return slopes, self.settings.rate * gap * ratio
 
-    def _note(self, decisions: Iterable[Decision], gap: float) -> None:
+    def _update_statistics(self, decisions: Iterable[Decision], gap: float) -> None:
+        """Add a group's difference of returns to the statistics of its strategies."""
         for decision in decisions:
             known = self.graph.strategies.get(decision)
             if known is not None:
@@ -609,6 +616,7 @@ class GraphMemory(Method):
                 self.graph.strategies[decision] = replace(known, shown=known.shown + 1, gap=mean)
 
     def _induce(self, query: Query, played: Played) -> None:
+        """Add the strategies that the episodes of a group teach to the graph."""
         better, found = lessons([episode for trial in played for episode in trial])
         path, weight = path_of(better), NEW_EDGE_WEIGHT
         for decision in filter(self.fits, found):
@@ -616,12 +624,12 @@ class GraphMemory(Method):
 
     def fits(self, decision: Decision) -> bool:
         """Return whether `strategies` texts as long as this one fit into `max_bytes`."""
-        rules = self.settings
-        most: int = rules.max_bytes // max(1, rules.strategies)
+        settings = self.settings
+        most: int = settings.max_bytes // max(1, settings.strategies)
         return len(self._text_of(decision).encode(errors="replace")) < most
 
     def _text_of(self, decision: Decision) -> str:
-        """Return a strategy in words for a model that reads, and bare for a tiny model."""
+        """Return a strategy as a phrase, or as bare words for a tiny model, which has no rules."""
         state, action = decision
         return f"at “{state}”: {action}" if self.config.transcript.rules else f"{state} {action}"
 

@@ -1,10 +1,10 @@
-"""SGE (arXiv 2603.02045): a strategy in words before each action, drawn hotter than the action, and
-reflected on: some trials begin with strategies of earlier trials of their task, and how they ended.
+"""SGE (arXiv 2603.02045): explore with strategies in words, and reflect on earlier strategies.
 
-The transcript has the strategy, a remark before an action (`trial.strategy`), and its temperature.
-This file has the reflection. All trials of a group are played at once, so a trial reads strategies
-of the last trained group of its task: the first strategy of the episode that earned most, and of
-the one that earned least.
+The policy writes a strategy before each action, sampled at a higher temperature than the action.
+The core does that (`trial.strategy`, `sampling.strategy_temperature`). This file adds reflection:
+some trials begin with two strategies of the last trained group of their task, and with how they
+ended: the first strategy of the episode that earned most, and of the one that earned least. The
+trials of the same group cannot be used, because all of them are played at once.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ class Settings(Section):
     """Reflection on strategies of earlier trials of the same task (SGE, arXiv 2603.02045)."""
 
     reflected: Share = 0.5
-    """Share of a group's trials that begin with strategies of the last trained group of their task
-    (its hidden member and the seat), where there is one."""
+    """Share of a group's trials that begin with strategies of the last trained group with the same
+    hidden member and seat, if there is one."""
     max_bytes: Count = 512
     """Most bytes of the text with which such a trial begins; longer strategies are cut."""
 
 
 MOST_TASKS = 1024
-"""Tasks whose strategies are kept; the one that was trained longest ago makes room."""
+"""Number of tasks whose strategies are kept; the one trained longest ago is forgotten first."""
 
 Place = tuple[str, int]
 """Hidden member and seat of a task."""
@@ -41,20 +41,21 @@ class Strategies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Two strategies of a group."""
 
     paid: str
-    """Of the episode that earned most."""
+    """First strategy of the episode that earned most."""
     failed: str
-    """Of the episode that earned least; empty where no episode earned less."""
+    """First strategy of the episode that earned least; empty if all earned the same."""
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The state as the journal holds it."""
+    """The method's state as the journal holds it."""
 
     version: Annotated[int, Meta(ge=0)] = 0
+    """Number of steps that the method has learned from."""
     strategies: tuple[tuple[Place, Strategies], ...] = ()
 
 
 class Sge(Method):
-    """The strategies of each task, with the version of the last step that changed them."""
+    """Keeps two strategies of each task, and lets later trials of the task begin with them."""
 
     Settings = Settings
     presets: ClassVar = {
@@ -79,6 +80,7 @@ class Sge(Method):
         if known is None or not guided:
             return None
         decisions = [("paid", known.paid), *([("failed", known.failed)] if known.failed else [])]
+        # A tiny model, whose prompts have no rules in words, gets the bare strategies.
         words = _WORDS if self.config.transcript.rules else dict.fromkeys(_WORDS, "{} ")
         room = self.settings.max_bytes // len(decisions)
         text = "".join(_cut(words[how], strategy, room) for how, strategy in decisions)
@@ -102,7 +104,7 @@ class Sge(Method):
                 best, worst = max(found), min(found)
                 task = group.trials[0].task
                 failed = worst[1] if worst[0] < best[0] else ""
-                self._known.pop((task.member, task.seat), None)  # the latest stand last
+                self._known.pop((task.member, task.seat), None)  # moves the task to the end
                 self._known[task.member, task.seat] = Strategies(best[1], failed)
         self._known = dict(list(self._known.items())[-MOST_TASKS:])
 
@@ -114,7 +116,7 @@ _WORDS = {
 
 
 def strategies_of(trial: Trial) -> list[tuple[float, str]]:
-    """Return the return of each episode with the first strategy in it."""
+    """Return, for each episode with a strategy, its return and its first strategy."""
     found: dict[int, str] = {}
     for turn in trial.turns:
         if turn.kind is Kind.STRATEGY and turn.action:
@@ -126,6 +128,6 @@ def strategies_of(trial: Trial) -> list[tuple[float, str]]:
 
 
 def _cut(words: str, strategy: str, room: int) -> str:
-    """Return a strategy in words, of at most `room` bytes."""
+    """Put a strategy into the template `words`, cut so that the text has at most `room` bytes."""
     left = max(0, room - len(words.format("").encode()))
     return words.format(strategy.encode(errors="replace")[:left].decode(errors="ignore"))

@@ -1,4 +1,8 @@
-"""The page of a certificate of adaptation: verdict, differences, returns and costs."""
+"""Render the page of a certificate of adaptation: verdict, differences, returns and costs.
+
+`mage adapt` plays each task in several arms: the model with its history (`own`) and four controls.
+`mage_async/results/certificate.py` describes the arms, and computes what the page shows.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +19,7 @@ LABELS = {
     "noise": "noise",
 }
 COLOURS = {"own": "heldout", "blind": "blind", "retry": "train", "swapped": "swapped"}
-"""CSS class of each drawn arm."""
+"""CSS class of each arm that the chart draws."""
 COMPARED = {
     "first": "the first episode",
     "blind": "blind",
@@ -24,13 +28,18 @@ COMPARED = {
     "swapped": "swapped",
     "all": "their mean",
 }
-"""Rows of the table of differences, by the keys of `DIFFERENCES`."""
+"""What the last episode is compared with, in the rows of the table of differences; the keys are
+those of `certificate.DIFFERENCES` and `certificate.ALL` in `mage_async/results`."""
 MANY = 0.05
 """Share of invalid actions, or of answers cut or empty, above which the page warns."""
 
 
 def render_certificate(document: Mapping[str, Any]) -> str:
-    """Return the self-contained page of a certificate's document."""
+    """Return the self-contained HTML page of a certificate.
+
+    Args:
+        document: the certificate as `mage adapt` writes it in JSON.
+    """
     games = document["games"]
     returns = document["returns"]
     return fill(
@@ -64,8 +73,9 @@ def warnings_of(
     """Return sentences about what makes a measurement doubtful.
 
     Args:
-        turns: by game, its actions, those of them that were invalid, trials, and those cut short.
-        costs: as in the document.
+        turns: by game, the number of actions, of invalid actions, of trials, and of trials that
+            were cut short.
+        costs: the document's `costs`.
         max_tokens: largest length of an answer.
     """
     found = []
@@ -91,6 +101,7 @@ def warnings_of(
 
 
 def _differences(document: Mapping[str, Any]) -> Table:
+    """Return the table of differences between the last episode and what it is compared with."""
     rows = [
         TableRow(
             COMPARED[name],
@@ -98,6 +109,7 @@ def _differences(document: Mapping[str, Any]) -> Table:
         )
         for name, each in document["differences"].items()
     ]
+    # The largest return so far minus the first one grows without any learning, by chance alone.
     if document["luck"]:
         cells = [TableCell(signed(document["luck"][part], 3)) for part in ("mean", "low", "high")]
         rows.append(TableRow("best so far minus the first", cells, "quiet"))
@@ -105,6 +117,7 @@ def _differences(document: Mapping[str, Any]) -> Table:
 
 
 def _chart(returns: Mapping[str, Sequence[Sequence[float] | None]]) -> Any:
+    """Return the chart of the arms' returns by episode; see `_returns` for `returns`."""
     lines = []
     for name, css in COLOURS.items():
         points = [(k, each) for k, each in enumerate(returns[name], 1) if each is not None]
@@ -119,6 +132,13 @@ def _returns(
     references: Mapping[str, Sequence[float]],
     episodes: int,
 ) -> Table:
+    """Return the table of returns by arm and episode.
+
+    Args:
+        returns: for each arm and episode, the mean return and its half-width; None for an episode
+            that the arm does not measure.
+        references: known returns by name, one per episode.
+    """
     rows = [
         TableRow(
             LABELS[name],
@@ -137,6 +157,7 @@ def _returns(
 
 
 def _costs(costs: Mapping[str, Any]) -> Table:
+    """Return the table of calls, tokens, seconds and money."""
     cells = {
         "calls": figure(costs["calls"]),
         "prompt tokens": figure(costs["prompt_tokens"]),

@@ -1,6 +1,6 @@
-"""Checks of a policy before a run: memory, context length, and deadlines.
+"""Check before a run that its policy fits: memory, context length, and deadlines.
 
-They import no torch and read only the headers, the tokenizer and the chat template of a model
+The checks import no torch and read only the headers, the tokenizer and the chat template of a model
 directory. Scripted trials are played with the tokenizer and the template of the model, so a context
 that is too short or an action that is cut off is found in the tokens of this model. `plan.py`
 computes memory more exactly, with torch.
@@ -24,12 +24,12 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import random_task, scripted_trial
 
 PATIENCE = 5.0
-"""A deadline is at least this multiple of the time measured on the first turns."""
-
+"""A deadline is at least this multiple of the time that was measured on the first turns."""
 
 ENGINE_BYTES, LEARNER_BYTES = 220_000_000, 500_000_000
-"""Memory of an actor or evaluator, and of the learner, on cores before any policy: Python and its
-libraries. Largest private memory of a quickstart's processes (`smaps_rollup`)."""
+"""Bytes of an actor or evaluator, and of the learner, on CPU cores before a policy is loaded:
+Python and its libraries. They are the largest private memory of a quickstart's processes
+(`smaps_rollup`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,16 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
     """
     num_engines = num_actors + bool(config.evaluation.every)
     tokens = config.engine.max_contexts * config.engine.max_tokens
-    learner = size.num_weights * _bytes_a_weight(config)
+    learner = size.num_weights * _bytes_per_weight(config)
     engines = 4 * size.num_weights * num_engines
     contexts = size.kv_token_bytes * tokens * num_engines
     own = ENGINE_BYTES * num_engines
+    # Only what is in the memory of this machine counts, not what is on a GPU.
     needed = (learner + LEARNER_BYTES) * (config.learner.device == "cpu")
     needed += (engines + contexts + own) * isinstance(config.engine, Embedded)
     if needed <= memory_bytes:
         return
+    # Advice on the largest part: keys and values, the processes themselves, or weights.
     advice = "lower engine.max_contexts or engine.max_tokens, or take fewer --actors"
     if own > max(learner + engines, contexts):
         advice = "take fewer --actors"
@@ -84,11 +86,10 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
     )
 
 
-def _bytes_a_weight(config: Config) -> int:
+def _bytes_per_weight(config: Config) -> int:
     """Return the learner's bytes for each weight: the weight, its gradient, AdamW's moments."""
     own = 4 if config.policy.dtype == "float32" else 2
-    # The adapters, their gradients and their moments are small.
-    if config.policy.lora:
+    if config.policy.lora:  # adapters, their gradients and their moments are small
         return own
     return 2 * own + 2 * (1 if config.learner.optimizer_state == "8bit" else own)
 
@@ -97,12 +98,13 @@ def with_deadlines(config: Config, *, turn_s: float, num_turns: int) -> tuple[Co
     """Raise deadlines that the policy would miss on this machine.
 
     Args:
-        turn_s: seconds that one turn of all trials of a group takes.
-        num_turns: turns of a trial.
+        turn_s: seconds of one turn of all trials of a group, if no other group is played.
+        num_turns: number of turns of a trial.
 
     Returns:
         The configuration, and a sentence for each key that was raised.
     """
+    # An engine that plays several groups at once is slower by their number.
     groups_at_once = max(1, config.engine.max_contexts // config.admission.trials_per_group)
     slowest_turn_s = turn_s * groups_at_once
     group_s = slowest_turn_s * num_turns
@@ -122,11 +124,12 @@ def _raised(key: str, seconds: float, what: str) -> str:
 
 
 NUM_SCRIPTED_TRIALS = 3
+"""Number of scripted trials that are measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Lengths of trials in tokens of a policy."""
+    """Context lengths of trials, in tokens of the policy."""
 
     scripted: int
     """Tokens of the longest context of the shortest scripted trial; no trial fits into fewer."""
@@ -139,8 +142,8 @@ class Contexts:
 def check_files(config: Config, directory: Path) -> Contexts:
     """Read the tokenizer and the chat template, and measure scripted trials in their tokens.
 
-    Trials are not measured if the environment has no script or makes calls that may wait. Their
-    length is then that of the actions of all turns; their observations are unknown here.
+    Trials are not played if the environment has no script or its calls may wait. Their length is
+    then that of the actions of all turns, because observations are unknown.
 
     Raises:
         PolicyError: the tokenizer or the template is missing, or the template drops words.
@@ -162,11 +165,11 @@ def _contexts(
     num_turns = config.trial.episodes * environment.facts.max_turns
     if isinstance(environment, ResetStep) or environment.script(random.Random(0)) is None:
         return Contexts(0, num_turns * config.transcript.max_action_tokens, num_turns)
-    rules = trial_config_of(config, environment, chat, config.trial.episodes)
-    rules = replace(rules, max_tokens=0)  # the length of trials that nothing cuts
+    trial_config = trial_config_of(config, environment, chat, config.trial.episodes)
+    trial_config = replace(trial_config, max_tokens=0)  # measure whole trials: nothing is cut
     source = random.Random(0)
     tasks = [random_task(environment, "train", source) for _ in range(NUM_SCRIPTED_TRIALS)]
-    trials = [scripted_trial(environment, task, 0, rules, chat) for task in tasks]
+    trials = [scripted_trial(environment, task, 0, trial_config, chat) for task in tasks]
     action = max(
         turn.stop - turn.start for trial in trials for turn in trial.turns if turn.kind is Kind.ACT
     )
@@ -184,7 +187,7 @@ def _contexts(
         )
     num_turns = max(len(trial.turns) for trial in trials)
     longest = max(len(segment.tokens) for trial in trials for segment in trial.segments)
-    # An upper bound: the scripted actions are in `longest` as well.
+    # The sum is an upper bound, because `longest` already has the scripted actions.
     sampled = num_turns * config.transcript.max_action_tokens
     return Contexts(scripted, longest + sampled, num_turns)
 

@@ -9,68 +9,77 @@ from mage_async.config.schema import Config
 from mage_async.results.progress import seconds as whole_seconds
 
 MAX_STEP_S = 300.0
-"""A batch is made smaller where a step would take longer than this."""
+"""A batch is made smaller if a step would take longer than this many seconds."""
 FEWEST_GROUPS = 2
-"""Least number of groups of a smaller batch, so that it holds more than one task."""
+"""Least number of groups of a batch that is made smaller, so that it has more than one task."""
 NUM_FINAL_SETS = 4
-"""Sets of a final evaluation: held out, blind, swapped, and training tasks."""
+"""Number of sets in a final evaluation: held-out, blind, swapped, and training tasks."""
+NUM_CURVE_SETS = 2
+"""Number of sets in an evaluation while training: held-out and training tasks."""
 STARTING = 1.5
-"""Seconds from the start of the processes to the first turn, as a multiple of `Pace.load_s`: the
-learner loads the policy and publishes it, and then actors load what the learner wrote."""
+"""Time from the start of the processes to the first turn, as a multiple of `Pace.load_s`. It is
+above 1 because actors load what the learner has loaded and published before."""
 
 
 class Pace(msgspec.Struct, frozen=True):
     """Seconds that were measured on this machine, and the amounts of work that took them."""
 
     load_s: float
-    """From the start of a process to the policy, ready for playing and for training."""
+    """Seconds from the start of a process until the policy can play and be trained."""
     num_contexts: int
-    """Trials that were played at once."""
+    """Number of trials that were played at once."""
     opening_s: float
-    """Their first turn, in which the rules are read."""
+    """Seconds of the first turn of these trials together; it includes the prefill of the rules."""
     turn_s: float
-    """Any later turn of all of them."""
+    """Seconds of each later turn of these trials together."""
     trial_turns: float
-    """Mean turns of a trial."""
+    """Mean number of turns of a trial."""
     opening_tokens: int
-    """Tokens that all trials begin with."""
+    """Number of tokens that all trials begin with."""
     trial_tokens: int
-    """Tokens of a trial."""
+    """Number of tokens of a trial, the opening included."""
     update_s: float
-    """One update on `num_trained` trials: forward, backward, and the optimizer."""
+    """Seconds of one update on `num_trained` trials: forward, backward, and the optimizer."""
     forward_s: float
-    """A forward pass alone."""
+    """Seconds of the forward pass of that update alone."""
     num_trained: int
-    """Trials in the update that was measured."""
+    """Number of trials in the update that was measured."""
     scripted_s: float
-    """A trial that a script or random play completes, without a model."""
+    """Seconds of a trial in which a script or random play acts, without a model."""
 
     def trial_s(self) -> float:
         """Return the seconds of an engine per trial, if it plays `num_contexts` trials at once."""
         return (self.opening_s + (self.trial_turns - 1) * self.turn_s) / self.num_contexts
 
-    def _trained(self, num_trials: float, passes: float) -> float:
-        """Return the cost of training on `num_trials` trials in `passes` passes, as a multiple of
-        the measured update. A pass computes the tokens of the shared opening once."""
+    def _num_updates(self, num_trials: float, num_microbatches: float) -> float:
+        """Return the cost of training on `num_trials` trials, in units of the measured update.
+
+        Cost is proportional to tokens. The trials of a micro-batch share their opening, which is
+        computed once per micro-batch; the measured update was one micro-batch.
+        """
         own = self.trial_tokens - self.opening_tokens
         measured = self.opening_tokens + self.num_trained * own
-        return (passes * self.opening_tokens + num_trials * own) / measured
+        return (num_microbatches * self.opening_tokens + num_trials * own) / measured
 
     def step_train_s(self, config: Config) -> float:
         """Return the seconds in which the learner trains on a batch."""
-        rules, num_trials = config.learner, trials_of_step(config)
-        # A micro-batch that shares its opening holds more trials.
+        learner, num_trials = config.learner, trials_of_step(config)
+        # The opening counts once against the token limit of a micro-batch, its trials share it.
         own = self.trial_tokens - self.opening_tokens
-        room = rules.max_tokens_per_microbatch - self.opening_tokens
-        per_pass = max(1, room // max(1, own)) if rules.max_tokens_per_microbatch else num_trials
-        passes = max(rules.minibatches, -(-num_trials // per_pass))
-        # Log-probs at the beginning of a step need a forward of their own, except the first one.
-        repeated = 1 - 1 / rules.minibatches
-        return self._trained(num_trials, passes) * (self.update_s + repeated * self.forward_s)
+        room = learner.max_tokens_per_microbatch - self.opening_tokens
+        has_limit = learner.max_tokens_per_microbatch > 0
+        trials_per_microbatch = max(1, room // max(1, own)) if has_limit else num_trials
+        num_microbatches = max(learner.minibatches, -(-num_trials // trials_per_microbatch))
+        # Proximal log-probs, under the weights at the beginning of the step, take one more forward
+        # pass for every minibatch but the first: the training pass of the first one gives them,
+        # because no update has happened yet.
+        repeated = 1 - 1 / learner.minibatches
+        seconds_per_update = self.update_s + repeated * self.forward_s
+        return self._num_updates(num_trials, num_microbatches) * seconds_per_update
 
 
 def seconds(number: float) -> str:
-    """Return a time in words, with a fraction where it is short: 1.27 -> "1.3 s"."""
+    """Return a time as text; below 10 seconds with a fraction: 1.27 -> "1.3 s"."""
     return f"{number:.2g} s" if number < 9.95 else whole_seconds(number)
 
 
@@ -80,13 +89,15 @@ class Forecast:
 
     warm_start_s: float
     first_step_s: float
-    """From the start of the processes, the warm start included."""
+    """Seconds from the start of the processes to the end of the first step, warm start included."""
     step_s: float
+    """Seconds of each later step."""
     play_s: float
     """Seconds that one engine would need to play the trials of a step."""
     train_s: float
+    """Seconds in which the learner trains on the trials of a step."""
     run_s: float
-    """The whole run with its final evaluation."""
+    """Seconds of the whole run with its final evaluation."""
 
     def sentence(self, config: Config) -> str:
         """Return the forecast as a sentence for people."""
@@ -100,7 +111,7 @@ class Forecast:
 
 
 def trials_of_step(config: Config) -> int:
-    """Return the trials of a step."""
+    """Return the number of trials in the batch of a step."""
     return config.admission.groups_per_step * config.admission.trials_per_group
 
 
@@ -112,16 +123,17 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
     actors play or the learner trains.
     """
     play_s, train_s = trials_of_step(config) * pace.trial_s(), pace.step_train_s(config)
-    shown, every = config.evaluation, config.evaluation.every
-    curve_s = 2 * shown.trials * pace.trial_s() / every if every else 0.0
+    evaluation, every = config.evaluation, config.evaluation.every
+    # An evaluation while training costs each of the steps between two of them this much.
+    curve_s = NUM_CURVE_SETS * evaluation.trials * pace.trial_s() / every if every else 0.0
     players = min(num_actors, num_cores)
     step_s = max((play_s + train_s + curve_s) / num_cores, play_s / players, train_s)
-    if config.admission.max_staleness == 0:  # actors wait for each version
+    if config.admission.max_staleness == 0:  # actors wait for each version: nothing overlaps
         step_s = max(step_s, play_s / players + train_s)
     warm_s = _warm_start_s(config, pace)
-    # The first step waits for its own trials alone, and nothing is trained beside them.
+    # Nothing is trained while the trials of the first step are played.
     first_s = STARTING * pace.load_s + warm_s + play_s / players + train_s
-    final_s = NUM_FINAL_SETS * shown.final_trials * pace.trial_s()
+    final_s = NUM_FINAL_SETS * evaluation.final_trials * pace.trial_s()
     run_s = first_s + (config.learner.steps - 1) * step_s + final_s
     return Forecast(warm_s, first_s, step_s, play_s, train_s, run_s)
 
@@ -140,8 +152,8 @@ def smaller_batch(
 ) -> tuple[Config, str]:
     """Lower `admission.groups_per_step` if a step would take longer than `MAX_STEP_S`.
 
-    Only a batch of the default size is changed. For another one, the note names the two keys that
-    shorten a step most.
+    Only a batch of the default size is changed. For any other size, the note names the two keys
+    that shorten a step most.
 
     Returns:
         The configuration, and a note for people; "" if a step is short enough.

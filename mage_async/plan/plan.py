@@ -1,7 +1,8 @@
-"""The plan of a run: what each process holds in memory, what a step computes, and whether it fits.
+"""Plan a run: what each process holds in memory, what a step computes, and whether it fits.
 
-`mage plan` prints it; `mage train` checks it before a launch on a GPU. Sizes follow from shapes;
-`PROCESS_BYTES` and `GRAPH_BYTES` are assumptions; `ENGINE_BYTES` and `LEARNER_BYTES` were measured.
+`mage plan` prints the plan; `mage train` checks it before a launch on a GPU. Sizes follow from the
+shapes of the model. `PROCESS_BYTES` and `GRAPH_BYTES` are assumptions; `ENGINE_BYTES` and
+`LEARNER_BYTES` were measured.
 """
 
 from collections import Counter
@@ -36,8 +37,8 @@ class Device:
         """Return the peak rate in a type, in 10^12 operations a second.
 
         Args:
-            is_rounded: float32 is rounded to TF32. The GPUs that have TF32 are those with bfloat16;
-                its rate is half of that of 16 bits.
+            is_rounded: whether float32 is rounded to TF32 where the GPU has it. GPUs with bfloat16
+                have TF32 too, at half of the 16-bit rate.
         """
         if dtype != "float32":
             return self.tflops_16
@@ -60,8 +61,8 @@ GPUS = {
         Device("b200", 180 * GB, 2250, 80),
     )
 }
-"""From NVIDIA's data sheets; nothing here was measured. Memory is in 10^9 bytes, which is less
-than the driver shows.
+"""GPUs by name, from NVIDIA's data sheets; nothing here was measured. Memory is given in units of
+10^9 bytes, which is less than the driver shows.
 """
 
 
@@ -97,21 +98,22 @@ PROCESS_BYTES = GB
 """Assumed memory of a process on a GPU beside its tensors: the CUDA context, workspaces of
 libraries, fragmentation."""
 GRAPH_BYTES = 2 * GB
-"""Assumed memory of an SGLang outside of its pool: CUDA graphs and activations."""
+"""Assumed memory of an SGLang server outside of its pool: CUDA graphs and activations."""
 HEAP_BYTES = GB
-"""Most heap that the learner of a pretrained policy keeps between forward passes; the supervisor
-sets this limit."""
+"""Heap that the learner of a pretrained policy keeps between forward passes, at most. The
+supervisor sets this limit for glibc's allocator."""
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2}
 CPU = "this machine"
+"""Place of processes whose tensors are in the memory of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """What one process holds in one memory."""
+    """What one process holds in the memory of one place."""
 
     process: str
     place: str
-    """`GPU N`, or `CPU` for the memory of this machine."""
+    """`GPU N`, or the constant `CPU`."""
     parts: Counter[str]
     """Bytes by part."""
     kv_tokens: int = 0
@@ -164,7 +166,8 @@ class Plan:
         """Refuse a run that does not fit.
 
         Raises:
-            ConfigError: with the fullest place, its largest part, and the key to change.
+            ConfigError: it does not fit; the error has the fullest place, its largest part, and
+                the key to change.
         """
         ((place, needed),) = self.needed().most_common(1)
         if needed > self.device.memory_bytes:
@@ -174,7 +177,9 @@ class Plan:
             )
 
     def _largest_part(self, place: str) -> str:
-        """Name the largest part in a place that a key can make smaller, and the key."""
+        """Return a clause with the largest part in a place that a key can make smaller, and the
+        key.
+        """
         here = [process for process in self.processes if process.place == place]
         parts = ((size, part, each) for each in here for part, size in each.parts.items())
         for size, part, process in sorted(parts, key=lambda entry: -entry[0]):
@@ -263,6 +268,7 @@ def processes_of(
 
 
 def _embedded(config: Config, shape: Shape, name: str) -> ProcessMemory:
+    """Plan an embedded engine, which computes in float32 on CPU cores."""
     token = shape.kv_token_bytes(ITEMSIZE["float32"])
     tokens = config.engine.max_contexts * config.engine.max_tokens
     weights = ITEMSIZE["float32"] * shape.num_weights
@@ -274,7 +280,7 @@ def _embedded(config: Config, shape: Shape, name: str) -> ProcessMemory:
 def _sglang(
     config: Config, shape: Shape, device: Device, name: str, gpu: int, is_first: bool
 ) -> ProcessMemory:
-    """Plan one of an SGLang engine's GPUs."""
+    """Plan one GPU of an SGLang engine."""
     server: dict[str, Any] = getattr(config.engine, "server", {})
     itemsize = ITEMSIZE.get(server.get("dtype", config.policy.dtype), 2)
     gpus = config.engine.num_gpus
@@ -293,7 +299,7 @@ def _sglang(
 
 
 def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
-    """Yield a plan in lines for people: memory by process and part, operations, seconds, caches.
+    """Yield the lines of a plan: memory by process and part, operations, seconds, caches.
 
     Args:
         tflops: as for `Plan.step_s`.

@@ -24,8 +24,8 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_document, read_records
 
 BOUND_OF = {"sync": 0, "one_step": 1}
-"""Rules that ignore `admission.max_staleness` because they have a bound of their own, in steps: the
-matrix has one cell of them, not one for each bound.
+"""Bounds, in steps, of the rules that ignore `admission.max_staleness`. A matrix has one cell with
+such a rule, not one for each bound.
 """
 AVERAGED = (
     "over_bound_share",
@@ -50,7 +50,7 @@ class Setting:
     label: str = field(compare=False)
     """The setting in a few words."""
     folder: str = field(compare=False)
-    """The setting in a file name; no other setting of the matrix has it."""
+    """Beginning of the names of its runs' folders, unique in the matrix."""
     assignments: Sequence[str] = field(compare=False)
     """Changes to the configuration, as `key=value`."""
     columns: Mapping[str, Any] = field(compare=False)
@@ -58,11 +58,13 @@ class Setting:
     place: float = field(compare=False)
     """Position on the x axis of the chart of returns."""
     place_name: str = field(compare=False)
-    """The same in words, for the legend of one method."""
+    """Text for `place`, in the legend of a chart with one method."""
     method: str = field(compare=False)
-    """Settings of one method differ only in their place: a chart joins them by a line."""
+    """Name of the line on which a chart draws the setting: settings of one line differ in `place`.
+    """
     flow: str = field(compare=False)
-    """Settings of one flow have tokens of the same ages."""
+    """Settings with equal `flow` train on tokens of the same ages, so their age figures are pooled.
+    """
     allowed_age: int | None = field(default=None, compare=False)
     """The largest age in steps that the setting allows; `None` if it does not limit ages."""
 
@@ -124,7 +126,8 @@ def cells(
 ) -> list[Cell]:
     """Return the cells of an ablation: every bound with every rule, correction, lag and seed.
 
-    Cells of one seed stand together, so that an interrupted matrix is a matrix of fewer seeds.
+    All cells of a seed come before those of the next one, so that an interrupted matrix is a
+    complete matrix of fewer seeds.
     """
     product = itertools.product(seeds, lags, bounds, rules, corrections)
     found = (
@@ -169,8 +172,8 @@ def read_cell(cell: Cell, run: RunDirectory) -> FinishedRun:
 def bounds_that_did_not_act(finished: Iterable[FinishedRun]) -> str:
     """Return a sentence about the settings in which no token was as old as the bound allows, or "".
 
-    Such settings do not differ in the age of their tokens, whatever their returns say: if actors
-    are slower than the learner, no trial waits long enough to become old.
+    In such settings the bound had no effect, so differences between their returns are chance. It
+    happens if actors are slower than the learner: then no trial waits long enough to become old.
     """
     oldest = dict[tuple[Setting, int], float]()
     for run in finished:
@@ -178,7 +181,7 @@ def bounds_that_did_not_act(finished: Iterable[FinishedRun]) -> str:
         if allowed is not None:
             own = run.cell.setting, allowed
             oldest[own] = max(oldest.get(own, 0.0), run.figures["staleness_max"])
-    idle = [own for own in oldest if oldest[own] < own[1]]
+    idle = [(setting, allowed) for (setting, allowed), age in oldest.items() if age < allowed]
     if not idle:
         return ""
     bound = max(allowed for _, allowed in idle)
@@ -191,6 +194,7 @@ def bounds_that_did_not_act(finished: Iterable[FinishedRun]) -> str:
 
 
 def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
+    """Return the figures of a run by name; NaN if the run did not record it."""
     stale, trials = summary["staleness"], summary["trials"]
     last = {
         f"{split}_last_return": summary["evaluation"][split]["return_by_episode"][-1]
@@ -218,8 +222,9 @@ def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
 
 
 def _curve(records: RunRecords) -> list[tuple[int, float, float]]:
-    rules = records.config.admission
-    batch = rules.groups_per_step * rules.trials_per_group
+    """Return a point for each step; see `FinishedRun.curve`."""
+    admission = records.config.admission
+    batch = admission.groups_per_step * admission.trials_per_group
     return [
         (record["step"] * batch, record["time_s"], record["return_by_episode"][-1])
         for record in records.metrics
@@ -227,6 +232,7 @@ def _curve(records: RunRecords) -> list[tuple[int, float, float]]:
 
 
 def _ages(records: RunRecords) -> list[dict[int, float]]:
+    """Return shares of tokens by age; see `FinishedRun.ages`."""
     endings = ["", *(f"_episode_{k + 1}" for k in range(records.config.trial.episodes))]
     return [_histogram(records.metrics, ending) for ending in endings]
 
@@ -243,12 +249,13 @@ def _histogram(metrics: Sequence[Record], ending: str) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The question of a matrix, in the words of its page."""
+    """What a matrix is about, for its page."""
 
     heading: str
     axis: str
     """Label of the x axis, on which settings have their `place`."""
     is_about_age: bool = False
+    """Whether the page shows the ages of tokens."""
 
 
 STALENESS = Subject("What staleness costs", "bound plus lag, steps", is_about_age=True)
@@ -256,7 +263,7 @@ STALENESS = Subject("What staleness costs", "bound plus lag, steps", is_about_ag
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix whose configurations were checked, so that it can run."""
+    """A matrix whose configurations have been checked."""
 
     root: Path
     title: str
@@ -265,7 +272,7 @@ class Matrix:
     parallel: int
     """Number of runs at a time."""
     for_s: float
-    """Seconds after the first start within which all other runs must start."""
+    """Time limit for starting runs, in seconds after the first start; later runs are left out."""
     subject: Subject = STALENESS
 
     def run_of(self, cell: Cell) -> RunDirectory:

@@ -33,7 +33,7 @@ _RATES = ("trials_per_s", "generated_tokens_per_s", "trained_tokens_per_s")
 
 
 def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) -> dict[str, Any]:
-    """Return the content of `summary.json`.
+    """Return the content of `summary.json`, without the parts that the run did not record.
 
     Returns are per unit of the environment, intervals are half-widths at 95 %, staleness is in
     steps, mismatches are in nats. Rates are means over the training time, including waits.
@@ -82,6 +82,7 @@ def write_summary(run: RunDirectory, summary: Record) -> None:
 
 
 def _identity(records: RunRecords) -> Record:
+    """Return what was run: seed, steps, environment and credit, and whether the run is complete."""
     config = records.config
     last: int = records.metrics[-1]["step"] if records.metrics else 0
     steps = int(records.learner.get("version", last))
@@ -103,7 +104,7 @@ def _identity(records: RunRecords) -> Record:
 
 
 def _staleness(records: RunRecords) -> Record:
-    """Return staleness over all trained tokens: a step counts by the tokens that it trained."""
+    """Return staleness over all trained tokens, and how admission treated long trials."""
     metrics = [record for record in records.metrics if "staleness_mean" in record]
     if not metrics:
         return {}
@@ -118,11 +119,12 @@ def _staleness(records: RunRecords) -> Record:
         "over_bound_share_by_episode": [
             _over_tokens(records, f"over_bound_share_episode_{episode}") for episode in episodes
         ],
-        **records.learner.get("fates", {}),
+        **records.learner.get("fates", {}),  # length_bias and wasted_share
     }
 
 
 def _over_tokens(records: RunRecords, name: str) -> float:
+    """Return the mean of a metric over steps, weighted by the tokens of each step."""
     steps = zip(records.metrics, records.step_s(), strict=True)
     known = [(record, seconds) for record, seconds in steps if name in record]
     tokens = [record["generated_tokens_per_s"] * seconds for record, seconds in known]
@@ -130,7 +132,10 @@ def _over_tokens(records: RunRecords, name: str) -> float:
 
 
 def _prefix_cache(records: RunRecords) -> Record:
-    """Return shares of prompt tokens: from the totals or, without them, as means over steps."""
+    """Return the shares of prompt tokens that caches held.
+
+    They come from the totals of the run or, if it was interrupted, are means over steps.
+    """
     if totals := records.learner.get("totals"):
         rates = prefix_rates(totals)
     else:
@@ -145,7 +150,10 @@ def _mean_over_steps(records: RunRecords, name: str) -> float:
 
 
 def _mismatch(measured: Sequence[Record]) -> Record:
-    """Return |learner - engine| log-probs, over tokens of equal version of weights and KV cache."""
+    """Return the difference of log-probs, |learner - engine|, in nats.
+
+    Only tokens count whose weights and KV cache had the version that the step began with.
+    """
     known = [each for each in measured if "logprob_mismatch_max" in each]
     tokens = [each["equal_version_tokens"] for each in known]
     if not known:

@@ -1,6 +1,4 @@
-"""Scripted trials, for warm starts: trials as a policy could have played them, with a script's
-actions.
-"""
+"""Play trials by a script instead of a policy, in the same transcripts, for warm starts."""
 
 import random
 import re
@@ -25,15 +23,17 @@ from mage_async.trials.trial_run import TrialRun
 
 @dataclass(slots=True)
 class GuidedScript:
-    """Follows guidance in the first episode where it applies, and another script otherwise.
+    """Script that follows guidance in the first episode, and otherwise another script.
 
-    The other script chooses at every state, so that it sees all of them.
+    The other script is asked in every state, also where its choice is not used, so that it sees all
+    of the trial.
     """
 
     script: Script
     guidance: Mapping[str, str]
-    """Action for each state."""
+    """Advised action by state."""
     _first: Play | None = None
+    """The play of the first episode."""
 
     def choose(self, play: Play) -> str:
         """Return the next action."""
@@ -45,10 +45,10 @@ class GuidedScript:
 
 
 class RandomScript:
-    """Chooses any legal action, or any declared word where a turn lists no actions.
+    """Script that chooses any legal action, or any declared word if a turn lists no actions.
 
     Args:
-        words: declared words of an environment, which may be none.
+        words: declared words of the environment; may be empty.
     """
 
     def __init__(self, source: random.Random, words: Sequence[str]) -> None:
@@ -79,11 +79,12 @@ def scripted_trial(
 ) -> Trial:
     """Return a trial in which a script of the environment chooses every action.
 
-    A remark repeats the last words of the game in its context: short, and true.
+    The text of a remark is the last words of the environment in its context, so that what the
+    policy learns to write is short and true.
 
     Args:
-        guidance: strategies that the prompts begin with, and that the script follows.
-        is_random: any legal action is chosen instead.
+        guidance: strategies with which the prompts begin, and which the script follows.
+        is_random: whether to choose any legal action instead of the script's.
     """
     source = random.Random(f"{task.seed}/{index}/script")
     part = component_of(environment, task.member)
@@ -107,8 +108,9 @@ def word_tokens(environment: Environment, chat: ChatFormat) -> frozenset[int]:
 
 
 def random_task(environment: Environment, split: Split, source: random.Random) -> Task:
-    """Draw a task uniformly over task variants and seats; of a mix, over those of a component drawn
-    by the shares.
+    """Draw a task uniformly over task variants and seats.
+
+    In a mix, a component is drawn first, with probability proportional to its share.
     """
     name = environment.facts.name
     if isinstance(environment, Mix):
@@ -127,15 +129,16 @@ def _answer(
     chat: ChatFormat,
     parser: ActionParser,
 ) -> list[int]:
+    """Return the completion of a script: its action or, for a remark, words of the prompt."""
     if run.kind is Kind.ACT:
         return _tagged(parser, Kind.ACT, list(chat.encode(f" {script.choose(run.play)}")), chat)
     seen = [token for token in cast("list[int]", prompt.tokens.tolist()) if token in words]
-    room = prompt.sampling.max_tokens - 1
+    room = prompt.sampling.max_tokens - 1  # one token is left for the closing tag
     return _tagged(parser, run.kind, seen[-room:] if room else [], chat)
 
 
 def _tagged(parser: ActionParser, kind: Kind, inside: list[int], chat: ChatFormat) -> list[int]:
-    """Add the tags that the transcript does not write."""
+    """Add those tags around a text that the policy has to write itself."""
     opening = [] if parser.prefill(kind) else list(chat.encode(f"<{NAMES[kind]}>"))
     leaves_open = kind is Kind.ACT and parser.forced == "both"
     closing = [] if leaves_open else list(chat.encode(f"</{NAMES[kind]}>"))
@@ -143,31 +146,32 @@ def _tagged(parser: ActionParser, kind: Kind, inside: list[int], chat: ChatForma
 
 
 def _completion(ids: list[int]) -> Completion:
+    """Return tokens as a completion of version 0, with log-probs of 0."""
     tokens = np.array(ids, np.int32)
     runs = (VersionRun(0, 0, 0),)
     return Completion(tokens, np.zeros(len(ids), np.float32), runs, "stop", 0)
 
 
-# The shortest context of a trial.
+# A lower bound on the context that a trial needs.
 
 
 NUM_TRIALS = 3
-"""Number of scripted trials that are measured: they differ in length, and a longer one costs one
-group.
+"""Number of scripted trials that are measured. The shortest of them counts: if a configuration has
+no room even for that one, no group can be completed, while too long a trial costs one group only.
 """
 _MARKS = re.compile(r"(<\|user\|>|<\|assistant\|>|</?action>|</?remark>)")
 
 
 def shortest_context(environment: Environment, config: TrialConfig, chat: ChatFormat) -> int:
-    """Return the length of the longest context, with one sampled token, in the shortest of a few
-    trials.
+    """Return a lower bound, in tokens, on the context length that a trial needs.
 
-    This is a lower bound on the length of a policy's prompts, known before there is a tokenizer: a
-    word, a tag or a role is one token. No known tokenizer joins words across a space, and every
-    chat template writes at least the role.
+    Each scripted trial needs its longest prompt and one sampled token; the result is the minimum
+    over `NUM_TRIALS` of them. No tokenizer is needed: a word, a tag or a role counts as one token,
+    because no known tokenizer joins words across a space, and every chat template writes the role.
 
     Args:
-        chat: `chat_in_words()`, which the settings' prompts are written for too.
+        config: made for the same `chat`.
+        chat: `chat_in_words()`.
     """
     source = random.Random(0)
     tasks = [random_task(environment, "train", source) for _ in range(NUM_TRIALS)]
@@ -176,7 +180,7 @@ def shortest_context(environment: Environment, config: TrialConfig, chat: ChatFo
 
 
 def chat_in_words() -> ChatFormat:
-    """Return a chat in which each word is a token, numbered in order of appearance."""
+    """Return a chat format in which each word is a token, numbered in order of appearance."""
     ids: dict[str, int] = {}
 
     def tokenize(text: str) -> Tokens:

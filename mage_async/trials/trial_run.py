@@ -1,9 +1,8 @@
-"""One trial as a state machine without I/O: it yields prompts, receives completions, and ends as a
-`Trial`.
+"""Play one trial as a state machine without I/O: prompts out, completions in, a `Trial` at the end.
 
-Actors, evaluators and scripts drive it. `duels.py` composes runs of two sides into games between
-two policies. There, the outcome of an action is `PENDING` until the other seat has acted, and a
-game of the policy against itself ends as two trials.
+Actors, evaluators and scripts drive it. `duels.py` joins two runs, one for each side, into a game
+between two policies. There, the outcome of an action is `PENDING` until the other side has acted,
+and a game of the policy against itself ends as two trials.
 """
 
 import math
@@ -50,14 +49,13 @@ from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
 
 TEMPLATE_TOKENS = 16
-"""Tokens that a chat template writes around a message and the first token of its answer, about."""
+"""Estimate of the tokens that a chat template writes around a message, and of the answer's first
+token."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Token counts of a trial's prompts, and special tokens in observations; the names are those of
-    `Trial`.
-    """
+    """Counts over a trial; the fields of `Trial` with the same names describe them."""
 
     num_prompt_tokens: int = 0
     num_reused_tokens: int = 0
@@ -78,6 +76,7 @@ class _PendingAction(NamedTuple):
     """An action without an outcome yet."""
 
     start: int
+    """Where the completion begins in its segment of the transcript."""
     completion: Completion
     action: str
     anchor: str
@@ -88,17 +87,17 @@ class TrialRun:
 
     `while (prompt := run.next_prompt()) is not None: run.receive(await engine.complete(prompt))`
 
-    A *slow* environment is one whose methods may block, such as a class of a user. It does not
-    answer at once: before each `next_prompt`, make the calls that `next_call` returns, and pass
-    their results to `answer`.
+    A *slow* environment is one whose methods may block, such as a user's class, so the caller makes
+    its calls elsewhere: before each `next_prompt`, make the calls that `next_call` returns, and
+    pass their results to `answer`.
 
     Args:
         index: number of the trial in its group.
         name: prefix of the names of its contexts in the engine.
-        swap: another task, played in the last episode: the causal control of adaptation.
-        begin: creates the play of an episode whose other seat is not the environment's; see
-            `duels.py`.
-        after: finished episodes of this trial, behind which it is continued; None: it begins.
+        swap: another task, which replaces the task in the last episode, as a control of adaptation.
+        begin: creates the play of an episode in which a policy has the other seat (`duels.py`);
+            None: the environment's own play.
+        after: finished episodes of this trial, after which it is continued; None: it begins.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class TrialRun:
         part = component_of(environment, task.member)
         self._config = config = config if part is environment else config.for_environment(part)
         self._facts = part.facts
-        self._name, self._swap, self._begin = name, swap, begin or self._begin_alone
+        self._name, self._swap, self._make_play = name, swap, begin or self._play_alone
         self._chat = chat.offering(part.tools)
         self._transcript = Transcript(self._chat, config.parser)
         self._turns: list[Turn] = []
@@ -134,17 +133,19 @@ class TrialRun:
         """Kind of the next completion."""
         self._earned = 0.0
         """Reward of the current episode so far."""
-        self._info_room = MAX_TRIAL_INFO_CHARS
-        """Characters of `info` that the trial's record still has room for."""
-        self._room = math.inf
-        """Length, in tokens, up to which a prompt continues the current episode."""
+        self._info_left = MAX_TRIAL_INFO_CHARS
+        """Characters of `info` for which the trial's record still has room; below 0 once it is
+        full.
+        """
+        self._prompt_limit = math.inf
+        """If the next prompt would be longer than so many tokens, the current episode is cut."""
         self.is_over = False
         """Whether the trial needs no more completions."""
         self._cut_at: int | None = None
         """The episode in which the trial was cut short; `None`: it was not."""
         self._last_message: str | None = ""
-        """The environment's last words of the episode before, while the current episode has not
-        begun; `None`: it has begun.
+        """The last observation of the episode before, until the current episode begins; then
+        `None`.
         """
         self._acted: _PendingAction | None = None
         """The action that has no outcome yet."""
@@ -154,7 +155,8 @@ class TrialRun:
         """Calls that close the objects of ended episodes."""
         self._slow: SlowPlay | None = None
         """The current play, if its environment is slow."""
-        # An adviser, and the other seat of a duel, may remember the episodes that they have seen.
+        # Another process cannot continue a trial whose adviser, or whose other seat in a duel, may
+        # remember the episodes that it has seen.
         self._resumes = config.resumes and not config.advisers and begin is None and swap is None
         self._after = after
         if after is not None:
@@ -181,7 +183,7 @@ class TrialRun:
             self.observe(outcome)
 
     def abandon(self) -> list[Call]:
-        """End the trial in any state; return the calls that close the environment's objects."""
+        """Give the trial up in any state; return the calls that close the environment's objects."""
         self._close_play()
         closings, self._closings = self._closings, []
         return closings
@@ -228,8 +230,8 @@ class TrialRun:
 
     @property
     def is_between_episodes(self) -> bool:
-        """Whether an episode has ended, the next one has not begun for the agent, and the trial
-        may be continued there in another process.
+        """Whether another process may continue the trial now: an episode has ended, and the next
+        one has not begun for the agent.
         """
         return self._resumes and self.episode > 0 and self._last_message is not None
 
@@ -244,9 +246,9 @@ class TrialRun:
         return [f"{self._name}.{number}" for number in range(1, self._transcript.num_segments + 1)]
 
     def cut_short(self) -> None:
-        """End the trial because the last prompt cannot be answered, and record the episode."""
+        """End the trial because its last prompt cannot be answered, and record in which episode."""
         self.is_over = True
-        # A reflection is requested after its episode: that one is complete, the next one is cut.
+        # A reflection is requested after the end of its episode, so the next episode is cut.
         self._cut_at = self.episode + (self.kind is Kind.REFLECT)
 
     def trials(self, duration_s: float = 0.0) -> tuple[Trial, ...]:
@@ -283,11 +285,13 @@ class TrialRun:
         self._turns = list(trial.turns)
         self._remarks = [turn.action for turn in trial.turns if turn.kind is Kind.REFLECT]
         self._counts = Counts(**{name: getattr(trial, name) for name in Counts.__slots__})
-        self._info_room -= sum(len(turn.info) for turn in trial.turns)
+        self._info_left -= sum(len(turn.info) for turn in trial.turns)
+        # The turns hold a note instead of the infos that had no room, so their sum is too small.
         if any(turn.info == TRIAL_IS_FULL for turn in trial.turns):
-            self._info_room = -1
+            self._info_left = -1
 
     def _act(self, start: int, completion: Completion, action: str | None) -> None:
+        """Pass an action to the environment, whose outcome may come later (`PENDING`)."""
         with environment_code(self._task, self._turn_name()):
             self._acted = _PendingAction(start, completion, action or "", self._play.anchor)
             self._record_alternative(start, completion, action or "")
@@ -327,8 +331,8 @@ class TrialRun:
         self._earned += outcome.reward
         if outcome.is_done or self._index_in_episode == self._config.max_turns:
             self._end_episode(outcome)
-        elif self._transcript.length_with(outcome.observation, Kind.ACT) > self._room:
-            # The observation may be what does not fit, so the context goes on without it.
+        elif self._transcript.length_with(outcome.observation, Kind.ACT) > self._prompt_limit:
+            # The observation is dropped too, because it may be what does not fit.
             self._counts.num_cut_episodes += 1
             self._end_episode(replace(outcome, observation="", tool_answers=()))
         elif outcome.tool_answers and not self._wants_strategy():
@@ -348,12 +352,13 @@ class TrialRun:
         send(f"{message} {more}".strip(), self.kind)
 
     def _wants_strategy(self) -> bool:
+        """Return whether the policy writes a strategy before the next action."""
         wanted = self._config.strategy
         return wanted == "turn" or (wanted == "episode" and self._index_in_episode == 0)
 
     def _begin_play(self) -> Play:
         """Create the play of the next episode; a fast play never needs calls."""
-        play = self._begin(self.episode)
+        play = self._make_play(self.episode)
         self._slow = play if isinstance(play, SlowPlay) else None
         return play
 
@@ -363,6 +368,7 @@ class TrialRun:
             self._closings.append(call)
 
     def _end_episode(self, outcome: Outcome) -> None:
+        """End the episode, and the trial, request a reflection, or go on to the next episode."""
         self._close_play()
         if self.episode + 1 == self._config.num_episodes or self._succeeded():
             self._transcript.close(outcome.observation)
@@ -389,6 +395,7 @@ class TrialRun:
             self._transcript.add_message(self._config.prompts.act, Kind.ACT)
 
     def _next_episode(self, last_message: str) -> None:
+        """Create the next episode; `_begin_episode` sends its first observation later."""
         self.episode, self._index_in_episode, self.kind = self.episode + 1, 0, Kind.ACT
         self._earned = 0.0
         self._last_message = last_message
@@ -408,17 +415,18 @@ class TrialRun:
                 self._transcript.close(last_message)
             message = prompts.opening(self.episode, observation, self._remarks)
             self._send(self._transcript.open, message)
-        self._room = self._longest_prompt(observation)
+        self._prompt_limit = self._longest_prompt(observation)
 
     def _longest_prompt(self, observation: str) -> float:
-        """Return the length, in tokens, up to which a prompt continues the episode that begins.
+        """Return the length, in tokens, beyond which the episode that begins is cut.
 
-        The room that is left in the engine's context is shared evenly by the episodes that are
-        still to be played in it, and each has room for its first turn. What an episode leaves goes
-        to those after it.
+        The tokens left in the engine's context are shared evenly by the episodes that are still to
+        be played in it, and enough is kept for the first turn of each. Tokens that an episode does
+        not use go to the episodes after it.
 
         Args:
-            observation: the first of the episode, from which that of the next one is estimated.
+            observation: first observation of the episode; that of the next one is assumed to be as
+                long.
         """
         config, used = self._config, self._transcript.num_tokens
         if not config.max_tokens:
@@ -436,7 +444,7 @@ class TrialRun:
         share = (config.max_tokens - used) / num_left
         return min(used + share, config.max_tokens - completion - openings)
 
-    def _begin_alone(self, episode: int) -> Play:
+    def _play_alone(self, episode: int) -> Play:
         """Create the play of an episode against the environment."""
         is_last = episode + 1 == self._config.num_episodes
         task = self._swap if self._swap is not None and is_last else self._task
@@ -468,14 +476,14 @@ class TrialRun:
 
     def _bounded_info(self, info: str) -> str:
         """Return the info, or a note if the trial's record has no room for it."""
-        self._info_room -= len(info)
-        return info if not info or self._info_room >= 0 else TRIAL_IS_FULL
+        self._info_left -= len(info)
+        return info if not info or self._info_left >= 0 else TRIAL_IS_FULL
 
     def _turn_name(self) -> str:
         return f", episode {self.episode + 1}, turn {self._index_in_episode + 1}"
 
     def _role_changes(self) -> tuple[int, ...]:
-        """Return where in the context the role changes, the coming turn included."""
+        """Return the places in the context where the role changes, up to the next completion."""
         config, segment = self._config, self._transcript.num_segments - 1
         if config.second_role is None:
             return ()
@@ -495,6 +503,7 @@ class TrialRun:
             return restriction_of(self._play, self._chat, self._config.parser)
 
     def _wants_fresh_keys(self) -> bool:
+        """Return whether the engine shall recompute keys and values that older weights computed."""
         first = Kind.ACT if self._config.strategy == "none" else Kind.STRATEGY
         begins = self._index_in_episode == 0 and self.kind is first and self.episode > 0
         return self._config.fresh_keys == "turn" or (
@@ -513,7 +522,8 @@ class TrialRun:
 
 def turn_seed(task_seed: int, trial: int, turn: int) -> int:
     """Return a 63-bit seed for one completion; distinct trials and turns get unrelated seeds."""
-    # A multiplicative hash with the constants of SplitMix64 (Steele et al. 2014).
+    # A multiplicative hash with the constants of SplitMix64 (Steele et al. 2014), because sums of
+    # small numbers would give different turns the same seed.
     mixed = (task_seed * 0x9E3779B97F4A7C15 + trial * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     return ((mixed ^ (mixed >> 31)) + turn * 0x94D049BB133111EB) % 2**63
 
@@ -523,8 +533,9 @@ def turn_seed(task_seed: int, trial: int, turn: int) -> int:
 
 @contextmanager
 def environment_code(task: Task, turn: str = "") -> Iterator[None]:
-    """Context manager for environment code: any exception becomes an `EnvironmentFault` that names
-    the task, and costs one group.
+    """Turn any exception of an environment's code into an `EnvironmentFault` that names the task.
+
+    Such a fault costs one group.
 
     Args:
         turn: the episode and turn, if they are known.
@@ -533,13 +544,13 @@ def environment_code(task: Task, turn: str = "") -> Iterator[None]:
         yield
     except EnvironmentFault as fault:
         raise EnvironmentFault(f"{_place_text(task)}{turn}: {fault}") from fault
-    except Exception as error:  # the border to foreign code
+    except Exception as error:  # the code may be a user's, and raise anything
         where = _place_text(task) + turn
         raise EnvironmentFault(f"{where}: raised {type(error).__name__}: {error}") from error
 
 
 def _place_text(task: Task) -> str:
-    """Return the task as the beginning of an error message."""
+    """Return the beginning of an error message, which names the task."""
     return f"{task.environment} against {task.member!r}, seed {task.seed}"
 
 
@@ -553,11 +564,11 @@ def _outcome_fault(outcome: Outcome) -> str | None:
     return observation_fault(outcome.observation)
 
 
-# Alternatives of an adviser (`mage_async/methods/method.py`).
+# An adviser (`mage_async/methods/method.py`) names an action that the policy could have taken.
 #
-# An adviser is asked before the environment has seen the policy's action, so both act in the same
-# state. Its action travels with the trial (`Alternative`): a learner, or a replay of the journal,
-# needs neither the environment nor the adviser.
+# It is asked before the environment has seen the policy's action, so both actions are for the same
+# state. The advised action is stored in the trial (`Alternative`), so that neither the learner nor
+# a replay of the journal needs the environment or the adviser.
 
 
 def placed(
@@ -568,32 +579,32 @@ def placed(
     chat: ChatFormat,
     parser: ActionParser,
 ) -> Alternative:
-    """Return an alternative with the place where its tokens part from the policy's.
+    """Return an alternative with the first token in which it differs from the completion.
 
     Args:
-        start: where in its segment the completion begins.
-        tokens: of the completion.
-        action: parsed from the completion.
+        start: where the completion begins in its segment.
+        tokens: tokens of the completion.
+        action: the action that was parsed from the completion.
     """
-    parting = _parting(tokens, action, alternative.action, chat, parser)
-    if parting is None:
+    difference = _first_difference(tokens, action, alternative.action, chat, parser)
+    if difference is None:
         return alternative
-    place, token = parting
+    place, token = difference
     return replace(alternative, place=start + place, token=token)
 
 
-def _parting(
+def _first_difference(
     tokens: Sequence[int], action: str, wanted: str, chat: ChatFormat, parser: ActionParser
 ) -> tuple[int, int] | None:
-    """Return the place and the token of the first difference if the wanted action replaces the
-    sampled one; `None` if there is none.
+    """Return the place and the new token of the first difference if the wanted action replaced the
+    sampled one; `None` if there is no difference, or the completion begins otherwise.
     """
     first = _first_of_action(tokens, chat, parser)
     text = chat.decode(tokens[first:])
-    begun = text.lstrip()
-    if wanted == action or not action or not begun.startswith(action):
+    stripped = text.lstrip()
+    if wanted == action or not action or not stripped.startswith(action):
         return None
-    lead = text[: len(text) - len(begun)]
+    lead = text[: len(text) - len(stripped)]  # keeps the space before the action
     closing = "" if parser.has_tools else f"</{NAMES[Kind.ACT]}>"
     instead = chat.encode(f"{lead}{wanted}{closing}")
     pairs = enumerate(zip(tokens[first:], instead, strict=False), first)
@@ -601,7 +612,7 @@ def _parting(
 
 
 def _first_of_action(tokens: Sequence[int], chat: ChatFormat, parser: ActionParser) -> int:
-    """Return the number of the completion's token with which the action begins."""
+    """Return the index of the completion's token with which the action begins."""
     if parser.has_tools or parser.prefill(Kind.ACT):
         return 0
     tag, text = f"<{NAMES[Kind.ACT]}>", chat.decode(tokens)

@@ -1,9 +1,9 @@
 """Boxes: one of two buttons opens each box.
 
 Rules: an episode visits each box once; at a box the agent presses one button, and then sees the
-right one. Hidden is the code of right buttons, which stays for the whole trial. Knowledge of a box
-helps only in later episodes: half of the boxes open without memory, all of them with it. There is
-no chance.
+right one. The code of right buttons is hidden, and the same in all episodes. What the agent sees at
+a box helps only in later episodes: without memory half of the boxes open, with it all of them.
+Nothing is random.
 """
 
 import itertools
@@ -38,15 +38,16 @@ _HELDOUT = {
     5: ("lllll", "lllrr", "llrlr", "lrllr"),
     6: ("llllll", "lllrlr", "llrlrr", "llrrrl", "lrllrr", "lrlrrl", "lrrlll", "lrrrlr"),
 }
-"""Held-out codes by the number of boxes; each also stands for its complement. All buttons are
-equally frequent in both splits, and two boxes are as independent as a quarter of the codes allows.
+"""Held-out codes by the number of boxes, by their initials. The complement of each is held out too,
+so both buttons of every box are equally frequent in both splits. The codes are chosen so that the
+buttons of any two boxes are as independent as a quarter of all codes allows.
 """
 _RULES = """Each of {count} boxes, {names}, is opened by one button: left or right.
 At each box press one. You are told the right button. It stays the same in all episodes."""
 
 
 class BoxesPlay(SoloPlay):
-    """One visit to each box. The anchor is the box: no other turn affects its reward."""
+    """One visit to each box. The anchor is the box, because no other turn affects its reward."""
 
     def __init__(self, code: Code, chance: Chance) -> None:
         self._code, self.chance, self.box = code, chance, 0
@@ -97,8 +98,8 @@ class Boxes(Game[Code]):
     Args:
         boxes: from 3 to 6; 4 have 16 codes and 5 have 32, a quarter of them held out.
         scripted: whether the script of a warm start `remembers` earlier episodes or `guesses`.
-        near: a code, such as `left-right-right-left`: the codes of all tasks, also held-out ones,
-            are similar to it, which a memory across tasks can learn. Empty: any code.
+        near: a code, such as `left-right-right-left`, to which the codes of all tasks are similar,
+            held-out ones included; a memory across tasks can learn it. Empty: any code.
         differ: number of boxes in which a code may differ from `near`.
 
     Raises:
@@ -124,8 +125,9 @@ class Boxes(Game[Code]):
                 name: code for name, code in codes.items() if num_equal(code, codes[near]) >= least
             }
         words = (*BUTTONS, *self._boxes, OPENED, SHUT, OVER, INVALID)
+        # An episode is won if every box opens.
         facts = facts_of("boxes", boxes, words, threshold=1 - 0.5 / boxes)
-        # `near` narrows the splits, not the codes that exist: `swaps` may return any.
+        # `near` narrows the splits only: `swaps` may return any of the codes.
         super().__init__(facts, split_by(played, _is_heldout), unsplit=codes)
 
     def rules(self) -> str:
@@ -170,7 +172,7 @@ def best_first_episode(codes: Sequence[Code]) -> float:
     """
     num_boxes, num_right = len(codes[0]), 0
     for box in range(num_boxes):
-        # For each course of the earlier boxes, how often each button is the next right one.
+        # For each sequence of earlier buttons, how often each button is the next right one.
         counts: defaultdict[Code, Counter[str]] = defaultdict(Counter)
         for code in codes:
             counts[code[:box]][code[box]] += 1
@@ -179,6 +181,7 @@ def best_first_episode(codes: Sequence[Code]) -> float:
 
 
 def _is_heldout(code: Code) -> bool:
+    """Return whether a code or its complement is among `_HELDOUT`."""
     shorts = ("".join(button[0] for button in each) for each in (code, _complement(code)))
     return any(short in _HELDOUT[len(code)] for short in shorts)
 

@@ -1,9 +1,9 @@
 """The guessing games: Mastermind, the number lock and Wordle.
 
 Rules: the agent guesses a hidden code; after each guess it is told how well the guess fits. Half of
-the return is for the most symbols that a guess has in place, half for the solution, worth more the
-sooner it comes. The code is the same in all episodes: every answer still holds in the next episode,
-also one of a lost episode, and an agent that remembers a solved code guesses it at once.
+the return is for the best guess, by its number of symbols in place; the other half is for the
+solution, and is larger the sooner it comes. The code is the same in all episodes, so every answer
+still holds in the next one, and an agent that remembers a solved code guesses it at once.
 """
 
 import itertools
@@ -37,9 +37,9 @@ The {what} is the same in all episodes."""
 TURN_LADDER = range(10, 1, -1)
 """Numbers of guesses, easiest first.
 
-A policy that was trained on an easier rung must not have met the held-out codes of a harder one.
-This holds for rungs with fewer guesses, which have the same split, and with longer codes, which are
-all new. With more symbols or more words the split is drawn anew, so there is no ladder of them.
+A policy that was trained on an easier rung must not have met the held-out codes of a harder one. So
+there are ladders of fewer guesses, which do not change the split, and of longer codes, which are
+all new. There are none of more symbols or more words, because these draw the split anew.
 """
 
 
@@ -210,10 +210,11 @@ def random_return(puzzle: Puzzle, secrets: Sequence[Code]) -> float:
 
 
 def _random_return(puzzle: Puzzle, secret: Code) -> float:
-    # A solution ends the episode with all symbols in place, so the expected number of placed
-    # symbols is the same as if the player went on for all turns.
+    # A solution, which ends the episode, has all symbols in place, so the largest number of symbols
+    # in place is the same as if the player went on for all turns.
     width, turns, num_codes = puzzle.width(), puzzle.turns, len(puzzle.codes)
     placed = [num_equal(secret, guess) for guess in puzzle.codes]
+    # For each number `most`, the probability that a guess has fewer symbols in place.
     below = [sum(each < most for each in placed) / num_codes for most in range(1, width + 1)]
     best = sum(1 - share**turns for share in below)
     chance = 1 / num_codes
@@ -256,7 +257,7 @@ class Mastermind(Guessing):
         super().__init__("mastermind", puzzle, words, rules)
 
 
-# A solver compares each guess with every code, again and again.
+# Cached, because solvers compare each guess with every code many times.
 @lru_cache(maxsize=1 << 17)
 def _colours_in_place(code: Code, guess: Code) -> str:
     placed = num_equal(code, guess)
@@ -339,7 +340,7 @@ class Wordle(Guessing):
         super().__init__("wordle", puzzle, told, _WORDLE.format(example=used[0]), noun="word")
 
 
-# A solver compares each guess with every word, again and again.
+# Cached, because solvers compare each guess with every word many times.
 @lru_cache(maxsize=1 << 17)
 def _letter_colours(code: Code, guess: Code) -> str:
     """Colour a guess. A letter is gold as often as the word has it beyond the green ones."""

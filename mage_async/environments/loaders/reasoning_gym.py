@@ -1,7 +1,7 @@
-"""`reasoning-gym:DATASET`: an episode is one question of a dataset, scored by the dataset itself.
+"""Load `reasoning-gym:DATASET`: an episode is one question of a dataset, scored by the dataset.
 
-A task is an index of the dataset. Both methods are coroutines, although they never wait: plain
-methods would run in several threads, and some datasets draw from the global random state.
+A task is an index of the dataset. `reset` and `step` are coroutines although they never wait:
+plain methods would run in several threads, and some datasets draw from the global random state.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from mage_async.errors import ConfigError
 
 
 class Episode(NumberedTasks):
-    """One question."""
+    """An episode of one question."""
 
     dataset: Any
 
@@ -48,14 +48,14 @@ def load(
     rules: str = "Answer the question. An answer is scored from 0 to 1.",
     config: Mapping[str, Any] | None = None,
 ) -> type:
-    """Return a class of questions.
+    """Return an environment class whose episodes are questions of a dataset.
 
     Args:
-        dataset: a name of reasoning-gym's, such as `chain_sum`.
-        size: number of questions of both splits.
-        seed: of the dataset.
-        rules: in words.
-        config: of the dataset, such as `min_terms`.
+        dataset: name of a dataset in reasoning-gym, such as `chain_sum`.
+        size: number of questions, in both splits together.
+        seed: seed of the dataset.
+        rules: rules in words, for the prompt.
+        config: configuration keys of the dataset, such as `min_terms`.
 
     Raises:
         ConfigError: there is no such dataset, its configuration is refused, or the library is
@@ -80,13 +80,14 @@ def load(
 
 
 def _dataset(name: str, dataset: str, config: Mapping[str, Any]) -> Any:
+    """Create a dataset of the library, after a check of its name and its configuration keys."""
     factory = library("reasoning_gym.factory", "reasoning-gym")
     if dataset not in factory.DATASETS:
         known = ", ".join(sorted(factory.DATASETS))
         raise ConfigError(
             f"environment {name!r}: reasoning-gym has no such dataset; it has {known}"
         )
-    # A registered dataset is its class and the dataclass of its configuration.
+    # The library registers a dataset as a pair: its class, and the dataclass of its configuration.
     keys = [field.name for field in fields(factory.DATASETS[dataset][1])]
     if unknown := sorted(set(config) - set(keys)):
         raise ConfigError(

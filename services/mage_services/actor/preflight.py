@@ -1,7 +1,7 @@
-"""The checks before a run's processes start: the policy fits the machine, and can play.
+"""Check before a run's processes start that its policy fits the machine, and can play.
 
-A child process loads a pretrained policy once and plays a few turns: the supervisor imports no
-torch, and the child's memory is free again before the run begins.
+A child process loads a pretrained policy once and plays a few turns. A child is used because the
+supervisor imports no torch, and so that this memory is free again before the run begins.
 """
 
 import asyncio
@@ -52,9 +52,10 @@ def run_preflight(config: Config, num_actors: int, say: Callable[[str], None]) -
     """Check the policy of a run, play its first turns, and raise deadlines that it would miss.
 
     Args:
-        say: takes lines for a person.
+        say: called with lines for the user.
 
-    Returns: the configuration, with longer deadlines where they are needed.
+    Returns:
+        The configuration, with longer deadlines and a smaller batch where they are needed.
 
     Raises:
         ConfigError, PolicyError: the policy cannot be trained or served as configured.
@@ -79,7 +80,7 @@ def run_preflight(config: Config, num_actors: int, say: Callable[[str], None]) -
             f"engine.max_tokens = {config.engine.max_tokens}: an episode that has used its share "
             "is cut there"
         )
-    if not seen.sentence:
+    if not seen.sentence:  # no turn was played, so nothing was measured
         return config
     turn_s = seen.turn_s
     say(f"policy: {seen.sentence}")
@@ -93,7 +94,7 @@ def run_preflight(config: Config, num_actors: int, say: Callable[[str], None]) -
 def _with_forecast(
     config: Config, pace: Pace | None, num_actors: int, say: Callable[[str], None]
 ) -> Config:
-    """Say how long the run will take, with a smaller batch where a step would take too long."""
+    """Make the batch smaller if a step would take too long, and say how long the run will take."""
     if pace is None or config.learner.device != "cpu":
         return config
     cores = len(os.sched_getaffinity(0))
@@ -106,6 +107,7 @@ def _with_forecast(
 
 
 def _check_files(config: Config, directory: Path, num_actors: int) -> Contexts:
+    """Check a model's size and its tokenizer by the files of its directory, without torch."""
     outline = check_outline(config, directory)
     _check_size(config, Size(outline.num_weights, outline.kv_token_bytes), num_actors)
     return check_files(config, directory)
@@ -130,14 +132,14 @@ class PreflightReport(msgspec.Struct, frozen=True):
     """Message from the child: its findings."""
 
     failed: str = ""
-    """Why the policy cannot be used; "" where it can."""
+    """Why the policy cannot be used; "" if it can."""
     contexts: Contexts | None = None
     sentence: str = ""
-    """The first turns in words; "" where none was played."""
+    """The first turns in words; "" if none was played."""
     turn_s: float = 0.0
     """Seconds of a turn of all trials of a group."""
     pace: Pace | None = None
-    """What a turn and a pass of training took; None where none was played."""
+    """Seconds of turns and of training that were measured; None if none was played."""
 
 
 def _preflight_in_child(config: Config, num_actors: int) -> PreflightReport:
@@ -173,6 +175,7 @@ def _preflight_in_child(config: Config, num_actors: int) -> PreflightReport:
 
 
 def _preflight(config: Config, num_actors: int, started_at: float) -> PreflightReport:
+    """Check the policy in the child process, and play its first turns if it is pretrained."""
     from mage_async.plan.first_turns import play_first_turns
     from mage_async.policy.prepare import source_directory
 
@@ -225,7 +228,7 @@ def check_gpu(config: Config, num_actors: int) -> None:
     """Check that the learner fits the GPU on which it is to compute.
 
     Raises:
-        ConfigError: it does not fit, or there is no GPU here; with the key to change.
+        ConfigError: it does not fit, or there is no GPU here; the error has the key to change.
     """
     from mage_async.plan.plan import plan_of
 

@@ -10,6 +10,7 @@ from mage_services.terminal import printing
 
 HELP = "List what a run's journal holds, a line a record, or export its trials."
 KINDS = ("head", "grant", "trial", "drop", "commit", "publication", "receipt")
+"""Kinds of records, by the words with which a line begins."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +44,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _list(run: RunDirectory, given: argparse.Namespace) -> None:
+    """Print a line for each record that the filters want."""
     from mage_async.protocol.journal_records import Commit, RecordFilter, line_of, trained_in
     from mage_services.journal.reader import open_journal
 
@@ -63,6 +65,7 @@ def _list(run: RunDirectory, given: argparse.Namespace) -> None:
 
 
 def _export(run: RunDirectory, given: argparse.Namespace) -> None:
+    """Write the trials that the filters want to a file."""
     from mage_async.inference.chat_files import load_chat
     from mage_services.journal.export import export, journaled_trials
 

@@ -1,7 +1,7 @@
 """Prepare a new run's policy, or resume a run from its newest checkpoint and its journal.
 
-The steps of the journal behind the checkpoint are trained again, and must come out as they were
-committed. On the way the ledger, the league and the states of methods are filled from the journal.
+The journal's steps after the checkpoint are trained again, and must give the weights that were
+committed. Meanwhile the ledger, the league and the states of methods are filled from the journal.
 """
 
 import json
@@ -40,12 +40,12 @@ from mage_services.learner.trainer_thread import Training, is_on_gpu
 from mage_services.processes.startup import Startup
 
 NOTE_S = 20.0
-"""Least seconds between two notes about steps that are trained again."""
+"""Least time in seconds between two notes about steps that are trained again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """A step that was trained again, for the run log."""
+    """A step that was trained again, for the run's records."""
 
     groups: list[Group]
     metrics: dict[str, Any]
@@ -68,9 +68,10 @@ class Prepared:
     segments: list[Segment]
     """Segments of the journal."""
     replayed: list[ReplayedStep]
-    """The steps behind the checkpoint."""
+    """Steps after the checkpoint, which were trained again."""
     lost_bytes: int
-    """Bytes of the journal's torn tail, which was cut off; no peer had heard of its records."""
+    """Bytes of incomplete records at the journal's end, which were cut off. No peer had been told
+    of these records."""
 
     def checkpoint_version(self) -> int:
         """Return the version of the newest checkpoint; 0 if there is none."""
@@ -86,12 +87,13 @@ def prepare(
     methods: Methods,
     gang: Gang,
 ) -> Prepared:
-    """Load the newest checkpoint, or else the prepared policy, and bring it up to date.
+    """Load the newest checkpoint, or else the prepared policy, and train the later steps again.
 
     Args:
-        report: Called with the progress of a warm start.
-        note: Called with sentences about steps that are trained again.
-        ledger: New; filled from the journal, as are `league` and `methods`.
+        report: called with the progress of a warm start.
+        note: called with sentences about steps that are trained again.
+        ledger: a new one, which is filled from the journal; so are `league` and `methods`.
+        gang: the other ranks of the learner.
     """
     config, run = startup.config, startup.run
     run.journal.mkdir(exist_ok=True)
@@ -110,7 +112,7 @@ def prepare(
         origin += f" ({training.difference})" if training.difference else ""
     _remove_lines_after(run.metrics, "step", training.trainer.version)
     _remove_lines_after(run.curve, "version", training.trainer.version)
-    # The states of methods at the current version are written again by the training loop.
+    # The training loop writes the states of methods at the current version again.
     _remove_lines_after(run.memory, "version", training.trainer.version - 1)
     return Prepared(training, origin, journal.segments, steps, lost_bytes)
 
@@ -123,16 +125,16 @@ def recover(
     methods: Methods,
     note: Callable[[str], None],
 ) -> list[ReplayedStep]:
-    """Fill ledger, league and methods from the journal, and train the steps behind the checkpoint.
+    """Fill ledger, league and methods from the journal, and train the steps after the checkpoint.
 
     Args:
-        note: Called at the first of these steps, and then at most every `NOTE_S` seconds, because
+        note: called at the first of these steps, and then at most every `NOTE_S` seconds, because
             the run waits for them.
 
     Raises:
         DeterministicFailure: the journal lacks records, or a step gives other weights than were
-            committed. The latter is only noted in `training.difference` on a GPU, and on another
-            number of ranks than before: there, sums are taken in another order.
+            committed. On a GPU, or with another number of ranks than before, such a difference is
+            only noted in `training.difference`, because sums are taken in another order there.
     """
     version = training.trainer.version
     if not journal.segments:
@@ -171,6 +173,7 @@ def recover(
             f"{training.run.journal} ends at step {ledger.version}, the newest checkpoint is of "
             f"step {version}: restore the journal, or remove it to go on without what it held"
         )
+    # Replay has set the configuration of each journaled step; from here on the run's own holds.
     training.adopt(training.config)
     methods.adopt(training.config)
     if not plays_alike(config_file.loads(records.config), training.config):
@@ -206,10 +209,10 @@ def _prepare_policy(startup: Startup, report: Callable[[Progress], None]) -> str
 
 
 def _remove_lines_after(file: Path, key: str, version: int) -> None:
-    """Remove the lines of JSON whose `key` is above `version`: the run goes on from there.
+    """Remove the lines of JSON whose `key` is above `version`, from which the run goes on.
 
-    Also removes a line that was written in part before a crash; a later line may have been appended
-    to it.
+    Damaged lines are removed too: a crash may have cut a line off, and a later one may have been
+    appended to it.
     """
     if not file.is_file():
         return

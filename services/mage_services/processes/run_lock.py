@@ -13,7 +13,7 @@ from mage_async.results.run_directory import RunDirectory
 
 
 def take_lock(run: RunDirectory) -> int:
-    """Take a run's lock, and return its descriptor; see `hold`.
+    """Take the lock of a run, and return the descriptor that holds it; see `hold`.
 
     Raises:
         RunError: another process runs this run.
@@ -29,10 +29,11 @@ def hold(file: Path, refusal: str) -> int:
     """Lock a file, and return the descriptor that holds the lock until it is closed.
 
     Raises:
-        RunError: another process holds the lock; `refusal` is its sentence.
+        RunError: another process holds the lock; the error says `refusal`.
         OSError: the directory cannot be written, or its file system has no locks.
     """
-    # not inheritable: a child that outlived a killed supervisor by a moment would keep the lock
+    # Descriptors of `os.open` are not inheritable. If they were, a child that outlives a killed
+    # supervisor by a moment would keep the lock.
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,8 +44,9 @@ def hold(file: Path, refusal: str) -> int:
 
 
 def is_held(file: Path) -> bool | None:
-    """Return whether a process of this machine holds the lock of a file, without touching the file;
-    None where the system does not list locks.
+    """Return whether a process of this machine holds the lock of a file, without locking it.
+
+    The result is None if the system does not list its locks, or there is no such file.
     """
     locks = Path("/proc/locks")
     if not locks.is_file() or not file.is_file():
@@ -54,7 +56,8 @@ def is_held(file: Path) -> bool | None:
 
 
 def _is_of(fields: list[str], node: str) -> bool:
-    """Return whether a line of /proc/locks, such as `1: FLOCK ADVISORY WRITE 815 fe:01:1311 0 EOF`,
-    is of an inode.
+    """Return whether a line of /proc/locks is about the inode `node`.
+
+    Such a line is `1: FLOCK ADVISORY WRITE 815 fe:01:1311 0 EOF`, where 1311 is the inode.
     """
     return len(fields) > 5 and fields[1] == "FLOCK" and fields[5].split(":")[-1] == node

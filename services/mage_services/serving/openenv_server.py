@@ -1,6 +1,8 @@
-"""A server of one environment over OpenEnv's WebSocket: a connection is a session.
+"""Serve one environment over OpenEnv's WebSocket; each connection is a session.
 
-ended by                  effect on the session
+A session ends as follows:
+
+ended by                  effect
 the client, `close`       closed; its place is free before the connection is closed
 the network               the same; a connection that does not answer a ping is closed
 no request for `idle_s`   the client receives `SESSION_ERROR`, and the connection is closed
@@ -35,7 +37,7 @@ _SCHEMA = {
 
 
 class OpenEnvServer:
-    """Answers requests; `serve` runs its `application`."""
+    """Server of one environment; `serve` runs its `application`."""
 
     def __init__(self, environment: Environment, limits: Limits, calls: CallRunner) -> None:
         self._environment, self._limits, self._calls = environment, limits, calls
@@ -53,6 +55,7 @@ class OpenEnvServer:
         self.application.on_shutdown.append(self._close_all)
 
     async def _connected(self, request: web.Request) -> web.WebSocketResponse:
+        """Serve one connection from its handshake to its end."""
         refuse_other_sites(request)
         socket = web.WebSocketResponse(heartbeat=PING_S, max_msg_size=MAX_REQUEST_BYTES)
         await socket.prepare(request)
@@ -66,7 +69,7 @@ class OpenEnvServer:
         self._open.add(socket)
         session = Session(self._environment, self._calls)
         try:
-            with suppress(ConnectionResetError):  # the client has left without a word
+            with suppress(ConnectionResetError):  # the client did not close the connection
                 await self._converse(socket, session)
         finally:
             self._open.discard(socket)
@@ -78,7 +81,9 @@ class OpenEnvServer:
         """Answer until the client or the network ends the session, or it is idle for too long."""
         clock = asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(None) as idle:  # ends the session: no request is lost by it
+            # The timeout is set only while the server waits for a request, so it never cancels the
+            # work on one.
+            async with asyncio.timeout(None) as idle:
                 while True:
                     idle.reschedule(clock() + self._limits.idle_s)
                     message = await socket.receive()
@@ -93,7 +98,7 @@ class OpenEnvServer:
             await socket.send_json(error_answer("SESSION_ERROR", text))
 
     async def _close_all(self, _: web.Application) -> None:
-        """Close all sessions concurrently; each waits a while for its client."""
+        """Close all connections concurrently, because each close waits a while for its client."""
         closing = (socket.close(code=WSCloseCode.GOING_AWAY) for socket in self._open)
         await asyncio.gather(*closing)
 

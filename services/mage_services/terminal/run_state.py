@@ -1,4 +1,4 @@
-"""The state of a running run, collected from the events of its processes."""
+"""Collect the state of a run that is going on from the status events of its processes."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from mage_async.results.progress import Progress, seconds, sentence
 Event = dict[str, Any]
 Phase = Literal["starting", "warm start", "training", "evaluating", "done"]
 WINDOW_S = 10.0
-"""Seconds over which the times of processes are shown."""
+"""Length in seconds of the window over which `RunState.shares` takes the times of processes."""
 PACE_STEPS = 20
-"""Steps over which the pace is measured."""
+"""Number of newest steps from which the remaining time is estimated."""
 MAX_STEPS_KEPT = 2000
 MAX_NOTES = 50
 
@@ -31,7 +31,7 @@ def lasting_line(process: str, event: Event) -> str | None:
 
 @dataclass(slots=True)
 class RunState:
-    """Everything that is shown of a run; only `take` changes it. Times are in seconds."""
+    """Everything that a terminal shows of a run; only `take` changes it. Times are in seconds."""
 
     config: Config
     began: float
@@ -46,8 +46,9 @@ class RunState:
     evaluating: int | None = None
     """The version whose final evaluation is being played."""
     trials: dict[str, int] = field(default_factory=dict)
+    """Number of trials by what became of them, such as trained or dropped."""
     processes: dict[str, str] = field(default_factory=dict)
-    """Last state of each process."""
+    """What each process did last, in a few words."""
     nodes: dict[str, str] = field(default_factory=dict)
     """Nodes of processes that run on a cluster."""
     progress: Progress | None = None
@@ -55,7 +56,8 @@ class RunState:
     notes: list[str] = field(default_factory=list)
     """Restarts, faults and remarks without repetitions, oldest first."""
     _blocked: deque[tuple[float, dict[str, dict[str, float]]]] = field(default_factory=deque)
-    """Times of views within `WINDOW_S`, each with the seconds so far by process and state."""
+    """Times of the events within `WINDOW_S` that had `blocked_s`, each with that content: seconds
+    so far by process and state."""
 
     def __post_init__(self) -> None:
         self.phase_began = self.began
@@ -85,7 +87,7 @@ class RunState:
                 self.processes[event["text"]] = "starting"
                 if "node" in event:
                     self.nodes[event["text"]] = event["node"]
-                if event["text"] == "learner":
+                if event["text"] == "learner":  # a restarted learner prepares the policy again
                     self.phase, self.evaluating, self.progress = "starting", None, None
             case "ready" | "done":
                 self.processes[process] = event["event"]
@@ -118,21 +120,21 @@ class RunState:
         return None
 
     def waiting(self, now: float) -> str:
-        """Return one line that says what the run waits for, and how far that is."""
+        """Return one line that says what the run waits for, and how far it has come."""
         if self.phase == "training" and self.progress is not None:
             return sentence(self.progress)
-        lives = ", ".join(f"{name} {life}" for name, life in self.processes.items())
+        doing = ", ".join(f"{name} {what}" for name, what in self.processes.items())
         done = ""
         if self.phase == "warm start":
             done = f" {self.warm_start['step']}/{self.warm_start['steps']}"
-        return f"{self.phase}{done}, for {seconds(now - self.phase_began)}: {lives}"
+        return f"{self.phase}{done}, for {seconds(now - self.phase_began)}: {doing}"
 
     def returns(self, episode: int) -> list[float]:
         """Return the mean return of an episode in each step's batch."""
         return [metrics["return_by_episode"][episode] for metrics in self.steps]
 
     def injections(self) -> dict[str, int]:
-        """Count the observations that held the text of a special token, by their source."""
+        """Count the observations that contained the text of a special token, by their source."""
         return injections_by_source(self.steps, self.config.environment.name)
 
     def shares(self) -> dict[str, dict[str, float]]:
@@ -143,11 +145,13 @@ class RunState:
         return {name: _shares(old.get(name, {}), new[name]) for name in new}
 
     def _step(self, metrics: Event) -> None:
+        """Add the metrics of a step."""
         while self.steps and self.steps[-1]["step"] >= metrics["step"]:
-            self.steps.pop()  # a restarted learner trains it again
+            self.steps.pop()  # a learner that was restarted trains the step again
         self.steps.append(metrics)
 
     def _see(self, event: Event, now: float) -> None:
+        """Take over what the learner sends with every step, and between steps."""
         self.trials = event["trials"]
         if "progress" in event:
             self.progress = Progress(**event["progress"])
@@ -159,10 +163,10 @@ class RunState:
 
     def _follow(self, now: float) -> None:
         """Enter the phases that no process announces."""
-        lives = self.processes
-        if lives and all(life == "done" for life in lives.values()):
+        doing = self.processes
+        if doing and all(what == "done" for what in doing.values()):
             self._enter("done", now)
-        elif lives.get("learner") == "done" or self.evaluating is not None:
+        elif doing.get("learner") == "done" or self.evaluating is not None:
             self._enter("evaluating", now)
 
     def _enter(self, phase: Phase, now: float) -> None:

@@ -1,5 +1,8 @@
-"""`verifiers:TASKSET`: a taskset of the library `verifiers`, whose rollouts are programs that call
-the policy (`mage_services/gateway/`). The library runs them in a process of its own Python.
+"""Load `verifiers:TASKSET`: a taskset of the library `verifiers` as an environment.
+
+A rollout of the library is a program that calls the policy over HTTP (`mage_services/gateway/`).
+Rollouts run in a child process with a Python interpreter of its own, in which verifiers is
+installed.
 """
 
 import asyncio
@@ -24,7 +27,7 @@ from mage_async.errors import ConfigError, EnvironmentFault
 from mage_services.processes.child_process import ChildProcess, waiting_notice
 
 IDLE_S = 120.0
-"""A process without a rollout for so long is ended; the next rollout starts another."""
+"""Seconds without a rollout after which the process is ended; the next rollout starts another."""
 PROGRAM = Path(__file__).parent / "child" / "rollout_worker.py"
 
 
@@ -34,7 +37,9 @@ class Run(msgspec.Struct, frozen=True):
     run: str
     """Key of the rollout."""
     task: int
+    """Index in the taskset."""
     base_url: str
+    """Address at which the program calls the policy."""
 
 
 class Cancel(msgspec.Struct, frozen=True):
@@ -45,7 +50,7 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A message of the process: it is ready, it cannot load the taskset, or a rollout has ended."""
+    """Say that the process is ready, that it cannot load the taskset, or that a rollout ended."""
 
     ready: bool = False
     refused: str = ""
@@ -63,9 +68,10 @@ class VerifiersProcess:
     def __init__(self, process: ChildProcess[Report]) -> None:
         self._process = process
         self._rollouts: dict[str, asyncio.Future[float]] = {}
-        """The reward of each rollout that has not ended, by its key."""
+        """Future reward of each rollout that has not ended, by its key."""
         self._listening = asyncio.create_task(self._listen(), name="verifiers")
         self._ending: asyncio.TimerHandle | None = None
+        """Timer that ends the process while no rollout is open."""
 
     @classmethod
     async def start(cls, python: str, job: dict[str, Any]) -> Self:
@@ -80,7 +86,7 @@ class VerifiersProcess:
         """
         path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", os.defpath)))
         try:
-            # JSON: that interpreter need not have msgspec
+            # The messages are JSON because the other interpreter need not have msgspec.
             process = await ChildProcess[Report].start(
                 [python, str(PROGRAM), json.dumps(job)],
                 Report,
@@ -139,7 +145,7 @@ class VerifiersProcess:
             self._ending = loop.call_later(IDLE_S, self.end)
 
     async def _listen(self) -> None:
-        """Take the ends of rollouts, until the process ends."""
+        """Resolve the futures of rollouts as they end, until the process ends."""
         async for report in self._process.channel.messages():
             reward = self._rollouts.get(report.key)
             if reward is not None and not reward.done():
@@ -172,17 +178,17 @@ class _Processes:
         if task is None or (task.done() and (task.exception() or not task.result().is_alive)):
             task = loop.create_task(VerifiersProcess.start(self._python, self._job))
             self._started[loop] = task
-        # Shielded: other episodes wait for the same start.
+        # Shielded, because other episodes wait for the same start.
         return await asyncio.shield(task)
 
 
 class Program(NumberedTasks, AgentProgram):
-    """Rollouts; a task is an index of the taskset."""
+    """Environment whose episodes are rollouts; a task is an index of the taskset."""
 
     processes: _Processes
 
     async def check(self) -> None:
-        """Load the taskset once, in a process that ends again."""
+        """Check that the taskset can be loaded, in a process that is ended afterwards."""
         (await self.processes.here()).end()
 
     async def run(self, task: int, episode: int, seed: int, base_url: str, api_key: str) -> float:
@@ -200,12 +206,12 @@ def load(
     turns: int = TURNS,
     environment: Mapping[str, Any] | None = None,
 ) -> type:
-    """Return a class of rollouts.
+    """Return an environment class whose episodes are rollouts of a taskset.
 
     Args:
-        taskset: its id, as verifiers imports it.
+        taskset: id of the taskset, as verifiers imports it.
         python: an interpreter that can import verifiers and the taskset.
-        size: number of its tasks that are played, in both splits.
+        size: number of tasks of the taskset that are played, in both splits together.
         turns: largest number of completions of a rollout; one that requests more is a fault.
         environment: configuration of verifiers' environment, such as `taskset` and the seats.
 

@@ -1,7 +1,7 @@
-"""The server of `mage view`: pages by address, events for open pages, and static files.
+"""Serve `mage view` over HTTP: pages by address, events for open pages, and static files.
 
-A page is made in a thread, so that a slow disk delays only that page. An error is a page of one
-sentence.
+A page is made in a thread, so that a slow disk delays only that page. An error is shown as a page
+of one sentence.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from mage_services.view.play_pages import PlayPages, html_response
 from mage_services.view.run_pages import PAGES
 from mage_services.view.run_watcher import RunWatcher, find_runs, listed_run
 
-# The server answers only requests to this machine by its own name, from its own pages, with the
-# token. A page of another site cannot read the token. Even a page that knows the token, and rebinds
-# its host name to 127.0.0.1 or posts a form, reveals itself in the headers `Host` and `Origin`,
-# which no script can change.
+# The server answers a request only if it is addressed to one of `OWN_NAMES`, does not come from
+# another site, and has the token in its path. A page of another site cannot read the token.
+# Even if it knew the token and rebound its host name to 127.0.0.1 or posted a form, the headers
+# `Host` and `Origin`, which no script can change, would show where the request comes from.
 
 OWN_NAMES = {"127.0.0.1", "localhost"}
 HEADERS = {
@@ -79,7 +79,7 @@ HOST = "127.0.0.1"
 NUM_THREADS = 4
 KEEP_ALIVE_S = 15.0
 MAX_DRAWN = 9
-"""Runs in the chart of all runs; there are as many colours."""
+"""Most runs in the chart of all runs: there are so many colours."""
 STATIC = Path(__file__).with_name("static")
 
 
@@ -173,8 +173,8 @@ class Server:
         self._watcher.open(name)
         numbers = {key: int(text) for key, text in request.match_info.items() if key != "run"}
         fault = self._watcher.faults.get(name, "")
-        # The number is taken before the page reads anything: a change that comes meanwhile has a
-        # larger one, and the page loads again.
+        # The number of the last change is taken before the page reads anything. A change that comes
+        # meanwhile has a larger number, and the page loads again.
         change, runs = self._watcher.changes[name], self._watcher.runs
         page_request = PageRequest(
             self._base, runs, name, numbers, request.query, self._credits, fault, change
@@ -191,8 +191,9 @@ class Server:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Send an event whenever the open page may have changed (server-sent events).
 
-        A page whose `after` is older than the last change gets an event at once: the change came
-        after the page was made and before it listened.
+        The query `after` is the number of the last change that the page shows. If it is not the
+        newest one, a change came between the making of the page and this request, and an event is
+        sent at once.
         """
         run = request.query.get("run", "")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -227,7 +228,7 @@ def bound_socket(port: int) -> socket.socket:
     except OSError as error:
         number = error.errno or 0
         is_taken = number == errno.EADDRINUSE
-        # The error's own text names the address, as the sentence does already.
+        # The text of `error` would name the address a second time.
         why = "is in use" if is_taken else f"cannot be used: {os.strerror(number)}"
         text = f"port {port} of {HOST} {why}; choose another with --port, or none"
         raise RunError(text) from error

@@ -1,4 +1,4 @@
-"""The learner's side of `weight_group.py`: it keeps versions in memory, and sends them."""
+"""Send weights from the learner's memory to engines, over the groups of `weight_group.py`."""
 
 import json
 import os
@@ -25,15 +25,16 @@ the learner's process."""
 
 
 class WeightSender(WeightFiles):
-    """Keeps published versions in memory, and sends them on request.
+    """Weight store that keeps published versions in memory, and sends them on request.
 
-    Its threads end with the process.
+    Its threads are daemons, which end with the process.
 
     Args:
-        folder: folder of the manifests.
+        folder: folder of the manifests, which announce versions to engines.
         backend: "nccl", or "gloo" for a learner without a GPU.
-        is_measured: returns whether the evaluator plays with a version, which needs a file of it.
-        device: the learner's device, to which weights in host memory are copied bucket by bucket.
+        is_measured: returns whether the evaluator plays with a version, which is then also written
+            as a file.
+        device: the learner's device; weights in host memory are copied there bucket by bucket.
         shards: folder in shared memory in which several ranks write each version together; None
             for a learner of one process.
     """
@@ -56,11 +57,12 @@ class WeightSender(WeightFiles):
         )
         self._snapshots: dict[int, AnySnapshot] = {}
         self._queues: dict[str, queue.SimpleQueue[tuple[int, int, int]]] = {}
+        """Requests by group: number of the request, version, number of the group's members."""
         threading.Thread(target=self._listen, name="weights asked for", daemon=True).start()
 
     def write(self, snapshot: AnySnapshot) -> Path:
-        """Keep a version, write its manifest and return the manifest's path."""
-        file = self.file(snapshot.version)
+        """Keep a version, write its manifest, and return the manifest's path."""
+        file = self.file(snapshot.version)  # the manifest; `super().file` is the weights' file
         if self._shards is not None:
             self._shards.write(snapshot)
         if self._is_measured(snapshot.version):
@@ -75,7 +77,10 @@ class WeightSender(WeightFiles):
         return file
 
     def versions(self) -> list[int]:
-        """Return the versions in memory; manifests of an earlier process name a closed port."""
+        """Return the versions in memory.
+
+        Manifests of an earlier process do not count, because they name a port that is closed.
+        """
         return sorted(self._snapshots)
 
     def remove(self, versions: list[int]) -> None:
@@ -96,7 +101,10 @@ class WeightSender(WeightFiles):
         return super().file(version).with_suffix(".json")
 
     def _listen(self) -> None:
-        """Hand each request to the thread of its group, for ever; keys: see `weight_group.py`."""
+        """Hand each request to the thread of its group, for ever.
+
+        The store's keys are described in `weight_group.py`.
+        """
         store = connect(self._store.port)
         number = 0
         while True:
@@ -122,7 +130,7 @@ class WeightSender(WeightFiles):
                 store.set(f"answer/{number}", SENDING if snapshot else "no longer published")
                 if snapshot is not None:
                     self._send(snapshot, pg)
-            except RuntimeError:  # the engine has died: another one comes with a new group
+            except RuntimeError:  # the engine has died; the one after it makes a new group
                 del self._queues[group]
                 return
 
@@ -133,8 +141,8 @@ class WeightSender(WeightFiles):
             # NCCL needs a stream that begins after an event. Weights in host memory are complete
             # already: an event that was never recorded counts as reached.
             ready = torch.cuda.Event()
-        at = torch.empty(0, device=self._device)  # only tells `beside_training` the device
-        with beside_training(at, ready):
+        on_device = torch.empty(0, device=self._device)  # `beside_training` reads only its device
+        with beside_training(on_device, ready):
             for bucket in buckets_of(snapshot.places):
                 flat = data[bucket[0].start : bucket[-1].end].to(self._device)
                 torch.distributed.broadcast(flat, src=0, group=pg)
