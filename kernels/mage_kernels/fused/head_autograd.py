@@ -1,9 +1,10 @@
-"""The LM head on Hopper and Blackwell, as autograd functions that launch the Triton kernels.
+"""Autograd functions of the LM head that launch Triton kernels, for Hopper and Blackwell.
 
 `FusedLogprob` computes the gradient of all logits once, in 16 bits, by chunks of columns: a chunk
 gives its slice of dW by one GEMM over all rows, and dX is accumulated in fp32. Rows whose logits
-were kept need no second logits GEMM. `FusedPolicyLoss` computes a loss and its gradients in a
-single pass over chunks of rows. There are no atomics and no locks, so two runs give the same bits.
+the forward has kept need no second GEMM for their logits. `FusedPolicyLoss` computes a loss and its
+gradients in a single pass over chunks of rows. There are no atomics and no locks, so two runs give
+the same bits.
 
 Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows with a gradient or of a chunk, `C` columns
 of a chunk.
@@ -86,9 +87,9 @@ class FusedLogprob(torch.autograd.Function):
         coefficients = Coefficients.of(
             logprob, entropy, normaliser, inverse_temperature, d_logprob, d_entropy
         )
-        active = rows_with_gradient(d_logprob, d_entropy)
+        active = rows_with_gradient(d_logprob, d_entropy)  # None: all rows
         rows = slice(None) if active is None else active
-        some, d_head = backward_rows(
+        d_active, d_head = backward_rows(
             hidden[rows],
             head,
             tokens[rows],
@@ -97,7 +98,7 @@ class FusedLogprob(torch.autograd.Function):
             torch.arange(len(hidden), device=hidden.device)[rows],
             is_frozen=not ctx.needs_input_grad[1],
         )
-        d_hidden = some.to(hidden.dtype)
+        d_hidden = d_active.to(hidden.dtype)
         if active is not None:
             d_hidden = torch.zeros_like(hidden).index_copy_(0, active, d_hidden)
         return d_hidden, d_head, None, None, None
@@ -113,17 +114,18 @@ def backward_rows(
     *,
     is_frozen: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute dX `[R, D]` in fp32, and dW `[V, D]` or, of a frozen LM head, None.
+    """Compute dX `[R, D]` in fp32, and dW `[V, D]`, or None instead of dW if the LM head is frozen.
 
     Args:
-        source_rows: int64 `[R]`, ascending: the rows in the forward.
+        source_rows: int64 `[R]`, ascending: numbers that the rows had in the forward.
     """
     num_rows, width = hidden.shape
     if not num_rows:
         d_head = None if is_frozen else torch.zeros_like(head)
         return torch.empty_like(hidden, dtype=torch.float32), d_head
     num_kept = 0
-    if kept is not None:  # `source_rows` ascend, and the first rows were kept; waits for the device
+    # The forward kept its first rows, and `source_rows` ascend. `int` waits for the device.
+    if kept is not None:
         num_kept = int(torch.searchsorted(source_rows, len(kept.values)))
     is_kept = slice(num_kept)
     is_recomputed = slice(is_kept.stop, None)
@@ -170,6 +172,7 @@ class FusedPolicyLoss(SinglePassLoss):
 
     @staticmethod
     def forward(ctx, hidden, head, tokens, data, loss, inverse_temperature, normaliser):
+        # `normaliser` divides the sum of the tokens' losses; it is not that of a softmax.
         hidden, head, tokens = hidden.contiguous(), head.contiguous(), tokens.contiguous()
         data = TokenData._make(None if field is None else field.contiguous() for field in data)
         number = {"dtype": torch.float32, "device": hidden.device}
@@ -191,7 +194,8 @@ class FusedPolicyLoss(SinglePassLoss):
             if kept is None:
                 continue
             coefficients = Coefficients.of(*results, scale, *derivatives)
-            # The kept logits are overwritten by their gradient: every row stays in its place.
+            # The gradient overwrites the kept logits, in the inputs' type of the same size; every
+            # row stays in its place.
             gradient = kept.values.view(hidden.dtype)
             in_place = torch.arange(len(part), device=hidden.device)
             kept_gradient(gradient, kept, in_place, coefficients, first_column=0)
