@@ -28,9 +28,9 @@ from mage_async.environments.tools import InvalidCall, ToolCall, parse_calls
 from mage_async.environments.user_calls import Answered, Call
 from mage_async.errors import CallFault, ContextFull, RunError
 from mage_async.trajectory import FinishedEpisodes, Kind, Task, Trial, Turn
+from mage_async.trials.allowed_tokens import answer_restriction, regex_form, tool_form
 from mage_async.trials.chat_format import ChatFormat, Tools
 from mage_async.trials.chat_format import Message as ChatMessage
-from mage_async.trials.legal_actions import answer_restriction, regex_form, tool_form
 from mage_async.trials.transcript import GrowingSegment
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import Counts, turn_seed

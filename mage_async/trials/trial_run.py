@@ -3,6 +3,10 @@
 Actors, evaluators and scripts drive it. `duels.py` joins two runs, one for each side, into a game
 between two policies. There, the outcome of an action is `PENDING` until the other side has acted,
 and a game of the policy against itself ends as two trials.
+
+The environment decides whether an action is legal (`Outcome.is_valid`); an illegal one uses up its
+turn and costs `advantage.format_penalty` in training, and where the environment names its legal
+actions, it cannot be sampled (`allowed_tokens.py`).
 """
 
 import math
@@ -43,8 +47,8 @@ from mage_async.trajectory import (
     role_changes,
 )
 from mage_async.trials.action_parser import NAMES, ActionParser
+from mage_async.trials.allowed_tokens import restriction_of
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.legal_actions import restriction_of
 from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
 

@@ -7,7 +7,7 @@ import pytest
 
 from mage_async.errors import EnvironmentFault
 from mage_async.trials.action_parser import ActionParser
-from mage_async.trials.legal_actions import restriction_of
+from mage_async.trials.allowed_tokens import restriction_of
 
 BOTH = ActionParser("both")
 PATTERNS = ["[0-9]{1,3} [a-c]", "north|south", "x/y|z", "é{1,2}", "[1-9] [1-9]( [1-9]){0,2}"]

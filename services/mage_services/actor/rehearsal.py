@@ -28,7 +28,7 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trajectory import Kind
 from mage_async.trials.action_parser import ActionParser
-from mage_async.trials.legal_actions import action_tokens
+from mage_async.trials.allowed_tokens import action_tokens
 from mage_services.environments.call_runner import CallRunner
 
 QUIET_S = 5.0

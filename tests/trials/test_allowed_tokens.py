@@ -7,8 +7,8 @@ from mage_async.environments.games.shop import Shop
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.allowed_tokens import restriction_of
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.legal_actions import restriction_of
 
 BOTH = ActionParser("both")
 

@@ -1,7 +1,8 @@
-"""The legal actions of a turn as the token sequences that the policy samples from.
+"""Compute the tokens that a turn allows from its legal actions, or from the form of its answer.
 
 A list of actions becomes a trie of tokens. A pattern, a regular expression, becomes an automaton
-over tokens, which is llguidance's, the library that SGLang and vLLM use for it.
+over tokens, which is llguidance's, the library that SGLang and vLLM use for it. `restriction.py`
+says how the policy samples from them.
 """
 
 # `re` does not tell the lengths of what a pattern matches; its parser has done so since Python 2.
