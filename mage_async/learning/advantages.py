@@ -22,7 +22,8 @@ import numpy as np
 from msgspec import field
 
 from mage_async.config.section import NonNegative, Variant
-from mage_async.credit.turn_table import Key, TurnTable, joint_cells, penalties_of
+from mage_async.credit.penalties import penalties_of
+from mage_async.credit.turn_table import Key, TurnTable, joint_cells
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Kind
 

@@ -8,7 +8,8 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.config.components import ESTIMATORS, component
-from mage_async.credit.turn_table import TurnTable, penalties_of
+from mage_async.credit.penalties import penalties_of
+from mage_async.credit.turn_table import TurnTable
 from mage_async.errors import ConfigError
 from mage_async.learning.advantages import Gigpo, turn_advantages
 
