@@ -1,7 +1,8 @@
 """Find the runs below a folder, list the state of each, and watch their files.
 
 When files change, the watcher has indexes catch up and notifies open pages. A thread scans the
-files, `INTERVAL_S` after the last scan; nothing sleeps.
+files, `INTERVAL_S` after the last scan; nothing sleeps. A notified page fetches itself again, at
+most every 1.25 s (`LEAST_MS` in `static/view.js`).
 """
 
 import asyncio
