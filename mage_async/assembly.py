@@ -12,6 +12,7 @@ from mage_async.completion import Sampling
 from mage_async.config import policy
 from mage_async.config.policy import FromData, FromScript, Tiny
 from mage_async.config.schema import Config, Embedded
+from mage_async.environments.agent import AgentTasks
 from mage_async.environments.catalogue import LOADERS, load
 from mage_async.environments.environment import Environment
 from mage_async.environments.mix import Mix
@@ -19,7 +20,7 @@ from mage_async.environments.options import curriculum
 from mage_async.environments.rehearsal import check_declared, is_rehearsed
 from mage_async.environments.splits import check_disjoint
 from mage_async.environments.user_class import ResetStep
-from mage_async.errors import ConfigError
+from mage_async.errors import ConfigError, ContextFull
 from mage_async.methods.method import Advisers, Methods, overriding
 from mage_async.tasks.league import is_policy, name_of
 from mage_async.trajectory import Task
@@ -97,26 +98,28 @@ def trial_config_of(
     Args:
         advisers: asked at each action, in training: `Methods.advisers`.
     """
-    memory = config.trial.memory
+    trial = config.trial
     return TrialConfig(
         num_episodes,
         sampling_of(config, chat),
         config.transcript.max_reflection_tokens,
         ActionParser(config.transcript.forced_tags, bool(environment.tools)),
         prompts_for(environment, num_episodes, rules=config.transcript.rules),
-        keeps_history="history" in memory,
-        reflects="reflection" in memory,
+        keeps_history=trial.keeps_history,
+        reflects="reflection" in trial.memory,
         fresh_keys=FRESH_KEYS[config.engine.cache_rule],
         turn_deadline_s=config.engine.turn_deadline_s,
         stops_on_success=stops_on_success,
-        strategy=config.trial.strategy,
+        strategy=trial.strategy,
         strategy_temperature=config.sampling.strategy_temperature,
         advisers=advisers,
         max_tokens=config.engine.max_tokens,
         restricted=config.sampling.restricted,
-        resumes=config.trial.repeats == "same",
+        resumes=trial.repeats == "same",
         rivals_remember=config.population.rivals_remember,
         second_role=Methods(config).second_role(),
+        compaction=trial.compaction,
+        room=trial.room or config.engine.max_tokens,
     )
 
 
@@ -147,6 +150,7 @@ def check_keys(config: Config) -> None:
     ):
         component.check(config)
     _check_learner(config)
+    _check_memory(config, environment)
     methods.check()
     policy.check(config.policy)
     if isinstance(config.warm_start, FromData):
@@ -171,7 +175,10 @@ def check_room(config: Config) -> None:
         # A policy that is cloned from scripts writes remarks as long as theirs.
         if config.warm_start is None:
             rules = replace(rules, max_reflection_tokens=1)
-        least = shortest_context(environment, rules, chat)
+        try:
+            least = shortest_context(environment, rules, chat)
+        except ContextFull as fault:  # where a context has a room of its own
+            raise ConfigError(f"trial.room: {fault}") from fault
         least += methods.guidance_tokens()
         if config.engine.max_tokens < least:
             raise ConfigError(
@@ -207,6 +214,32 @@ def _check_environment(config: Config, name: str, environment: Environment) -> N
     for split in ("train", "heldout"):
         if not environment.members(split):
             raise ConfigError(f"environment {environment.facts.name!r} has no {split} members")
+
+
+def _check_memory(config: Config, environment: Environment) -> None:
+    """Refuse a room for contexts that nothing bounds, or that no engine has."""
+    trial, longest = config.trial, config.engine.max_tokens
+    if trial.compaction != "none" and isinstance(environment, AgentTasks):
+        raise ConfigError(
+            f'trial.memory = "{trial.memory}": a program sends its conversation itself: write '
+            '"history", "reflection" or "none"'
+        )
+    if trial.room and trial.compaction == "none":
+        raise ConfigError(
+            f"trial.room = {trial.room} is the longest context of trials that write notes or drop "
+            f'old turns, and trial.memory = "{trial.memory}" does neither: set it to "notes" or '
+            '"truncation", or leave trial.room out'
+        )
+    if trial.room > longest:
+        raise ConfigError(
+            f"trial.room must be at most engine.max_tokens = {longest}, the longest context of an "
+            f"engine, got {trial.room}: lower it, or raise engine.max_tokens"
+        )
+    if not trial.train_notes and trial.memory != "notes":
+        raise ConfigError(
+            f'trial.train_notes = false needs trial.memory = "notes", got "{trial.memory}": leave '
+            "the key out"
+        )
 
 
 def _check_processes(config: Config) -> None:

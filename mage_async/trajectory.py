@@ -2,7 +2,7 @@
 
 A trial is the ordered episodes of one agent on one task. Its text is a list of append-only
 *segments*: one for the whole trial if the history stays in the context, one for each episode if
-only reflections are carried over.
+only reflections are carried over, and one more each time that notes replace the history.
 
 Shapes: `T` tokens of a segment.
 """
@@ -25,6 +25,8 @@ class Kind(IntEnum):
     """A remark between two episodes."""
     STRATEGY = 2
     """A remark before an action, on what to do."""
+    NOTES = 3
+    """A remark that replaces the context before it, which has no room left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Turn:
     episode: int
     index: int
     """Position among the turns of the same kind of its episode, from 0; a strategy has that of the
-    action it precedes.
+    action it precedes. Notes before an episode's first action belong to the episode before.
     """
     segment: int
     start: int

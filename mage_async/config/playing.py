@@ -57,8 +57,19 @@ class TrialShape(Section):
 
     episodes: Count = 3
     """Episodes of a trial in training."""
-    memory: Literal["none", "history", "reflection", "history_and_reflection"] = "history"
-    """What an episode sees of the earlier ones; with "none" episodes are independent retries."""
+    memory: Literal[
+        "none", "history", "reflection", "history_and_reflection", "notes", "truncation"
+    ] = "history"
+    """What an episode sees of the earlier ones; with "none" episodes are independent retries. With
+    "notes" the history stays until it would outgrow `room`, in the middle of an episode too: then
+    the agent writes notes, and a new context begins with them in place of the history. With
+    "truncation" the oldest turns are left out there instead."""
+    room: Natural = 0
+    """Longest context, in tokens, with `memory = "notes"` or "truncation"; 0 is
+    `engine.max_tokens`."""
+    train_notes: bool = True
+    """Whether the tokens of notes are trained on, with the return of the action that follows them;
+    if not, they earn nothing, and only the actions learn."""
     repeats: Literal["same", "fresh"] = "same"
     """Whether an environment of your own begins the same task the same way again: "same" is
     rehearsed before anything starts, "fresh" says that it does not, on purpose."""
@@ -68,6 +79,16 @@ class TrialShape(Section):
     strategy: Literal["none", "episode", "turn"] = "none"
     """Before an episode's first action, or before every one, the agent writes in a remark what it
     means to do."""
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether earlier episodes stay in the context, as far as there is room."""
+        return self.memory not in ("none", "reflection")
+
+    @property
+    def compaction(self) -> Literal["none", "notes", "truncation"]:
+        """What a context that would outgrow its room is replaced by."""
+        return self.memory if self.memory in ("notes", "truncation") else "none"
 
 
 class Transcript(Section):
@@ -81,7 +102,7 @@ class Transcript(Section):
     max_action_tokens: Count = 64
     """Longest action, in tokens."""
     max_reflection_tokens: Count = 192
-    """Longest reflection, and longest strategy, in tokens."""
+    """Longest reflection, longest strategy and longest notes, in tokens."""
     thinking: bool = False
     """Let a chat template that can (Qwen3's) have the policy think before it answers; thinking
     counts as part of the completion and stays in its context, and no action is looked for in it."""

@@ -44,14 +44,14 @@ class TurnTable:
     index: np.ndarray
     """int64: position among the turns of its kind in its episode"""
     anchor: np.ndarray
-    """int64: number of the state in which the turn was taken. Strategies have the same number if
-    the actions after them were taken in the same state, reflections if they are of the same
-    episode. Acts, strategies and reflections never share a number"""
+    """int64: number of the state in which the turn was taken. Strategies, or notes, have the same
+    number if the actions after them were taken in the same state, reflections if they are of the
+    same episode. Turns of different kinds never share a number"""
     returns: np.ndarray
     """float64: what the credit gives to the turn, bonuses included"""
     episode_score: np.ndarray
-    """float64: undiscounted sum of what its episode's turns are paid; 0 for reflections and
-    strategies"""
+    """float64: undiscounted sum of what its episode's turns are paid; 0 for reflections,
+    strategies and notes"""
     is_valid: np.ndarray
     """bool"""
     num_tokens: np.ndarray
@@ -159,10 +159,10 @@ def _credited(
 ) -> tuple[list[float], list[float]]:
     """Return the return and the episode score of every turn of a trial, in order.
 
-    An act before the last episode gets its return times `share`. A reflection or a strategy gets
-    the return of the next act. If it belongs to an episode before the last one and that act to the
-    last one, the return is multiplied by `share` here; otherwise it has been multiplied already, or
-    must not be.
+    An act before the last episode gets its return times `share`. A reflection, a strategy or
+    notes get the return of the next act. If they belong to an episode before the last one and that
+    act to the last one, the return is multiplied by `share` here; otherwise it has been multiplied
+    already, or must not be.
     """
     credited = credit.returns(*_played(trial))
     values = list(chain.from_iterable(credited.acts))

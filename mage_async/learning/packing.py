@@ -131,6 +131,8 @@ def training_sequences(
     methods = Methods(config)
     advantages = batch_advantages(credited(groups, config), config, device)
     kinds = methods.trained_kinds(version)
+    if not config.trial.train_notes:
+        kinds -= {Kind.NOTES}
     if config.learner.average != "token":
         weights = torch.from_numpy(loss_weights(trials, config.learner.average, kinds))
         advantages = advantages * weights.to(advantages)

@@ -179,16 +179,18 @@ class Batch:
         Args:
             tokens: tokens of a segment; 0: `engine.max_tokens`.
         """
-        episodes, spoken = config.trial.episodes, config.transcript
-        keeps_history = "history" in config.trial.memory
-        per_segment = episodes if keeps_history else 1
-        turns = environment_of(config).facts.max_turns * per_segment
-        sampled = turns * spoken.max_action_tokens
-        if "reflection" in config.trial.memory:
+        trial, spoken = config.trial, config.transcript
+        per_segment = trial.episodes if trial.keeps_history else 1
+        num_turns = environment_of(config).facts.max_turns
+        sampled = num_turns * per_segment * spoken.max_action_tokens
+        if "reflection" in trial.memory:
             sampled += per_segment * spoken.max_reflection_tokens
-        length = tokens or config.engine.max_tokens
+        length = tokens or trial.room or config.engine.max_tokens
         trials = config.admission.groups_per_step * config.admission.trials_per_group
-        segments = trials * (1 if keeps_history else episodes)
+        segments = trials * (1 if trial.keeps_history else trial.episodes)
+        if trial.compaction != "none":  # a context has one turn or more, and notes at its end
+            segments = trials * trial.episodes * num_turns
+            sampled = spoken.max_action_tokens + spoken.max_reflection_tokens
         return Batch(segments, length, max(1, min(sampled, length - 1)))
 
     def of_one_pass(self, config: Config) -> int:

@@ -160,6 +160,7 @@ def _key(config: Config, build: str) -> str:
         config.seed,
         config.environment,
         config.trial.memory,
+        config.trial.room,
         config.transcript,
         config.policy,
         config.warm_start,

@@ -35,6 +35,11 @@ METRICS: dict[str, tuple[str, str]] = {
         "1",
         "Episodes that ended early because they had used their share of the engine's context.",
     ),
+    "contexts_per_trial": (
+        "1",
+        "Contexts of a trial: more than one where notes or the newest turns replace a full one, "
+        "where only reflections are kept, and where a program holds several conversations.",
+    ),
     "retried_trials": (
         "trials",
         "Trials that were played again because their environment had failed.",
@@ -170,6 +175,7 @@ def batch_metrics(
         "valid_action_share": 1.0 - totals["invalid_actions"] / max(1, num_actions),
         **_injections(trials),
         "cut_episodes": sum(trial.num_cut_episodes for trial in trials),
+        "contexts_per_trial": sum(len(trial.segments) for trial in trials) / num_trials,
         "retried_trials": sum(trial.num_retries > 0 for trial in trials),
         "trials_per_s": len(trials) / elapsed_s,
         "generated_tokens_per_s": totals["generated_tokens"] / elapsed_s,

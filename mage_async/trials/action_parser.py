@@ -12,7 +12,7 @@ from mage_async.trajectory import Kind
 Forced = Literal["none", "open", "both"]
 """Tags of actions that the transcript writes: none, the opening one, or both."""
 
-NAMES = {Kind.ACT: "action", Kind.REFLECT: "remark", Kind.STRATEGY: "remark"}
+NAMES = {kind: "action" if kind is Kind.ACT else "remark" for kind in Kind}
 """Name of the tag of each kind of turn."""
 MAX_REMARK_CHARACTERS = 2000
 

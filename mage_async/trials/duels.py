@@ -416,7 +416,7 @@ class TwoMemoriesRun(TwoSidedRun):
         run = self._runs[side]
         if run.is_over or run.is_waiting:
             return False
-        return run.kind is Kind.REFLECT or self._duels[run.episode].turn == side
+        return run.kind in (Kind.REFLECT, Kind.NOTES) or self._duels[run.episode].turn == side
 
     def _check_both_acted(self) -> None:
         """Check, at the end of an episode, that both sides wait for an outcome and so have

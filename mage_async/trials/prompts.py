@@ -25,6 +25,11 @@ _REFLECT = (
     "Before the next episode begins, write in <remark> tags what you have learned about what is "
     "hidden and what you will do differently."
 )
+_NOTES = (
+    "Your context is full. Before you go on, write in <remark> tags all that you need from here "
+    "on: what you have learned about what is hidden, and how this episode stands. Your notes will "
+    "replace everything above."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +54,25 @@ class Prompts:
     """Breaks an observation into lines, such as a board into rows, for a pretrained model."""
     guidance: str = ""
     """Guidance from earlier tasks, after the rules in every context."""
+    notes: str = "reflect"
+    """Requests notes, in a context that is full."""
+    noted: str = "remark"
+    """Precedes the notes with which a context begins."""
 
-    def opening(self, episode: int, observation: str, remarks: Sequence[str]) -> str:
-        """Return the first message of a context: rules, guidance, remarks of earlier episodes, and
-        the first observation.
+    def opening(
+        self,
+        episode: int,
+        observation: str,
+        remarks: Sequence[str],
+        notes: str = "",
+        outcome: str = "",
+    ) -> str:
+        """Return the first message of a context: rules, guidance, remarks of earlier episodes, the
+        notes that replace the context before, the outcome that they do not know, and the first
+        observation.
         """
         carried = [f"remark {number}: {remark}" for number, remark in enumerate(remarks, 1)]
+        carried += [f"{self.noted} {notes}" if notes else "", outcome]
         return _join(self.rules, self.guidance, *carried, self.beginning(episode, observation))
 
     def beginning(self, episode: int, observation: str) -> str:
@@ -75,7 +93,7 @@ def prompts_for(environment: Environment, num_episodes: int, *, rules: bool) -> 
     example = environment.facts.example or next(iter(environment.facts.words), "your action")
     text = f"{environment.rules()}\n{form.format(episodes=num_episodes, example=example)}\n"
     layout = getattr(environment, "laid_out", str)  # a class of a user's own may have none
-    return Prompts(text, _REFLECT, _STRATEGY, _ACT, layout)
+    return Prompts(text, _REFLECT, _STRATEGY, _ACT, layout, "", _NOTES, "Your notes:")
 
 
 def _join(*parts: str) -> str:

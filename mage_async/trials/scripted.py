@@ -79,8 +79,9 @@ def scripted_trial(
 ) -> Trial:
     """Return a trial in which a script of the environment chooses every action.
 
-    The text of a remark is the last words of the environment in its context, so that what the
-    policy learns to write is short and true.
+    The text of a remark is words of its context, so that what the policy learns to write is short
+    and true: the last words of the environment for a reflection, and pieces from anywhere for
+    notes, so that the policy learns to read all of them and can find out which to write.
 
     Args:
         guidance: strategies with which the prompts begin, and which the script follows.
@@ -93,10 +94,10 @@ def scripted_trial(
     if guidance is not None:
         script = GuidedScript(script, dict(guidance.decisions))
     run = TrialRun(environment, task, index, config.with_guidance(guidance), chat, name="script")
-    words = word_tokens(part, chat)
+    words, pieces = word_tokens(part, chat), random.Random(f"{task.seed}/{index}/notes")
     make_calls(run)
     while (prompt := run.next_prompt()) is not None:
-        run.receive(_completion(_answer(run, prompt, script, words, chat, config.parser)))
+        run.receive(_completion(_answer(run, prompt, script, words, chat, config.parser, pieces)))
         make_calls(run)
     return run.trial()
 
@@ -128,13 +129,29 @@ def _answer(
     words: Collection[int],
     chat: ChatFormat,
     parser: ActionParser,
+    pieces: random.Random,
 ) -> list[int]:
     """Return the completion of a script: its action or, for a remark, words of the prompt."""
     if run.kind is Kind.ACT:
         return _tagged(parser, Kind.ACT, list(chat.encode(f" {script.choose(run.play)}")), chat)
     seen = [token for token in cast("list[int]", prompt.tokens.tolist()) if token in words]
     room = prompt.sampling.max_tokens - 1  # one token is left for the closing tag
-    return _tagged(parser, run.kind, seen[-room:] if room else [], chat)
+    last = seen[-room:] if room else []
+    remark = _pieces(seen, room, pieces) if run.kind is Kind.NOTES else last
+    return _tagged(parser, run.kind, remark, chat)
+
+
+MAX_PIECE = 4
+"""Most words in a row of scripted notes."""
+
+
+def _pieces(seen: Sequence[int], room: int, source: random.Random) -> list[int]:
+    """Return at most `room` of the words of a context, in their order, a few of them in a row."""
+    kept = set[int]()
+    while len(kept) < min(room, len(seen)):
+        first = source.randrange(len(seen))
+        kept.update(range(first, min(first + source.randint(1, MAX_PIECE), len(seen))))
+    return [seen[place] for place in sorted(kept)][:room]
 
 
 def _tagged(parser: ActionParser, kind: Kind, inside: list[int], chat: ChatFormat) -> list[int]:

@@ -14,7 +14,7 @@ from mage_async.completion import Completion
 from mage_async.policy_version import VersionRun, append_run, moved
 from mage_async.restriction import AllowedSets
 from mage_async.trajectory import Kind, Segment, Trial
-from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat
 
 
@@ -82,6 +82,18 @@ class Transcript:
         self._append(self._chat.opening(message) + self._prefill(kind))
         self._kind = kind
 
+    def reopen(self, message: str, kind: Kind, kept_from: int) -> None:
+        """Start a new context with a user message and the tokens of the current context from
+        `kept_from` on, which are part of its prompt.
+        """
+        kept = self._segments[-1].tokens[kept_from:].tolist()
+        self.open(message, kind)
+        self._append(kept)
+
+    def opening_length(self, message: str, kind: Kind) -> int:
+        """Return the number of tokens of a new context that begins with a user message."""
+        return len(self._chat.opening(message) + self._prefill(kind))
+
     def add_message(self, message: str, kind: Kind) -> None:
         """Append a user message to the current context."""
         self._append(self._message(message, kind))
@@ -90,6 +102,11 @@ class Transcript:
     def length_with(self, message: str, kind: Kind) -> int:
         """Return the number of tokens that the context would have with another user message."""
         return self.num_tokens + len(self._message(message, kind))
+
+    def most_with(self, message: str, kind: Kind) -> int:
+        """Return the most tokens that a user message can add to a context."""
+        forced = f"</{NAMES[Kind.ACT]}>"
+        return len(self._chat.answer(-1, forced, message, self._parser.prefill(kind)))
 
     def add_tool_answers(self, answers: Sequence[str]) -> None:
         """Append the answers to the last turn's tool calls to the current context."""

@@ -57,6 +57,12 @@ class TrialConfig:
     """Says which turns the policy's second role takes; `None`: the policy has one role."""
     memory: int | None = None
     """Version of the guidance that the prompts begin with; `None`: there is no guidance."""
+    compaction: Literal["none", "notes", "truncation"] = "none"
+    """What replaces a context that would outgrow `room`: one that begins with notes which the agent
+    writes, or one with the newest turns that fit; "none": the episode ends there.
+    """
+    room: int = 0
+    """Longest context, in tokens, where `compaction` is not "none"."""
 
     def for_environment(self, environment: Environment) -> "TrialConfig":
         """Return the settings with the prompts and the tools of one component of a mix."""

@@ -35,7 +35,7 @@ from mage_async.environments.user_calls import (
     begun,
     own_play,
 )
-from mage_async.errors import EnvironmentFault
+from mage_async.errors import ContextFull, EnvironmentFault
 from mage_async.restriction import Restriction
 from mage_async.trajectory import (
     Alternative,
@@ -84,6 +84,17 @@ class _PendingAction(NamedTuple):
     completion: Completion
     action: str
     anchor: str
+
+
+class _Message(NamedTuple):
+    """A user message of the current context, with which another context could begin."""
+
+    stop: int
+    """Tokens of the context up to the message's answer."""
+    episode: int
+    text: str
+    kind: Kind
+    """Kind of the turn that answers it."""
 
 
 class TrialRun:
@@ -143,6 +154,11 @@ class TrialRun:
         """
         self._prompt_limit = math.inf
         """If the next prompt would be longer than so many tokens, the current episode is cut."""
+        self._unanswered = "", ""
+        """Outcome and observation with which a context begins once the agent has written its notes.
+        """
+        self._messages: list[_Message] = []
+        """User messages of the current context; recorded for truncation alone."""
         self.is_over = False
         """Whether the trial needs no more completions."""
         self._cut_at: int | None = None
@@ -162,6 +178,8 @@ class TrialRun:
         # Another process cannot continue a trial whose adviser, or whose other seat in a duel, may
         # remember the episodes that it has seen.
         self._resumes = config.resumes and not config.advisers and begin is None and swap is None
+        # The messages of a context that another process began are known as tokens alone.
+        self._resumes &= config.compaction != "truncation"
         self._after = after
         if after is not None:
             self._resume(after)
@@ -335,25 +353,30 @@ class TrialRun:
         self._earned += outcome.reward
         if outcome.is_done or self._index_in_episode == self._config.max_turns:
             self._end_episode(outcome)
-        elif self._transcript.length_with(outcome.observation, Kind.ACT) > self._prompt_limit:
-            # The observation is dropped too, because it may be what does not fit.
-            self._counts.num_cut_episodes += 1
-            self._end_episode(replace(outcome, observation="", tool_answers=()))
+        elif self._is_full_with(outcome.observation):
+            if not self._compact("", outcome.observation):
+                # The observation is dropped too, because it may be what does not fit.
+                self._counts.num_cut_episodes += 1
+                self._end_episode(replace(outcome, observation="", tool_answers=()))
         elif outcome.tool_answers and not self._wants_strategy():
             self.kind = Kind.ACT
             self._transcript.add_tool_answers(outcome.tool_answers)
         else:
-            self._send(self._transcript.add_message, outcome.observation)
+            self._send(self._transcript.add_message, outcome.observation, outcome.observation)
 
-    def _send(self, send: Callable[[str, Kind], None], message: str) -> None:
+    def _send(self, send: Callable[[str, Kind], None], message: str, observation: str) -> None:
         """Append a message that requests an action, or a strategy before it.
 
         Args:
             send: `add_message` or `open` of the transcript.
+            observation: the part of the message that the action answers.
         """
         self.kind = Kind.STRATEGY if self._wants_strategy() else Kind.ACT
         more = self._config.prompts.strategy if self.kind is Kind.STRATEGY else ""
         send(f"{message} {more}".strip(), self.kind)
+        if self._config.compaction == "truncation":
+            stop, text = self._transcript.num_tokens, f"{observation} {more}".strip()
+            self._messages.append(_Message(stop, self.episode, text, self.kind))
 
     def _wants_strategy(self) -> bool:
         """Return whether the policy writes a strategy before the next action."""
@@ -394,6 +417,8 @@ class TrialRun:
         if self.kind is Kind.REFLECT:
             self._remarks.append(remark or "")
             self._next_episode("")
+        elif self.kind is Kind.NOTES:
+            self._open(*self._unanswered, remark or "")
         else:
             self.kind = Kind.ACT
             self._transcript.add_message(self._config.prompts.act, Kind.ACT)
@@ -411,15 +436,154 @@ class TrialRun:
         prompts = self._config.prompts
         observation = prompts.layout(self._play.observation)
         self._counts.num_injections += self._chat.holds_special_token(observation)
-        if self._config.keeps_history and self.episode:
-            message = prompts.beginning(self.episode, observation)
-            self._send(self._transcript.add_message, f"{last_message} {message}".strip())
-        else:
-            if last_message:
-                self._transcript.close(last_message)
-            message = prompts.opening(self.episode, observation, self._remarks)
-            self._send(self._transcript.open, message)
+        self._send_first(last_message, observation)
         self._prompt_limit = self._longest_prompt(observation)
+
+    def _send_first(self, last_message: str, observation: str) -> None:
+        """Send the first observation of an episode in the context of the episodes before, or in one
+        of its own.
+        """
+        config, transcript = self._config, self._transcript
+        if not (config.keeps_history and self.episode):
+            if last_message:
+                transcript.close(last_message)
+            if config.compaction != "none" and not self._fits_alone("", observation):
+                raise ContextFull(self._no_room(observation))
+            self._open("", observation)
+            return
+        beginning = config.prompts.beginning(self.episode, observation)
+        message = f"{last_message} {beginning}".strip()
+        if config.compaction == "none" or not self._is_full_with(message):
+            self._send(transcript.add_message, message, observation)
+        # An outcome so long that a new context has no room for it is left out.
+        elif not (self._compact(last_message, observation) or self._compact("", observation)):
+            raise ContextFull(self._no_room(observation))
+
+    def _open(self, outcome: str, observation: str, notes: str = "") -> None:
+        """Begin a context with an observation.
+
+        Args:
+            outcome: the environment's words since the agent's last action, if the observation does
+                not hold them.
+            notes: replace the context before.
+        """
+        words, opening = notes.split(" "), self._opening(outcome, observation, notes)
+        # Notes may be encoded with more tokens in a message than they were sampled as.
+        while (
+            notes and self._transcript.opening_length(opening, Kind.ACT) > self._longest_to_send()
+        ):
+            words.pop()
+            notes = " ".join(words)
+            opening = self._opening(outcome, observation, notes)
+        self._messages.clear()
+        self._send(self._transcript.open, opening, observation)
+
+    def _opening(self, outcome: str, observation: str, notes: str = "") -> str:
+        opening = self._config.prompts.opening
+        return opening(self.episode, observation, self._remarks, notes, outcome)
+
+    # Contexts that would outgrow their room. Before every turn a context has room for the turn
+    # and, where notes are written, for these, whatever the environment answers. An answer that
+    # does not fit any more goes into the next context.
+
+    def _is_full_with(self, message: str) -> bool:
+        """Return whether the context has no room for another message and what follows it."""
+        limit = self._prompt_limit if self._config.compaction == "none" else self._longest_to_send()
+        return self._transcript.length_with(message, Kind.ACT) > limit
+
+    def _compact(self, outcome: str, observation: str) -> bool:
+        """Drop the oldest turns, or ask for the notes with which the next context begins.
+
+        Args:
+            outcome, observation: as in `_open`.
+
+        Returns:
+            Whether a new context has room for them; if not, nothing was done.
+        """
+        config = self._config
+        if config.compaction == "none" or not self._fits_alone(outcome, observation):
+            return False
+        if config.compaction == "truncation":
+            self._truncate(outcome, observation)
+        else:
+            self.kind, self._unanswered = Kind.NOTES, (outcome, observation)
+            self._transcript.add_message(config.prompts.notes, Kind.NOTES)
+        return True
+
+    def _truncate(self, outcome: str, observation: str) -> None:
+        """Begin a context with the newest turns that fit, and append the next message to it."""
+        transcript, prompts, message = self._transcript, self._config.prompts, observation
+        if not self._index_in_episode:
+            message = f"{outcome} {prompts.beginning(self.episode, observation)}".strip()
+        length, longest = transcript.length_with(message, Kind.ACT), self._longest_to_send()
+        for number, first in enumerate(self._messages[1:], 1):
+            opening = prompts.opening(first.episode, first.text, self._remarks)
+            shift = transcript.opening_length(opening, first.kind) - first.stop
+            if length + shift <= longest:
+                transcript.reopen(opening, first.kind, first.stop)
+                kept = self._messages[number:]
+                self._messages = [each._replace(stop=each.stop + shift) for each in kept]
+                self._send(transcript.add_message, message, observation)
+                return
+        self._open(outcome, observation)
+
+    def _longest_to_send(self) -> int:
+        """Return the length, in tokens, up to which a prompt of the next turn leaves the context
+        room.
+        """
+        return self._config.room - self._turn_tokens() - self._tokens_for_notes()
+
+    def _fits_alone(self, outcome: str, observation: str) -> bool:
+        """Return whether a new context has room for an observation behind the longest notes."""
+        length = self._tokens_alone(outcome, observation) + self._tokens_of_notes()
+        return length <= self._longest_to_send()
+
+    def _tokens_alone(self, outcome: str, observation: str) -> int:
+        """Return the tokens of a context that begins with an observation, without notes."""
+        opening, kind = self._opening(outcome, observation), Kind.ACT
+        if self._wants_strategy():
+            opening, kind = f"{opening} {self._config.prompts.strategy}", Kind.STRATEGY
+        return self._transcript.opening_length(opening, kind)
+
+    def _turn_tokens(self) -> int:
+        """Return the most tokens of the next turn: an action, and a strategy before it."""
+        config, actions = self._config, self._legal_actions()
+        tokens = max(config.sampling.max_tokens, actions.max_length if actions else 0)
+        if config.strategy != "none":
+            tokens += config.max_reflection_tokens + len(self._chat.encode(config.prompts.act))
+            tokens += TEMPLATE_TOKENS if config.compaction != "none" else 0
+        return tokens
+
+    def _tokens_of_notes(self) -> int:
+        """Return the most tokens of the notes that a context begins with."""
+        config = self._config
+        if config.compaction != "notes":
+            return 0
+        return len(self._chat.encode(f" {config.prompts.noted}")) + config.max_reflection_tokens
+
+    def _tokens_for_notes(self) -> int:
+        """Return the most tokens of a request for notes and its answer; 0 if none are written."""
+        config = self._config
+        if config.compaction != "notes":
+            return 0
+        request = self._transcript.most_with(config.prompts.notes, Kind.NOTES)
+        return request + config.max_reflection_tokens
+
+    def _no_room(self, observation: str) -> str:
+        """Return the reason why a context cannot begin with an observation, with the numbers."""
+        parts = (
+            (self._tokens_alone("", observation), "its first message"),
+            (self._tokens_of_notes(), "the notes in it"),
+            (self._turn_tokens(), "a turn"),
+            (self._tokens_for_notes(), "asking for notes and writing them"),
+        )
+        needs = ", ".join(f"{tokens} for {what}" for tokens, what in parts if tokens)
+        return (
+            f"{_place_text(self._task)}{self._turn_name()}: a context needs "
+            f"{sum(tokens for tokens, _ in parts)} tokens ({needs}) and has {self._config.room}: "
+            "raise trial.room (at most engine.max_tokens), or lower "
+            "transcript.max_reflection_tokens"
+        )
 
     def _longest_prompt(self, observation: str) -> float:
         """Return the length, in tokens, beyond which the episode that begins is cut.
@@ -433,13 +597,10 @@ class TrialRun:
                 long.
         """
         config, used = self._config, self._transcript.num_tokens
-        if not config.max_tokens:
+        if not config.max_tokens or config.compaction != "none":
             return math.inf
         num_left = config.num_episodes - self.episode if config.keeps_history else 1
-        actions = self._legal_actions()
-        completion = max(config.sampling.max_tokens, actions.max_length if actions else 0)
-        if config.strategy != "none":
-            completion += config.max_reflection_tokens + len(self._chat.encode(config.prompts.act))
+        completion = self._turn_tokens()
         if config.reflects:
             request = len(self._chat.encode(config.prompts.reflect))
             completion += config.max_reflection_tokens + request
@@ -464,10 +625,17 @@ class TrialRun:
         action: str,
         anchor: str,
     ) -> Turn:
+        episode, index = self.episode, self._index_in_episode
+        if self.kind is Kind.REFLECT:
+            index = 0
+        elif self.kind is Kind.NOTES:
+            episode -= not index  # nothing of the new episode has happened
+            own = ((turn.kind, turn.episode) for turn in self._turns)
+            index = sum(each == (Kind.NOTES, episode) for each in own)
         return Turn(
             self.kind,
-            self.episode,
-            0 if self.kind is Kind.REFLECT else self._index_in_episode,
+            episode,
+            index,
             self._transcript.num_segments - 1,
             start,
             start + len(completion.tokens),
@@ -519,7 +687,7 @@ class TrialRun:
         if self.kind is Kind.ACT:
             return config.sampling
         sampling = replace(config.sampling, max_tokens=config.max_reflection_tokens)
-        if self.kind is Kind.REFLECT:
+        if self.kind is not Kind.STRATEGY:
             return sampling
         return replace(sampling, temperature=config.strategy_temperature)
 

@@ -189,8 +189,8 @@ def _room(
         longest_action: tokens of the longest legal action, if the policy writes no other; `None`:
             as many as the configuration allows.
     """
-    episodes = config.trial.episodes if "history" in config.trial.memory else 1
-    facts, room = environment.facts, config.engine.max_tokens
+    trial, facts, room = config.trial, environment.facts, config.engine.max_tokens
+    episodes = trial.episodes if trial.keeps_history else 1
     is_tiny = isinstance(config.policy, Tiny)
     action = config.transcript.max_action_tokens if longest_action is None else longest_action
     around = action + (TINY_TEMPLATE_TOKENS if is_tiny else TEMPLATE_TOKENS)
@@ -204,6 +204,9 @@ def _room(
     )
     if needed <= room:
         return need
+    if trial.compaction != "none":
+        rest = "notes" if trial.compaction == "notes" else "the newest turns"
+        return f"{need}: {rest} replace a context that outgrows {trial.room or room:,} tokens"
     return (
         f"{need}: episodes share that room evenly, and one that has used its share is cut there; "
         "raise it, or lower the class's max_turns"
