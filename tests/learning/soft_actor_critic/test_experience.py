@@ -19,7 +19,7 @@ from mage_async.methods.sac_glam.replay_buffer import (
 )
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Task
-from mage_async.trials import legal_actions
+from mage_async.trials import allowed_tokens
 from mage_async.trials.scripted import chat_in_words
 from mage_async.trials.trial_run import TrialRun
 
@@ -52,7 +52,7 @@ def played(config, goal, actions, version=3):
     for word in actions:
         prompt = run.next_prompt()
         assert prompt is not None
-        tokens = legal_actions.action_tokens(word, CHAT, rules.parser)
+        tokens = allowed_tokens.action_tokens(word, CHAT, rules.parser)
         run.receive(completion_of(tokens, prompt.restriction, version))
     assert run.next_prompt() is None
     return run.trial(), environment, rules
@@ -154,7 +154,7 @@ def test_each_token_of_an_action_that_has_alternatives_is_a_step():
     run = TrialRun(environment, task, 0, rules, CHAT, name="trial")
     while (prompt := run.next_prompt()) is not None:
         action = next(each for each in run.play.legal_actions() if " " in each)
-        tokens = legal_actions.action_tokens(action, CHAT, rules.parser)
+        tokens = allowed_tokens.action_tokens(action, CHAT, rules.parser)
         run.receive(completion_of(tokens, prompt.restriction, 0))
     trial = run.trial()
     ((sequence,),) = experiences([Group(7, 3, (trial,))], config, environment, CHAT, 0)[0]
