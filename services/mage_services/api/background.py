@@ -14,7 +14,7 @@ T = TypeVar("T")
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end and return its result; Ctrl-C cancels it.
 
-    Where this thread has a running event loop, another thread runs the coroutine, and that loop
+    If this thread has a running event loop, another thread runs the coroutine, and that loop
     stands still meanwhile.
     """
     try:
@@ -27,13 +27,13 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Background(Generic[T]):
-    """A thread with an event loop, on which an asynchronous context manager is open.
+    """Run an event loop in a thread, on which an asynchronous context manager is open.
 
     Args:
-        make: makes the context manager, in the thread.
+        make: Called in the thread; returns the context manager.
 
     Attributes:
-        value: what the context manager returned when it was entered.
+        value: What the context manager returned when it was entered.
     """
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
@@ -59,9 +59,10 @@ class Background(Generic[T]):
         try:
             return future.result()
         finally:
-            future.cancel()  # of no effect where it is done
+            future.cancel()  # has no effect if the coroutine has ended
 
     def _main(self) -> None:
+        """Run the loop until `__exit__`; a failure is kept for `__enter__`."""
         try:
             asyncio.run(self._stay_open())
         except BaseException as error:  # raised again in the thread that waits
@@ -69,6 +70,7 @@ class Background(Generic[T]):
             self._is_open.set()
 
     async def _stay_open(self) -> None:
+        """Enter the context manager, report that it is open, and wait until it is to be closed."""
         self._loop, self._closed = asyncio.get_running_loop(), asyncio.Event()
         async with self._make() as self.value:
             self._is_open.set()

@@ -1,4 +1,4 @@
-"""A configuration built in Python."""
+"""Build a configuration from Python values instead of a command line."""
 
 import ast
 import importlib
@@ -20,7 +20,7 @@ from mage_async.config.tables import NONE
 from mage_async.errors import ConfigError
 
 OWN_CODE = Path("runs") / "own_code"
-"""Where classes of scripts and notebooks are written, below the current folder."""
+"""Folder, relative to the current one, into which classes of scripts and notebooks are written."""
 
 
 def configure(
@@ -36,13 +36,13 @@ def configure(
     `mage train --config scout --set learner.steps=40 --set trial.episodes=2` resolves.
 
     Args:
-        file: a TOML file, or the name of a shipped one; None: the quickstart.
-        keys: values by key. A key has dots, or its value is a mapping of further keys. `None` is
-            the "none" of a file: it leaves out a table.
-        environment: an environment's name, or your class. A class of a script or a notebook is
-            written into a file below `runs/own_code/`, with what it uses, because other processes
-            import it; so start later commands about the run in the same folder.
-        method: name of a method whose keys are set, as `--method`.
+        file: Path of a TOML file, or the name of a shipped one; None for the quickstart.
+        keys: Values by key. A key is either dotted ("learner.steps"), or its value is a mapping of
+            further keys. The value None is written as "none", which leaves out a table.
+        environment: Name of an environment, or your class. A class of a script or a notebook is
+            written into a file below `runs/own_code/`, together with what it uses, because other
+            processes import it; so start later commands about the run in the same folder.
+        method: Name of a method whose keys are set, as with `--method`.
 
     Returns:
         The whole configuration, immutable. `print(mage.dump(config))` shows it as TOML.
@@ -70,11 +70,12 @@ def assignments_of(keys: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _as_toml(value: Any) -> str:
+    """Return a value as TOML; a class becomes its address."""
     if value is None:
         return json.dumps(NONE)
     if inspect.isclass(value):
         return json.dumps(address_of(value))
-    # Strings, numbers, truth values and lists of them are written alike in JSON and TOML.
+    # Strings, numbers, booleans and lists of them look the same in JSON and TOML.
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 
@@ -97,7 +98,7 @@ def address_of(found: type) -> str:
 
 
 def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
-    """Yield the source of a value of `__main__` after the sources of all names that it uses.
+    """Yield the source code of a value of `__main__`, after that of each name that it uses.
 
     Raises:
         ConfigError: the value of a name has no source.
@@ -127,6 +128,7 @@ def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
 
 
 def _is_literal(value: Any) -> bool:
+    """Return whether `repr` of the value is a literal that evaluates to the value again."""
     try:
         return bool(ast.literal_eval(repr(value)) == value)
     except (SyntaxError, ValueError):
@@ -135,7 +137,8 @@ def _is_literal(value: Any) -> bool:
 
 def _text_of(value: Any) -> str:
     """Return the source of a class or function of a script, or of a cell of a notebook."""
-    # `inspect.getsource` finds no class of a cell; the code of its methods knows the cell.
+    # `inspect.getsource` finds no class that a notebook cell defines. But the code objects of its
+    # methods name the cell as their file, and their first line lies between those of the class.
     functions = [value] if isinstance(value, FunctionType) else vars(value).values()
     codes = [each.__code__ for each in functions if isinstance(each, FunctionType)]
     lines = linecache.getlines(codes[0].co_filename) if codes else []

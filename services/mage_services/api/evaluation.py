@@ -53,15 +53,16 @@ def evaluate(
 ) -> tuple[RunDirectory, Config, dict[str, Any]]:
     """Play the final sets with the controls, and write evaluation, summary and report.
 
-    With another environment or number of episodes they are written into a folder of the run.
+    With another environment or number of episodes, they are written into a subfolder of the run.
 
     Args:
-        trials: of each set.
-        episodes: of a trial; None: those of the run's own evaluation.
-        diversity: plays of each task whose distinct trajectories are measured; None: none.
-        harder: the ladder of harder tasks, "" for the first; None: none.
-        environment: name of another environment than in training.
-        assignments: changes to the configuration for that environment, as `a.b=c`.
+        trials: Number of trials of each set.
+        episodes: Number of episodes of a trial; None for that of the run's own evaluation.
+        diversity: Number of plays of each task, of which the distinct trajectories are counted;
+            None to measure no diversity.
+        harder: Name of the ladder of harder tasks, "" for the first ladder; None to play none.
+        environment: Name of an environment other than that of training.
+        assignments: Changes to the configuration for that environment, as `a.b=c`.
 
     Returns:
         Where the results are, the configuration that was played, and the summary.
@@ -125,12 +126,12 @@ async def _play(
     ladder: Ladder | None,
     guidance: GuidanceOf,
 ) -> tuple[dict[str, "Score"], dict[str, Any]]:
-    """Play the final sets with the controls, and what else is to be measured.
+    """Play the final sets with the controls; measure diversity and harder tasks if wanted.
 
     Cancellation abandons all trials.
 
     Returns:
-        Scores by set, and "diversity" and "harder" as plain data where they were measured.
+        Scores by set, and a mapping with "diversity" and "harder", as far as they were measured.
     """
     chat = load_chat(policy, thinking=config.transcript.thinking)
     made, more = make_engine(config, policy, "evaluate"), dict[str, Any]()

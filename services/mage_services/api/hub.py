@@ -1,4 +1,4 @@
-"""Publish a run's model: a HuggingFace folder with a card made from the run."""
+"""Publish a run's model as a HuggingFace folder, with a model card made from the run."""
 
 import shutil
 import tempfile
@@ -26,8 +26,9 @@ def write_folder(run: RunDirectory, folder: Path, license_id: str = "") -> int:
     `config.toml` and `summary.json`.
 
     Args:
-        folder: must not exist, or be empty.
-        license_id: of the model; "": that of the base model, where its card names one.
+        folder: Folder to write, which must not exist or be empty.
+        license_id: Licence of the model; if "", that which the card of the base model names, if
+            any.
 
     Returns:
         The version of the model.
@@ -76,13 +77,14 @@ def card(config: Config, summary: dict[str, Any], version: int, license_id: str 
     """Return the text of a model card.
 
     Args:
-        summary: as `summary.json`; {} where the run has not ended.
-        version: of the model: steps that it was trained for.
-        license_id: "": that of the base model, where its card names one.
+        summary: Content of `summary.json`; {} if the run has not ended.
+        version: Version of the model: the number of steps that it was trained for.
+        license_id: Licence of the model; if "", that which the card of the base model names, if
+            any.
     """
     base = config.policy.source if isinstance(config.policy, Pretrained) else ""
     license_id = license_id or base_license(base)
-    # a hub id, and not a folder of the machine that trained
+    # The card names the base model by its hub id, but no folder of the machine that trained.
     base = base if base.count("/") == 1 and not Path(base).exists() else ""
     front = ["library_name: transformers", "pipeline_tag: text-generation"]
     front += [f"license: {license_id}"] if license_id else []
@@ -93,7 +95,7 @@ def card(config: Config, summary: dict[str, Any], version: int, license_id: str 
     else:
         began = f"It began as {base or 'a model that is not on the hub'}."
     unknown = "The licence of the base model is not known: ask whoever made it before you use this."
-    rules = config.admission
+    admission = config.admission
     lines = [
         *("---", *front, "---", "", f"# {config.environment.name}, step {version}", ""),
         f"A language agent trained by mage_async {__version__}: it plays "
@@ -102,8 +104,9 @@ def card(config: Config, summary: dict[str, Any], version: int, license_id: str 
         *("", "## Training", ""),
         f"- Data: trials of `{config.environment.name}` that the policy played itself, from seed "
         f"{config.seed}.",
-        f"- Steps: {version} of {config.learner.steps}, each of {rules.groups_per_step} groups of "
-        f"{rules.trials_per_group} trials; staleness at most {rules.max_staleness}.",
+        f"- Steps: {version} of {config.learner.steps}, each of {admission.groups_per_step} "
+        f"groups of {admission.trials_per_group} trials; staleness at most "
+        f"{admission.max_staleness}.",
         "- `config.toml` has every key, and `summary.json` every figure.",
         *("", "## Evaluation", "", *_evaluation(summary)),
     ]
@@ -136,6 +139,7 @@ def base_license(source: str) -> str:
     """Return the licence that the card of a local model names; "" if there is none."""
     file = Path(source) / "README.md"
     text = file.read_text(errors="replace") if source and file.is_file() else ""
-    head = text.split("---")[1] if text.startswith("---") and text.count("---") > 1 else ""
-    named = (line.partition(":")[2] for line in head.splitlines() if line.startswith("license:"))
+    # A card begins with a block of YAML between two lines "---".
+    front = text.split("---")[1] if text.startswith("---") and text.count("---") > 1 else ""
+    named = (line.partition(":")[2] for line in front.splitlines() if line.startswith("license:"))
     return next(named, "").strip()

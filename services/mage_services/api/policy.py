@@ -1,4 +1,4 @@
-"""The policy of a run: its model, and conversations with it."""
+"""Load the policy of a run: its model, and conversations with it."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,12 +16,12 @@ from mage_services.serving.chat_server import Conversations
 
 
 class Policy:
-    """The newest checkpoint of a run; before the first one, the policy that it began with.
+    """Hold the newest checkpoint of a run; before the first one, the initial policy.
 
     Attributes:
-        config: as the run recorded it, with `assignments` written over it.
+        config: The configuration that the run recorded, with `assignments` written over it.
         path: HuggingFace folder of the model, with its tokenizer and chat template.
-        version: steps that it was trained for.
+        version: Number of steps that the model was trained for.
     """
 
     def __init__(self, run: RunDirectory, assignments: Sequence[str] = ()) -> None:
@@ -50,8 +50,8 @@ class Policy:
         """Run the policy's engine, and yield the conversations with it.
 
         Args:
-            name: of the engine, in errors.
-            most: conversations that are remembered.
+            name: Name of the engine, for errors.
+            most: Largest number of conversations that are remembered.
         """
         chat = load_chat(self.path, thinking=self.config.transcript.thinking)
         async with make_engine(self.config, self.path, name) as engine:
@@ -59,7 +59,7 @@ class Policy:
 
 
 class Chat:
-    """A conversation that remembers what was said; call it with the user's words.
+    """Hold a conversation with a policy; call the object with the user's message.
 
     It may be used as a context manager, which ends the engine; the end of the program does too.
     """
@@ -73,8 +73,9 @@ class Chat:
         """Return the policy's answer.
 
         Args:
-            words: the user's next message.
-            sampling: `temperature`, `top_p`, `max_tokens` or `seed`; else as in training.
+            words: The user's next message.
+            sampling: `temperature`, `top_p`, `max_tokens` or `seed`; one that is not given is as in
+                training.
 
         Raises:
             ContextFull: the conversation has outgrown the engine's context: `reset` it.

@@ -1,4 +1,4 @@
-"""A run as an object: what it measured, what it played, and the policy that it trained."""
+"""Read a run as an object: what it measured, what it played, and the policy that it trained."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from mage_services.api.training import OnStep
 
 Rows = list[dict[str, Any]]
-"""A table: a dict for each row."""
+"""A table: one dict for each row."""
 
 
 class Run:
-    """A run on disk, finished or not; `mage.train` and `mage.load` return one.
+    """Represent a run on disk, finished or not; `mage.train` and `mage.load` return one.
 
     Args:
-        path: the run directory.
+        path: The run directory.
 
     Raises:
         RunError: the directory holds no run.
@@ -54,15 +54,15 @@ class Run:
         return read_document(self._files.summary)
 
     def steps(self) -> Any:
-        """Return the metrics of each step: a row each.
+        """Return the metrics of each step, one row for each.
 
         Returns:
-            A frame of pandas, or of polars, where one is installed; else a list of dicts.
+            A DataFrame of pandas or, without pandas, of polars; without either a list of dicts.
         """
         return framed(read_lines(self._files.metrics))
 
     def curve(self) -> Any:
-        """Return the learning curve: a row for each version, set and episode.
+        """Return the learning curve, one row for each version, set and episode.
 
         Columns are `version`, `time_s` (seconds since training began), `set` ("train" or
         "heldout"), `episode` (from 1), `return` (per unit of the environment) and `ci95` (the
@@ -91,10 +91,10 @@ class Run:
         """Play the newest checkpoint on fixed tasks with both controls; what `mage evaluate` does.
 
         Args:
-            trials: of each set.
-            episodes: of a trial; None: as in the run's own evaluation.
-            environment: another environment than in training, by its name or as a class.
-            keys: of that environment, such as {"environment.options.size": 5}.
+            trials: Number of trials of each set.
+            episodes: Number of episodes of a trial; None for that of the run's own evaluation.
+            environment: Another environment than in training, by its name or as a class.
+            keys: Keys of that environment, such as {"environment.options.size": 5}.
 
         Returns:
             A row for each set and episode: `set`, `episode`, `return`, `ci95`; as `steps`. The
@@ -119,11 +119,11 @@ class Run:
         return framed(score_rows(summary["evaluation"]))
 
     def trials(self, step: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the trials of the journal as plain data: text, rewards and, of every turn, return
-        and advantage. The `step` of a trial that was dropped, or is in flight, is None.
+        """Yield the trials of the journal as plain data: their text, their rewards, and each turn's
+        return and advantage. The `step` of a trial that was dropped, or is in flight, is None.
 
         Args:
-            step: only those of one step; None: all, in order.
+            step: Step whose trials are yielded; None for all steps, in order.
 
         Raises:
             RunError: the run has no journal.
@@ -139,7 +139,8 @@ class Run:
         """Return the newest checkpoint as a policy to load, or to talk to.
 
         Args:
-            keys: written over the recorded configuration, such as {"engine.max_tokens": 4096}.
+            keys: Keys to write over the recorded configuration, such as {"engine.max_tokens":
+                4096}.
 
         Raises:
             RunError: the run has no policy yet.
@@ -159,8 +160,8 @@ class Run:
         """Go on from the newest checkpoint; what `mage train --resume` does.
 
         Args:
-            keys: written over the recorded configuration, such as {"learner.steps": 120}.
-            actors: None: as many as before.
+            keys: Keys to write over the recorded configuration, such as {"learner.steps": 120}.
+            actors: Number of actor processes; None for as many as before.
             on_step: as in `mage.train`, which also lists the errors.
             progress: as in `mage.train`.
         """
@@ -192,7 +193,9 @@ def score_rows(sets: Mapping[str, Mapping[str, Any]]) -> Rows:
 
 
 def framed(rows: Rows) -> Any:
-    """Return rows as a frame of pandas, or of polars, where one is installed; else as they are."""
+    """Return rows as a DataFrame of pandas or, without pandas, of polars; without either as they
+    are.
+    """
     try:
         import pandas
 

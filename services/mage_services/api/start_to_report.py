@@ -1,4 +1,4 @@
-"""A run from its checks to its report: what `mage train` and `mage.train` do."""
+"""Carry a run from its checks to its report; `mage train` and `mage.train` call this module."""
 
 import asyncio
 import json
@@ -48,7 +48,9 @@ EXIT_HALTED = 3
 """Exit status of a run that the doctor ended."""
 
 DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS = 4, 1
-"""An actor of a pretrained policy holds a copy of the weights, and plays many trials at once."""
+"""Number of actors by default, with a tiny policy and with a pretrained one. An actor of a
+pretrained policy holds a copy of the weights, and plays many trials at once.
+"""
 
 
 def start_run(
@@ -61,13 +63,13 @@ def start_run(
     say: Callable[[str], None],
     **more: Any,
 ) -> tuple[RunDirectory, int]:
-    """Train to the end.
+    """Check the configuration, write the run directory, and train to the end.
 
     Args:
-        run_dir: None: a new folder of `runs/`.
-        actors: None: `DEFAULT_ACTORS`, or as many as a resumed run had before.
-        say: takes lines for a person before the run's own view begins.
-        more: further arguments of `run_to_end`.
+        run_dir: The run directory; None for a new folder of `runs/`.
+        actors: Number of actors; None for the default number, or a resumed run's earlier one.
+        say: Called with each line for a person, until the run's own view begins.
+        more: Further arguments of `run_to_end`.
 
     Returns:
         The run, and the exit status of `run_to_end`.
@@ -113,13 +115,16 @@ def start_run(
 def _write_start(
     directory: RunDirectory, config: Config, actors: int | None, num_actors: int, is_resumed: bool
 ) -> int:
-    """Write the resolved configuration and the number of actors, which is returned: `actors`, that
-    of a resumed run's last start, or `num_actors`.
+    """Write the resolved configuration and the number of actors.
+
+    Returns:
+        `actors`; if that is None, the number of the resumed run's last start; else `num_actors`.
     """
     if not is_resumed:
         directory.check_is_new()
     directory.logs.mkdir(exist_ok=True)
     directory.checkpoints.mkdir(exist_ok=True)
+    # A new run has no file `directory.launch` yet: then `num_actors` is the default.
     num_actors = actors or read_document(directory.launch).get("actors", num_actors)
     write_whole(directory.config, config_file.dump(config))
     write_whole(directory.launch, json.dumps({"actors": num_actors}) + "\n")
@@ -151,8 +156,8 @@ def resumed_config(run_dir: Path, assignments: list[str], method: str | None = N
 Until = Callable[[Supervisor], Coroutine[Any, Any, int | None]]
 """Supervises a run until its end or until it is stopped; see `_supervise`."""
 Site = tuple[str, Callable[[ProcessSpec], Awaitable[RunningProcess]]]
-"""Where the processes of a run live, on this machine or on the nodes of a Ray cluster: the address
-of the learner, and the function that starts a process there.
+"""The place where the processes of a run live, this machine or the nodes of a Ray cluster: the
+address of the learner, and the function that starts a process there.
 """
 
 
@@ -163,8 +168,8 @@ def site_of(
     """Set up the site of a run, and remove it in the end.
 
     Args:
-        cluster: address of a Ray cluster; "" for this machine. On a cluster keys are made where
-            the configuration names none.
+        cluster: Address of a Ray cluster; "" for this machine. For a cluster, keys are made if the
+            configuration names none.
 
     Raises:
         ConfigError: the address, the keys or the cluster cannot be used.
@@ -216,12 +221,12 @@ def run_to_end(
     """Supervise a run whose lock this process holds, then write its summary and report.
 
     Args:
-        cluster: address of a Ray cluster; "" for this machine.
-        view: shows the run; None: the terminal does.
-        until: see `_supervise`.
+        cluster: Address of a Ray cluster; "" for this machine.
+        view: Shows the run; None for the terminal.
+        until: See `_supervise`.
 
     Returns:
-        0, `EXIT_HALTED`, or 128 + N where signal N ended the run.
+        0, `EXIT_HALTED`, or 128 + N if signal N ended the run.
 
     Raises:
         RunFailed: a process failed more often than its budget allows, or the summary and report
@@ -229,7 +234,7 @@ def run_to_end(
     """
     view = RecordedView(view or make_view(config, run, is_terminal=sys.stdout.isatty()), run)
     began, doctor = time.monotonic(), Doctor.of(config)
-    for record in read_lines(run.metrics):  # the steps before the run was resumed
+    for record in read_lines(run.metrics):  # the steps before a resumed run's start
         doctor.step(record)
     with tracked(run, trackers_of(config.tracking), config.tracking.wait_s, view.line):
         try:
@@ -246,15 +251,15 @@ def run_to_end(
 
 
 def _supervise(supervisor: Supervisor, until: Until | None = None) -> int:
-    """Run the processes to their end.
+    """Run the processes of a run to their end.
 
     Args:
-        until: supervises until the end, and returns the number of the signal that ended the run, or
-            None; it is called on an event loop that touches no signal handler. None: SIGINT,
-            SIGTERM and SIGHUP, which are handled meanwhile.
+        until: Supervises until the end, and returns the number of the signal that ended the run, or
+            None. It is called on an event loop that leaves all signal handlers alone. None: the run
+            ends at SIGINT, SIGTERM or SIGHUP, which are handled meanwhile.
 
     Returns:
-        0, `EXIT_HALTED` where the doctor ended the run, or 128 + N where signal N did.
+        0, `EXIT_HALTED` if the doctor ended the run, or 128 + N if signal N did.
     """
     run, view = supervisor.run, supervisor.view
     if supervisor.config.engine.kind == "sglang":
@@ -263,7 +268,7 @@ def _supervise(supervisor: Supervisor, until: Until | None = None) -> int:
     try:
         if until is None:
             number = uvloop.run(until_signalled(supervisor))
-        else:  # uvloop would replace the caller's handling of SIGCHLD
+        else:  # asyncio, because uvloop would replace the caller's handling of SIGCHLD
             number = asyncio.run(until(supervisor))
     except* Halted as group:
         halt = str(first_failure(group))

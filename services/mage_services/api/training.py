@@ -1,4 +1,4 @@
-"""`mage.train`: train from Python, in a script, a notebook, or beside a running event loop."""
+"""Train from Python (`mage.train`): in a script, in a notebook, or next to a running event loop."""
 
 import asyncio
 import queue
@@ -23,7 +23,9 @@ from mage_services.terminal.final_table import print_final
 from mage_services.terminal.run_state import Event, RunState, lasting_line
 
 DRAWN_EVERY_S = {True: 0.5, False: 20.0}
-"""Seconds between two drawings of the bar, by whether the last one can be overwritten."""
+"""Seconds between two updates of the progress bar: True if the output can overwrite its last line
+(a terminal or notebook), False if every update adds a line.
+"""
 OnStep = Callable[[dict[str, Any]], None]
 """Receives the metrics of a step, as a line of `metrics.jsonl` has them."""
 
@@ -37,20 +39,20 @@ def train(
     progress: bool = True,
     cluster: str = "",
 ) -> Run:
-    """Train to the end, and return the run; what `mage train` does.
+    """Train to the end, and return the run, as `mage train` does.
 
     The processes of the run are supervised in another thread, so this works in a notebook and
-    beside a running event loop, where `await asyncio.to_thread(mage.train, config)` does not block
+    next to a running event loop; `await asyncio.to_thread(mage.train, config)` does not block
     it. No signal handler is touched. Ctrl-C, or an exception of `on_step`, ends all processes and
     is raised; `mage.load(run_dir).resume()` goes on.
 
     Args:
-        config: as `mage.configure` returns it.
-        run_dir: where the run is written; None: a new folder of `runs/`.
-        actors: actor processes; None: 4, or 1 with a pretrained policy.
-        on_step: called in this thread after each step, with its metrics.
-        progress: whether to show a bar, and the table of returns at the end.
-        cluster: address of a Ray cluster; "" for this machine.
+        config: What `mage.configure` returns.
+        run_dir: Where the run is written; None for a new folder of `runs/`.
+        actors: Number of actor processes; None for 4, or 1 with a pretrained policy.
+        on_step: Called in this thread after each step, with its metrics.
+        progress: Whether to show a progress bar, and the table of returns at the end.
+        cluster: Address of a Ray cluster; "" for this machine.
 
     Raises:
         ConfigError: the configuration cannot be run as written.
@@ -72,7 +74,9 @@ def supervise(
     *,
     is_resumed: bool,
 ) -> Run:
-    """Do the work of `train` and of `Run.resume`."""
+    """Do the work of `train` and of `Run.resume`: run the supervisor in a thread, and show its
+    events in this one.
+    """
     relay = Relay()
 
     def work() -> tuple[RunDirectory, int]:
@@ -103,7 +107,9 @@ def supervise(
 
 
 class Relay:
-    """The view of a run whose supervisor works in another thread: passes its events on."""
+    """Pass the events of a run on: from the thread of its supervisor to the thread that shows
+    them.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[str, Event] | None] = queue.SimpleQueue()
@@ -123,11 +129,11 @@ class Relay:
         self._queue.put(("supervisor", {"event": "line", "text": text}))
 
     def close(self, summary: dict[str, Any] | None) -> None:
-        """Keep the summary."""
+        """Keep the summary for `supervise`."""
         self.summary = summary
 
     def end(self, _: object) -> None:
-        """End the events."""
+        """End the iteration over the events."""
         self._queue.put(None)
 
     def __iter__(self) -> Iterator[tuple[str, Event]]:
@@ -135,7 +141,7 @@ class Relay:
             yield item
 
     def stop(self) -> None:
-        """End the run, from any thread; of no effect where it has ended."""
+        """End the run, from any thread; has no effect if it has ended."""
         self._is_stopped = True
         if self._loop is not None and self._task is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._task.cancel)
@@ -153,7 +159,7 @@ class Relay:
 
 
 def _follow(relay: Relay, config: Config, on_step: OnStep | None, progress: bool) -> None:
-    """Show the events of a run until its end."""
+    """Show the events of a run in a progress bar until its end, and call `on_step`."""
     state, drawn_at = RunState(config, time.monotonic()), 0.0
     every_s = DRAWN_EVERY_S[sys.stderr.isatty() or "ipykernel" in sys.modules]
     with tqdm(total=config.learner.steps, unit="step", disable=not progress) as bar:

@@ -1,1 +1,1 @@
-"""The `mage` command line: one room for each kind of command, one file a command."""
+"""Implement the `mage` command line, with one file for each command."""

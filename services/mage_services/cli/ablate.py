@@ -1,9 +1,9 @@
 """`mage ablate`: measure what staleness costs, by bound, rule, correction, lag and seed.
 
-A sweep of keys that the command knows by name. Every combination is a whole run in a folder of its
-own under `--run-dir`. The command resumes: what is done is read, the rest is run, one process tree
-a run, as many side by side as there are CPU cores. In the end `report.html` and `runs.csv`
-are there.
+The command is a sweep whose keys are known by name. Every combination is a whole run in a folder of
+its own under `--run-dir`. Called again, the command reads the finished runs and runs the missing
+ones, each in processes of its own, as many at once as there are CPU cores. In the end it writes
+`report.html` and `runs.csv`.
 """
 
 import argparse
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
     axis("--bounds", (0, 1, 2, 4, 8), "largest staleness in steps", type=int, metavar="N")
-    rules = f"rules of admission, of {', '.join(POLICIES)}"
-    axis("--rules", ("slots", "count", "drop"), rules, choices=POLICIES, metavar="RULE")
+    admission = f"rules of admission, of {', '.join(POLICIES)}"
+    axis("--rules", ("slots", "count", "drop"), admission, choices=POLICIES, metavar="RULE")
     corrections = ("decoupled", "none", "ppo")
     axis("--corrections", corrections, "values of learner.correction", metavar="NAME")
     lag = "act with the weights of so many steps ago: age without a change of speed"
@@ -46,7 +46,7 @@ def run(given: argparse.Namespace) -> int:
     """Check every configuration of the matrix, run the missing cells, and write the report.
 
     Returns:
-        1 where a run failed.
+        1 if a run failed, else 0.
     """
     from mage_services.cli.matrix_runs import run_matrix
 

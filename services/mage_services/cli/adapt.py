@@ -1,7 +1,7 @@
 """`mage adapt`: measure whether a model adapts, with controls, and certify it in one sentence.
 
-The model is behind a chat endpoint of another server, in a model directory, or the policy of a run.
-`adaptation.py` plays the tasks and records the returns, and
+The model is reached at a chat endpoint of another server, lies in a model directory, or is the
+policy of a run. `adaptation.py` plays the tasks and records the returns, and
 `mage_async/results/certificate.py` computes the verdict.
 """
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 HELP = "Measure whether a model adapts over several episodes of a task, against controls."
 GAMES = "rps,numberlock,mastermind"
-"""Games that are played if none are named."""
+"""Names of the games that are played if none are named."""
 REPORT_S = 10.0
-"""Seconds between lines of progress."""
+"""Seconds between two lines of progress."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +123,7 @@ def run(given: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Player:
-    """The model of `--model`: an endpoint, a model directory, or the policy of a run."""
+    """Describe the model of `--model`: an endpoint, a model directory, or the policy of a run."""
 
     name: str
     games: Sequence[tuple[str, str, dict[str, Any]]]
@@ -136,6 +136,11 @@ class _Player:
 
 
 def _player(given: argparse.Namespace) -> _Player:
+    """Return the model that the command line names.
+
+    Raises:
+        ConfigError: there is no such model, or an option does not apply to it.
+    """
     kind, colon, address = given.model.partition(":")
     if kind == "openai" and colon:
         return _endpoint_player(given, address)
@@ -161,6 +166,7 @@ def _player(given: argparse.Namespace) -> _Player:
 
 
 def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
+    """Return a model at a chat endpoint; `address` is URL#NAME."""
     from mage_async.config import config_file
     from mage_services.engines.chat_endpoint import Endpoint
 
@@ -197,6 +203,7 @@ def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
 
 
 def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
+    """Return the newest policy of a run."""
     from mage_async.config import config_file
     from mage_services.actor.play_session import check_policy, newest
     from mage_services.api.evaluation import check_words
@@ -221,6 +228,7 @@ def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
 
 
 def _assignments(given: argparse.Namespace, name: str, options: dict[str, Any]) -> list[str]:
+    """Return the changes to the configuration that the command line makes for one game."""
     import tomli_w
 
     # A game's options replace those of the file, key by key of one inline table.
@@ -288,7 +296,7 @@ def _check_same(file: Path, identity: dict[str, Any]) -> None:
     """
     from mage_async.results.run_files import read_document, write_whole
 
-    # What JSON keeps: a tuple is a list when it is read again.
+    # Pass through JSON once, as the recorded identity did: it turns tuples into lists.
     identity = json.loads(json.dumps(identity))
     if not (known := read_document(file)):
         write_whole(file, json.dumps(identity, indent=1))
@@ -357,7 +365,7 @@ def _ready(
         if isinstance(environment, Mix):
             raise ConfigError("--games mix: name the environments of the mix instead")
         trials = trial_config_of(config, environment, chat, given.episodes)
-        if player.endpoint:  # it has deadlines and a context of its own
+        if player.endpoint:  # the endpoint has deadlines and a context length of its own
             trials = replace(trials, max_tokens=0, turn_deadline_s=float("inf"))
         elif given.temperature is not None:
             sampling = replace(trials.sampling, temperature=given.temperature)
@@ -464,6 +472,7 @@ def _document(
 
 
 def _game_certificate(tasks: Any, margin: float, statements: int) -> dict[str, Any]:
+    """Return the certificate of one game, as plain data."""
     import msgspec
 
     from mage_async.results.certificate import certificate
@@ -487,6 +496,7 @@ def _in_units(returns: Any, game: "Game", measurement: "Measurement") -> Any:
 
 
 def _money(usage: dict[str, Any], price: tuple[float, float]) -> float:
+    """Return the price of the tokens used, in the unit of `price`, which is per million tokens."""
     cost: float = usage["prompt_tokens"] * price[0] + usage["completion_tokens"] * price[1]
     return cost / 1e6
 
@@ -532,16 +542,19 @@ def _continues(out: Path) -> str:
 
 
 def _say(text: str) -> None:
+    """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def _two_or_more(text: str) -> int:
+    """Parse a whole number of at least 2, as the `type` of an argument."""
     if (number := positive(text)) < 2:
         raise argparse.ArgumentTypeError("adaptation needs at least 2 episodes")
     return number
 
 
 def _amount(text: str) -> float:
+    """Parse a number of at least 0, as the `type` of an argument."""
     try:
         number = float(text)
     except ValueError:
@@ -552,12 +565,14 @@ def _amount(text: str) -> float:
 
 
 def _share(text: str) -> float:
+    """Parse a number between 0 and 1, as the `type` of an argument."""
     if not 0 < (number := _amount(text)) < 1:
         raise argparse.ArgumentTypeError(f"must lie between 0 and 1, got {text!r}")
     return number
 
 
 def _price(text: str) -> tuple[float, float]:
+    """Parse two numbers separated by a comma, as the `type` of an argument."""
     parts = text.split(",")
     if len(parts) != 2:
         raise argparse.ArgumentTypeError(f"must be two numbers with a comma, got {text!r}")
@@ -565,6 +580,7 @@ def _price(text: str) -> tuple[float, float]:
 
 
 def _table(text: str) -> dict[str, Any]:
+    """Parse a JSON object, as the `type` of an argument."""
     try:
         table = json.loads(text)
     except ValueError as error:

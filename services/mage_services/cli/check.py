@@ -1,4 +1,4 @@
-"""`mage check NAME:Class`: rehearse an environment alone, and say what it declares and lacks."""
+"""`mage check NAME:Class`: rehearse an environment alone, and print what it declares and lacks."""
 
 import argparse
 import inspect
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 HELP = "Rehearse an environment of your own, and say what its declarations switch on."
 NUM_TURNS = 5
-"""Turns that are shown as the model will read them."""
+"""Number of turns that are shown as the model will read them."""
 NUM_TRIALS, BUDGET_S = 400, 4.0
-"""Most trials of random play, of scripted play, and pairs of tasks that are compared; each of these
-ends early after `BUDGET_S` seconds."""
+"""Largest number of trials of random play, of trials of scripted play, and of pairs of tasks that
+are compared; and seconds after which each of these three ends early.
+"""
 WIDTH = 100
+"""Number of columns to which shown turns are wrapped."""
 
 PARTS = (
     ("legal_actions", "only these are sampled, so every action is valid", "any text is an action"),
@@ -86,8 +88,9 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _config(given: argparse.Namespace) -> "Config":
-    """Return the configuration, with a pretrained policy for a class that the tiny one cannot play,
-    and without a warm start that needs a script where there is none; unless the keys are given.
+    """Return the configuration of the command line. If the tiny policy cannot play the class, the
+    policy is pretrained, and if the class has no script, there is no warm start; keys on the
+    command line have precedence.
     """
     from mage_async.assembly import named_parts
     from mage_async.config import config_file
@@ -104,7 +107,7 @@ def _config(given: argparse.Namespace) -> "Config":
         more.append("policy.kind=pretrained")
     if any(each.script(random.Random(0)) is None for each in environments) and not given.config:
         more.append("warm_start=none")
-    # Given keys come last: they override these two, and an error names them if they do not work.
+    # The keys of the command line come last, so that they override these two.
     return load([*name, *more, *given.set]) if more else config
 
 
@@ -126,7 +129,7 @@ def _print_declared(environment: "Environment") -> None:
 
 
 def _value(declared: Any) -> str:
-    """Return a declaration in at most 30 characters."""
+    """Return the value of a declaration as text of at most 30 characters."""
     if callable(declared) or isinstance(declared, property) or inspect.isdatadescriptor(declared):
         return "a method"
     if isinstance(declared, list | tuple) and len(declared) > 2:
@@ -177,19 +180,19 @@ def _trials(
 
     Raises:
         CallFault: a call failed, or has to wait.
-        ConfigError: nothing says what an action may be.
+        ConfigError: the environment declares no actions that could be drawn.
     """
     from dataclasses import replace
 
     from mage_async.assembly import trial_config_of
     from mage_async.trials.scripted import random_task, scripted_trial
 
-    rules = trial_config_of(config, environment, chat, config.trial.episodes)
-    rules = replace(rules, max_tokens=0)  # no engine plays these trials
+    trial_config = trial_config_of(config, environment, chat, config.trial.episodes)
+    trial_config = replace(trial_config, max_tokens=0)  # no limit: no engine plays these trials
     source = random.Random(config.seed)
     for index in itertools.count():
         task = random_task(environment, "train", source)
-        yield scripted_trial(environment, task, index, rules, chat, is_random=is_random)
+        yield scripted_trial(environment, task, index, trial_config, chat, is_random=is_random)
 
 
 def _within_budget(items: Iterator[Any]) -> list[Any]:
@@ -233,7 +236,7 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
 
 
 def _print_heldout(environment: "Environment") -> None:
-    """Print whether held-out tasks hide anything new."""
+    """Print whether held-out tasks differ from training tasks."""
     from mage_async.environments.rehearsal import compare_heldout
 
     try:

@@ -15,6 +15,7 @@ from mage_services.terminal import printing
 
 HELP = "Say what is wrong with a run, or with a cluster, and what to do about it."
 EXIT_FOUND = 1
+"""Exit status if anything was found."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the findings of every run, or of the cluster; return 1 where there are any.
+    """Print the findings of every run, or of the cluster; return 1 if there are any, else 0.
 
     Raises:
         ConfigError: neither runs nor a cluster are named, or both are.
@@ -44,6 +45,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _nodes(given: argparse.Namespace) -> int:
+    """Print the faults of the nodes of a cluster; return 1 if there are any, else 0."""
     from mage_async.assembly import check
     from mage_async.config import config_file
     from mage_async.doctor.cluster_faults import faults_of
@@ -64,6 +66,7 @@ def _nodes(given: argparse.Namespace) -> int:
 
 
 def _all_runs(given: argparse.Namespace) -> int:
+    """Print the findings of every run; return 1 if there are any, else 0."""
     from mage_async.doctor import examine
     from mage_async.results.progress import before_first_step, printable
     from mage_async.results.run_files import read_document, read_lines, read_records

@@ -14,7 +14,7 @@ from mage_services.cli.options import add_number, add_set, positive
 
 HELP = "Measure a run's policy on fixed sets of train and held-out tasks, with controls."
 REPEATS = 16
-"""Plays of each task with `--diversity`."""
+"""Number of plays of each task with `--diversity`, if the option has no number."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -46,10 +46,11 @@ COMMANDS = {
 `add_arguments(parser)`, which declares its arguments; and `run(given)`, which carries the command
 out and returns the exit status, or raises a `MageError`: `RunFailed` if work had begun."""
 EXIT_FAILED, EXIT_USAGE = 1, 2
+"""Exit statuses: 1 if a command failed after work had begun, 2 if it could not begin."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """Parse arguments, and report an error in one line."""
 
     def error(self, message: str) -> NoReturn:
         """Show what is wrong with the arguments, and end with status 2."""
@@ -59,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name, and return its exit status.
 
-    A `MageError` becomes one line on stderr. The status is then 1 where work had begun, else 2.
+    A `MageError` becomes one line on stderr. The status is then 1 if work had begun, else 2.
     """
     given = command_tree().parse_args(_with_command(arguments))
     status = EXIT_USAGE
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process, although a thread of an environment that it rehearsed may go on."""
+    """End this process, even if a rehearsed environment has left a thread running."""
     if threading.active_count() > 1:
         from mage_services.processes.process import end_despite_threads
 
@@ -102,6 +103,7 @@ def command_tree() -> argparse.ArgumentParser:
 
 
 def _with_command(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with "train" in front if they name no command."""
     first = arguments[0] if arguments else ""
     is_option = first.startswith("-") and first not in ("-h", "--help", "--version")
     return ["train", *arguments] if is_option or not first else list(arguments)

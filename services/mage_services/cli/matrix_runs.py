@@ -43,14 +43,15 @@ from mage_services.processes.run_lock import hold, take_lock
 
 @dataclass(slots=True)
 class Progress:
-    """Lines for the terminal: runs that are done, and an estimate of the time that is left."""
+    """Make lines for the terminal: finished runs, and an estimate of the remaining time."""
 
     num_runs: int
     num_done: int
-    """Runs that are done, those of earlier calls included."""
+    """Number of finished runs, including those of earlier calls."""
     parallel: int
-    """Runs at once."""
+    """Number of runs at once."""
     _took_s: list[float] = field(default_factory=list)
+    """Durations of the runs of this call, in seconds."""
 
     def begin(self) -> str:
         """Return the line before the first run of this call."""
@@ -72,6 +73,7 @@ class Progress:
         return f"{self._place(cell)}: failed, see {log}"
 
     def _place(self, cell: Cell) -> str:
+        """Return the number of finished runs, and the name of a cell."""
         return f"[{self.num_done}/{self.num_runs}] {cell.name()}"
 
 
@@ -94,7 +96,7 @@ RunEnd = Literal["done", "failed", "left for later"]
 
 
 def run_matrix(matrix: Matrix) -> int:
-    """Run the missing cells of a matrix, and write the report; return 1 where a run failed.
+    """Run the missing cells of a matrix, and write the report; return 1 if a run failed, else 0.
 
     Raises:
         RunError: a cell's directory holds another run or a damaged one, or another process runs the
@@ -162,7 +164,7 @@ async def _run_all(matrix: Matrix, missing: Sequence[Cell], progress: Progress) 
 async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
     """Run one cell by `mage train`. Cancellation ends the run and all its processes."""
     run = matrix.run_of(cell)
-    shutil.rmtree(run.root, ignore_errors=True)  # what an interrupted run left
+    shutil.rmtree(run.root, ignore_errors=True)  # remains of an interrupted run
     config = matrix.root / f"{cell.name()}.toml"
     config.write_text(config_file.dump(matrix.configs[cell]))
     command = [sys.executable, "-m", "mage_async.launch", "--config", str(config)]
@@ -203,12 +205,14 @@ def _found(matrix: Matrix, cell: Cell) -> bool:
 
 
 GOAL = "heldout_last_return"
-"""The figure that is maximised, in the mean over seeds."""
+"""Name of the figure that is maximised, in the mean over seeds."""
 MOST_FAILURES = 2
-"""Failures of a run after which its combination is given up; one may be the machine's fault."""
+"""Number of failures of a run after which its combination is given up; the machine may have caused
+one.
+"""
 MatrixOf = Callable[[Sequence[Setting]], Matrix]
 Combination = tuple[int, Setting]
-"""A combination of values, with the number of Optuna's trial."""
+"""The number of a trial of Optuna, and its combination of values."""
 
 
 def search(
@@ -221,16 +225,16 @@ def search(
     """Run `count` combinations, `matrix.parallel` at once, and print the best.
 
     Args:
-        matrix_of: makes the matrix of some combinations.
-        run: runs the missing cells of a matrix, and returns 0 where none failed.
+        matrix_of: Returns the matrix of some combinations.
+        run: Runs the missing cells of a matrix, and returns 0 if none failed.
 
     Returns:
-        The last value of `run`; the search ends where it is not 0, or where runs are left.
+        The last value of `run`. The search ends early if it is not 0, or if a run is missing.
 
     Raises:
         ConfigError: Optuna is not installed, or a combination is no valid configuration.
     """
-    # A key that does not exist is an error here, before anything is written.
+    # Build one configuration, so that a wrong key is an error before anything is written.
     first = {
         axis.key: axis.choices.low if isinstance(axis.choices, Range) else axis.choices[0]
         for axis in axes
@@ -252,6 +256,7 @@ def search(
 
 
 def _study(file: Any, seed: int) -> Any:
+    """Open Optuna's record of a sweep, or begin one."""
     try:
         import optuna
         from optuna.storages.journal import JournalFileBackend
@@ -265,26 +270,29 @@ def _study(file: Any, seed: int) -> Any:
         direction="maximize",
         load_if_exists=True,
     )
-    so_far = len(study.trials)  # with the same seed, the sampler would draw the same ones again
+    # With the same seed as in an earlier call, the sampler would draw the same combinations again.
+    so_far = len(study.trials)
     study.sampler = optuna.samplers.TPESampler(seed=seed + so_far)
     return study
 
 
 def _chosen(study: Any, axes: Sequence[Axis], count: int, most: int) -> list[Combination]:
-    """Return combinations without a result: those of an earlier call, else at most `most` new."""
+    """Return combinations without a result: those of an earlier call, or else at most `most` new
+    ones, so that there are `count` in all.
+    """
     from optuna.trial import TrialState
 
     whole = []
     for trial in study.trials:
         if len(trial.params) == len(axes) and not trial.state.is_finished():
             whole.append(trial)
-        elif not trial.state.is_finished():  # the command was killed while choosing it
+        elif not trial.state.is_finished():  # the command was killed before all values were drawn
             study.tell(trial.number, state=TrialState.FAIL)
     if not whole:
         distributions = {axis.key: _distribution(axis) for axis in axes}
         num_new = min(most, count - len(study.trials))
-        asked = [study.ask(distributions) for _ in range(num_new)]
-        whole = [study.trials[trial.number] for trial in asked]
+        new = [study.ask(distributions) for _ in range(num_new)]
+        whole = [study.trials[trial.number] for trial in new]
     return [(trial.number, _setting(axes, trial.params)) for trial in whole]
 
 
@@ -312,8 +320,8 @@ def _setting(axes: Sequence[Axis], values: Mapping[str, Any]) -> Setting:
 def _record(study: Any, chosen: Sequence[Combination], matrix: Matrix) -> bool:
     """Record the results of combinations whose runs are all done; return whether all are.
 
-    A combination counts as failed where its result is no finite number, as with weights that
-    diverged, or where one of its runs failed too often.
+    A combination counts as failed if its result is no finite number, for example because weights
+    diverged, or if one of its runs failed `MOST_FAILURES` times.
     """
     from optuna.trial import TrialState
 

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Declare options that several commands have."""
 
 import argparse
 from typing import Any

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "such as policy-20"
     )
     parser.add_argument("--member", metavar="NAME", help=member)
-    add_number(parser, "--seed", "the task's luck (a new one)")
+    add_number(parser, "--seed", "seed of the task's chance events (a new one)")
     add_number(parser, "--episodes", "(as in training)", type=positive, metavar="K")
 
 
@@ -47,6 +47,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _play(run: RunDirectory, given: argparse.Namespace) -> None:
+    """Play the trial in the terminal, first by the person and then by the agent."""
     import uvloop
 
     from mage_async.tasks.league import version_of

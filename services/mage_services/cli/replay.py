@@ -48,15 +48,15 @@ def run(given: argparse.Namespace) -> int:
     check_journal(RunDirectory(given.run_dir))
     run = RunDirectory(given.run_dir.resolve())
     config, journal = config_file.load_recorded(run.config), open_journal(run.journal)
-    # The oldest weights from which the journal is complete, and the first segment to read.
+    # Find the oldest weights from which the journal is complete, and the first segment to read.
     for checkpoint in (None, *checkpoints(run.checkpoints)):
         version = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_"))
         if (first := first_needed(journal.segments, version)) is not None:
             break
     else:
         raise RunError(f"{run.journal} holds no steps behind the policy or a checkpoint of the run")
-    rules = config.admission
-    ledger = Ledger(rules.groups_per_step, rules.max_staleness, rules.trials_per_group)
+    admission = config.admission
+    ledger = Ledger(admission.groups_per_step, admission.max_staleness, admission.trials_per_group)
     methods = Methods(config, environment_of(config))
     with Gang(run, config) as gang:
         training = Training.of(run, config, checkpoint, gang.begin(config, checkpoint))

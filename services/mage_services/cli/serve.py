@@ -36,6 +36,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 async def _serve(given: argparse.Namespace) -> None:
+    """Serve the policy until SIGINT or SIGTERM."""
     from mage_async.results.run_directory import RunDirectory
     from mage_services.api.policy import Policy
     from mage_services.environments.call_runner import CallRunner

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 HELP = "Compare values of any keys: whole runs by combination and seed, and one page of results."
 FINAL_TRIALS = 512
-"""Tasks of a final set: a return within ± 0.03 in a tenth of a run's time."""
+"""Number of tasks of a final set by default: few enough for a tenth of a run's time, and enough for
+an interval of ± 0.03.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +49,7 @@ def run(given: argparse.Namespace) -> int:
     """Check every configuration, run the missing cells, and write the report.
 
     Returns:
-        1 where a run failed.
+        1 if a run failed, else 0.
     """
     from mage_services.cli.matrix_runs import run_matrix, search
 
@@ -77,6 +79,7 @@ def _matrix(
     found: Sequence["Setting"],
     seeds: Sequence[int],
 ) -> "Matrix":
+    """Return the matrix of some combinations with every seed."""
     from mage_async.results.matrix import Subject
     from mage_async.results.sweep import sweep_cells
 
@@ -107,13 +110,14 @@ def _axes(given: argparse.Namespace) -> "list[Axis]":
 
 
 def _seeds(given: argparse.Namespace) -> list[int]:
+    """Return the seeds of `--seeds`, which are separated by commas or spaces."""
     try:
         return [int(part) for text in given.seeds for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"--seeds takes whole numbers, got {' '.join(given.seeds)!r}") from None
 
 
-# `mage ablate` shares what follows.
+# `mage ablate` uses the functions below too.
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
@@ -139,7 +143,7 @@ def matrix_of(
     """Return the matrix of some cells, after a check of every configuration.
 
     Args:
-        varied: words for the title, which also names the configuration, the method and `--set`.
+        varied: Words for the title, which also names the configuration, the method and `--set`.
 
     Raises:
         ConfigError: a cell is no valid configuration; the sentence says which and why.
@@ -158,4 +162,5 @@ def matrix_of(
 
 
 def _num_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""`mage track`: send trackers what they lack of a run that has ended."""
+"""`mage track`: send to trackers what they have not received of a run that has ended."""
 
 import argparse
 import os
@@ -27,7 +27,7 @@ def run(given: argparse.Namespace) -> int:
     """Send every tracker what is new, and wait for all.
 
     Returns:
-        1 where a tracker was not sent everything.
+        1 if a tracker has not received everything, else 0.
 
     Raises:
         RunError: there is no run, or another process is sending.

@@ -31,9 +31,9 @@ from mage_services.journal.reader import check_journal, open_journal
 def export(
     trials: Iterable[AttributedTrial], chat: ChatFormat, file: Path, *, run: str = "run"
 ) -> int:
-    """Write trials to `file`, in the format of its ending; returns how many.
+    """Write trials to a file, in the format that its ending names; return the number of trials.
 
-    A file or folder is written whole or not at all.
+    The file or folder appears when it is complete, or not at all.
 
     Args:
         run: Name of the run, for formats that have a field for it.
@@ -46,6 +46,7 @@ def export(
         known = " or ".join([", ".join([*WRITERS][:-1]), [*WRITERS][-1]])
         raise RunError(f"{file}: an export ends in {known}, got {file.suffix!r}")
     working, number = file.with_name(f".{file.name}.part"), count()
+    # `zip` draws a number for each trial, so the next number is the number of trials.
     counted = (trial for trial, _ in zip(trials, number, strict=False))
     try:
         _remove(working)
@@ -64,15 +65,15 @@ def journaled_trials(
     """Yield the trials of a run's journal with return and advantage, in the order of their steps.
 
     Args:
-        step: only those of one step.
-        grant: only those of one group.
+        step: Step whose trials are yielded; None for all steps.
+        grant: Number of the group whose trials are yielded; None for all groups.
 
     Raises:
         RunError: the run has no journal.
     """
     check_journal(run)
     for each in steps_of(open_journal(run.journal).records(0)):
-        # The trials of other steps are not attributed, which takes long.
+        # Only the trials of wanted steps are attributed, because that takes long.
         grants = {group.grant for group in each.groups}
         if step in (None, each.step) and (grant is None or grant in grants):
             trials = attributed(each, chat.decode)
@@ -80,11 +81,13 @@ def journaled_trials(
 
 
 def _remove(working: Path) -> None:
+    """Delete a file or folder, if it is there."""
     shutil.rmtree(working, ignore_errors=True)
     working.unlink(missing_ok=True)
 
 
 def _write_lines(trials: Iterable[AttributedTrial], chat: ChatFormat, file: Path, run: str) -> None:
+    """Write one line of JSON for each trial."""
     with file.open("w") as out:
         out.writelines(json.dumps(trial_row(trial, chat)) + "\n" for trial in trials)
 
@@ -137,7 +140,9 @@ def write_parquet(
 
 
 def _schema(pyarrow: Any) -> Any:
-    """Return the columns of the Parquet file; lists of lists are by segment and token."""
+    """Return the columns of the Parquet file. In a list of lists, the outer index is the segment of
+    the trial's context, and the inner one the token.
+    """
     whole, text, real = pyarrow.int64(), pyarrow.string(), pyarrow.float64()
     small, single, flag = pyarrow.int32(), pyarrow.float32(), pyarrow.bool_()
     many: Callable[[Any], Any] = pyarrow.list_
@@ -170,6 +175,7 @@ def _schema(pyarrow: Any) -> Any:
 
 
 ROWS_AT_ONCE = 1000
+"""Number of rows that are held in memory and written to a Parquet file together."""
 CARD = """\
 ---
 configs:
@@ -196,8 +202,8 @@ def trajectory_name(attributed: AttributedTrial) -> str:
 def trajectory_of(attributed: AttributedTrial, run: str, version: str) -> dict[str, Any]:
     """Return the trajectory of a trial.
 
-    The prompt of each segment is a step of the user; each completion is a step of the agent, with
-    the environment's answer as its observation. Log-probs are those of the behaviour policy, in
+    Each segment's prompt is a step of the user; each completion is a step of the agent, with
+    the environment's next observation. Log-probs are those of the behaviour policy, in
     nats, after temperature. Every step holds all token ids of its prompt, so the size of a
     trajectory grows with the square of its number of turns.
 
@@ -232,18 +238,22 @@ def trajectory_of(attributed: AttributedTrial, run: str, version: str) -> dict[s
 
 
 def _steps(attributed: AttributedTrial) -> list[dict[str, Any]]:
-    """Return the steps, numbered from 1; within a segment, prompts are observations."""
+    """Return the trajectory's steps, numbered from 1. A prompt is a step of its own only at the
+    start of a segment; later prompts are the observations of the agent's steps.
+    """
     steps: list[dict[str, Any]] = []
-    endings = [*_answers(attributed.turns), attributed.ending]
-    for number, (each, answer) in enumerate(zip(attributed.turns, endings, strict=True)):
+    observations = [*_later_observations(attributed.turns), attributed.ending]
+    for number, (each, after) in enumerate(zip(attributed.turns, observations, strict=True)):
         if _begins_segment(attributed.turns, number):
             steps.append({"source": "user", "message": each.text.observation})
-        steps.append(_agent_step(attributed, each, answer))
+        steps.append(_agent_step(attributed, each, after))
     return [{"step_id": number} | step for number, step in enumerate(steps, 1)]
 
 
-def _answers(turns: Sequence[AttributedTurn]) -> list[str]:
-    """Return the text after each completion but the last; "" at the end of a segment."""
+def _later_observations(turns: Sequence[AttributedTurn]) -> list[str]:
+    """Return the observation after each completion but the last; "" after the last one of a
+    segment.
+    """
     return [
         "" if _begins_segment(turns, number) else turns[number].text.observation
         for number in range(1, len(turns))
@@ -251,17 +261,19 @@ def _answers(turns: Sequence[AttributedTurn]) -> list[str]:
 
 
 def _begins_segment(turns: Sequence[AttributedTurn], number: int) -> bool:
+    """Return whether the turn of this index is the first of its segment."""
     return number == 0 or turns[number].turn.segment != turns[number - 1].turn.segment
 
 
-def _agent_step(attributed: AttributedTrial, values: AttributedTurn, answer: str) -> dict[str, Any]:
+def _agent_step(attributed: AttributedTrial, values: AttributedTurn, after: str) -> dict[str, Any]:
+    """Return the step of one completion; `after` is the observation that follows it."""
     turn = values.turn
     segment_tokens = attributed.trial.segments[turn.segment].tokens
     return {
         "source": "agent",
         "message": values.text.completion,
         "observation": {
-            "results": [{"content": answer, "extra": {"reward": turn.reward, "info": turn.info}}]
+            "results": [{"content": after, "extra": {"reward": turn.reward, "info": turn.info}}]
         },
         "metrics": {
             "prompt_tokens": turn.start,

@@ -1,4 +1,4 @@
-"""Read a journal from disk: its segments and their records. Changes no file."""
+"""Read a journal from disk: its segments and their records. No function here changes a file."""
 
 import mmap
 import os
@@ -18,10 +18,11 @@ class JournalOnDisk:
 
     files: list[Path]
     segments: list[Segment]
-    """One per file."""
+    """The segments, one for each of `files`."""
     torn: Path | None
-    """The last file, if a crash damaged its end; if not even its header is whole, the file is not
-    in `files`."""
+    """The last file if a crash damaged its end, else None. If not even its header is whole, the
+    file is not in `files`.
+    """
     torn_at: int
     """Offset in `torn` of the first byte after the whole records."""
 
@@ -61,6 +62,7 @@ def open_journal(folder: Path) -> JournalOnDisk:
 
 
 def _segment(file: Path, body: memoryview, good_bytes: int) -> Segment:
+    """Return what the header of a segment says; `body` is the segment's first record."""
     header = _decode(file, body)
     if not isinstance(header, SegmentHeader):
         raise RunError(f"{file} does not begin with a head: it is no journal of this build")
@@ -68,7 +70,7 @@ def _segment(file: Path, body: memoryview, good_bytes: int) -> Segment:
 
 
 def _map(file: Path) -> mmap.mmap | bytes:
-    """Map a file into memory, so that only the pages that are looked at are read."""
+    """Map a file into memory, so that only those pages are read that are used."""
     with file.open("rb") as source:
         size = os.fstat(source.fileno()).st_size
         # An empty file cannot be mapped.
@@ -76,6 +78,7 @@ def _map(file: Path) -> mmap.mmap | bytes:
 
 
 def _records(file: Path, *, is_last: bool) -> Iterator[Record]:
+    """Yield the records of a segment; only the last segment may have a damaged end."""
     data = _map(file)
     whole = scan(data)
     for body in whole.bodies:

@@ -1,10 +1,8 @@
-"""The journal's bytes: records in append-only segment files.
+"""Encode and decode the journal's records, and find whole records in the bytes of a segment.
 
-A segment begins with the line `mage-journal/1`. Records follow, each
-`[length u32][crc32 u32][kind u8][body]` in little endian; the length counts kind and body.
-
-A crash can damage only the end of the last segment. `scan` returns the whole records and says where
-the torn tail has to be cut off.
+A segment begins with the line `mage-journal/1`. Records follow, each `[length u32][crc32 u32][kind
+u8][body]` in little endian; the length counts kind and body. A crash can damage only the end of the
+last segment. `scan` returns the whole records and says where the torn tail has to be cut off.
 """
 
 import struct
@@ -26,8 +24,9 @@ MAGIC = b"mage-journal/1\n"
 _PREFIX = struct.Struct("<II")
 _KIND_BYTES = 1
 _TRIAL, _FIELDS = 1, 2
+"""Kinds of records: a trial as its frames; any other record as msgpack of its fields."""
 _SIZES = struct.Struct("<7I")
-"""Bytes of each frame of a trial: tag, header, four arrays and checksum."""
+"""Seven lengths in bytes, of the frames of a trial: tag, header, four arrays and checksum."""
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[FieldsRecord] = msgspec.msgpack.Decoder(FieldsRecord)
 _TRIAL_HEADER: msgspec.msgpack.Decoder[TrialHeader] = msgspec.msgpack.Decoder(TrialHeader)
@@ -58,13 +57,13 @@ class Scan:
     bodies: list[memoryview]
     """Kind and body of each record, for `decode_record`, as views of the scanned bytes."""
     good_bytes: int
-    """Offset at which a torn tail begins: cut the segment here."""
+    """Offset in bytes at which a torn tail begins; the segment is to be cut there."""
 
 
 def scan(data: Frame | mmap, most: int | None = None) -> Scan:
     """Find the whole records at the start of a segment's bytes, at most `most` of them.
 
-    Copies nothing, and allocates nothing by a length that was not checked against `data`.
+    Nothing is copied, and a length in `data` is checked against its size before it is used.
     """
     view = memoryview(data)
     if bytes(view[: len(MAGIC)]) != MAGIC:
@@ -74,7 +73,7 @@ def scan(data: Frame | mmap, most: int | None = None) -> Scan:
 
 
 def whole_records(view: memoryview, start: int) -> Iterator[tuple[int, memoryview]]:
-    """Yield the end offset, and kind and body, of each whole record from offset `start` on."""
+    """Yield the end of each whole record from offset `start` on, with its kind and body."""
     while (body := _body_at(view, start)) is not None:
         start += _PREFIX.size + len(body)
         yield start, body
@@ -84,7 +83,7 @@ def decode_record(body: Frame) -> Record:
     """Return the record of a scanned kind and body; arrays of a trial are copies.
 
     Raises:
-        WireError: the bytes are whole, but no record: another build wrote them.
+        WireError: the bytes are whole, but they are no record of this build.
     """
     if body[0] == _TRIAL:
         return _decode_trial(bytes(body[_KIND_BYTES:]))
@@ -105,6 +104,7 @@ def read_trial_header(body: Frame) -> TrialHeader | None:
     if body[0] != _TRIAL:
         return None
     sizes = _SIZES.unpack_from(body, _KIND_BYTES)
+    # The header is the second frame: it begins after the tag, whose size is `sizes[0]`.
     start = _KIND_BYTES + _SIZES.size + sizes[0]
     try:
         return _TRIAL_HEADER.decode(body[start : start + sizes[1]])
@@ -125,6 +125,7 @@ def _body_at(view: memoryview, start: int) -> memoryview | None:
 
 
 def _decode_trial(data: bytes) -> TrialResult:
+    """Return the trial whose frames follow one another in `data`, after their sizes."""
     if len(data) < _SIZES.size:
         raise WireError(f"a trial's record has at least {_SIZES.size} bytes, got {len(data)}")
     sizes = _SIZES.unpack_from(data)
@@ -139,6 +140,7 @@ def _decode_trial(data: bytes) -> TrialResult:
 
 
 def _checksum(length: int, pieces: Sequence[Frame]) -> int:
+    """Return the CRC-32 of a record's length, kind and body."""
     # The length is covered too: otherwise a run of zeros would be a valid record.
     crc = zlib.crc32(length.to_bytes(4, "little"))
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Write the journal: one thread appends and syncs records, the event loop hears what is durable.
+"""Write the journal: one thread appends and syncs records; the event loop learns which are durable.
 
 All records that wait while the thread is busy are written together and synced once (group commit).
 Nothing is promised to a peer before the callback of its record, which runs after the sync.
@@ -26,10 +26,11 @@ from mage_services.journal.record_bytes import MAGIC, encode_record
 # On a full disk the thread keeps its records, reports the reason, and tries again every `RETRY_S`
 # seconds. It first cuts off a record that was written in part.
 #
-# Segments are deleted by the headers that are durable already. So a deletion never waits for a
-# write, which might itself be waiting for the space.
+# Which segments may be deleted follows from the headers that are durable already. So a deletion
+# never waits for a write, which might itself be waiting for the space.
 
 RETRY_S = 1.0
+"""Seconds between two attempts to write on a full disk."""
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 Callback = Callable[[], None]
 
@@ -40,11 +41,11 @@ def segment_file(folder: Path, number: int) -> Path:
 
 
 def make_durable(journal: JournalOnDisk) -> int:
-    """Cut off a torn tail and sync the rest; returns the number of bytes that were cut off.
+    """Cut off a torn tail and sync the rest; return the number of bytes that were cut off.
 
     A crash between writing and syncing leaves whole records that may not be durable. No peer has
-    heard of them, but a learner that reads them goes on from them and acknowledges their trials:
-    so they are synced before anything else happens.
+    received an acknowledgement of them. But a resumed learner goes on from them and acknowledges
+    their trials, so they are synced before anything else happens.
     """
     lost = 0
     if journal.torn is not None:
@@ -63,26 +64,28 @@ def make_durable(journal: JournalOnDisk) -> int:
 
 @dataclass(slots=True)
 class _Item:
-    """Work for the thread; items are done in order."""
+    """Represent work for the thread, which does items in order."""
 
     pieces: Sequence[Frame] = ()
-    """Bytes to append."""
+    """Bytes to append to the segment, in pieces."""
     opens: Path | None = None
-    """The segment file to begin first."""
+    """The segment file that is begun before the pieces are written; None to go on in the current
+    one.
+    """
     deletes: Sequence[Path] = ()
-    """Files to delete, whether the pieces can be written or not."""
+    """Files to delete, even if there is no space for the pieces."""
     then: Callback | None = None
     """Called on the event loop when the pieces, and everything before them, are durable."""
 
 
 class JournalFile:
-    """The journal of a run, open for appending. Create it inside the event loop.
+    """Append records to the journal of a run. Create the object on the event loop.
 
     Args:
-        segments: The segments on disk, oldest first; a new segment is begun behind them.
-        header: The state that the new segment begins with.
-        max_bytes: Size of the whole journal at which no more trials are taken in.
-        segment_bytes: Size of a segment at which `roll` begins a new one.
+        segments: The segments on disk, oldest first; a new segment is begun after them.
+        header: State of the run with which the new segment begins.
+        max_bytes: Size of the whole journal from which on no more trials are taken in.
+        segment_bytes: Size of a segment from which on `roll` begins a new one.
     """
 
     def __init__(
@@ -96,19 +99,19 @@ class JournalFile:
         self.folder, self.segments = folder, segments
         self.max_bytes, self.segment_bytes = max_bytes, segment_bytes
         self.num_syncs = 0
-        # Of the event loop.
+        # The next attributes belong to the event loop.
         self._loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._no_space_reason = ""
         self._checkpoint_version = -1
-        """Of the newest checkpoint that `compact` heard of."""
+        """Version of the newest checkpoint that was passed to `compact`; -1 before the first."""
         self._newest_durable = segments[-1].number if segments else 0
         """Number of the newest segment whose header is durable."""
-        # Shared with the thread, under the condition.
+        # The next ones are shared with the thread, which needs the lock of the condition.
         self._condition = threading.Condition()
         self._queue: list[_Item] = []
         self._is_closing = False
-        # Of the thread.
+        # The next ones belong to the thread.
         self._file = -1
         self._durable_bytes = 0
         """Bytes of the current segment that are durable."""
@@ -117,7 +120,7 @@ class JournalFile:
         self._thread.start()
 
     def append(self, record: Record, then: Callback | None = None) -> None:
-        """Write a record behind all earlier ones; `then` is called on the loop once it is durable.
+        """Write a record after all earlier ones; `then` is called on the loop once it is durable.
 
         Raises:
             WireError: the record cannot be encoded.
@@ -143,7 +146,7 @@ class JournalFile:
         await is_durable.wait()
 
     def why_full(self) -> str:
-        """Return why no more trials may be taken in; empty if they may."""
+        """Return why no more trials may be taken in; "" if they may."""
         if self._no_space_reason:
             return self._no_space_reason
         num_bytes = sum(segment.num_bytes for segment in self.segments)
@@ -184,6 +187,7 @@ class JournalFile:
         self._failure.cancel()
 
     def _begin_segment(self, header: SegmentHeader) -> None:
+        """Queue a new segment, whose first record is `header`."""
         number = self.segments[-1].number + 1 if self.segments else 1
         pieces = [MAGIC, *encode_record(header)]
         size = sum(map(len, pieces))
@@ -192,11 +196,14 @@ class JournalFile:
         self._put(_Item(pieces, opens=file, then=partial(self._segment_is_durable, number)))
 
     def _segment_is_durable(self, number: int) -> None:
+        """Note that a segment's header is durable; older segments may have become unneeded."""
         self._newest_durable = number
         self._delete_unneeded()
 
     def _delete_unneeded(self) -> None:
-        # What fits into half of `max_bytes` is kept for `mage replay`; nothing on a full disk.
+        """Delete segments that a durable checkpoint has made unnecessary, if space is short."""
+        # Unnecessary segments are kept for `mage replay` while the journal has at most half of
+        # `max_bytes`; on a full disk none is kept.
         most = 0 if self._no_space_reason else self.max_bytes // 2
         durable = [segment for segment in self.segments if segment.number <= self._newest_durable]
         numbers = to_delete(durable, self._checkpoint_version, most)
@@ -212,11 +219,12 @@ class JournalFile:
     # The methods below run in the thread.
 
     def _work(self) -> None:
+        """Do the items of the queue until `close`, or until there is no space."""
         try:
             while items := self._take():
                 _delete_files(items)
                 if not all(self._write(part) for part in _split_at_segments(items)):
-                    return  # no space until the end; every later record rests on this one
+                    return  # `close` came while there was no space: no later record may be written
         except OSError as error:
             self._call_on_loop(self._fail, f"{self.folder} cannot be written: {error}")
         finally:
@@ -224,15 +232,16 @@ class JournalFile:
                 os.close(self._file)
 
     def _take(self) -> list[_Item]:
+        """Wait for items, and return all of them; none after `close`."""
         with self._condition:
             self._condition.wait_for(lambda: self._queue or self._is_closing)
             items, self._queue = self._queue, []
         return items
 
     def _write(self, items: list[_Item]) -> bool:
-        """Make items durable and report it; only the first may open a segment.
+        """Make items durable and report it; only the first of them may open a segment.
 
-        Waits while there is no space. Returns False if there was none until the end.
+        Waits while there is no space. Returns False if there was none until `close`.
         """
         while not self._try_to_write(items):
             with self._condition:
@@ -245,7 +254,7 @@ class JournalFile:
         return True
 
     def _try_to_write(self, items: list[_Item]) -> bool:
-        """Write and sync items; returns False if there is no space."""
+        """Write and sync items; return False if there is no space."""
         try:
             if items[0].opens is not None:
                 self._open(items[0].opens)
@@ -258,7 +267,7 @@ class JournalFile:
             if error.errno not in _NO_SPACE:
                 raise
             if self._file >= 0:
-                # A part may have been written: the next attempt begins at the durable end.
+                # A part may have been written: cut it off, so that the next attempt begins there.
                 os.ftruncate(self._file, self._durable_bytes)
                 os.lseek(self._file, self._durable_bytes, os.SEEK_SET)
             self._call_on_loop(self._report_no_space, f"{self.folder}: {error.strerror}")
@@ -266,6 +275,7 @@ class JournalFile:
         return True
 
     def _open(self, file: Path) -> None:
+        """Begin a segment file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -274,22 +284,26 @@ class JournalFile:
         sync(self.folder)  # the file's name has to be durable too
 
     def _call_on_loop(self, call: Callable[..., None], *args: object) -> None:
+        """Call a function on the event loop, unless the loop has been closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *args)
 
     # The methods below run on the event loop, called by the thread.
 
     def _report_durable(self, items: list[_Item]) -> None:
+        """Call the callbacks of items that are durable."""
         self._no_space_reason = ""
         for item in items:
             if item.then is not None:
                 item.then()
 
     def _report_no_space(self, reason: str) -> None:
+        """Note that there is no space, and delete what can be spared."""
         self._no_space_reason = reason
         self._delete_unneeded()
 
     def _fail(self, reason: str) -> None:
+        """Let `watch` raise a failure of the disk."""
         if not self._failure.done():
             self._failure.set_exception(RunError(reason))
 
@@ -312,6 +326,7 @@ def _delete_files(items: list[_Item]) -> None:
 
 
 def _write_all(file: int, data: bytes) -> None:
+    """Write all bytes; `os.write` may write only a part of them."""
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]

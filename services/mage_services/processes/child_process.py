@@ -1,4 +1,4 @@
-"""Child processes, and the one protocol between a process and the children that it starts.
+"""Start child processes, and exchange messages with them, by the one protocol of this program.
 
 A child inherits one end of a private socket pair. A message is a frame: the length of its body (4
 bytes, little endian, at most `MAX_MESSAGE_BYTES`), then the body, which is msgpack of a type that
@@ -38,14 +38,17 @@ CHANNEL_FD = "MAGE_CHANNEL_FD"
 PARENT = "MAGE_PARENT"
 """Environment variable: process id of the parent."""
 MAX_MESSAGE_BYTES = 1 << 26
-"""Far above what is sent: a whole trial as text, or an error that quotes whole answers."""
+"""Largest number of bytes of a message: far more than a whole trial as text, or an error that
+quotes whole completions.
+"""
 WAIT_NOTICE_S = 10.0
-"""Whoever waits longer than this for a child prints that it waits."""
+"""Seconds of waiting for a child after which a notice is printed, and between two notices."""
 SHOW_STACKS = signal.SIGUSR1
 """Signal at which a process of a run prints the stacks of its threads into its log."""
 MAX_STACK_CHARS = 100_000
-"""Characters at the end of a log in which stacks are looked for."""
+"""Number of characters at the end of a log in which stacks are looked for."""
 EXIT_ORPHANED = 2
+"""Exit code of a child whose parent had ended before the child began."""
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
@@ -59,7 +62,7 @@ def frame(message: Any, codec: Any = msgspec.msgpack, max_bytes: int = MAX_MESSA
     """Encode a message as its length and its body.
 
     Args:
-        codec: `msgspec.msgpack`, or `msgspec.json` for a child that can import neither.
+        codec: `msgspec.msgpack`, or `msgspec.json` for a child that has JSON only.
 
     Raises:
         WireError: the body is longer than `max_bytes`.
@@ -90,7 +93,7 @@ def _body_length(header: bytes, max_bytes: int) -> int:
 
 
 class Channel(Generic[T]):
-    """One end of a socket pair on an event loop; it receives messages of type T."""
+    """Exchange messages on an event loop, over one end of a socket pair; type T is received."""
 
     def __init__(
         self,
@@ -125,7 +128,7 @@ class Channel(Generic[T]):
         await self._writer.drain()
 
     async def receive(self) -> T | None:
-        """Return the next message; None when the other side has ended, be it within a message.
+        """Return the next message; None when the other side has ended, even within a message.
 
         Cancellation loses no message.
 
@@ -133,8 +136,8 @@ class Channel(Generic[T]):
             WireError: the other side sent something else than a message.
         """
         try:
-            # readexactly takes bytes out of its buffer only when all of them are there, and the
-            # header that was read before is kept here: so a timeout may cancel this anywhere
+            # A timeout may cancel this call anywhere: `readexactly` removes bytes from its buffer
+            # only when all of them are there, and the length is kept in an attribute.
             if self._num_bytes is None:
                 header = await self._reader.readexactly(_LENGTH.size)
                 self._num_bytes = _body_length(header, MAX_MESSAGE_BYTES)
@@ -160,7 +163,7 @@ class Channel(Generic[T]):
 
 
 class BlockingChannel(Generic[T]):
-    """One end of a socket pair for threads; it receives messages of type T.
+    """Exchange messages in threads, over one end of a socket pair; type T is received.
 
     `send` may be called by any thread, `receive` by one at a time.
     """
@@ -195,7 +198,7 @@ class BlockingChannel(Generic[T]):
         """Return the next message; None when the other side has ended.
 
         Args:
-            waits: False: return None also where no whole message has come yet.
+            waits: If False, do not wait: return None also if no whole message has come yet.
 
         Raises:
             WireError: the other side sent something else than a message.
@@ -238,15 +241,15 @@ class BlockingChannel(Generic[T]):
         self._socket.close()
 
     def _wait(self, event: int) -> None:
-        """Block until the socket can be read or written. An event loop that has watched it may have
-        made it non-blocking.
+        """Block until the socket can be read or written. `poll` does so even for a socket that an
+        event loop has made non-blocking.
         """
         poll = select.poll()
         poll.register(self._socket, event)
         poll.poll()
 
     def _take(self) -> bytes | None:
-        """Take the next body out of the buffer; None where it has not come whole."""
+        """Take the next body out of the buffer; None if the buffer has no whole body yet."""
         if len(self._buffer) < _LENGTH.size:
             return None
         header = bytes(self._buffer[: _LENGTH.size])
@@ -259,6 +262,7 @@ class BlockingChannel(Generic[T]):
 
 
 def _decoded(decode: Callable[[bytes], T], body: bytes) -> T:
+    """Decode a body; raise a `WireError` if it is no message of the expected type."""
     try:
         return decode(body)
     except msgspec.MsgspecError as error:
@@ -266,7 +270,7 @@ def _decoded(decode: Callable[[bytes], T], body: bytes) -> T:
 
 
 class ChildProcess(Generic[T]):
-    """A running child and the channel to it, on an event loop; it sends messages of type T."""
+    """Hold a running child and the channel to it, on an event loop; it sends messages of type T."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, channel: Channel[T], log: Path | None
@@ -285,13 +289,13 @@ class ChildProcess(Generic[T]):
     ) -> Self:
         """Start a child in a session of its own, so that Ctrl-C reaches the parent alone.
 
-        Cancellation in here leaves at most a child that ends with this process.
+        If this call is cancelled, the child may have been started; it then ends with this process.
 
         Args:
-            command: program and arguments, as `module_command` gives them.
-            kind: type of the messages that the child sends.
-            variables: environment variables besides those of this process.
-            log: file to which the child prints; None: it prints to this process's stderr.
+            command: Program and arguments, as `module_command` returns them.
+            kind: Type of the messages that the child sends.
+            variables: Environment variables in addition to those of this process.
+            log: File to which the child prints; None if it prints to this process's stderr.
             codec: `msgspec.msgpack` or `msgspec.json`.
 
         Raises:
@@ -352,20 +356,21 @@ class ChildProcess(Generic[T]):
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the child and what it started, also where the child itself has ended."""
+        """Kill the child and what it started, even if the child itself has ended."""
         self._signal(signal.SIGKILL)
 
     def last_line(self) -> str:
-        """Return the last line of the child's log, which is most often its error; "" without."""
+        """Return the last line of the child's log, most often its error; "" if it has no log."""
         return last_line(self._log) if self._log is not None else ""
 
     def _signal(self, number: int) -> None:
+        """Send a signal to the process group of the child."""
         with suppress(ProcessLookupError):  # all of it has ended
             os.killpg(self.pid, number)
 
 
 class BlockingChild(Generic[T]):
-    """A running child and the channel to it, for threads; it sends messages of type T.
+    """Hold a running child and the channel to it, for threads; it sends messages of type T.
 
     See `ChildProcess.start` for the arguments. The child shares this process's session, so that
     Ctrl-C reaches both.
@@ -399,6 +404,7 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def _popen_options(theirs: socket.socket, out: Any, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of `Popen` that connect a child to its end of the socket pair."""
     own = {
         "PYTHONSAFEPATH": "1",  # no module of the current directory takes the place of another
         "PYTHONUNBUFFERED": "1",
@@ -417,8 +423,8 @@ def _popen_options(theirs: socket.socket, out: Any, variables: Mapping[str, str]
 
 
 def inherited_socket() -> socket.socket | None:
-    """Return this process's end of the socket pair to its parent, once; None for a process that was
-    started by hand. Children of this process do not inherit it.
+    """Return this process's end of the socket pair to its parent. None at the second call, and for
+    a process that was started by hand. Children of this process do not inherit the socket.
     """
     number = os.environ.pop(CHANNEL_FD, None)
     if number is None:
@@ -442,19 +448,19 @@ def channel_to_parent(
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process with its parent; of no effect where it was started by
-    hand, or on another system than Linux.
+    """Ask the kernel to kill this process with its parent. It has no effect in a process that was
+    started by hand, or on a system other than Linux.
     """
     parent = os.environ.get(PARENT)
     if parent is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it ended before the kernel was asked
+    if os.getppid() != int(parent):  # the parent ended before the call above
         os._exit(EXIT_ORPHANED)
 
 
 def end_in_words(code: int) -> str:
-    """Say how a process ended, by its exit code, negative for a signal."""
+    """Return in words how a process ended, by its exit code, negative for a signal."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
@@ -465,6 +471,8 @@ def members(group: int) -> list[str]:
     found = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended since
+            # Such a file begins "815 (python) S 1 815 …": id, name, state, parent, group. The name
+            # may hold spaces and parentheses, so it ends at the last one.
             pid, _, rest = file.read_text().partition(" (")
             name, _, fields = rest.rpartition(") ")
             state, _, its_group, *_ = fields.split()
@@ -474,8 +482,8 @@ def members(group: int) -> list[str]:
 
 
 def place_in_foreign_code(log: Path) -> str:
-    """Return the place in foreign code at which `faulthandler` saw a process, by the stacks at the
-    end of its log; "" if there is none.
+    """Return the place at which a process was in code of neither this program nor a library, by the
+    stacks that `faulthandler` printed at the end of its log; "" if there is none.
     """
     lines = log.read_text(errors="replace")[-MAX_STACK_CHARS:].splitlines()
     stacks = takewhile(lambda line: _STACK_LINE.match(line), reversed(lines))
@@ -488,8 +496,8 @@ def place_in_foreign_code(log: Path) -> str:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log that is neither empty nor part of `faulthandler`'s stacks, cut
-    to 500 characters; "" for none.
+    """Return the last line of a log that is neither empty nor part of a stack that `faulthandler`
+    printed, cut to 500 characters; "" if there is none.
     """
     lines = reversed(log.read_text(errors="replace").splitlines())
     return next((line.strip()[:500] for line in lines if not _STACK_LINE.match(line)), "")
@@ -497,7 +505,7 @@ def last_line(log: Path) -> str:
 
 @contextmanager
 def waiting_notice(what: str) -> Iterator[None]:
-    """Print to stderr, every `WAIT_NOTICE_S`, that `what` is waited for; on an event loop."""
+    """Print to stderr every `WAIT_NOTICE_S` seconds that `what` is waited for; on an event loop."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     handle: asyncio.TimerHandle

@@ -1,5 +1,5 @@
-"""The parts that all processes of a run share: start and end, status events, priority, time
-accounting, and appending to files of JSON lines.
+"""Do what all processes of a run share: start and end, status events, priority, time accounting,
+and appending to files of JSON lines.
 
 A process sends status events to its supervisor, among them a heartbeat each second. It ignores
 Ctrl-C, which the supervisor handles, and dies with its parent. Every failure becomes one event, one
@@ -40,7 +40,9 @@ from mage_services.processes.startup import ToProcess
 # only watch a run: its trackers, and the index of `mage view`. With enough cores priorities change
 # nothing.
 ACTOR, EVALUATOR, WATCHER = 10, 15, 15
-"""Niceness. Of two processes on one core, the one that is nicer by 10 gets a tenth of it."""
+"""Niceness of actors, of the evaluator, and of processes that only watch a run. Of two processes on
+one core, the one whose niceness is higher by 10 gets a tenth of it.
+"""
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 
@@ -65,6 +67,7 @@ def restore_session_priority() -> None:
 
 
 def _set_session_niceness(niceness: int) -> None:
+    """Set the niceness of the session, if this process leads it and the kernel has such a value."""
     if sys.platform.startswith("linux") and os.getsid(0) == os.getpid():
         with suppress(OSError):  # a kernel without `sched_autogroup`, or a read-only file system
             _AUTOGROUP.write_text(str(niceness))
@@ -73,20 +76,24 @@ def _set_session_niceness(niceness: int) -> None:
 E = TypeVar("E", bound=BaseException)
 
 BEAT_S = 1.0
-"""Interval of the heartbeat."""
+"""Seconds between two heartbeats."""
 EXIT_FAILED, EXIT_BUG = 2, 1
 """Exit codes: 2 for a `MageError`, 1 for any other exception."""
 EXIT_DETERMINISTIC = 3
-"""The process would fail again in the same way, so the supervisor does not restart it."""
+"""Exit code of a process that would fail again in the same way, so the supervisor does not restart
+it.
+"""
 EXIT_TERMINATED = 128 + signal.SIGTERM
-"""Not 0: a process that was terminated has not done its work, and is restarted."""
+"""Exit code of a process that was terminated. It is not 0, because such a process has not done its
+work, and is restarted.
+"""
 THREADS_END_S = 1.0
-"""Time in which the threads of a process that has done its work have to end."""
+"""Seconds that the threads of a process have to end after it has done its work."""
 
 
 class Status:
-    """The channel to the supervisor, which takes status events; a process that was started by hand
-    has none, and its events are discarded.
+    """Send status events to the supervisor. A process that was started by hand has no supervisor,
+    and its events are discarded.
     """
 
     def __init__(self) -> None:
@@ -94,7 +101,7 @@ class Status:
         self.channel = BlockingChannel[ToProcess](end, ToProcess) if end else None
 
     def send(self, event: str, **fields: Any) -> None:
-        """Send a status event. A supervisor that has ended is no error: this process ends too."""
+        """Send a status event. If the supervisor has ended, discard it: this process ends too."""
         if self.channel is None:
             return
         try:
@@ -107,11 +114,12 @@ class Status:
 def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     """Run `main` as a process of a run; a failure becomes a status event and an exit code.
 
-    The event "finished" tells the end of `main` from the end by which foreign code ends a process.
+    The event "finished" is sent only if `main` has returned: foreign code may also end a process
+    with exit code 0.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
     die_with_parent()
-    # Where foreign code crashes or blocks the interpreter, the log shows which.
+    # If foreign code crashes or blocks the interpreter, the stacks in the log show which.
     faulthandler.enable()
     faulthandler.register(SHOW_STACKS)
     status = Status()
@@ -121,8 +129,8 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     except* MageError as group:
         error = first_failure(group)
         _fail(status, EXIT_DETERMINISTIC if error.is_deterministic else EXIT_FAILED, error)
-    except* Exception as group:  # a bug: the traceback goes into the process's log
-        with suppress(OSError):  # the disk is full, which the reason says
+    except* Exception as group:  # a bug of ours: the traceback goes into the process's log
+        with suppress(OSError):  # a full disk, which the reason in `_fail` names
             traceback.print_exception(group)
         _fail(status, EXIT_BUG, first_failure(group))
     code = EXIT_TERMINATED if received else 0
@@ -150,7 +158,8 @@ def end_despite_threads(code: int, say: Callable[[str], None]) -> None:
         )
         os._exit(code)
 
-    # The threads of executors are among them now, and end as the interpreter does.
+    # Idle threads of executors count here too, but they end when the interpreter does; a process
+    # that has only those ends before the timer, whose thread is a daemon.
     if not waited_for():
         return
     timer = threading.Timer(THREADS_END_S, end)
@@ -159,8 +168,8 @@ def end_despite_threads(code: int, say: Callable[[str], None]) -> None:
 
 
 async def ticks(seconds: float) -> AsyncIterator[float]:
-    """Yield the event loop's time every `seconds`, however long the work between takes. Ticks that
-    were missed, as by a stopped process, are skipped.
+    """Yield the event loop's time every `seconds`, however long the work in between takes. Ticks
+    that were missed, for example because the process was stopped, are skipped.
 
     Cancellation also cancels the timer.
     """
@@ -196,6 +205,7 @@ async def until_signalled(work: Awaitable[None], *signals: int) -> int | None:
 
 
 async def _with_heartbeat(main: Callable[[Status], Awaitable[None]], status: Status) -> None:
+    """Run `main` while a heartbeat is sent."""
     async with asyncio.TaskGroup() as tasks:
         beat = tasks.create_task(_beat(status), name="heartbeat")
         await main(status)
@@ -212,13 +222,16 @@ def first_failure(error: BaseExceptionGroup[E]) -> E: ...
 @overload
 def first_failure(error: BaseException) -> BaseException: ...
 def first_failure(error: BaseException) -> BaseException:
-    """Return the first exception in a tree of exception groups; another exception as it is."""
+    """Return the first exception in a tree of exception groups, or the exception if it is no
+    group.
+    """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _fail(status: Status, code: int, error: BaseException) -> None:
+    """Report a failure, and end this process with an exit code."""
     reason = str(error) if isinstance(error, MageError) else f"{type(error).__name__}: {error}"
     if (
         os.strerror(errno.ENOSPC) in reason and "make room" not in reason
@@ -232,7 +245,9 @@ def _fail(status: Status, code: int, error: BaseException) -> None:
 
 
 class TimeAccounting:
-    """Wall time of a process by state. One state at a time, so that the shares sum to 100 %."""
+    """Measure the wall time of a process by state. It is in one state at a time, so the shares sum
+    to 100 %.
+    """
 
     def __init__(self, state: str) -> None:
         self._state, self._since = state, time.monotonic()

@@ -1,4 +1,4 @@
-"""The lock of a run, which keeps two `mage train` processes from running the same directory.
+"""Lock a run, so that no two `mage train` processes run the same directory.
 
 `mage train` takes the lock before it writes the configuration and holds it to its end. The kernel
 releases it (`flock`) when the process ends, however that happens. Reading a run needs no lock.

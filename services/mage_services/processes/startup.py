@@ -1,4 +1,4 @@
-"""The start of a process of a run: its arguments, and the resolved configuration.
+"""Start a process of a run: receive its arguments and the resolved configuration.
 
 `mage train` resolves the configuration once. A process receives the result as its first message and
 decodes it by type: it reads no file, adds no default and applies no preset.
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
     from mage_services.processes.process import Status
 
 PACKAGES = ("mage_async", "mage_services", "mage_kernels")
+"""Packages whose sources make the build digest."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """The first message to a process of a run."""
+    """Carry the configuration: the first message to a process of a run."""
 
     tables: dict[str, Any]
     """The resolved configuration, as `config_file.as_tables` returns it."""
 
 
 class CopiedFile(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a process on another machine that requested a file of its run."""
+    """Answer a process on another machine that requested a file of its run."""
 
     path: str
     """The requested path."""
@@ -51,7 +52,7 @@ ToProcess = Begin | CopiedFile
 
 @dataclass(frozen=True, slots=True)
 class Startup:
-    """The arguments and the configuration of a process of a run."""
+    """Hold the arguments and the configuration of a process of a run."""
 
     run: RunDirectory
     config: Config
@@ -80,7 +81,7 @@ class Startup:
 def read_startup(description: str, status: "Status") -> Startup:
     """Parse the command line of a process, and receive its configuration.
 
-    The process exits where no supervisor sends one.
+    The process exits if no supervisor sends one.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("run_dir", type=Path)
@@ -110,8 +111,8 @@ def read_startup(description: str, status: "Status") -> Startup:
 def build_digest() -> str:
     """Return the version and a digest of the sources of the three packages, which peers compare.
 
-    The packages are located without importing them, because the kernels import torch. Of a package
-    that lies in two checkouts on the path, the first is read, as imports do.
+    The packages are located without importing them, because the kernels import torch. If a package
+    lies in two checkouts on the path, the first is read, which is also the one that is imported.
     """
     state = blake2s(mage_async.__version__.encode(), digest_size=6)
     for package in PACKAGES:
@@ -124,14 +125,14 @@ def build_digest() -> str:
 
 
 class RunFiles:
-    """Files of a run, for a process that may be on another machine than the run's directory.
+    """Find files of a run, for a process that may be on another machine than the run's directory.
 
-    Such a process requests a file by a status event. Its keeper on that machine
+    A process on another machine requests a file by a status event. Its keeper on that machine
     (`mage_services/cluster/keeper.py`) copies the file there and answers. On the machine of the
     run's directory every file is used where it lies.
 
     Args:
-        is_remote: whether the run's directory is on another machine.
+        is_remote: Whether the run's directory is on another machine.
     """
 
     def __init__(self, status: "Status", is_remote: bool = False) -> None:
@@ -141,7 +142,7 @@ class RunFiles:
     async def bring(self, path: Path) -> Path:
         """Return the path of a file or folder of the run on this machine; wait until it is copied.
 
-        Cancellation leaves an answer that the next call passes over.
+        After a cancellation the answer still comes; the next call ignores it.
 
         Raises:
             RunError: the run has no such file any more.

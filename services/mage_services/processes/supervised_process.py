@@ -1,6 +1,6 @@
-"""A process of a run from the side of the supervisor, to which it sends status events.
+"""Watch a process of a run from the side of the supervisor, to which it sends status events.
 
-A process that stays silent for too long is killed. Its heartbeat, a status event a second, keeps it
+A process that is silent for too long is killed. Its heartbeat, a status event a second, keeps it
 from being silent.
 """
 
@@ -27,11 +27,14 @@ from mage_services.processes.process import EXIT_DETERMINISTIC
 from mage_services.processes.startup import Begin
 
 FIRST_EVENT_S = 180.0
-"""Time limit for the first event of a process: imports take a while on a busy machine."""
+"""Seconds without a first event after which a process is killed: imports take a while on a busy
+machine.
+"""
 NOTICE_S = 4.0
-"""Silence after which the user is informed, long before the process is killed."""
+"""Seconds of silence after which the user is informed, long before the process is killed."""
 STALL_S = 1.0
-"""If a wait takes this much longer than its timeout, the supervisor itself was stopped."""
+"""Seconds by which a wait has to exceed its timeout before the supervisor itself counts as stopped.
+"""
 LEAVE_S = 0.5
 """Seconds that the children of a process may outlive it, and in which a blocked process has to
 print its stacks."""
@@ -49,7 +52,7 @@ END_THEM = "If the environment started them, end them in its `close()`."
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A process to be started."""
+    """Describe a process that is to be started."""
 
     name: str
     module: str
@@ -59,13 +62,13 @@ class ProcessSpec:
     devices: tuple[int, ...] = ()
     """Indices of the only GPUs that the process sees; () for all."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables besides those of every process of a run."""
+    """Environment variables in addition to those of every process of a run."""
     config: Config | None = None
-    """The resolved configuration, which is sent to the process; None: nothing is sent."""
+    """The resolved configuration, which is sent to the process; None to send nothing."""
 
 
 class RunningProcess(Protocol):
-    """A process of a run, on whatever machine; `SupervisedProcess` explains the methods."""
+    """Describe a running process, on whatever machine; `SupervisedProcess` explains the methods."""
 
     spec: ProcessSpec
     node: str
@@ -86,7 +89,7 @@ class RunningProcess(Protocol):
 
 
 class SupervisedProcess(ChildProcess[dict[str, Any]]):
-    """A running process of this machine."""
+    """Start and watch a process on this machine."""
 
     spec: ProcessSpec
     node = ""
@@ -97,11 +100,13 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
     """Processes that this one had started and left running; they are killed."""
     _ending: asyncio.Task[None]
     _log_bytes = 0
-    """Length of the log before the process was asked for its stacks."""
+    """Number of bytes in the log before the process was to print its stacks."""
 
     @classmethod
     async def start(cls, spec: ProcessSpec) -> Self:  # type: ignore[override]
-        """Start a process. After a cancellation it may run, and then ends with the supervisor."""
+        """Start a process. If this call is cancelled, the process may run; it then ends with the
+        supervisor.
+        """
         variables = {**spec.variables, "OMP_NUM_THREADS": str(spec.threads)}
         if spec.devices:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.devices))
@@ -114,8 +119,8 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         return child
 
     async def _end_group(self) -> None:
-        """Wait for the end of the process, and kill what it left behind. A child that it forked
-        holds the process's channel and memory.
+        """Wait for the end of the process, and kill the processes that it left running. A child
+        that it forked holds the process's channel and memory.
         """
         await self._process.wait()
         if members(self.pid):
@@ -131,6 +136,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         Cancellation leaves the process running: end it by `terminate` or `kill`.
         """
         loop = asyncio.get_running_loop()
+        # `allowed` and `silent_s`: seconds of silence that are allowed, and that have passed.
         allowed, silent_s, num_notes = FIRST_EVENT_S, 0.0, 0
         while True:
             began, starved_s = loop.time(), self.starved_s()
@@ -140,8 +146,8 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
                     event = await self.receive()
             except TimeoutError:
                 if loop.time() - began > timeout_s + STALL_S:
-                    continue  # this process was stopped: what has come since is not read yet
-                # time in which the process was ready to run and had no core is not silence
+                    continue  # the supervisor was stopped, and has not read what came meanwhile
+                # Time in which the process was ready to run and had no core is not silence.
                 silent_s += max(0.0, timeout_s - (self.starved_s() - starved_s))
                 if silent_s >= allowed:
                     self.was_silent = True
@@ -161,6 +167,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             if event["event"] == "failed":
                 self.failure = event["reason"]
             yield event | {"at": loop.time()}
+        # The channel is closed. A process that lives on without one has lost it.
         if not (await asyncio.wait([self._ending], timeout=silence_s))[0]:
             self.failure = self.failure or CHANNEL_CLOSED
             self.was_silent = True
@@ -176,7 +183,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             os.kill(self.pid, SHOW_STACKS)
 
     def _silence_note(self, silence_s: float) -> str:
-        """Return the first note on a silent process, and ask the process where it is."""
+        """Return the first note on a silent process, and let the process print where it is."""
         # A busy loop on a machine with other work counts as silent only for the time in which it
         # ran, so minutes may pass before it is killed and its place is known from its epitaph.
         self._log_bytes = self.spec.log.stat().st_size
@@ -187,10 +194,10 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         )
 
     def _place_note(self) -> str:
-        """Return a note on where the process is, as its log says since the first note; "" if it is
-        not in foreign code.
+        """Return a note on where the process is, from the stacks that it printed since the first
+        note; "" if it is not in foreign code.
         """
-        if self.spec.log.stat().st_size == self._log_bytes:  # stopped: it prints no stacks
+        if self.spec.log.stat().st_size == self._log_bytes:  # it is stopped, and printed nothing
             return ""
         place = place_in_foreign_code(self.spec.log)
         cure = "" if self.spec.name == "learner" else OWN_PROCESS
@@ -198,7 +205,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
 
     def starved_s(self) -> float:
         """Return the seconds in which the main thread of the process was ready to run and had no
-        core; 0 where the system does not say.
+        core; 0 if the system does not record it.
         """
         try:
             running_and_waiting = Path(f"/proc/{self.pid}/schedstat").read_text()

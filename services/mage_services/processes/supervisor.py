@@ -1,9 +1,9 @@
-"""The supervisor: starts, watches, restarts and ends the processes of a run. It imports no torch.
+"""Start, watch, restart and end the processes of a run. This module imports no torch.
 
-process     ends well when              when it fails
-learner     all steps are trained       resumes from checkpoint and journal; its peers wait
-actor N     it receives a goodbye       the learner grants its groups to others
-evaluator   the final sets are played   starts again at the newest version
+    process     ends well when              when it fails
+    learner     all steps are trained       resumes from checkpoint and journal; its peers wait
+    actor N     it receives a goodbye       the learner grants its groups to others
+    evaluator   the final sets are played   starts again at the newest version
 
 A process that was killed is restarted at once, one that failed is restarted after a back-off, and
 one whose error is deterministic is never restarted. Failures in a row count against
@@ -35,21 +35,25 @@ from mage_services.processes.supervised_process import (
 from mage_services.terminal.view import View
 
 LEAVE_S = 3.0
-"""Time for actors to end by themselves after the learner."""
+"""Seconds that actors have to end by themselves after the learner."""
 TICK_S = 1.0
-"""Interval at which the view is told the time, for what it shows where no process sends events."""
+"""Seconds between two calls that pass the time to the view, for what it shows while no process
+sends events.
+"""
 GRACE_S = 3.0
-"""Time from SIGTERM to SIGKILL where a run is ended early."""
+"""Seconds from SIGTERM to SIGKILL when a run is ended early."""
 BACK_OFF_S = (0.0, 0.5, 2.0, 5.0)
+"""Seconds before the first, second, … restart in a row; the last one for all further restarts."""
 HEALTHY_S = 120.0
-"""If a process fails after it ran for so long and made progress, its earlier failures are
-forgotten: this one has a new reason."""
-# Without the condition of progress, a warm start that fails after minutes would be restarted for
-# ever.
+"""Seconds after which, with progress, a process counts as healthy: its earlier failures are
+forgotten, because a later one has another cause.
+"""
+# Without the condition of progress, a warm start that fails after minutes would be restarted
+# endlessly.
 PROGRESS = {"step", "played", "curve"}
-"""Status events of a process that has made progress."""
+"""Status events by which a process reports progress."""
 MAX_LOG_BYTES = 50_000_000
-"""Size from which on a log is reported as too long, once."""
+"""Number of bytes above which a log is reported as too long, once."""
 
 # Advice that is appended to the line which says how a process ended.
 PRINT_LESS = "the environment prints too much, and the disk fills up; let it print less"
@@ -70,7 +74,7 @@ LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": 
 
 @dataclass(slots=True)
 class Supervisor:
-    """The processes of one run."""
+    """Supervise the processes of one run."""
 
     run: RunDirectory
     config: Config
@@ -79,15 +83,15 @@ class Supervisor:
     view: View
     resume: bool = False
     doctor: Doctor | None = None
-    """Examines every step; None: no step is examined."""
+    """Examines every step; None if no step is examined."""
     start: Callable[[ProcessSpec], Awaitable[RunningProcess]] = SupervisedProcess.start
     """Starts a process, on this machine or on another."""
     _children: set[RunningProcess] = field(default_factory=set)
     _is_over: bool = False
-    """Whether the learner has ended well, and actors had `LEAVE_S` to do so too."""
+    """Whether the learner has ended well, and `LEAVE_S` have passed in which actors could."""
     _num_restarts: dict[str, int] = field(default_factory=dict)
     _num_early_ends: dict[str, int] = field(default_factory=dict)
-    """Times in a row that a process ended before `HEALTHY_S`, its very first end not counted."""
+    """By process: number of ends in a row before `HEALTHY_S`, without the very first end."""
     _progress: int = 0
     """Number of events in `PROGRESS` so far, of all processes."""
     _long_logs: set[str] = field(default_factory=set)
@@ -125,7 +129,7 @@ class Supervisor:
             await self._end_all()
 
     async def _tick(self) -> None:
-        """Tell the view the time, and check the run's folder and logs, until cancelled."""
+        """Pass the time to the view, and check the run's folder and logs, until cancelled."""
         async for _ in process.ticks(TICK_S):
             self._show("supervisor", {"event": "beat"})
             self._check_folder()
@@ -141,7 +145,7 @@ class Supervisor:
         while True:
             began, progress = time.monotonic(), self._progress
             child, code, has_ended, made_progress = await self._live(spec)
-            # `has_ended` counts, not the exit code: on a busy machine a process that has finished
+            # `has_ended` decides, not the exit code: on a busy machine a process that has finished
             # its work may take so long to exit that it is killed.
             if has_ended or self._is_not_needed(spec):
                 return
@@ -151,7 +155,7 @@ class Supervisor:
                 raise DeterministicFailure(epitaph)
             # A kill from outside, such as when a machine is taken away, is not a failure of the
             # process. But if no process of the run made progress since the start, the kernel may
-            # have killed it for its memory, and would again: then it counts.
+            # have killed it for its memory, and would do so again: then it counts as a failure.
             is_from_outside = code == -signal.SIGKILL and not child.was_silent
             was_healthy = time.monotonic() - began > HEALTHY_S
             if (made_progress and was_healthy) or (is_from_outside and self._progress > progress):
@@ -168,8 +172,8 @@ class Supervisor:
                     f"train --resume --run-dir {self.run.root}`"
                 )
             self._show("supervisor", {"event": "restarting", "text": epitaph})
-            # Whatever killed the process once is over; the cause of several kills, or of a failure,
-            # may last.
+            # A single kill from outside needs no back-off, because its cause is over. The cause of
+            # several kills, or of a failure, may last.
             if waits := num_early if is_from_outside else count:
                 await self._back_off(waits)
             if self._is_not_needed(spec):
@@ -206,7 +210,7 @@ class Supervisor:
         """Start a process and follow it to its end.
 
         Returns:
-            The process, its exit code, whether it said that it had finished its work, and whether
+            The process, its exit code, whether it reported that its work was finished, and whether
             it made progress.
         """
         self._starting.add(spec.name)
@@ -259,7 +263,7 @@ class Supervisor:
                 raise Halted(f"the doctor halted the run: {finding.sentence()}")
 
     def _book(self) -> None:
-        """Tell the time accounting what the supervisor waits for from now on."""
+        """Record in the time accounting what the supervisor waits for from now on."""
         living = "process starting" if self._starting else "processes"
         self.time.enter("back-off" if self._num_backing_off else living)
 
@@ -276,6 +280,7 @@ class Supervisor:
         await asyncio.gather(*ending)
 
     def _specs(self) -> Sequence[ProcessSpec]:
+        """Return the processes of the run: the learner, the actors and the evaluator."""
         threads, devices_of = self.config.engine.threads, self.config.engine.devices_of
         actor = "mage_services.actor.actor"
         return [
@@ -290,6 +295,7 @@ class Supervisor:
     def _spec(
         self, name: str, module: str, threads: int, devices: tuple[int, ...] = ()
     ) -> ProcessSpec:
+        """Return the description of one process, with its arguments and environment variables."""
         resume = ("--resume",) if self.resume else ()
         arguments = (str(self.run.root), "--name", name, "--address", self.address, *resume)
         trains_large = name == "learner" and isinstance(self.config.policy, Pretrained)

@@ -1,9 +1,9 @@
-"""A server of one environment over AgentGym's HTTP: `create` opens a session, `close` ends it.
+"""Serve one environment over AgentGym's HTTP: `create` opens a session, `close` ends it.
 
 Fields are those of AgentGym's BabyAI and SciWorld servers, so that programs written for those work
-here. A data item is a task variant: first those to train on, then the held-out ones, and cyclically
-so on. HTTP has no connection that could break, so a session without a request for `idle_s` is
-closed.
+here. A data item is a task variant: items are numbered through the variants of training, then the
+held-out ones, and then from the start again. HTTP has no connection that could break, so a session
+without a request for `idle_s` is closed.
 """
 
 import asyncio
@@ -23,22 +23,25 @@ from mage_services.gateway.chat_completions import BadRequest
 from mage_services.serving.session import Limits, Session, refuse_other_sites, whole
 
 MAX_REQUEST_BYTES = 2**20
+"""Largest number of bytes of a request."""
 
 
 @dataclass(slots=True)
 class _OpenSession:
-    """An open session."""
+    """Hold a session, and the timer that closes it."""
 
     session: Session
     closes: asyncio.TimerHandle
     """Closes the session if no request comes before."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a request is answered: requests of a session are answered one after the other."""
+    """Lock that is held while a request is answered: requests of a session are answered one after
+    the other.
+    """
     observation: str = ""
 
 
 class AgentGymServer:
-    """Answers requests; `serve` runs its `application`."""
+    """Answer the requests of clients; `serve` runs the `application`."""
 
     def __init__(self, environment: Environment, limits: Limits, calls: CallRunner) -> None:
         self._environment, self._limits, self._calls = environment, limits, calls
@@ -61,9 +64,11 @@ class AgentGymServer:
         self.application.on_shutdown.append(self._close_all)
 
     async def _hello(self, _: web.Request) -> web.Response:
+        """Answer with a sentence that names the environment."""
         return web.json_response(f"This is environment {self._environment.facts.name}.")
 
     async def _create(self, _: web.Request) -> web.Response:
+        """Open a session, and answer with its number; status 503 if all sessions are open."""
         if len(self._open) >= self._limits.sessions:
             message = f"all {self._limits.sessions} sessions are open"
             return web.json_response({"error": message}, status=503)
@@ -73,6 +78,7 @@ class AgentGymServer:
         return web.json_response({"id": number})
 
     async def _reset(self, request: web.Request) -> web.Response:
+        """Begin an episode of a session, and answer with its first observation and the rules."""
         fields = await _fields(request)
         item, opened = whole(fields, "data_idx"), self._find(fields)
         member = self._members[item % len(self._members)]
@@ -83,6 +89,7 @@ class AgentGymServer:
         return web.json_response(answer_of(seen, 0.0, task_description=rules))
 
     async def _step(self, request: web.Request) -> web.Response:
+        """Take an action in a session, and answer with the observation and the score so far."""
         fields = await _fields(request)
         opened = self._find(fields)
         async with opened.turn:
@@ -91,6 +98,7 @@ class AgentGymServer:
         return web.json_response(answer_of(seen, opened.session.score))
 
     async def _close(self, request: web.Request) -> web.Response:
+        """Close a session, and answer whether it was open."""
         fields = await _fields(request)
         number = fields.get("id")
         if is_open := isinstance(number, int) and number in self._open:
@@ -98,6 +106,7 @@ class AgentGymServer:
         return web.json_response(is_open)
 
     async def _observation(self, request: web.Request) -> web.Response:
+        """Answer with the last observation of a session."""
         number = request.query.get("id", "")
         opened = self._find({"id": int(number) if number.isdigit() else number})
         return web.json_response(opened.observation)
@@ -117,22 +126,25 @@ class AgentGymServer:
         return opened
 
     def _alarm(self, number: int) -> asyncio.TimerHandle:
+        """Start the idle timer of a session."""
         loop = asyncio.get_running_loop()
         return loop.call_later(self._limits.idle_s, self._end_idle, number)
 
     def _end_idle(self, number: int) -> None:
-        """Close a session that is idle; one that is answering a request is not."""
+        """Close a session that is idle, unless it is answering a request."""
         if self._open[number].turn.locked():
             self._open[number].closes = self._alarm(number)
         else:
             self._end(number)
 
     def _end(self, number: int) -> None:
+        """Close a session."""
         ended = self._open.pop(number)
         ended.closes.cancel()
         ended.session.end()
 
     async def _close_all(self, _: web.Application) -> None:
+        """Close all sessions."""
         for number in tuple(self._open):
             self._end(number)
 

@@ -37,29 +37,30 @@ from mage_services.gateway.chat_completions import (
 )
 from mage_services.serving.session import refuse_other_sites
 
-Said = tuple[str, ...]
-"""The texts of a conversation's messages, alternately the user's and the policy's, the user's
-first."""
+Texts = tuple[str, ...]
+"""Texts of a conversation's messages: the user's first one, then alternately the policy's and the
+user's.
+"""
 
 
 @dataclass(slots=True)
 class _Context:
-    """A context of the engine, and the messages that it contains."""
+    """Hold a context of the engine, and the messages that it contains."""
 
     name: str
     tokens: list[int] = field(default_factory=list)
-    said: Said = ()
-    """Messages so far; the last one is the policy's."""
+    texts: Texts = ()
+    """Texts of the messages so far; the last one is the policy's."""
     forced: str = ""
     """Closing tag that the server adds to the policy's last message; "" if the policy sampled it.
     It is not among `tokens` yet."""
 
 
 class Conversations:
-    """All conversations with one policy.
+    """Hold all conversations with one policy.
 
     Args:
-        most: number of conversations to remember; beyond it, the least recently used is forgotten.
+        most: Number of conversations to remember; beyond it, the least recently used is forgotten.
 
     Raises:
         RunError: the policy has two roles, and a conversation could use only one of them.
@@ -71,18 +72,20 @@ class Conversations:
         self._chat, self._engine, self._most = chat, engine, most
         self._sampling = sampling_of(config, chat)
         self._parser = ActionParser(config.transcript.forced_tags)
-        self._kept: OrderedDict[str | Said, _Context] = OrderedDict()
+        self._kept: OrderedDict[str | Texts, _Context] = OrderedDict()
         """Contexts by the name of their session or, without a session, by their messages; the least
         recently used is first."""
         self._busy: set[str] = set()
-        """Names of sessions, or of contexts without a session, whose answer is being sampled."""
+        """Names of sessions, or of contexts without a session, whose completion is being
+        sampled.
+        """
         self._ids, self._seeds = count(), random.SystemRandom()
 
     async def answer(self, request: ChatRequest, session: str = "") -> Answer:
         """Sample the policy's next message.
 
         Args:
-            session: name of the conversation. With a name, the request may leave out the messages
+            session: Name of the conversation. With a name, the request may leave out the messages
                 that the server has already; with "" it must hold all of them.
 
         Raises:
@@ -90,13 +93,15 @@ class Conversations:
                 not been answered yet.
             ContextFull: the conversation has outgrown the engine's context.
         """
-        said = said_in(request.messages)
+        texts = said_in(request.messages)
         if session in self._busy:
             raise BadRequest(f"session {session!r:.60} still waits for an answer")
-        # The context is removed until its answer is complete. Another request with the same
+        # The context is removed until its completion has come. Another request with the same
         # messages then finds none, and gets a context of its own.
-        context = self._kept.pop(session or said[:-1], None) or _Context(f"c{next(self._ids)}")
-        new = said[len(context.said) :] if said[: len(context.said)] == context.said else said
+        context = self._kept.pop(session or texts[:-1], None) or _Context(f"c{next(self._ids)}")
+        # A request with all messages repeats those of the context; one with new messages does not.
+        known = len(context.texts)
+        new = texts[known:] if texts[:known] == context.texts else texts
         if len(new) % 2 == 0:  # messages alternate, and the first one is the user's
             raise BadRequest("`messages` must end with one of the user's")
         self._busy.add(session or context.name)
@@ -104,18 +109,18 @@ class Conversations:
             return await self._continue(context, new, request)
         finally:
             self._busy.discard(session or context.name)
-            self._keep(session or context.said, context)
+            self._keep(session or context.texts, context)
 
     def forget(self, session: str) -> None:
         """Forget a session; does nothing if there is no such session."""
         if (context := self._kept.pop(session, None)) is not None:
             self._engine.release(context.name)
 
-    async def _continue(self, context: _Context, new: Said, request: ChatRequest) -> Answer:
+    async def _continue(self, context: _Context, new: Texts, request: ChatRequest) -> Answer:
         """Append messages to a context, sample the policy's answer, and append the answer too.
 
         Args:
-            new: messages that the context does not have yet; the first and the last are the user's.
+            new: Texts that the context does not have yet; the first and the last are the user's.
         """
         prefill = self._parser.prefill(Kind.ACT)
         tokens, forced = [*context.tokens], context.forced
@@ -141,25 +146,26 @@ class Conversations:
         context.tokens = tokens + sampled
         shown = sampled[:-1] if sampled[-1] in self._chat.stop_tokens else sampled
         text = prefill + self._chat.decode(shown) + context.forced
-        context.said += (*new, text)
+        context.texts += (*new, text)
         finish = "stop" if completion.finish == "stop" or context.forced else completion.finish
         return Answer(text, finish, len(tokens), len(sampled))
 
-    def _keep(self, key: str | Said, context: _Context) -> None:
-        if context.said:
+    def _keep(self, key: str | Texts, context: _Context) -> None:
+        """Remember a context, unless it is empty, and forget the least recently used ones."""
+        if context.texts:
             self._kept[key] = context
         while len(self._kept) > self._most:
             _, oldest = self._kept.popitem(last=False)
             self._engine.release(oldest.name)
 
     def _sampling_for(self, request: ChatRequest) -> Sampling:
-        """Return the run's sampling, changed by what the request states."""
-        asked = {
+        """Return the sampling of training, with the values of the request in place of its own."""
+        wanted = {
             "temperature": request.temperature,
             "top_p": request.top_p,
             "max_tokens": request.max_completion_tokens or request.max_tokens,
         }
-        sampling = replace(self._sampling, **_given(asked))
+        sampling = replace(self._sampling, **_given(wanted))
         if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.max_tokens < 1:
             raise BadRequest(
                 "`temperature` must be at least 0, `top_p` above 0 and at most 1, `max_tokens` at "
@@ -168,14 +174,16 @@ class Conversations:
         return sampling
 
     def _seed(self, request: ChatRequest) -> int:
+        """Return the seed of a request, or a random one."""
         return self._seeds.getrandbits(63) if request.seed is None else abs(request.seed) % 2**63
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries whose value is not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
-def said_in(messages: Sequence[Message]) -> Said:
+def said_in(messages: Sequence[Message]) -> Texts:
     """Return the texts of a conversation's messages, alternately the user's and the policy's.
 
     Any role but "assistant" counts as the user. Consecutive messages of one side are joined, so the
@@ -184,30 +192,30 @@ def said_in(messages: Sequence[Message]) -> Said:
     Raises:
         BadRequest: there are no messages, or the first or the last one is not the user's.
     """
-    said, last = list[str](), ""
+    texts, last = list[str](), ""
     for message in messages:
         side = "assistant" if message.role == "assistant" else "user"
         if side == last:
-            said[-1] += f"\n\n{message.text()}"
-        elif not said and side == "assistant":
+            texts[-1] += f"\n\n{message.text()}"
+        elif not texts and side == "assistant":
             raise BadRequest("`messages` must begin with one of the user's or the system's")
         else:
-            said.append(message.text())
+            texts.append(message.text())
         last = side
     if last != "user":
         raise BadRequest("`messages` must end with one of the user's")
-    return tuple(said)
+    return tuple(texts)
 
 
 SESSION = "X-Session-Id"
-"""Header with the name of a conversation that the server remembers."""
+"""HTTP header with the name of a conversation that the server remembers."""
 
 
 class ChatServer:
-    """HTTP server of the conversations; `serve` runs its `application`.
+    """Answer requests for completions over HTTP; `serve` runs the `application`.
 
     Args:
-        model: the name that clients see.
+        model: Name of the model that clients see.
     """
 
     def __init__(self, conversations: Conversations, model: str) -> None:
@@ -221,14 +229,17 @@ class ChatServer:
         )
 
     async def _complete(self, request: web.Request) -> web.Response:
+        """Answer a request for a completion."""
         refuse_other_sites(request)
         try:
-            asked = read_request(await request.read())
-            answer = await self._conversations.answer(asked, request.headers.get(SESSION, ""))
+            chat_request = read_request(await request.read())
+            session = request.headers.get(SESSION, "")
+            answer = await self._conversations.answer(chat_request, session)
         except (BadRequest, ContextFull) as error:
             return error_response(400, str(error))
-        return completion_response([answer], self._model, is_streamed=bool(asked.stream))
+        return completion_response([answer], self._model, is_streamed=bool(chat_request.stream))
 
     async def _models(self, request: web.Request) -> web.Response:
+        """Answer with the list of models, which has one."""
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "mage"}
         return web.json_response({"object": "list", "data": [model]})

@@ -25,6 +25,7 @@ from mage_services.serving.session import Limits, Session, refuse_other_sites
 PING_S = 20.0
 """Seconds of silence after which a connection is pinged; it is closed if no answer comes."""
 MAX_REQUEST_BYTES = 2**20
+"""Largest number of bytes of a request."""
 
 _TEXT, _TEXTS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
 _STATE = {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer"}}
@@ -33,11 +34,11 @@ _SCHEMA = {
     "observation": {"type": "object", "properties": {"text": _TEXT, "legal_actions": _TEXTS}},
     "state": {"type": "object", "properties": _STATE},
 }
-"""JSON schemas of what the server reads and writes."""
+"""JSON schemas of the messages that the server reads and writes."""
 
 
 class OpenEnvServer:
-    """Server of one environment; `serve` runs its `application`."""
+    """Serve one environment to many clients; `serve` runs the `application`."""
 
     def __init__(self, environment: Environment, limits: Limits, calls: CallRunner) -> None:
         self._environment, self._limits, self._calls = environment, limits, calls

@@ -1,4 +1,4 @@
-"""Common parts of the servers of an environment: sessions, and serving over HTTP until a signal."""
+"""Share parts of the servers of an environment: sessions, and serving over HTTP until a signal."""
 
 import asyncio
 import signal
@@ -18,14 +18,14 @@ from mage_services.gateway.chat_completions import BadRequest, Json
 
 
 class Session:
-    """Plays the requests of one client: one episode after another, each started by a `reset`.
+    """Play the requests of one client: one episode after another, each started by a `reset`.
 
     The client waits for each answer before the next request.
 
     Attributes:
-        episode_id: the client's name for the episode.
-        num_steps: steps of the episode so far.
-        score: sum of the episode's rewards so far.
+        episode_id: The client's name for the episode.
+        num_steps: Number of steps of the episode so far.
+        score: Sum of the episode's rewards so far.
     """
 
     def __init__(self, environment: Environment, calls: CallRunner) -> None:
@@ -123,10 +123,10 @@ def task_of(environment: Environment, data: Json) -> Task:
 
 
 def whole(data: Json, name: str) -> int:
-    """Return a whole number from 0; 0 by default.
+    """Return the value of a field, a whole number of at least 0; 0 if the field is missing.
 
     Raises:
-        BadRequest: the value is none.
+        BadRequest: the value is no such number.
     """
     if (value := data.get(name)) is None:
         return 0
@@ -140,7 +140,7 @@ def whole(data: Json, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a server."""
+    """Limit the sessions of a server."""
 
     sessions: int
     """Largest number of open sessions."""
@@ -168,9 +168,9 @@ async def serve(
     """Serve until SIGINT or SIGTERM.
 
     Args:
-        port: 0 takes a free port.
-        calls: make the calls of a slow environment; closed at the end.
-        say: receives the address once it is served.
+        port: Port to listen on; 0 takes a free one.
+        calls: Makes the calls of a slow environment; closed at the end.
+        say: Called with the address once it is served.
 
     Raises:
         RunError: the address cannot be bound.

@@ -1,4 +1,4 @@
-"""What the terminal shows of a run."""
+"""Show a run in the terminal."""
 
 import os
 import sys

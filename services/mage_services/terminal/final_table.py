@@ -1,4 +1,4 @@
-"""The final table of a run: its returns with the controls and references, and what it cost."""
+"""Print the final table of a run: its returns, with controls and references, and its costs."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from mage_async.results import return_rows
 SET_STYLES = {"heldout": "bold green", "train": ""}
 """Styles of evaluation sets; controls are yellow."""
 MOST_EPISODES = 4
-"""Of more episodes the table shows the first and the last ones."""
+"""Largest number of episodes in the table; of more episodes it shows the first and the last ones.
+"""
 
 
 def print_final(console: Console, summary: dict[str, Any], report: Path) -> None:
@@ -48,12 +49,14 @@ def final_table(summary: dict[str, Any]) -> RenderableType:
 def _head(
     summary: dict[str, Any], *, ascii_only: bool = False, most_episodes: int = MOST_EPISODES
 ) -> RenderableType:
+    """Return the table of returns, or only the title if the run was not evaluated."""
     if not summary.get("evaluation"):
         return Text.from_markup(_title(summary), style="bold")
     return _return_table(summary, "+-" if ascii_only else "±", most_episodes)
 
 
 def _foot(summary: dict[str, Any]) -> RenderableType:
+    """Return the costs, a line each."""
     return Group(*(Text(line, style="dim") for line in _costs(summary)))
 
 
@@ -96,7 +99,7 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
             table.add_row(f"probes, {probes[name].label}", *shares)
     table.add_section()
     if "harder" in summary:
-        # The first row is of tasks as trained, which the table begins with.
+        # Skip the first row, the returns on tasks as trained: the table begins with them.
         for row in return_rows.harder_rows(summary["harder"])[1:]:
             add(row, f"harder: {escape(row.label)}")
     table.add_section()
@@ -106,6 +109,7 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
 
 
 def _title(summary: dict[str, Any]) -> str:
+    """Return the title: environment, seed and number of steps."""
     done = "" if summary["complete"] else "  (not finished)"
     name = escape(summary["environment"]["name"])
     return f"{name}  seed {summary['seed']}  {summary['steps']} steps{done}"

@@ -1,4 +1,4 @@
-"""The live panel: the state of a run in the space of a small terminal."""
+"""Draw the live panel: the state of a run in the space of a small terminal."""
 
 import itertools
 import math
@@ -17,8 +17,9 @@ from mage_async.results.run_directory import RunDirectory
 from mage_services.terminal.run_state import RunState
 
 MAX_WIDTH = 120
+"""Largest number of columns of the panel."""
 MAX_ACTOR_LINES = 6
-"""More actors than that share one line."""
+"""Number of actors above which all of them share one line."""
 EPISODE_STYLES = ("grey62", "deep_sky_blue3", "turquoise2", "bold spring_green2")
 STATE_STYLES = {
     "training": "spring_green3",
@@ -32,7 +33,9 @@ STATE_STYLES = {
     "no grant": "orange3",
     "no fresh weights": "gold3",
 }
-"""Work is coloured; waiting is amber, or grey as every other state."""
+"""Colours of states. Work has a colour of its own; waiting is amber, or grey as all other states
+are.
+"""
 OTHER_STATE_STYLE = "grey62"
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -66,7 +69,7 @@ def panel(state: RunState, run: RunDirectory, now: float, width: int) -> Rendera
 
 
 def panel_width(terminal: int) -> int:
-    """Return the width of the panel for a terminal.
+    """Return the width of the panel, in columns, for a terminal of `terminal` columns.
 
     Two columns stay free for the `^C` that a terminal echoes: it would wrap and shift the panel.
     """
@@ -79,6 +82,7 @@ def _line(text: str, style: str) -> Text:
 
 
 def _progress(state: RunState, now: float) -> RenderableType:
+    """Return the phase, a progress bar, and the times."""
     columns = (Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True, justify="right"))
     grid = Table.grid(*columns, padding=(0, 1), expand=True)
     label, done, total = _position(state)
@@ -112,6 +116,7 @@ def _position(state: RunState) -> tuple[str, float, float | None]:
 
 
 def _times(state: RunState, now: float) -> Text:
+    """Return the time since the start and, if known, the remaining time of the phase."""
     left = state.seconds_left(now)
     text = Text(_clock(now - state.began))
     if left is not None:
@@ -156,7 +161,9 @@ def episode_style(episode: int, num_episodes: int) -> str:
 
 
 def sparkline(values: Sequence[float], low: float, high: float, width: int) -> str:
-    """Return values as blocks between `low` and `high`; too many are averaged with neighbours."""
+    """Return values as `width` blocks at most, by their place between `low` and `high`; if there
+    are more values, neighbours are averaged.
+    """
     if len(values) > width:
         edges = [number * len(values) // width for number in range(width + 1)]
         chunks = [values[a:b] for a, b in itertools.pairwise(edges)]
@@ -166,7 +173,7 @@ def sparkline(values: Sequence[float], low: float, high: float, width: int) -> s
 
 
 def _figures(state: RunState) -> RenderableType:
-    """Return lines with the numbers of the last step and the fates of trials."""
+    """Return lines with the figures of the last step and the numbers of trials."""
     values = Column(no_wrap=True, overflow="ellipsis")
     grid = Table.grid(Column(style="dim", min_width=9), values, padding=(0, 1))
     if last := state.last:
@@ -229,7 +236,7 @@ def _process_rows(state: RunState) -> list[tuple[str, dict[str, float], str]]:
     measured = [row[1] for row in actors if row[1]]
     total = Counter[str]()
     for each in measured:
-        total.update(each)  # a Counter adds floats too
+        total.update(each)  # `Counter.update` adds, floats too
     mean = {name: seconds / len(measured) for name, seconds in total.most_common()}
     ready = sum(row[2] != "starting" for row in actors)
     num_nodes = len({state.nodes[row[0]] for row in actors if row[0] in state.nodes})
@@ -250,13 +257,14 @@ def _bar(shares: dict[str, float], width: int) -> Text:
 
 
 def _clock(seconds: float) -> str:
+    """Return seconds as minutes:seconds, or as hours:minutes:seconds."""
     minutes, rest = divmod(round(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def short(number: float) -> str:
-    """1234567 -> 1.2M."""
+    """Return a number in few characters, such as 1.2M for 1234567."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if number >= 10 * size or (unit == "M" and number >= size):
             return f"{number / size:.1f}{unit}"

@@ -11,15 +11,17 @@ from mage_async.results.progress import Progress, seconds, sentence
 Event = dict[str, Any]
 Phase = Literal["starting", "warm start", "training", "evaluating", "done"]
 WINDOW_S = 10.0
-"""Length in seconds of the window over which `RunState.shares` takes the times of processes."""
+"""Seconds of the window over which `RunState.shares` takes the times of processes."""
 PACE_STEPS = 20
 """Number of newest steps from which the remaining time is estimated."""
 MAX_STEPS_KEPT = 2000
+"""Largest number of steps whose metrics are kept, the newest ones."""
 MAX_NOTES = 50
+"""Largest number of notes that are kept, the newest ones."""
 
 
 def lasting_line(process: str, event: Event) -> str | None:
-    """Return the text of an event that gets a line of its own, or `None`.
+    """Return the text of an event that gets a line of its own, or None.
 
     These are findings of the doctor, and facts such as the device of a process. Actors are alike,
     so only the first one prints its facts.
@@ -31,7 +33,7 @@ def lasting_line(process: str, event: Event) -> str | None:
 
 @dataclass(slots=True)
 class RunState:
-    """Everything that a terminal shows of a run; only `take` changes it. Times are in seconds."""
+    """Hold all that a terminal shows of a run; only `take` changes it. Times are in seconds."""
 
     config: Config
     began: float
@@ -46,18 +48,19 @@ class RunState:
     evaluating: int | None = None
     """The version whose final evaluation is being played."""
     trials: dict[str, int] = field(default_factory=dict)
-    """Number of trials by what became of them, such as trained or dropped."""
+    """Number of trials that were granted, trained, dropped, or are in flight, by these names."""
     processes: dict[str, str] = field(default_factory=dict)
-    """What each process did last, in a few words."""
+    """What each process did last, in a few words, by the process's name."""
     nodes: dict[str, str] = field(default_factory=dict)
-    """Nodes of processes that run on a cluster."""
+    """Nodes of a cluster on which processes run, by the process's name."""
     progress: Progress | None = None
-    """How far the next step is; None while the learner prepares."""
+    """Progress towards the next step; None while the learner prepares the policy."""
     notes: list[str] = field(default_factory=list)
-    """Restarts, faults and remarks without repetitions, oldest first."""
+    """Restarts, faults and remarks, each once, oldest first."""
     _blocked: deque[tuple[float, dict[str, dict[str, float]]]] = field(default_factory=deque)
-    """Times of the events within `WINDOW_S` that had `blocked_s`, each with that content: seconds
-    so far by process and state."""
+    """Times of the events within `WINDOW_S` that had `blocked_s`, each with that value: seconds so
+    far by process and state.
+    """
 
     def __post_init__(self) -> None:
         self.phase_began = self.began
@@ -110,7 +113,9 @@ class RunState:
         return self.steps[-1] if self.steps else {}
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the seconds until this phase ends at its present pace; `None` if not known."""
+        """Return the seconds until this phase ends at its present pace; None if that is not
+        known.
+        """
         if self.phase == "warm start" and (done := self.warm_start["step"]):
             return float((now - self.phase_began) / done * max(0, self.warm_start["steps"] - done))
         if self.phase == "training" and len(self.steps) > 1:
@@ -147,11 +152,11 @@ class RunState:
     def _step(self, metrics: Event) -> None:
         """Add the metrics of a step."""
         while self.steps and self.steps[-1]["step"] >= metrics["step"]:
-            self.steps.pop()  # a learner that was restarted trains the step again
+            self.steps.pop()  # a restarted learner trains the steps since its checkpoint again
         self.steps.append(metrics)
 
     def _see(self, event: Event, now: float) -> None:
-        """Take over what the learner sends with every step, and between steps."""
+        """Record what the learner sends with every step, and between steps."""
         self.trials = event["trials"]
         if "progress" in event:
             self.progress = Progress(**event["progress"])
@@ -170,16 +175,22 @@ class RunState:
             self._enter("evaluating", now)
 
     def _enter(self, phase: Phase, now: float) -> None:
+        """Begin a phase, unless the run is in it already."""
         if phase != self.phase:
             self.phase, self.phase_began = phase, now
 
     def _note(self, sentence: str) -> None:
+        """Keep a note, unless it was kept before."""
         if sentence not in self.notes:
             self.notes = [*self.notes[1 - MAX_NOTES :], sentence]
 
 
 def _shares(old: dict[str, float], new: dict[str, float]) -> dict[str, float]:
-    """Return the shares of the seconds since `old`; of all seconds if the process was restarted."""
+    """Return the shares of states in the seconds since `old`, the largest first.
+
+    `old` and `new` are totals by state. If one has shrunk, the process was restarted: then all of
+    `new` counts.
+    """
     spent = {state: seconds - old.get(state, 0.0) for state, seconds in new.items()}
     if min(spent.values(), default=0.0) < 0 or sum(spent.values()) <= 0:
         spent = dict(new)

@@ -21,15 +21,17 @@ from mage_services.terminal.panel import panel, panel_width
 from mage_services.terminal.run_state import Event, RunState, lasting_line
 
 MAX_FRAMES_PER_S = 5.0
-# plain lines: a step is printed each so many steps, and after so many seconds
+"""Largest number of times per second that the panel is redrawn."""
 EVERY_STEPS = 10
+"""Number of steps after which plain lines show a step."""
 EVERY_S = 5.0
-# and after so many seconds without such a line, it is printed what the run waits for
+"""Seconds after which plain lines show a step, even if fewer steps were trained."""
 QUIET_S = 20.0
+"""Seconds without such a line after which a line says what the run waits for."""
 
 
 class View(Protocol):
-    """Shows a run to a person."""
+    """Show a run to a person."""
 
     def event(self, process: str, event: Event) -> None:
         """Handle an event of a process; events of "supervisor" are about the other processes."""
@@ -58,7 +60,9 @@ def make_view(
 
 
 class LiveView:
-    """A panel that is redrawn in place; it hides the cursor, and shows it again at any exit."""
+    """Show a run as a panel that is redrawn in place. It hides the cursor, and shows it again
+    however the program ends.
+    """
 
     def __init__(
         self, state: RunState, run: RunDirectory, console: Console, clock: Callable[[], float]
@@ -71,7 +75,7 @@ class LiveView:
             return panel(state, run, clock(), panel_width(console.width))
 
         self._live = Live(console=console, auto_refresh=False, get_renderable=drawn)
-        atexit.register(self._live.stop)  # in case nobody closes the view
+        atexit.register(self._live.stop)  # shows the cursor again if nobody closes the view
 
     def event(self, process: str, event: Event) -> None:
         """Handle an event of a process, and redraw the panel if it is time."""
@@ -99,7 +103,7 @@ class LiveView:
 
 
 class PlainView:
-    """Prints lines for logs, pipes and CI: one for each phase, point of the curve and note, and for
+    """Print lines for logs, pipes and CI: one for each phase, point of the curve and note, and for
     some steps. Nothing is ever overwritten.
 
     Values are written `key=value`, so that they can be searched by grep.
@@ -111,7 +115,7 @@ class PlainView:
         self._state, self._run, self._console, self._clock = state, run, console, clock
         self._printed_step, self._printed_at = 0, state.began
         self._progress_at = state.began
-        """When it was last printed how far the run is."""
+        """Time at which a line last showed how far the run is."""
         self._num_points, self._notes = 0, list[str]()
         config = state.config
         self.line(f"environment={config.environment.name} seed={config.seed} run_dir={run.root}")
@@ -160,6 +164,7 @@ class PlainView:
         self._num_points = len(self._state.curve)
 
     def _progress(self, event: Event, now: float) -> None:
+        """Print a line for a step of training or of the warm start, if it is time for one."""
         metrics = event.get("metrics", event)
         step, steps = metrics["step"], event.get("steps", self._state.config.learner.steps)
         is_due = (
@@ -172,9 +177,10 @@ class PlainView:
                 gate = f" gate={event['gate']:.2f}" if math.isfinite(event["gate"]) else ""
                 self.line(f"warm_start step={step}/{steps} loss={event['loss']:.3f}{gate}")
             else:
-                self.line(self._step(metrics))
+                self.line(self._step_line(metrics))
 
-    def _step(self, metrics: Event) -> str:
+    def _step_line(self, metrics: Event) -> str:
+        """Return the line of a step of training."""
         left = self._state.seconds_left(self._clock())
         return (
             f"step={metrics['step']}/{self._state.config.learner.steps}"
@@ -194,10 +200,11 @@ class PlainView:
 
 
 def _by_name(point: Event) -> str:
-    """Format the returns of each environment of a mix."""
+    """Return the returns in each environment of a mix, as `name=values`."""
     returns = point.get("environments", {})
     return "".join(f" {name}={_numbers(row)}" for name, row in returns.items())
 
 
 def _numbers(values: list[float]) -> str:
+    """Return values with a sign and three digits, separated by commas."""
     return ",".join(f"{value:+.3f}" for value in values)

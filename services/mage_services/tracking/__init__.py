@@ -1,1 +1,1 @@
-"""Trackers: W&B, TensorBoard, MLflow and trackio, to each of which its own process sends a run."""
+"""Send runs to trackers (W&B, TensorBoard, MLflow, trackio), each in a process of its own."""

@@ -1,6 +1,6 @@
-"""What a tracker is: a configuration, and a connection that is opened for one run.
+"""Define trackers: each is a configuration, and a connection that is opened for one run.
 
-A tracker is other people's code: it may raise, and it may never return. Only the process of
+A tracker calls a library that may raise, and that may never return. Only the process of
 `mage_services/tracking/tracker_worker.py` opens one.
 """
 
@@ -15,7 +15,7 @@ from mage_async.config.section import Variant
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Numbers by name that belong to one policy version."""
+    """Hold numbers by name that belong to one policy version."""
 
     step: int
     """The policy version."""
@@ -30,24 +30,24 @@ Send = Callable[[Sequence[Point]], None]
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """The run that a tracker is opened for."""
+    """Describe the run that a tracker is opened for."""
 
     name: str
     """Name of the run's directory, for people."""
     id: str
-    """Unique, and the same in all lives of the run: by it the tracker continues its own run."""
+    """Unique id, the same after a resume, by which the tracker continues its own run."""
     folder: Path
     """Existing folder for files that the tracker keeps on this machine."""
     config: Mapping[str, Any]
     """The run's configuration, nested as in `config.toml`."""
     began: float
-    """When training began, in seconds since 1970."""
+    """Time at which training began, in seconds since 1970."""
     step: int
-    """Last step that an earlier life of the tracker sent; 0 in the first life."""
+    """Last step that an earlier process sent to the tracker; 0 if there was none."""
 
 
 class Tracker(Variant):
-    """A tracker of a run's metrics, with its configuration as fields."""
+    """Send a run's metrics somewhere; the fields are its configuration."""
 
     package: ClassVar[str] = ""
     """Package that has to be installed, which is also the name of the extra; "" for none."""
@@ -58,8 +58,9 @@ class Tracker(Variant):
     def open(self, run: TrackedRun) -> AbstractContextManager[Send]:
         """Begin the tracker's own run, or continue it, and return a context with its `Send`.
 
-        The context imports the tracker's package. On leaving, it ends the tracker's run and returns
-        when all points are stored; after an exception it does neither, and a new one is opened.
+        The context imports the tracker's package. On exit, it ends the tracker's run and returns
+        when all points are stored. After an exception it does neither, and the caller opens
+        another.
         """
         raise NotImplementedError
 
@@ -67,8 +68,9 @@ class Tracker(Variant):
 class Wandb(Tracker, tag="wandb"):
     """Send metrics to Weights & Biases; WANDB_MODE=offline sends nothing. Extra `wandb`."""
 
-    # Its own variables hold: WANDB_API_KEY, WANDB_MODE=offline, WANDB_ENTITY. Only numbers and the
-    # configuration are sent: no source code, no printed output, no figures of the machine.
+    # W&B reads its environment variables: WANDB_API_KEY, WANDB_MODE=offline, WANDB_ENTITY. Only
+    # numbers and the configuration are sent: no source code, no printed output, no figures of the
+    # machine.
 
     project: str = "mage_async"
     """Project of the run."""
@@ -95,7 +97,7 @@ class Wandb(Tracker, tag="wandb"):
             resume="allow",
             dir=run.folder,
             config=dict(run.config),
-            allow_val_change=True,  # a resumed run may be longer
+            allow_val_change=True,  # a resumed run may have another number of steps
             settings=settings,
         )
         # Points of evaluations come later than those of steps and out of order, which W&B's own
@@ -103,7 +105,7 @@ class Wandb(Tracker, tag="wandb"):
         own.define_metric("*", step_metric="step")
 
         def send(points: Sequence[Point]) -> None:
-            for point in points:  # W&B's own process sends them
+            for point in points:  # W&B's own process sends them, so this does not wait
                 own.log({"step": point.step, **point.values})
 
         yield send
@@ -125,7 +127,8 @@ class TensorBoard(Tracker, tag="tensorboard"):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         writer = EventFileWriter(str(run.folder / "tensorboard"))
-        start = SessionLog(status=SessionLog.START)  # readers forget events of later steps
+        # At this event, readers discard earlier events of this step and of later ones.
+        start = SessionLog(status=SessionLog.START)
         writer.add_event(Event(wall_time=run.began, step=run.step + 1, session_log=start))
 
         def send(points: Sequence[Point]) -> None:
@@ -141,15 +144,17 @@ class TensorBoard(Tracker, tag="tensorboard"):
 
 
 ID_TAG = "mage.id"
-"""Tag by which a run is found again, even if a process ended just after it had created the run."""
+"""Tag with the run's id. By it a run is found again, even if a process ended just after it had
+created the run.
+"""
 MAX_METRICS, MAX_PARAMS = 1000, 100
-"""Most metrics and parameters that MLflow accepts in one request."""
+"""Largest numbers of metrics and of parameters that MLflow accepts in one request."""
 
 
 class Mlflow(Tracker, tag="mlflow"):
     """Send metrics to MLflow, at MLFLOW_TRACKING_URI. Extra `mlflow`."""
 
-    # Its own variables hold: MLFLOW_TRACKING_URI and those of authentication.
+    # MLflow reads its environment variables: MLFLOW_TRACKING_URI and those of authentication.
 
     experiment: str = "mage_async"
     """Experiment of the run."""
@@ -173,7 +178,7 @@ class Mlflow(Tracker, tag="mlflow"):
         else:
             made = client.create_run(experiment, tags={ID_TAG: run.id}, run_name=run.name)
             own = made.info.run_id
-            # The configuration is written once: MLflow does not let a later life change it.
+            # The configuration is written once: MLflow does not let a resumed run change it.
             params = [Param(key, str(value)) for key, value in _flat(run.config)]
             for batch in _batches(params, MAX_PARAMS):
                 client.log_batch(own, params=batch)
@@ -192,11 +197,13 @@ class Mlflow(Tracker, tag="mlflow"):
 
 
 def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
+    """Yield the items in lists of at most `size`."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of each leaf of a nested mapping."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
@@ -208,8 +215,8 @@ class Trackio(Tracker, tag="trackio"):
     """Write metrics to trackio's database on this machine, or where its variables say. Extra
     `trackio`."""
 
-    # Its own variables hold: TRACKIO_DIR, TRACKIO_SPACE_ID, TRACKIO_SERVER_URL. Without them
-    # everything stays in a database on this machine.
+    # trackio reads its environment variables: TRACKIO_DIR, TRACKIO_SPACE_ID, TRACKIO_SERVER_URL.
+    # Without them everything stays in a database on this machine.
 
     project: str = "mage_async"
     """Project of the run."""
@@ -233,7 +240,7 @@ class Trackio(Tracker, tag="trackio"):
         )
 
         def send(points: Sequence[Point]) -> None:
-            for point in points:  # trackio's own thread writes them
+            for point in points:  # trackio's own thread writes them, so this does not wait
                 own.log(dict(point.values), step=point.step)
 
         yield send

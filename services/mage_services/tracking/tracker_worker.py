@@ -1,12 +1,12 @@
-"""The process of one tracker: reads the files that a run writes, and sends them to the tracker.
+"""Send a run to one tracker, in a process that reads the files that the run writes.
 
     python -m mage_services.tracking.tracker_worker RUN_DIR TRACKER PIPE_FD END_S
 
 TRACKER is the tracker's table of the configuration, as JSON.
 
-The run writes its files whether or not somebody reads them, so a tracker can neither delay nor end
-a run, and points that were not sent, because the tracker raised or hung, are still there for the
-next try. `mage train` holds the other end of a pipe. When the pipe closes, however `mage train`
+The run writes its files whether or not this process reads them, so a tracker can neither delay nor
+end a run, and points that were not sent, because the tracker raised or hung, are still there for
+the next try. `mage train` holds the other end of a pipe. When the pipe closes, however `mage train`
 ended, this process sends the rest, and after END_S seconds the kernel ends it.
 """
 
@@ -41,13 +41,15 @@ from mage_services.processes.process import WATCHER, lower_priority, restore_ses
 from mage_services.tracking.tracker import Point, Send, TrackedRun, Tracker
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 60.0
-"""Pauses between tries while the tracker raises; the pause doubles after each."""
+"""Seconds between two tries while the tracker raises: after the first exception, and at most. The
+pause doubles after each exception.
+"""
 MAX_BYTES = 1 << 20
-"""Bytes of lines that are read and sent at once; a line has about 5 kB."""
+"""Number of bytes of lines that are read and sent at once; a line has about 5 kB."""
 
 
 class Position(msgspec.Struct):
-    """How much of a run was sent to a tracker; the tracker's next process continues there.
+    """Record how much of a run was sent to a tracker; the tracker's next process continues there.
 
     It is the content of the file `tracking/NAME.json`.
     """
@@ -55,19 +57,21 @@ class Position(msgspec.Struct):
     id: str
     """Id of the tracker's own run."""
     began: float
-    """When training began, in seconds since 1970. The times of points are counted from here."""
+    """Time at which training began, in seconds since 1970. The times of points are counted from
+    here.
+    """
     step: int = 0
     """Last step that was sent."""
     metrics_bytes: int = 0
-    """Bytes of `metrics.jsonl` that were sent, up to the end of a line."""
+    """Number of bytes of `metrics.jsonl` that were sent, up to the end of a line."""
     curve_bytes: int = 0
-    """Bytes of `evaluations.jsonl` that were sent."""
+    """Number of bytes of `evaluations.jsonl` that were sent."""
     end_step: int = 0
     """Step of the last summary that was sent; 0 if none was."""
     fault: str = ""
-    """Last exception of the tracker, "" once a later try succeeded."""
+    """Last exception of the tracker; "" once a later try has succeeded."""
     num_faults: int = 0
-    """Number of exceptions of the tracker, in all lives of the run."""
+    """Number of exceptions of the tracker, over all processes of the tracker."""
 
 
 def file_name(tracker: Tracker) -> str:
@@ -92,19 +96,19 @@ def read_position(run: RunDirectory, name: str) -> Position | None:
 
 def write_position(run: RunDirectory, name: str, position: Position) -> None:
     """Replace the file of a position as a whole."""
-    # Not synced to the disk: the run's journal is synced at the same time, and would wait. A
-    # machine that loses power sends a few points again.
+    # Not synced to the disk, because the run's journal would have to wait for the sync. After a
+    # loss of power a few points are sent again.
     write_whole(run.tracking / f"{name}.json", msgspec.json.encode(position), is_durable=False)
 
 
 @dataclass(slots=True)
 class TrackerWorker:
-    """Sends one run to one tracker."""
+    """Send one run to one tracker."""
 
     run: RunDirectory
     tracker: Tracker
     ended: threading.Event
-    """Set when nothing more is written to the run's files."""
+    """Event that is set when nothing more is written to the run's files."""
 
     @property
     def name(self) -> str:
@@ -139,7 +143,7 @@ class TrackerWorker:
             self.ended.wait(min(LONGEST_PAUSE_S, SHORTEST_PAUSE_S * 2 ** (num_faults - 1)))
 
     def _position(self) -> Position:
-        """Return the position of an earlier process, or write a first one before sending."""
+        """Return the position that an earlier process recorded; without one, record a new one."""
         position = read_position(self.run, self.name)
         if position is None:
             metrics = read_lines(self.run.metrics)
@@ -149,6 +153,7 @@ class TrackerWorker:
         return position
 
     def _tracked_run(self, position: Position) -> TrackedRun:
+        """Return the description of the run that the tracker is opened with."""
         config = msgspec.to_builtins(config_file.load_recorded(self.run.config))
         folder, name = self.run.tracking, self.run.root.name
         return TrackedRun(name, position.id, folder, config, position.began, position.step)
@@ -173,14 +178,16 @@ class TrackerWorker:
             self._advance(position)
 
     def _advance(self, position: Position) -> None:
+        """Record a position up to which sending has succeeded."""
         position.fault = ""
         write_position(self.run, self.name, position)
 
 
 def _read(file: Path, start: int) -> tuple[list[Record], int]:
-    """Return the finished lines from a byte on, at most `MAX_BYTES`, and the byte behind them.
+    """Return the finished lines from byte `start` on, at most `MAX_BYTES`, and the offset after
+    them.
 
-    Where no line ends just before `start`, a resumed learner has cut the file and continued it:
+    If no line ends just before `start`, a resumed learner has cut the file and continued it:
     then all lines are read again.
     """
     if not file.is_file():
@@ -194,7 +201,7 @@ def _read(file: Path, start: int) -> tuple[list[Record], int]:
 
 
 def _watch(pipe: int, ended: threading.Event, end_s: float) -> None:
-    """Wait until `mage train` has closed its end of the pipe, then limit the time that is left.
+    """Wait until `mage train` has closed its end of the pipe, then limit the time of this process.
 
     The timer is the kernel's: its signal ends a process whose tracker never returns.
     """
@@ -214,7 +221,7 @@ def main() -> int:
     threading.Thread(target=_watch, args=watch, name="end of the run", daemon=True).start()
     tracker, run = component(TRACKERS, json.loads(configured)), RunDirectory(Path(run_dir))
     with (run.tracking / f"{file_name(tracker)}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # an earlier life's process may still be sending
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the process of an earlier start may still be sending
         return 0 if TrackerWorker(run, tracker, ended).follow() else 1
 
 
@@ -231,7 +238,8 @@ TRACKED_OF_A_SET = (
     "invalid_actions_per_trial",
     "cut_short",
 )
-"""Scores of a set that trackers receive; others, such as returns by member, are in the run's files.
+"""Scores of a set that trackers receive. The run's files have more scores, such as returns by
+member.
 """
 TRACKED_OF_THE_END = ("wall_s", "processor_s", "throughput", "staleness", "prefix_cache")
 """Keys of the summary that trackers receive."""
@@ -256,8 +264,9 @@ def final_point(summary: Record, time_s: float) -> Point:
 
 
 def flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    """Yield the path and value of every number in a tree; other values, and tables as lists of
-    rows, are left out.
+    """Yield the path and value of every number in a tree; skip other values, and tables, which are
+    lists of
+    rows.
     """
     for name, value in tree.items():
         path = f"{prefix}/{name}"
@@ -270,15 +279,17 @@ def flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
 
 
 def _sets(sets: Mapping[str, Record], prefix: str) -> Iterator[tuple[str, float]]:
+    """Yield the path and value of each score of each set that trackers receive."""
     for name, score in sets.items():
         tracked = {key: score[key] for key in TRACKED_OF_A_SET if key in score}
         yield from flat(tracked, f"{prefix}/{name}")
 
 
-# The side of `mage train`: start the processes with the run, and leave them running at its end.
+# The functions below run in `mage train`: they start the processes with the run, and let them go on
+# at its end.
 
 END_S = 60.0
-"""Seconds from the end of a run to the end of its trackers' processes, whatever they do."""
+"""Seconds after the end of a run at which its trackers' processes are ended, whatever they do."""
 
 
 def trackers_of(tracking: Tracking) -> dict[str, Tracker]:
@@ -304,11 +315,11 @@ def tracked(
 ) -> Iterator[None]:
     """Run the trackers' processes while the run goes on.
 
-    At the end, wait for the processes for at most `wait_s` seconds in all, and say a sentence about
-    each that has not sent everything; it goes on without this process.
+    At the end, wait for the processes for at most `wait_s` seconds in all, and report each tracker
+    that has not sent everything; its process goes on without this one.
 
     Args:
-        trackers: as `trackers_of` returns them.
+        trackers: What `trackers_of` returns.
     """
     if not trackers:
         yield
@@ -324,15 +335,15 @@ def tracked(
 
 @dataclass(slots=True)
 class TrackerProcesses:
-    """The trackers' processes of one life of a run."""
+    """Hold the trackers' processes of one start of a run."""
 
     processes: Mapping[str, subprocess.Popen[bytes]]
-    """By the name of the tracker's files."""
+    """Processes by the name of the tracker's files."""
     pipe: int
     """Our end of the pipe that the processes watch."""
 
     def end(self, wait_s: float) -> None:
-        """Tell the processes that the run has ended, and wait for at most `wait_s` seconds."""
+        """Signal to the processes that the run has ended, and wait for at most `wait_s` seconds."""
         os.close(self.pipe)
         until = time.monotonic() + wait_s
         for process in self.processes.values():
@@ -340,7 +351,7 @@ class TrackerProcesses:
                 process.wait(max(0.0, until - time.monotonic()))
 
     def unfinished(self, run: RunDirectory) -> Iterator[str]:
-        """Yield a sentence about each tracker that may lack something."""
+        """Yield a sentence about each tracker that may not have received everything."""
         for name, process in self.processes.items():
             position = read_position(run, name)
             steps, fault = (position.step, position.fault) if position else (0, "")
@@ -357,9 +368,9 @@ def start(run: RunDirectory, trackers: Mapping[str, Tracker], end_s: float) -> T
     """Start a process per tracker; each ends at most `end_s` seconds after this process."""
     run.tracking.mkdir(exist_ok=True)
     # A plain pipe instead of the protocol of child_process.py: trackers outlive this process and
-    # exchange no messages with it. The end of the pipe tells all of them that the run has ended.
-    reading, writing = os.pipe()  # not inheritable, but for the end that is passed on
-    defaults = {"MLFLOW_DISABLE_TELEMETRY": "true"}  # a variable of the user's wins
+    # exchange no messages with it. When the pipe closes, all of them know that the run has ended.
+    reading, writing = os.pipe()  # children inherit neither end, except `reading` by `pass_fds`
+    defaults = {"MLFLOW_DISABLE_TELEMETRY": "true"}  # the user's own variable has precedence
     own = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     processes = {}
     try:
@@ -383,6 +394,7 @@ def start(run: RunDirectory, trackers: Mapping[str, Tracker], end_s: float) -> T
 
 
 def _log(run: RunDirectory, name: str) -> Path:
+    """Return the log of a tracker's process."""
     return run.log_of(f"tracker-{name}")
 
 

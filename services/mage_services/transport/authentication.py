@@ -1,11 +1,11 @@
-"""CURVE keys: authentication of peers on other machines.
+"""Authenticate peers on other machines by CURVE keys.
 
 A directory of keys, as `mage keys new` makes it, in pyzmq's format:
 
     learner.key         the learner's public key, which every peer needs
-    learner.key_secret  the learner's pair
+    learner.key_secret  the learner's key pair
     actor.key           public key that the learner accepts; so is every further `*.key`
-    actor.key_secret    the actors' pair
+    actor.key_secret    the actors' key pair
 
 An actor's machine needs `learner.key` and `actor.key_secret`. A peer without them is refused in the
 handshake, before it reaches any of our code. A secret key is never printed, not even by `repr`.
@@ -31,7 +31,7 @@ Keys = TypeVar("Keys", "LearnerKeys", "PeerKeys")
 
 @dataclass(frozen=True, slots=True)
 class LearnerKeys:
-    """The learner's pair, and the public keys that it accepts, in Z85."""
+    """Hold the learner's key pair, and the peers' public keys that it accepts, in Z85."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -46,7 +46,7 @@ class LearnerKeys:
 
 @dataclass(frozen=True, slots=True)
 class PeerKeys:
-    """An actor's pair, and the learner's public key, in Z85."""
+    """Hold an actor's key pair, and the learner's public key, in Z85."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -60,7 +60,7 @@ class PeerKeys:
 
 
 class Gate(AsyncioAuthenticator):
-    """Answers zmq's requests whether a public key may connect (ZAP, RFC 27).
+    """Answer zmq's requests whether a public key may connect (ZAP, RFC 27).
 
     Its task lives from `start` to `stop`, on the event loop that runs `start`.
     """
@@ -71,7 +71,9 @@ class Gate(AsyncioAuthenticator):
         known: frozenset[bytes],
         turn_away: Callable[[str], None],
     ) -> None:
-        """Let `known` keys in; call `turn_away(address)` for each connection with another key."""
+        """Accept the `known` keys; call `turn_away(address)` for each connection with another
+        key.
+        """
         super().__init__(context)
         self._known, self._turn_away = known, turn_away
         self._address = ""
@@ -79,6 +81,7 @@ class Gate(AsyncioAuthenticator):
 
     async def handle_zap_message(self, msg: list[bytes]) -> None:
         """Answer one request; pyzmq handles them one after the other."""
+        # Frame 3 of a ZAP request is the address of the peer.
         self._address = msg[3].decode("latin-1") if len(msg) > 3 else ""
         await super().handle_zap_message(msg)
 
@@ -95,7 +98,7 @@ def keys_in(read: Callable[[Path], Keys], directory: str) -> Keys | None:
 
 
 def make_keys(directory: Path) -> list[Path]:
-    """Make a learner's and an actor's pair; return their files, each with mode 0600.
+    """Make a learner's and an actor's key pair; return their files, each with mode 0600.
 
     Raises:
         ConfigError: the directory holds keys already, or cannot be written.
@@ -148,6 +151,7 @@ def actor_keys(directory: Path) -> PeerKeys:
 
 
 def _pair(directory: Path, name: str) -> tuple[bytes, bytes]:
+    """Return a public and a secret key from `name.key_secret`; raise if they do not match."""
     file = directory / f"{name}.key_secret"
     public, secret = _read(file)
     if file.stat().st_mode & 0o077:
@@ -163,6 +167,9 @@ def _pair(directory: Path, name: str) -> tuple[bytes, bytes]:
 
 
 def _public(file: Path) -> bytes:
+    """Return the public key of a file; raise if the file has a secret key or others can write
+    it.
+    """
     public, secret = _read(file)
     if secret is not None:
         raise ConfigError(f"{file} holds a secret key: the files of the pair are swapped")
@@ -172,6 +179,9 @@ def _public(file: Path) -> bytes:
 
 
 def _read(file: Path) -> tuple[bytes, bytes | None]:
+    """Return the public and the secret key of a file in Z85; the second is None in a public
+    file.
+    """
     if not file.is_file():
         raise ConfigError(f"{file} is missing: make keys with `mage keys new DIR`")
     try:
@@ -186,8 +196,9 @@ def _read(file: Path) -> tuple[bytes, bytes | None]:
 
 
 def _is_key(key: bytes) -> bool:
+    """Return whether a key is 32 bytes in Z85."""
     try:
-        zmq.curve_public(key)  # reads any key that is 32 bytes in Z85
+        zmq.curve_public(key)  # accepts every key of the right length and alphabet
     except (ValueError, zmq.ZMQError):
         return False
     return True

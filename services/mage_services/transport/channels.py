@@ -1,4 +1,4 @@
-"""The channels between the learner and its peers, which are actors and evaluators.
+"""Exchange messages between the learner and its peers, which are actors and evaluators.
 
 The learner's end is a ROUTER (`LearnerChannel`), a peer's end a DEALER (`PeerChannel`). A peer
 introduces itself with a Hello; the learner's end delivers the messages of introduced peers only.
@@ -11,9 +11,10 @@ never reaches the high-water marks of the sockets; they bound the memory that a 
     learner to one peer  LearnerChannel     zmq's thread      PeerGone: the peer has stopped reading
     learner's incoming   zmq's thread       receive           the peers' outgoing queues fill
 
-A channel gives up no peer because it is silent. The coordinator gives up actors
-(`learner/known_peers.py`), the supervisor kills processes (`processes/supervised_process.py`), and
-zmq ends a TCP connection without answers and makes a new one (`CONNECTION_SILENCE_MS`).
+No channel ends because its peer is silent. Three others detect silence: the coordinator grants the
+groups of a silent actor to others (`learner/known_peers.py`), the supervisor kills silent processes
+(`processes/supervised_process.py`), and zmq renews a TCP connection that brings no answers
+(`CONNECTION_SILENCE_MS`).
 """
 
 import asyncio
@@ -49,12 +50,16 @@ Peer = str
 """Name of one connection of one process: `actor-0/5e2c81d0`. A restarted process is a new peer."""
 
 MAX_REMEMBERED_PEERS = 8192
-"""Unknown peers, and peers with malformed messages, that are remembered one by one."""
+"""Largest number of unknown peers, and of peers with malformed messages, that are recorded by name.
+"""
 MAX_FAILED_HANDSHAKES = 20
-"""Failed handshakes in a row after which a peer gives up. A restarting learner causes none."""
+"""Number of failed handshakes in a row after which a peer gives up. A restarting learner causes
+none.
+"""
 _RETRY_WAIT_S, _NUM_RETRY_WAITS = 0.25, 4
-"""How long, and how often, to wait for zmq to announce a new attempt to connect. It announces one
-within a millisecond of the end of a connection."""
+"""Seconds of one wait for zmq to announce a new attempt to connect, and number of such waits. It
+announces one within a millisecond of the end of a connection.
+"""
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -68,7 +73,7 @@ class PeerGone(MageError):
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Malformed messages of one peer."""
+    """Count the malformed messages of one peer."""
 
     count: int
     last: str
@@ -76,7 +81,7 @@ class Faults:
 
 
 class Verdict(NamedTuple):
-    """What to do with the frames of a peer; both are `None` if the frames are ignored."""
+    """Say what to do with the frames of a peer; both fields are None if the frames are ignored."""
 
     message: Message | None = None
     """Message to deliver to the learner."""
@@ -107,6 +112,7 @@ class AccessControl:
     _questioned: dict[Peer, None] = field(default_factory=dict)
     """Unknown peers that received a `WhoAreYou` and have not answered, oldest first."""
     _notes: list[str] = field(default_factory=list)
+    """Sentences for the screen that `take_notes` has not returned yet."""
 
     def receive(self, peer: Peer, frames: Sequence[Frame]) -> Verdict:
         """Decide what to do with a peer's frames."""
@@ -125,9 +131,10 @@ class AccessControl:
         return Verdict(message)
 
     def turn_away(self, address: str) -> None:
-        """Count a connection with an unknown key; note the 1st, 10th, 100th, …"""
+        """Count a connection with an unknown key; report the 1st, 10th, 100th, …"""
         self.num_turned_away += 1
         count = str(self.num_turned_away)
+        # Only 1, 10, 100, … are "1" without their zeros.
         if count.strip("0") == "1":
             self._note(
                 f"{count}. connection turned away, from {address}: it has no key that this "
@@ -135,7 +142,7 @@ class AccessControl:
             )
 
     def sent(self, peer: Peer, message: Message) -> None:
-        """Take note that a message has left. (A `WhoAreYou` that did not leave is sent again.)"""
+        """Record that a message was sent: a peer that received a `WhoAreYou` gets no second one."""
         if isinstance(message, WhoAreYou):
             self._questioned[peer] = None
             if len(self._questioned) > MAX_REMEMBERED_PEERS:
@@ -152,6 +159,7 @@ class AccessControl:
         return notes
 
     def _receive_hello(self, peer: Peer, hello: Hello) -> Verdict:
+        """Accept a peer of the same build and configuration, and refuse any other."""
         self._questioned.pop(peer, None)
         reason = ""
         if hello.build != self.build:
@@ -166,6 +174,7 @@ class AccessControl:
         return Verdict(hello)
 
     def _count_fault(self, peer: Peer, reason: str) -> None:
+        """Count a malformed message, and report the first one of each peer."""
         if peer not in self.faults and len(self.faults) >= MAX_REMEMBERED_PEERS:
             peer = "others"
         earlier = self.faults.get(peer)
@@ -174,11 +183,12 @@ class AccessControl:
         self.faults[peer] = Faults(earlier.count + 1 if earlier else 1, reason)
 
     def _note(self, sentence: str) -> None:
+        """Add a sentence for the screen; of more than 20 the latest ones are kept."""
         self._notes = [*self._notes[-19:], sentence]
 
 
 class LearnerChannel(AbstractContextManager["LearnerChannel"]):
-    """The learner's end: every peer's messages arrive here, and each answer goes to one peer."""
+    """Receive every peer's messages at the learner, and send each answer to one peer."""
 
     def __init__(
         self,
@@ -234,7 +244,7 @@ class LearnerChannel(AbstractContextManager["LearnerChannel"]):
             peer = identity.bytes.decode("latin-1")
             message, answer = self.access.receive(peer, [content_of(part) for part in parts])
             if answer is not None:
-                # It may have left before it was answered; none of its messages was taken.
+                # The peer may have ended before the answer; nothing of it was delivered.
                 with suppress(PeerGone):
                     self.send(peer, answer)
             if message is not None:
@@ -277,6 +287,7 @@ class LearnerChannel(AbstractContextManager["LearnerChannel"]):
         self._end(linger_s)
 
     def _end(self, linger_s: float) -> None:
+        """Close the socket and its context."""
         self._socket.close(linger=round(linger_s * 1000))
         if self._gate is not None:
             self._gate.stop()
@@ -288,7 +299,9 @@ class LearnerChannel(AbstractContextManager["LearnerChannel"]):
 
 
 class PeerChannel(AbstractContextManager["PeerChannel"]):
-    """An actor's or evaluator's end. It says hello when created, and to a restarted learner."""
+    """Exchange messages with the learner, from an actor or evaluator. A Hello is sent when the
+    channel is created, and to a restarted learner.
+    """
 
     def __init__(
         self,
@@ -306,7 +319,9 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
         check_address(address, has_keys=keys is not None)
         self._hello = hello
         self._owes_hello = False
-        """A hello must be sent: kept here because `receive` may be cancelled before it was."""
+        """Whether a Hello must be sent. It is an attribute because `receive` may be cancelled
+        before the Hello is sent.
+        """
         self._limits = limits
         self._context = zmq.asyncio.Context()
         self._socket = open_socket(self._context, zmq.DEALER, address, limits.max_frame_bytes())
@@ -335,7 +350,7 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
         """
         while True:
             await asyncio.sleep(0)  # a flood of messages must not starve the other tasks
-            # Messages under way on the broken connection are lost, perhaps the hello among them.
+            # Messages on the way when a connection broke are lost, perhaps the Hello among them.
             self._owes_hello |= self._connection.is_renewed()
             if self._owes_hello:
                 await self.send(self._hello)
@@ -344,7 +359,7 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
             if frames is None:
                 has_event = await self._poller.poll(self._connection.timeout_ms())
                 if not has_event and self._connection.is_given_up():
-                    # zmq connects a socket to one address only once.
+                    # zmq ignores a second `connect` to an address, so the first is undone.
                     self._socket.disconnect(self._address)
                     self._socket.connect(self._address)
                 continue
@@ -380,11 +395,11 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
 
 
 class _PeerConnection:
-    """The state of a peer's one connection, from the events of zmq's monitor of its socket.
+    """Follow the state of a peer's one connection, by the events of zmq's monitor of its socket.
 
     zmq renews a broken connection by itself and announces the attempt at once. But it gives up
     after bytes that are no ZeroMQ message and after a frame over the limit: the socket would stay
-    unconnected without a sign. So where no attempt is announced, `is_given_up` becomes true and the
+    unconnected without a sign. So if no attempt is announced, `is_given_up` becomes true and the
     caller connects again.
     """
 
@@ -392,7 +407,8 @@ class _PeerConnection:
         self._socket, self._address = socket, address
         self._num_made = self._num_failed = 0
         self._num_waits: int | None = None
-        """Timeouts without an announced attempt; `None` unless the connection is broken."""
+        """Number of waits in which no attempt was announced; None unless the connection is broken.
+        """
         self._is_renewed_by_caller = False
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
         # The monitor stays registered with the event loop while it lives; a blocking one would have
@@ -415,7 +431,7 @@ class _PeerConnection:
         is_renewed = False
         while (frames := take_now(self.monitor)) is not None:
             event = parse_monitor_message([frame.bytes for frame in frames])
-            is_renewed |= self._take(int(event["event"]))
+            is_renewed |= self._take_event(int(event["event"]))
         return is_renewed
 
     def timeout_ms(self) -> float | None:
@@ -424,7 +440,8 @@ class _PeerConnection:
 
     def is_given_up(self) -> bool:
         """Count one timeout without an event; return whether zmq has given the connection up."""
-        # Timeouts are counted instead of the time, in which this process may have stood still.
+        # Count timeouts, and not seconds: while this process is stopped, seconds go by without
+        # events.
         if self._num_waits is None:
             return False
         self._num_waits += 1
@@ -439,7 +456,8 @@ class _PeerConnection:
             self._socket.disable_monitor()
             self.monitor.close()
 
-    def _take(self, event: int) -> bool:
+    def _take_event(self, event: int) -> bool:
+        """Take an event of the monitor; return whether a broken connection was renewed."""
         if event in (zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_DISCONNECTED):
             self._num_waits = 0 if event == zmq.EVENT_DISCONNECTED else None
             return False
@@ -454,7 +472,7 @@ class _PeerConnection:
                 "`actor.key`"
             )
         self._num_failed += 1
-        # A process that speaks no ZeroMQ listens there: trying again is of no use.
+        # A process that does not speak ZeroMQ listens at the address: trying again is of no use.
         is_no_learner = event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         if is_no_learner or self._num_failed >= MAX_FAILED_HANDSHAKES:
             raise PeerRefused(

@@ -25,14 +25,19 @@ from mage_async.errors import ConfigError, RunError
 from mage_async.protocol.trial_frames import Frame
 
 MAX_SOCKET_PATH_BYTES = 107
-"""Longest path of a unix socket, by the kernel's `sockaddr_un`."""
+"""Largest number of bytes in the path of a unix socket, by the kernel's `sockaddr_un`."""
 HIGH_WATER_MESSAGES = 1024
+"""Number of messages in a queue above which sending waits or fails."""
 HANDSHAKE_MS = 5_000
+"""Milliseconds after which a connection without a handshake is ended."""
 BACKLOG = 64
+"""Number of connections that the kernel queues before they are accepted."""
 HEARTBEAT_MS, CONNECTION_SILENCE_MS = 5_000, 15_000
-"""Of a TCP connection: zmq pings, and after that long without an answer connects again."""
+"""Milliseconds between two pings of zmq on a TCP connection, and without an answer to them after
+which zmq connects again.
+"""
 COPIED_BYTES = 4096
-"""Frames up to this size are copied, which is cheaper than keeping zmq's message."""
+"""Number of bytes up to which a frame is copied: that is cheaper than keeping zmq's message."""
 _DONTWAIT, _DONTWAIT_MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 _LOOPBACK = ("127.0.0.1", "localhost")
 _LOG = logging.getLogger(__name__)
@@ -87,13 +92,14 @@ def check_address(address: str, *, has_keys: bool) -> None:
 
 
 class PolledSocket(zmq.asyncio.Socket):
-    """A socket that the event loop waits for, and that is read and written without waiting.
+    """Wait for a socket on the event loop, but read and write it without waiting.
 
     pyzmq's asyncio sockets create a future and query an option for every frame, which costs more
     than the frame itself. So `take_now` and `send_now` use the plain socket beneath.
     """
 
     beneath: zmq.Socket[bytes]
+    """The plain socket, for calls that do not wait."""
 
     def __init__(self, context: zmq.Context[Any], kind: int, **options: Any) -> None:
         # pyzmq declares a `self` that no subclass of its asyncio socket can be.
@@ -122,7 +128,7 @@ def open_socket(
 def take_now(zmq_socket: PolledSocket) -> list[zmq.Frame] | None:
     """Return the frames of the next message, or None if there is none.
 
-    A message is taken off the socket only by a call that returns it. The task that waits for the
+    A message is removed from the socket only by a call that returns it. The task that waits for the
     socket must call this until it returns None before it waits again.
     """
     take = zmq_socket.beneath.recv

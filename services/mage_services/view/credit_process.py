@@ -1,4 +1,4 @@
-"""A process that computes the returns and advantages of a step's turns, with torch.
+"""Compute the returns and advantages of a step's turns, in a process that imports torch.
 
 The server, which does not import torch, requests a step of a run; `CreditCache` is its side.
 """
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
     from mage_async.config.schema import Config
 
 Credit = dict[str, list[tuple[float, float | None]]]
-"""Return and advantage of each turn in order, by "GROUP/TRIAL"."""
+"""Return and advantage of each turn in order, by trial ("GROUP/TRIAL")."""
 MODULE = "mage_services.view.credit_process"
 MAX_KEPT = 32
-"""Steps whose credit the server keeps."""
+"""Number of steps whose credit the server keeps."""
 
 
 class CreditRequest(msgspec.Struct, frozen=True):
     """Ask the process for the credit of a step."""
 
     run: str
-    """The run's directory."""
+    """Path of the run's directory."""
     step: int
 
 
 class StepCredit(msgspec.Struct, frozen=True):
-    """The answer to a `CreditRequest`."""
+    """Answer a `CreditRequest`."""
 
     run: str
     step: int
     credit: Credit
     fault: str
-    """Why there is no credit; "" where there is."""
+    """Why there is no credit; "" if there is."""
 
 
 class CreditCache:
-    """The server's side: keeps the credit of steps, and requests the credit of others."""
+    """Keep the credit of steps in the server, and request that of further steps."""
 
     def __init__(self, process: ChildProcess[StepCredit], notify: Callable[[Path], None]) -> None:
         self._process, self._notify = process, notify
@@ -55,7 +55,9 @@ class CreditCache:
         self._requested: set[tuple[str, int]] = set()
 
     def get(self, run: RunDirectory, step: int) -> tuple[Credit, str]:
-        """Return the credit of a step, and why there is none, or none yet. Thread-safe."""
+        """Return the credit of a step, and the reason if there is none, or none yet.
+        Thread-safe.
+        """
         key = (str(run.root), step)
         if (known := self._known.get(key)) is not None:
             return known
@@ -63,6 +65,7 @@ class CreditCache:
         return {}, "Returns and advantages are being computed."
 
     def _request(self, key: tuple[str, int]) -> None:
+        """Request a step once; runs on the event loop."""
         if key not in self._requested:
             self._requested.add(key)
             self._process.send(CreditRequest(*key))
@@ -89,8 +92,8 @@ class CreditCache:
 
 
 def main() -> None:
-    """Answer until the server ends."""
-    # Lower its priority, but no further: somebody waits for the answer.
+    """Answer requests until the server ends."""
+    # The priority of an actor, not the lower one of a watcher: somebody waits for the answer.
     os.nice(ACTOR)
     server = channel_to_parent(CreditRequest)
     for request in server.messages():
@@ -132,7 +135,7 @@ def credit_of(run: RunDirectory, step: int) -> Credit:
 
 
 def _check_code(config: "Config") -> None:
-    """Refuse to load classes of a user's own: a look at a run must not execute its code."""
+    """Refuse to load classes of a user's own: looking at a run must not execute its code."""
     from mage_async.environments.catalogue import names
     from mage_async.methods.method import Methods
     from mage_async.methods.registry import METHODS

@@ -1,4 +1,4 @@
-"""The index of a run: an SQLite file with the place of each trial in the journal, and list entries.
+"""Index a run in an SQLite file: the place of each trial in the journal, and what lists show of it.
 
 The index can always be rebuilt. It lies in the run's folder or, if that is read-only, in the user's
 cache. One process writes it (`indexer.py`); any number may read at the same time.
@@ -26,7 +26,9 @@ from mage_async.trajectory import Trial
 from mage_services.journal.record_bytes import decode_record
 
 FORMAT = 2
-"""Increased when a table changes; an index of another format is rebuilt."""
+"""Number of the index's format. It is increased when a table changes; an index of another format is
+rebuilt.
+"""
 _TABLES = """
 CREATE TABLE files (name TEXT PRIMARY KEY, read INTEGER, digest INTEGER);
 CREATE TABLE steps (number INTEGER PRIMARY KEY, record TEXT);
@@ -66,7 +68,7 @@ def connect(run: RunDirectory) -> sqlite3.Connection:
     file = index_file(run)
     try:
         connection = sqlite3.connect(file, timeout=10.0)
-        connection.execute("PRAGMA synchronous = off")  # what is lost is built again
+        connection.execute("PRAGMA synchronous = off")  # what a crash destroys is rebuilt
         if _format(connection) != FORMAT:
             _rebuild(file, connection)
     except sqlite3.Error as error:
@@ -76,6 +78,7 @@ def connect(run: RunDirectory) -> sqlite3.Connection:
 
 
 def _format(connection: sqlite3.Connection) -> int:
+    """Return the number of the format of an index; 0 for a new file."""
     with closing(connection.execute("PRAGMA user_version")) as found:
         return int(found.fetchone()[0])
 
@@ -120,12 +123,12 @@ class ListedGroup:
     seed: str | None
     peer: str | None
     epoch: int | None
-    """How often the group was granted before."""
+    """Number of times that the group was granted before."""
     num_trials: int | None
     step: int | None
-    """The step that trained the group; `None`: none yet."""
+    """Step that trained the group; None if none has yet."""
     dropped: str | None
-    """Why the group was dropped; `None`: it was not."""
+    """Why the group was dropped; None if it was not."""
 
     @property
     def is_self_play(self) -> bool:
@@ -162,9 +165,9 @@ _TRIALS = (
 
 
 class RunReader:
-    """Reads lists from the index of a run and whole trials from its journal.
+    """Read lists from the index of a run, and whole trials from its journal.
 
-    It is open while one page is made, and used by one thread only.
+    A reader is open while one page is made, and used by one thread only.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -177,7 +180,7 @@ class RunReader:
         self._index.close()
 
     def progress(self) -> tuple[int, int]:
-        """Return how much of the run's files the index has read, and their size, bytes."""
+        """Return how many bytes of the run's files the index has read, and how many they have."""
         (read_bytes,) = self._one("SELECT coalesce(sum(read), 0) FROM files")
         files = [*self.run.journal.glob("*.log"), self.run.metrics, self.run.curve]
         return read_bytes, sum(file_state(file)[0] for file in files)
@@ -188,11 +191,14 @@ class RunReader:
         return int(self._one(f"{newest} coalesce((SELECT max(step) FROM groups), 0))")[0])
 
     def metrics(self, at_most: int) -> list[Record]:
-        """Return metrics, oldest first; of more than `at_most` steps, evenly spaced ones."""
+        """Return metrics, oldest first; if the run has more than `at_most` steps, evenly spaced
+        ones.
+        """
         ends = "SELECT (SELECT min(number) FROM steps), (SELECT max(number) FROM steps)"
-        low, high = self._one(ends)  # as two queries, each reads only one end of the table
+        low, high = self._one(ends)  # two inner queries, of which each reads one end of the table
         if low is None:
             return []
+        # -(-a // b) is a / b, rounded up.
         every = max(1, -(-(high - low + 1) // at_most))
         wanted = {*range(low, high + 1, every), high}
         return self._records("steps", sorted(wanted))
@@ -208,7 +214,9 @@ class RunReader:
         return next(iter(self._records("steps", [number])), {})
 
     def curve(self, at_most: int) -> list[Record]:
-        """Return evaluations while training, oldest first; of many, evenly spaced ones."""
+        """Return evaluations during training, oldest first; if they are more than `at_most`, evenly
+        spaced ones.
+        """
         found = [row[0] for row in self._index.execute("SELECT number FROM curve ORDER BY number")]
         every = max(1, -(-len(found) // at_most))
         return self._records("curve", sorted({*found[::every], *found[-1:]}))
@@ -233,6 +241,8 @@ class RunReader:
         """Return the newest groups that no step has trained, including dropped ones."""
         last = self._one("SELECT coalesce(max(number), 0) FROM groups")[0]
         wanted = "WHERE step IS NULL AND number > ? ORDER BY number DESC LIMIT ?"
+        # Old groups without a step were dropped or lost. Looking at the newest numbers alone keeps
+        # the query fast in a long run.
         return self._groups(wanted, (last - 100 * at_most, at_most))
 
     def group(self, number: int) -> ListedGroup:
@@ -257,11 +267,11 @@ class RunReader:
         ]
 
     def trials_between(self, first: int, last: int, at_most: int) -> list[ListedTrial]:
-        """Return at most so many trials of the steps `first` to `last`, the newest first."""
+        """Return at most `at_most` trials of the steps `first` to `last`, the newest first."""
         wanted = "WHERE step BETWEEN ? AND ? ORDER BY step DESC, number DESC"
         groups = self._index.execute(f"SELECT number FROM groups {wanted}", (first, last))
         found: list[ListedTrial] = []
-        for (number,) in groups:  # in the order of the index, so that no more is read than needed
+        for (number,) in groups:  # the query is evaluated row by row: the rest is never read
             if len(found) >= at_most:
                 break
             found += self.trials_of([number])
@@ -293,15 +303,18 @@ class RunReader:
         return next(trial for trial in record.trials() if trial.index == number)
 
     def _groups(self, wanted: str, values: Sequence[Any]) -> list[ListedGroup]:
+        """Return the groups that a condition of SQL selects."""
         rows = self._index.execute(f"SELECT {_GROUPS} FROM groups {wanted}", values)
         return [ListedGroup(*row) for row in rows]
 
     def _records(self, table: str, numbers: Sequence[int]) -> list[Record]:
+        """Return the records of a table by their numbers, in order."""
         marks = ",".join("?" * len(numbers))
         rows = f"SELECT record FROM {table} WHERE number IN ({marks}) ORDER BY number"
         return [_record(row[0]) for row in self._index.execute(rows, numbers)]
 
     def _one(self, query: str, values: Sequence[Any] = ()) -> Any:
+        """Return the first row of a query; None if there is none."""
         return self._index.execute(query, values).fetchone()
 
 
@@ -315,7 +328,9 @@ def _record(line: str) -> Record:
 
 
 def file_state(file: Path) -> tuple[int, int]:
-    """Return size and time of change of a file, bytes and nanoseconds; zeros if there is none."""
+    """Return a file's size in bytes and time of change in nanoseconds; zeros if there is no
+    file.
+    """
     try:
         found = file.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A process that builds the indexes of runs, so that no page waits for it.
+"""Build the indexes of runs in a process of its own, so that no page waits for it.
 
 The server sends the runs whose files have grown. After each slice of work the process sends the
 name of the run that it has read, and the reason if it cannot read more of that run.
@@ -35,12 +35,13 @@ from mage_services.view.index import connect
 
 MODULE = "mage_services.view.indexer"
 SLICE_S = 0.2
-"""Seconds of a slice of work, after which others can read its results."""
+"""Seconds of one slice of work, after which readers see its results."""
 WINDOW_BYTES = 1 << 22
-"""Bytes to read at a time; more if a record is longer."""
+"""Number of bytes to read at a time; more if a record is longer."""
 CHECKED_BYTES = 1024
-"""Bytes at both ends of the indexed part of a file. Their checksum changes if another file takes
-its place."""
+"""Number of bytes at both ends of the indexed part of a file, whose checksum shows whether another
+file has taken its place.
+"""
 
 
 def _upsert(*columns: str, condition: str = "true") -> str:
@@ -56,7 +57,8 @@ _TASK_COLUMNS = ("number", "member", "seat", "seed")
 _GROUP = _upsert(
     *_TASK_COLUMNS,
     *("version", "peer", "epoch", "num_trials"),
-    # A group that is granted again has a later epoch; segments are read newest first.
+    # A group that is granted again has a higher epoch. Segments are read newest first, so an older
+    # grant may be read later and must not replace the newer one.
     condition="groups.epoch IS NULL OR excluded.epoch >= groups.epoch",
 )
 _TASK = _upsert(*_TASK_COLUMNS, condition="groups.member IS NULL")
@@ -65,19 +67,19 @@ _DROPPED = _upsert("number", "dropped")
 _TRIAL = "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _State = tuple[int, int, int]
-"""Size, time and number of a file."""
+"""A file's size in bytes, time of change in nanoseconds, and inode number."""
 
 
 class IndexBuilder:
-    """Builds the index of a run, a slice at a time, from its metrics and its journal, newest first.
+    """Build the index of a run slice by slice, from its metrics and its journal, newest first.
 
-    It is the only writer of the index.
+    No other object writes the index.
     """
 
     def __init__(self, run: RunDirectory) -> None:
         self._run, self._index = run, connect(run)
         self._at_end: dict[str, _State] = {}
-        """States of the files in which no finished record was left to read."""
+        """State of each file when it had no unread finished record."""
 
     def close(self) -> None:
         """Close the index."""
@@ -103,12 +105,15 @@ class IndexBuilder:
         return False
 
     def _files(self) -> list[Path]:
-        """Return the files to read, those that a person wants first at the beginning."""
+        """Return the files to read, in the order in which a person wants to see them."""
         segments = sorted(self._run.journal.glob("*.log"), reverse=True)
         lines = [file for file in (self._run.metrics, self._run.curve) if file.is_file()]
         return [*lines, *segments]
 
     def _is_unread(self, file: Path) -> bool:
+        """Return whether a file has unread bytes; forget its index if another file has taken its
+        place.
+        """
         state = _state(file.stat())
         if self._at_end.get(file.name) == state:
             return False
@@ -122,13 +127,13 @@ class IndexBuilder:
         return size > done
 
     def _done(self, file: Path) -> tuple[int, int]:
-        """Return how far a file was read, and the checksum of that part."""
+        """Return how many bytes of a file were read, and the checksum of that part."""
         query = "SELECT read, digest FROM files WHERE name = ?"
         found = self._index.execute(query, (file.name,)).fetchone()
         return tuple(found) if found else (0, 0)
 
     def _forget(self, file: Path) -> None:
-        """Delete the index of a file in whose place there is another one now.
+        """Delete the index of a file that another file has replaced.
 
         A resumed learner cuts lines off, and a new run in the folder has another journal.
         """
@@ -146,7 +151,9 @@ class IndexBuilder:
         return tables.get(file, ("trials", ""))
 
     def _read(self, file: Path, until: float) -> None:
-        """Read on in a file until a time; write the records and the position in one transaction."""
+        """Read more of a file, until the time `until`; write the records and the position in one
+        transaction.
+        """
         done, _ = self._done(file)
         with file.open("rb") as source, self._index:
             end, state = done, _state(os.fstat(source.fileno()))
@@ -160,7 +167,7 @@ class IndexBuilder:
             self._index.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", values)
 
     def _ends(self, file: Path, source: BinaryIO, start: int) -> Iterator[int]:
-        """Index the records from a byte on, and yield the position after each.
+        """Index the records from byte `start` on, and yield the position after each.
 
         The file is read and never mapped: if a mapped file is truncated, the kernel kills the
         process that accesses the map (SIGBUS).
@@ -174,6 +181,7 @@ class IndexBuilder:
                 yield start
             if len(data) < num_bytes:
                 return
+            # No record ended in the window: read the same place again, in a larger window.
             num_bytes = WINDOW_BYTES if start > before else 2 * num_bytes
 
     def _lines(self, file: Path, data: bytes, at: int) -> Iterator[int]:
@@ -203,6 +211,7 @@ class IndexBuilder:
             yield at + end
 
     def _take(self, segment: int, end: int, body: memoryview) -> None:
+        """Index one record, whose body ends at byte `end` of a segment."""
         if (header := read_trial_header(body)) is not None:
             for each in header.seats():
                 self._take_trial(each, (segment, end - len(body), len(body)))
@@ -221,12 +230,16 @@ class IndexBuilder:
                 self._index.executemany(_STEP, [(grant, version) for grant in grants])
 
     def _take_group(self, granted: Granted) -> None:
+        """Index a group that was granted."""
         grant = granted.grant
         task = (grant.grant, grant.member, grant.seat, str(grant.seed))
         others = (granted.version, granted.peer, grant.epoch, grant.num_trials)
         self._index.execute(_GROUP, task + others)
 
     def _take_trial(self, header: TrialHeader, place: tuple[int, int, int]) -> None:
+        """Index a trial; `place` is its segment, and the offset and length of its record in
+        bytes.
+        """
         trial = Trial(header.task, header.index, header.num_episodes, (), header.turns)
         drawn = [run for runs in header.versions for run in runs]
         values = (
@@ -239,17 +252,20 @@ class IndexBuilder:
             header.duration_s,
         )
         self._index.execute(_TRIAL, (header.grant, header.index, *place, *values))
+        # The record of the grant may have been deleted with its segment; then the trial names the
+        # task.
         if header.index == 0:
             task = header.task
             self._index.execute(_TASK, (header.grant, task.member, task.seat, str(task.seed)))
 
 
 def _state(found: os.stat_result) -> _State:
+    """Return the state of a file."""
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _digest(file: Path, end: int) -> int:
-    """Return a checksum of the first and the last bytes before `end`."""
+    """Return a checksum of the first and the last bytes of a file's first `end` bytes."""
     with file.open("rb") as source:
         head = source.read(min(CHECKED_BYTES, end))
         source.seek(max(0, end - CHECKED_BYTES))
@@ -269,11 +285,11 @@ class Indexed(msgspec.Struct, frozen=True):
     run: str
     """The run's directory."""
     fault: str
-    """Why no more of the run can be read; "" where it can."""
+    """Why no more of the run can be read; "" if it can."""
 
 
 def main() -> None:
-    """Build until the server ends."""
+    """Build indexes until the server ends."""
     server = channel_to_parent(ReadRun)
     lower_priority(WATCHER)
     builders: dict[str, IndexBuilder] = {}

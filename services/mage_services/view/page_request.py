@@ -1,4 +1,6 @@
-"""A request for a page of a run in `mage view`: its address, its query, and the frame it needs."""
+"""Describe a request for a page of a run in `mage view`: its address, its query, and the page's
+frame.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ class PageRequest:
     name: str
     """Name of the run."""
     numbers: Mapping[str, int]
-    """Numbers in the address by name: a step, a group, a trial, a turn."""
+    """Numbers in the address, by name: "step", "group", "trial" or "turn"."""
     query: Mapping[str, str]
     credits: CreditCache
     """Returns and advantages of turns."""
@@ -45,12 +47,12 @@ class PageRequest:
         """Return the frame of the page.
 
         Args:
-            reader: index of the run, whose progress the page mentions; `None`: no mention.
-            title: title of the page.
-            tab: key of `TABS`; `None` if the page is below a tab.
-            above: label and address of the pages between the run's and this one.
-            before: address of the page before; all addresses are below the run's.
-            after: address of the page after.
+            reader: Index of the run, whose progress the page mentions; None to mention nothing.
+            title: Title of the page.
+            tab: Key of `TABS`; None if the page is below a tab.
+            above: Label and address of each page between the run's first page and this one.
+            before: Address of the previous page, relative to the run's; "" if there is none.
+            after: Address of the next page, relative to the run's; "" if there is none.
         """
         home = run_address(self.name)
         crumbs = [] if tab == "" else [(self.name, home)]

@@ -1,4 +1,4 @@
-"""Pages on which a person plays a trial in the agent's place, or watches the agent play one.
+"""Serve pages on which a person plays a trial in the agent's place, or watches the agent play one.
 
 Each trial is played by a process of its own (`player.py`).
 """
@@ -20,17 +20,19 @@ from mage_services.view.page_request import whole_number
 from mage_services.view.run_watcher import RunWatcher
 
 MAX_BUTTONS = 24
-"""Legal actions that have buttons; with more of them, the person types."""
+"""Number of legal actions up to which each has a button; with more of them, the person types."""
 
 
 MAX_GAMES = 3
-"""Trials at a time, since each has an engine; a further one ends the oldest."""
+"""Number of trials that are played at a time, since each has an engine; a further one ends the
+oldest.
+"""
 MAX_CHARACTERS = 2000
-"""Characters of an answer."""
+"""Number of characters to which an action is cut."""
 
 
 class Line(NamedTuple):
-    """A text from the environment, or an answer of the person."""
+    """Hold a text of the environment, or an action of the person."""
 
     text: str
     is_answer: bool = False
@@ -38,22 +40,23 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class Game:
-    """A trial as far as it has come, and the process that plays it."""
+    """Hold a trial as far as it has been played, and the process that plays it."""
 
     run: str
     """Name of the run."""
     process: ChildProcess[player.FromPlayer]
     sits: bool
-    """Whether the person plays first; otherwise only the agent plays."""
+    """Whether the person plays first; if not, only the agent plays."""
     lines: list[Line] = field(default_factory=list)
     choices: Sequence[str] | None = None
-    """Legal actions in the person's turn, empty if any text is legal; `None` otherwise."""
+    """Legal actions while it is the person's turn, empty if any text is legal; None at other times.
+    """
     may: str = ""
-    """The choices in one line."""
+    """The legal actions in one line."""
     trial: Mapping[str, Any] | None = None
     """The agent's trial, a `ShownTrial` as plain data."""
     member: str = ""
-    """The hidden member; known at the end."""
+    """Name of the hidden member, known at the end."""
     version: int = 0
     rewards: Sequence[float] = ()
     """The person's reward of each episode."""
@@ -84,7 +87,7 @@ class Game:
 
 @dataclass(slots=True)
 class PlayPages:
-    """The games of one server, and the handlers of their pages."""
+    """Hold the games of one server, and handle the requests of their pages."""
 
     base: str
     watcher: RunWatcher
@@ -95,7 +98,7 @@ class PlayPages:
         """Add the addresses at which trials are begun and played."""
         home = f"{self.base}runs/{{run}}/play"
         app.router.add_get(home, self._offer)
-        app.router.add_post(home, self._begin)
+        app.router.add_post(home, self._begin_game)
         app.router.add_get(f"{home}/{{number:[0-9]{{1,9}}}}", self._show)
         app.router.add_post(f"{home}/{{number:[0-9]{{1,9}}}}", self._answer)
 
@@ -106,13 +109,14 @@ class PlayPages:
         await asyncio.gather(*(each.listening for each in self._games.values() if each.listening))
 
     async def _offer(self, request: web.Request) -> web.Response:
-        name = self._run(request)
+        """Answer with the page on which a game is begun, and which lists the run's games."""
+        name = self._run_name(request)
         games = [(number, game) for number, game in self._games.items() if game.run == name]
         return html_response(fill("play.html", frame=self._frame(name, "play"), games=games))
 
-    async def _begin(self, request: web.Request) -> web.Response:
+    async def _begin_game(self, request: web.Request) -> web.Response:
         """Start the process of a game, and redirect to its page."""
-        name, given = self._run(request), await request.post()
+        name, given = self._run_name(request), await request.post()
         run = str(self.watcher.run(name).root.resolve())
         text, sits = _text(given, "seed"), "sit" in given
         seed = whole_number(text, "a seed") if text else None
@@ -138,6 +142,7 @@ class PlayPages:
         self.watcher.notify(game.run)
 
     async def _show(self, request: web.Request) -> web.Response:
+        """Answer with the page of a game."""
         name, number, game = self._game(request)
         play = f"{run_address(name)}play"
         frame = self._frame(name, f"trial {number}", [("play", play)])
@@ -145,6 +150,7 @@ class PlayPages:
         return html_response(fill("played.html", frame=frame, played=game, address=address))
 
     async def _answer(self, request: web.Request) -> web.Response:
+        """Pass the person's action to the game's process, and redirect to the game's page."""
         name, number, game = self._game(request)
         given = await request.post()
         answer = _text(given, "typed") or _text(given, "answer")
@@ -154,24 +160,28 @@ class PlayPages:
             game.process.send(player.Answer(answer))
         raise web.HTTPSeeOther(f"{self.base}{run_address(name)}play/{number}")
 
-    def _run(self, request: web.Request) -> str:
+    def _run_name(self, request: web.Request) -> str:
+        """Return the name of the run in an address; raise a `RunError` if it is gone."""
         name = request.match_info["run"]
         self.watcher.run(name)
         return name
 
     def _game(self, request: web.Request) -> tuple[str, int, Game]:
-        name, number = self._run(request), int(request.match_info["number"])
+        """Return the run's name, the game's number and the game in an address."""
+        name, number = self._run_name(request), int(request.match_info["number"])
         if number not in self._games or self._games[number].run != name:
             raise RunError(f"trial {number} is over and forgotten: begin another one")
         return name, number, self._games[number]
 
     def _frame(self, name: str, title: str, above: Sequence[tuple[str, str]] = ()) -> Frame:
+        """Return the frame of a page."""
         crumbs = [(name, run_address(name)), *above]
         change = self.watcher.changes[name]
         return Frame(self.base, title, name, "play", crumbs, change=change)
 
 
 def _text(given: Mapping[str, object], name: str) -> str:
+    """Return a field of a form as text, at most `MAX_CHARACTERS` long; "" if it is missing."""
     value = given.get(name, "")
     return value.strip()[:MAX_CHARACTERS] if isinstance(value, str) else ""
 

@@ -1,8 +1,8 @@
-"""A process that plays a trial with a person at a page, and then lets the agent play the same task.
+"""Play a trial with a person at a page, and then let the agent play the same task, in a process of
+its own.
 
-It has an engine of its own. The server sends a `PlayRequest`, and then an `Answer` whenever the
-process asks with `Choices`. The process sends texts to show, and at the end a `TrialEnd` or a
-`Fault`.
+The process has an engine of its own. The server sends a `PlayRequest`, and then an `Answer` to each
+`Choices` of the process. The process sends texts to show, and at the end a `TrialEnd` or a `Fault`.
 """
 
 from dataclasses import asdict
@@ -23,43 +23,43 @@ MODULE = "mage_services.view.player"
 
 
 class PlayRequest(msgspec.Struct, frozen=True, tag=True):
-    """Ask the process to play a trial."""
+    """Request that the process plays a trial."""
 
     run: str
     """The run's directory."""
     member: str
-    """The hidden member; "" for any held-out one."""
+    """Name of the hidden member; "" for any held-out one."""
     seed: int | None
     sits: bool
     """Whether a person plays before the agent."""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """The person's action."""
+    """Carry the person's action."""
 
     text: str
 
 
 class Text(msgspec.Struct, frozen=True, tag=True):
-    """A text for the person."""
+    """Carry a text for the person."""
 
     text: str
 
 
 class Choices(msgspec.Struct, frozen=True, tag=True):
-    """Ask the person for an action."""
+    """Request an action of the person."""
 
     choices: tuple[str, ...]
     """Legal actions; empty if any text is legal."""
     in_words: str
-    """The choices in one line."""
+    """The legal actions in one line."""
 
 
 class TrialEnd(msgspec.Struct, frozen=True, tag=True):
-    """The agent's trial, and the person's rewards."""
+    """Carry the agent's trial, and the person's rewards."""
 
     trial: dict[str, Any]
-    """A `ShownTrial` as plain data."""
+    """The agent's trial, a `ShownTrial` as plain data."""
     member: str
     version: int
     rewards: list[float]
@@ -67,7 +67,7 @@ class TrialEnd(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fault(msgspec.Struct, frozen=True, tag=True):
-    """Why the trial cannot be played."""
+    """Carry the reason that the trial cannot be played."""
 
     reason: str
 
@@ -79,7 +79,7 @@ Server = BlockingChannel[FromServer]
 
 
 def main() -> None:
-    """Play one trial, by the person and then by the agent."""
+    """Play one trial, first by the person and then by the agent."""
     server = channel_to_parent(FromServer)
     request = server.receive()
     if not isinstance(request, PlayRequest):  # the server has ended

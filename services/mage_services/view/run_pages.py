@@ -1,4 +1,4 @@
-"""The pages of a run as a whole, and `PAGES`: all pages of a run by their address.
+"""Make the pages of a run as a whole, and list all pages of a run by their address in `PAGES`.
 
 Each page gathers its data in a thread and fills its template.
 """
@@ -38,13 +38,15 @@ from mage_services.view.run_watcher import history_of, state_of
 from mage_services.view.trial_pages import TrialFilter, group_rows
 
 MAX_POINTS = 120
-"""Steps in a chart; of more steps evenly spaced ones are drawn, so that each can be clicked."""
+"""Largest number of steps in a chart; of more steps, evenly spaced ones are drawn, so that each can
+be clicked.
+"""
 MAX_GROUPS = 8
-"""Groups in flight that the overview shows."""
+"""Number of groups in flight that the overview shows."""
 MAX_RESTARTS = 5
-"""Restarts of processes that the overview shows."""
+"""Number of restarts of processes that the overview shows."""
 LOG_BYTES = 4000
-"""Bytes at the end of each log that the page of processes shows."""
+"""Number of bytes at the end of each log that the page of processes shows."""
 
 
 def overview(request: PageRequest) -> Markup:
@@ -59,8 +61,8 @@ def overview(request: PageRequest) -> Markup:
         groups = reader.groups_in_flight(MAX_GROUPS)
         listed = reader.trials_of([group.number for group in groups])
     steps = [line["step"] for line in records.metrics] or [1]
-    # Counts of trials by what became of them: granted, trained, dropped, in flight. `times.json`
-    # has newer ones than the learner's file while the run goes on, or after a crash.
+    # `fates`: numbers of trials that were granted, trained, dropped, or are in flight. `times.json`
+    # has newer numbers than the learner's file while the run goes on, or after a crash.
     fates = records.learner.get("trials")
     if _is_running(run) or not fates:
         fates = read_document(run.times).get("trials") or fates
@@ -100,6 +102,7 @@ def overview(request: PageRequest) -> Markup:
 
 
 def _tiles(records: RunRecords, state: str) -> list[Tile]:
+    """Return the figures at the top of the overview, each as a tile."""
     tiles = []
     if points := curves.curve_points(records, "heldout"):
         version, score = points[-1]
@@ -109,6 +112,7 @@ def _tiles(records: RunRecords, state: str) -> list[Tile]:
     last, steps = records.metrics[-1], records.config.learner.steps
     progress = f"step {last['step']} of {steps}"
     if state == "running" and last["step"] < steps:
+        # The mean duration of a step so far, times the remaining steps.
         left = last["time_s"] / max(1, last["step"]) * (steps - last["step"])
         progress = f"about {duration(left)} left"
     last_return = signed(last["return_by_episode"][-1])
@@ -234,6 +238,7 @@ def config_of(run: RunDirectory) -> Config:
 
 @lru_cache(maxsize=8)
 def _config(file: Path, _state: tuple[int, int]) -> Config:
+    """Read a configuration; `_state` is only a key of the cache, which changes with the file."""
     return config_file.load_recorded(file, imports=False)
 
 
@@ -285,24 +290,30 @@ def _log_tails(run: RunDirectory) -> dict[str, str]:
 # One doctor per run stays in memory between requests, so that a page examines only new steps.
 
 MAX_EXAMINED = 2000
-"""Most steps that the doctor examines in one request, the newest ones; it skips older steps."""
+"""Largest number of steps that the doctor examines in one request, the newest ones; it skips older
+steps.
+"""
 
 
 @dataclass(slots=True)
 class _Examination:
-    """The doctor of one run, and what it has examined."""
+    """Hold the doctor of one run, and what it has examined."""
 
     doctor: Doctor
     began: tuple[tuple[int, int], bool]
     """State of the configuration's file, and whether the run has ended. The first changes if
-    another run takes the place of this one. If either changes, the examination begins anew."""
+    another run takes the place of this one. If either changes, the examination starts again from
+    the first step.
+    """
     num_evaluations: int = -1
     """Number of evaluations that the doctor has examined; -1 before it has looked for any."""
 
 
 _examinations: dict[Path, _Examination] = {}
 _lock = threading.Lock()
-"""Held while a doctor works: pages are made in threads, and two pages of a run share its doctor."""
+"""Lock that is held while a doctor works: pages are made in threads, and two pages of a run share
+its doctor.
+"""
 
 
 def examined(reader: RunReader, records: RunRecords) -> list[Finding]:

@@ -1,7 +1,7 @@
 """Find the runs below a folder, list the state of each, and watch their files.
 
-When files change, the watcher has indexes catch up and notifies open pages. A thread scans the
-files, `INTERVAL_S` after the last scan; nothing sleeps. A notified page fetches itself again, at
+When files change, the watcher lets indexes catch up and notifies open pages. A thread scans the
+files, `INTERVAL_S` after the last scan. A notified page fetches itself again, at
 most every 1.25 s (`LEAST_MS` in `static/view.js`).
 """
 
@@ -31,20 +31,22 @@ from mage_services.view.index import file_state
 from mage_services.view.indexer import Indexed, ReadRun
 
 INTERVAL_S = 0.5
+"""Seconds between the end of a scan and the next one."""
 FileStates = dict[str, tuple[tuple[int, int], ...]]
-"""Size and time of change of the files of each run, by name of the run."""
+"""For each run, by its name: size and time of change of its files."""
 
 
 def scan(root: Path) -> tuple[dict[str, RunDirectory], FileStates]:
     """Find the runs below a folder and the states of their files."""
     try:
         runs = find_runs(root)
-    except (RunError, OSError):  # the folder was deleted; pages say so
+    except (RunError, OSError):  # the folder was deleted, which pages report
         runs = {}
     return runs, {name: tuple(map(file_state, _watched_files(run))) for name, run in runs.items()}
 
 
 def _watched_files(run: RunDirectory) -> list[Path]:
+    """Return the files of a run that grow or are replaced; of the journal the newest segment."""
     segments = sorted(run.journal.glob("*.log"))[-1:]
     documents = (run.learner, run.evaluation, run.summary, run.events, run.times)
     return [run.metrics, run.curve, *documents, *segments]
@@ -52,20 +54,20 @@ def _watched_files(run: RunDirectory) -> list[Path]:
 
 @dataclass(slots=True)
 class RunWatcher:
-    """The runs below a folder, and the open pages that follow them."""
+    """Watch the runs below a folder, and notify the open pages that follow them."""
 
     root: Path
     threads: Executor
     indexer: ChildProcess[Indexed]
     runs: Mapping[str, RunDirectory]
     opened: set[str] = field(default_factory=set)
-    """Names of runs whose pages were opened: they are indexed."""
+    """Names of runs of which a page was opened. Only these runs are indexed."""
     faults: dict[str, str] = field(default_factory=dict)
-    """Why the index of a run no longer grows, by name."""
+    """Why the index of a run no longer grows, by the run's name."""
     listeners: dict[asyncio.Queue[str], str] = field(default_factory=dict)
     """Queues of open pages, with the name of the run that each follows; "" follows all runs."""
     changes: Counter[str] = field(default_factory=Counter)
-    """Number of changes so far by name of the run; by "", of all runs together."""
+    """Number of changes so far, by name of the run; under "" those of all runs together."""
     _states: FileStates = field(default_factory=dict)
 
     def run(self, name: str) -> RunDirectory:
@@ -105,13 +107,14 @@ class RunWatcher:
     def _scanned(
         self, scanning: "asyncio.Future[tuple[dict[str, RunDirectory], FileStates]]"
     ) -> None:
+        """Compare a scan with the one before, and react to the changes."""
         if scanning.cancelled():
             return
         runs, states = scanning.result()
         changed = {name for name in runs if self._states.get(name) != states[name]}
         gone = self.runs.keys() - runs.keys()
         self.runs, self._states = runs, states
-        # A page of an opened run shows its index, so it is notified once the index has the change.
+        # A page of an opened run reads the index, so it is notified after the indexer has read on.
         for name in changed & self.opened:
             self.faults.pop(name, None)
             self.indexer.send(ReadRun(str(runs[name].root)))
@@ -124,7 +127,7 @@ class RunWatcher:
         return next((name for name, run in self.runs.items() if run.root == root), "")
 
 
-# Runs below a folder, and their entries in the list of runs.
+# Find the runs below a folder, and make their entries in the list of runs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,24 +141,26 @@ class ListedRun:
     step: int = 0
     steps: int = 0
     curve: Sequence[tuple[int, float, float]] = ()
-    """Version, held-out return of the last episode, and its 95 % half-width."""
+    """Points of the curve: version, held-out return of the last episode, and its 95 % half-width.
+    """
     changed: int = 0
-    """Time of the last write, nanoseconds since 1970."""
+    """Time of the last write, in nanoseconds since 1970."""
     fault: str = ""
 
 
 MAX_DEPTH = 3
-"""Folders between the root and a run."""
+"""Number of levels of folders below the root in which runs are looked for."""
 TAIL_BYTES = 1 << 16
-"""Bytes at the end of a file in which its last line is looked for."""
+"""Number of bytes at the end of a file in which its last line is looked for."""
 _listed: dict[Path, tuple[Any, ListedRun]] = {}
-"""The entry of each run in the list, with the state of its files. Threads share it: an entry is
-replaced as a whole and never removed.
+"""For each run: the state of its files, and its entry in the list. Threads share this table: an
+entry is replaced as a whole and never removed.
 """
 
 
 def find_runs(root: Path) -> dict[str, RunDirectory]:
-    """Return the runs below a folder by name, which is made of their path; or the folder itself.
+    """Return the runs below a folder by a name made of their path; or the folder itself if it is a
+    run.
 
     Raises:
         RunError: there is no such folder, or this user may not read it.
@@ -178,6 +183,7 @@ def _name(path: Path) -> str:
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders of runs, at most `depth` levels below a folder."""
     try:
         paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError:  # the folder was deleted since, or this user may not read it
@@ -202,6 +208,7 @@ def listed_run(name: str, run: RunDirectory) -> ListedRun:
 
 
 def _read_entry(name: str, run: RunDirectory) -> ListedRun:
+    """Read the entry of a run; if the run is damaged, the entry has the reason only."""
     try:
         config = config_file.load_recorded(run.config, imports=False)
         curve = read_lines(run.curve)
@@ -235,7 +242,7 @@ def history_of(run: RunDirectory) -> RunHistory:
 
 
 def state_of(run: RunDirectory, history: RunHistory) -> str:
-    """Return the state of a run now, in a word or two."""
+    """Return the present state of a run, in one or two words."""
     is_complete = bool(read_document(run.summary).get("complete"))
     return run_state(is_held(run.lock), is_complete, history)
 

@@ -42,13 +42,14 @@ HEADERS = {
     "style-src-attr 'unsafe-inline'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # with `no-referrer` our own forms would say `Origin: null`
+    "Referrer-Policy": "same-origin",  # with `no-referrer` our own forms would send `Origin: null`
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Headers of every response. Only static files may be scripts and style sheets. Style attributes
-are allowed: templates write widths and colours there, and every text of a run is escaped.
+"""Headers of every response. They allow scripts and style sheets from static files only. Style
+attributes are allowed: templates write widths and colours there, and every text of a run is
+escaped.
 """
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -77,14 +78,16 @@ async def harden(_: web.Request, response: web.StreamResponse) -> None:
 
 HOST = "127.0.0.1"
 NUM_THREADS = 4
+"""Number of threads in which pages are made."""
 KEEP_ALIVE_S = 15.0
+"""Seconds after which an open page without changes receives a sign of life."""
 MAX_DRAWN = 9
-"""Most runs in the chart of all runs: there are so many colours."""
+"""Largest number of runs in the chart of all runs: there are so many colours."""
 STATIC = Path(__file__).with_name("static")
 
 
 class Server:
-    """Handles the requests of `mage view`."""
+    """Handle the requests of `mage view`."""
 
     def __init__(self, watcher: RunWatcher, credits: CreditCache, token: str) -> None:
         self._watcher, self._credits, self._token = watcher, credits, token
@@ -130,14 +133,17 @@ class Server:
             return self._sentence(f"{error.filename} is gone: the run was deleted.", 410)
 
     def _sentence(self, text: str, status: int) -> web.Response:
+        """Return a page of one sentence."""
         frame = Frame(self._base, "cannot be shown")
         return html_response(fill("sentence.html", frame=frame, sentence=text), status)
 
     async def _in_thread(self, make: Callable[[], Markup]) -> web.Response:
+        """Make a page in a thread."""
         loop = asyncio.get_running_loop()
         return html_response(await loop.run_in_executor(self._watcher.threads, make))
 
     async def _runs(self, _: web.Request) -> web.StreamResponse:
+        """Answer with the list of all runs, or redirect to the only one."""
         runs = self._watcher.runs
         if len(runs) == 1 and (name := next(iter(runs))):
             raise web.HTTPFound(f"{self._base}{run_address(name)}")
@@ -169,6 +175,7 @@ class Server:
     async def _page(
         self, make: Callable[[PageRequest], Markup], request: web.Request
     ) -> web.Response:
+        """Answer with a page of a run, which `make` makes."""
         name = request.match_info["run"]
         self._watcher.open(name)
         numbers = {key: int(text) for key, text in request.match_info.items() if key != "run"}
@@ -182,6 +189,7 @@ class Server:
         return await self._in_thread(partial(make, page_request))
 
     async def _static(self, request: web.Request) -> web.StreamResponse:
+        """Answer with a static file, or the style sheet."""
         name = request.match_info["name"]
         file = STYLE if name == "style.css" else STATIC / name
         if file.parent not in (STYLE.parent, STATIC) or not file.is_file():
@@ -228,7 +236,7 @@ def bound_socket(port: int) -> socket.socket:
     except OSError as error:
         number = error.errno or 0
         is_taken = number == errno.EADDRINUSE
-        # The text of `error` would name the address a second time.
+        # `str(error)` would repeat the address, so only the text of its number is used.
         why = "is in use" if is_taken else f"cannot be used: {os.strerror(number)}"
         text = f"port {port} of {HOST} {why}; choose another with --port, or none"
         raise RunError(text) from error
@@ -238,7 +246,7 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
     """Serve the runs below `root` until SIGINT or SIGTERM.
 
     Args:
-        announce: called with the address once the server accepts requests.
+        announce: Called with the address once the server accepts requests.
 
     Raises:
         RunError: there is no such folder, the port is in use, or a child process failed.

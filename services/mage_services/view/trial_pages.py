@@ -1,4 +1,6 @@
-"""Pages of groups and trials: from a step down to the tokens of a turn, and the search in texts."""
+"""Make the pages of groups and trials, from a step down to the tokens of a turn, and of the text
+search.
+"""
 
 import json
 import statistics
@@ -27,16 +29,18 @@ from mage_services.view.page_request import PageRequest
 
 @dataclass(frozen=True, slots=True)
 class TrialFilter:
-    """Which trials to list. The fields are the query of the address, so a list can be linked to."""
+    """Select the trials to list. The fields are the query of the address, so a list can be linked
+    to.
+    """
 
     first: int = 0
     """First step whose trials are listed."""
     last: int = 0
     """Last step whose trials are listed."""
     episode: int = 0
-    """Episode whose reward counts, from 1; 0: the last one."""
+    """Number of the episode whose reward counts, from 1; 0 for the last one."""
     bin: int | None = None
-    """Bin of the histogram of rewards; `None`: all."""
+    """Number of the bin of the histogram of rewards; None for all bins."""
     member: str = ""
     only_invalid: bool = False
     """Only trials with an action that was refused."""
@@ -76,10 +80,10 @@ class TrialFilter:
 def select(
     trials: Sequence[ListedTrial], wanted: TrialFilter, page: str
 ) -> tuple[list[ListedTrial], Histogram | None]:
-    """Apply a filter to trials. Its text is ignored, because the index has no texts.
+    """Apply a filter to trials, except its text, because the index has no texts.
 
     Args:
-        page: address of the page, for the links of the histogram.
+        page: Address of the page, for the links of the histogram.
 
     Returns:
         The trials that the filter keeps, and the histogram of their rewards over all bins. Each bar
@@ -129,20 +133,22 @@ FIRST_METRICS = (
     "train_s",
     "waiting_s",
 )
-"""Metrics that the page of a step shows as tiles; the others are folded."""
+"""Metrics that the page of a step shows as tiles; the other metrics are folded."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group and its listed trials."""
+    """Hold a group, and those of its trials that are listed."""
 
     group: ListedGroup
     trials: Sequence[ListedTrial]
     mean: float
     spread: float
-    """Standard deviation of the listed rewards; 0: the group teaches nothing."""
+    """Standard deviation of the listed rewards; if it is 0, the group has no advantages to learn
+    from.
+    """
     staleness: int | None
-    """The largest staleness of its tokens, if a step has trained it."""
+    """Largest staleness of the group's tokens, in steps; None if no step has trained it."""
 
 
 def group_rows(
@@ -211,31 +217,34 @@ def step(request: PageRequest) -> Markup:
 # The page that lists the trials of some steps, and searches their text.
 
 MAX_CONSIDERED = 5_000
-"""Trials that a filter is applied to, the newest ones."""
+"""Largest number of trials that a filter is applied to, the newest ones."""
 MAX_LISTED = 200
+"""Largest number of trials that are listed."""
 PART_S = 0.15
 """Seconds of one part of a search; its page links to the next part."""
 MAX_HITS = 50
+"""Largest number of hits of one part of a search."""
 SURROUNDINGS = 60
-"""Characters shown on either side of a hit."""
+"""Number of characters shown on either side of a hit."""
 
 
 class SearchResult(NamedTuple):
-    """Result of one part of a search."""
+    """Hold the result of one part of a search."""
 
     hits: list[dict[str, Any]]
-    """Trials whose text holds the text searched for (`trial`), with the text `before` it, the
-    `match`, and the text `after` it."""
+    """Trials whose text has a hit: the `trial`, the text `before` the hit, the `match`, and the
+    text `after` it.
+    """
     num_read: int
-    """Trials whose text this part has read."""
+    """Number of trials whose text this part has read."""
     skip: int
-    """Where the next part begins; 0: all trials were read."""
+    """Index of the trial at which the next part begins; 0 if all trials were read."""
     missing: str
-    """Why some trials could not be read."""
+    """Why some trials could not be read; "" if all could."""
 
 
 def trials(request: PageRequest) -> Markup:
-    """Return the page of the trials of some steps, narrowed by reward, member and text."""
+    """Return the page of the trials of some steps, filtered by reward, member and text."""
     with RunReader(request.run) as reader:
         wanted = TrialFilter.of(request, 1, reader.last_step())
         listed = reader.trials_between(wanted.first, wanted.last, MAX_CONSIDERED)
@@ -269,7 +278,7 @@ def trials(request: PageRequest) -> Markup:
 def search(
     reader: RunReader, trials: Sequence[ListedTrial], decode: Decode, text: str, skip: int
 ) -> SearchResult:
-    """Search `trials[skip:]` for a text, in any case, for at most `PART_S` seconds."""
+    """Search the texts of `trials[skip:]` for a text, in any case, for at most `PART_S` seconds."""
     hits, missing, until = list[dict[str, Any]](), "", time.monotonic() + PART_S
     for number, trial in enumerate(trials[skip:], skip):
         if len(hits) == MAX_HITS or time.monotonic() > until:
@@ -297,11 +306,11 @@ def search(
 # The page of a group with its trials, and the page of a turn with its tokens.
 
 MAX_SIDE_BY_SIDE = 64
-"""Trials of a group on its page."""
+"""Largest number of trials on the page of a group."""
 MAX_TOKENS = 1000
-"""Tokens on one page of a turn."""
+"""Largest number of tokens on one page of a turn."""
 LONG_TEXT = 700
-"""Characters; longer texts are folded."""
+"""Number of characters above which a text is folded."""
 
 
 def group(request: PageRequest) -> Markup:
@@ -382,11 +391,14 @@ def turn(request: PageRequest) -> Markup:
 
 
 def _step_above(step: int | None) -> list[tuple[str, str]]:
+    """Return label and address of a step's page, for the links above a page; none without a
+    step.
+    """
     return [(f"step {step}", f"step/{step}")] if step is not None else []
 
 
 def _credit(request: PageRequest, step: int | None) -> tuple[dict[str, list[TurnCredit]], str]:
-    """Return the credit of a step's turns by trial, and why it is not known."""
+    """Return the credit of a step's turns by trial, and the reason if it is not known."""
     if step is None:
         return {}, ""
     found, fault = request.credits.get(request.run, step)
@@ -394,7 +406,7 @@ def _credit(request: PageRequest, step: int | None) -> tuple[dict[str, list[Turn
 
 
 def _info_rows(info: str) -> list[tuple[str, str]]:
-    """Return the environment's information by name; text that is no JSON object as it is."""
+    """Return the environment's information by name; a text that is no JSON object as one row."""
     try:
         parsed = json.loads(info or "{}")
     except ValueError:
@@ -408,12 +420,15 @@ def _info_rows(info: str) -> list[tuple[str, str]]:
 
 
 def decoder_of(run: RunDirectory) -> tuple[Decode, str]:
-    """Return the decoder of a run's tokens, and why it gives only their ids, or ""."""
+    """Return the decoder of a run's tokens, and the reason if it returns only their ids, or ""."""
     return _decode(run.policy, file_state(run.policy / "tokenizer.json"))
 
 
 @lru_cache(maxsize=8)
 def _decode(policy: Path, _state: tuple[int, int]) -> tuple[Decode, str]:
+    """Load a decoder; `_state` is only a key of the cache, which changes with the tokenizer's
+    file.
+    """
     try:
         return load_chat(policy).decode, ""
     except MageError as error:

@@ -1,4 +1,5 @@
-"""Groups of the learner and one engine, in which weights are sent: by NCCL, or Gloo without GPUs.
+"""Form a group of the learner and one engine, in which weights are sent by NCCL, or by Gloo without
+GPUs.
 
 If an engine shares its model over several GPUs, each GPU is a member of the group. That case has
 never run on a GPU.
@@ -32,9 +33,11 @@ from mage_async.results.run_files import write_whole
 
 HOST = "127.0.0.1"
 CONNECT_TIMEOUT = timedelta(seconds=5)
+"""Longest wait for a connection to the learner's store."""
 GROUP_TIMEOUT = timedelta(seconds=60)
-"""Longest wait for the other side of a group; a side that has died is noticed at once."""
+"""Longest wait for the other side of a group. A side that has died is noticed at once."""
 SENDING = "sending"
+"""The learner's answer to a request if the weights follow."""
 
 TensorSpec = tuple[str, str, tuple[int, ...]]
 """Name, type and shape of a tensor."""
@@ -47,7 +50,8 @@ class Manifest(msgspec.Struct, frozen=True):
     port: int
     backend: str
     buckets: tuple[tuple[TensorSpec, ...], ...]
-    """The tensors of a bucket are sent as one tensor of bytes, one after the other."""
+    """Tensors by bucket. A bucket's tensors are sent as one tensor of bytes, one after the other.
+    """
     receipt: str = ""
     """The learner's fingerprint of the weights, as JSON; empty if there is none."""
 
@@ -69,7 +73,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def is_manifest(path: Path) -> bool:
-    """Return whether published weights must be requested; otherwise `path` holds them."""
+    """Return whether `path` is a manifest, whose weights must be requested; else it holds them."""
     return path.suffix == ".json"
 
 
@@ -141,7 +145,7 @@ class Receiver:
             UnreadableWeights: the learner is gone, or keeps this version no longer.
         """
         store = connect(manifest.port)
-        is_new = self._port != manifest.port  # a learner that this engine has not met
+        is_new = self._port != manifest.port  # another learner: the first, or a restarted one
         if is_new:
             self._name = uuid4().hex
         number = request_version(store, self._name, manifest.version)
@@ -157,6 +161,7 @@ class Receiver:
             raise UnreadableWeights(f"weights of version {manifest.version}: {error}") from error
 
     def _take(self, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
+        """Receive the buckets of a version, and yield each tensor with its name."""
         for bucket in manifest.buckets:
             types = [getattr(torch, dtype) for _, dtype, _ in bucket]
             sizes = [

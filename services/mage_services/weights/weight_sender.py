@@ -18,25 +18,26 @@ from mage_services.weights.weight_store import AnySnapshot, WeightFiles
 from mage_services.weights.weight_transport import BUCKET_BYTES
 
 FOREVER = timedelta(days=365)
-"""Time limit of a wait for a request, which may come at any time."""
+"""Time limit of the wait for the next request, which may come at any time."""
 ABORT_FAILED_SENDS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-"""Environment variable: if an engine dies, NCCL's watchdog aborts the send. By default it would end
-the learner's process."""
+"""Environment variable and its value, with which NCCL's watchdog aborts a send if the engine dies.
+By default the watchdog would end the learner's process.
+"""
 
 
 class WeightSender(WeightFiles):
-    """Weight store that keeps published versions in memory, and sends them on request.
+    """Keep published versions in memory, and send them to engines on request.
 
     Its threads are daemons, which end with the process.
 
     Args:
-        folder: folder of the manifests, which announce versions to engines.
+        folder: Folder of the manifests, which announce versions to engines.
         backend: "nccl", or "gloo" for a learner without a GPU.
-        is_measured: returns whether the evaluator plays with a version, which is then also written
-            as a file.
-        device: the learner's device; weights in host memory are copied there bucket by bucket.
-        shards: folder in shared memory in which several ranks write each version together; None
-            for a learner of one process.
+        is_measured: Returns whether the evaluator plays with a version; such a version is also
+            written as a file.
+        device: Device of the learner; weights in host memory are copied there bucket by bucket.
+        shards: Folder in shared memory in which several ranks write each version together; None for
+            a learner of one process.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class WeightSender(WeightFiles):
         return super().file(version).with_suffix(".json")
 
     def _listen(self) -> None:
-        """Hand each request to the thread of its group, for ever.
+        """Pass each request to the thread of its group, until the process ends.
 
         The store's keys are described in `weight_group.py`.
         """
@@ -130,16 +131,17 @@ class WeightSender(WeightFiles):
                 store.set(f"answer/{number}", SENDING if snapshot else "no longer published")
                 if snapshot is not None:
                     self._send(snapshot, pg)
-            except RuntimeError:  # the engine has died; the one after it makes a new group
+            except RuntimeError:  # the engine has died; a restarted engine makes a new group
                 del self._queues[group]
                 return
 
     def _send(self, snapshot: AnySnapshot, pg: Any) -> None:
-        """Broadcast a version bucket by bucket, on a stream beside that of the training."""
+        """Broadcast a version bucket by bucket, on another CUDA stream than that of training."""
         data, ready = snapshot.data, snapshot.ready
         if ready is None and self._device.type == "cuda":
-            # NCCL needs a stream that begins after an event. Weights in host memory are complete
-            # already: an event that was never recorded counts as reached.
+            # `beside_training` makes its stream wait for an event. Weights in host memory are
+            # complete already, so the event is never recorded, and CUDA does not wait for such an
+            # event.
             ready = torch.cuda.Event()
         on_device = torch.empty(0, device=self._device)  # `beside_training` reads only its device
         with beside_training(on_device, ready):

@@ -1,4 +1,5 @@
-"""Published weights: which versions there are, their leases, and which version a peer samples with.
+"""Keep account of published weights: their versions, their leases, and the version that a peer
+samples with.
 
 A version stays until no lease holds it, no peer will receive its announcement, and no group has it
 as an opponent. The publisher writes and removes versions and the coordinator announces them; both
@@ -25,7 +26,7 @@ from mage_async.results.run_files import sync
 
 @dataclass(slots=True)
 class WeightLeases:
-    """The published versions that each peer, a process by its name, may still read.
+    """Record which published versions each peer, a process by its name, may still read.
 
     A peer holds leases of the version it has loaded, from which a crashed engine is restored, and
     of every version announced to it since. Weights without a lease may be removed. The class has
@@ -33,9 +34,9 @@ class WeightLeases:
     """
 
     _announced: dict[str, list[int]] = field(default_factory=dict)
-    """By peer: versions announced and not loaded yet, oldest first."""
+    """For each peer: versions announced and not loaded yet, oldest first."""
     _loaded: dict[str, int] = field(default_factory=dict)
-    """By peer: the version that it last reported as loaded."""
+    """For each peer: the version that it last reported as loaded."""
 
     def announce(self, peer: str, version: int) -> None:
         """Give a peer a lease of a version that was announced to it."""
@@ -67,20 +68,22 @@ class WeightLeases:
 
 
 EARLIER = "peers of an earlier life"
-"""Stands for all peers of the run's earlier learner process, which may still read versions."""
+"""Name that stands for all peers of the run's earlier learner process, which may still read
+versions.
+"""
 
 
 def is_measured(version: int, *, every: int, last: int) -> bool:
-    """Return whether the evaluator plays with a version: each `every`-th, and the last."""
+    """Return whether the evaluator plays with a version: each `every`-th, and the `last`."""
     return version == last or (every > 0 and version % every == 0)
 
 
 class WeightStore:
-    """The published versions of a run. One version at a time is announced to a peer.
+    """Hold the published versions of a run. One version at a time is announced to a peer.
 
     Args:
-        lag: versions by which the weights of actors are behind the newest.
-        digests: digest of each version that earlier lives of the run committed.
+        lag: Number of versions by which the weights of actors are older than the newest.
+        digests: Digest of each version that earlier learner processes of the run committed.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class WeightStore:
         return len(self.lagging(newest)) == len(self._lag_behind(newest))
 
     def open(self, *publications: Publication) -> None:
-        """Record the first weights; several versions, oldest first, where actors lag."""
+        """Record the first weights; if actors lag, several versions, oldest first."""
         for version in self._earlier:
             self.leases.announce(EARLIER, version)
         for publication in publications:
@@ -186,14 +189,16 @@ class WeightStore:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Do work in the thread, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     def _lag_behind(self, newest: int) -> range:
+        """Return the `lag` versions before `newest`, as far as there are so many."""
         return range(max(0, newest - self.lag), newest)
 
 
 class AnySnapshot(Protocol):
-    """A copy of a version's weights: a `Snapshot`, or a `SharedSnapshot` of several ranks."""
+    """Describe a copy of a version's weights: a `Snapshot`, or several ranks' `SharedSnapshot`."""
 
     @property
     def version(self) -> int:
@@ -230,7 +235,7 @@ def weights_file(folder: Path, version: int) -> Path:
 
 
 class WeightFiles:
-    """Holds published versions until no lease is left: a safetensors file per version, in a folder
+    """Hold published versions until no lease is left: one safetensors file per version, in a folder
     on disk or in shared memory.
     """
 

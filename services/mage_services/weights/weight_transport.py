@@ -1,8 +1,9 @@
-"""How published weights reach the engines: a file per version, shared memory, or sent by NCCL.
+"""Choose how published weights reach the engines: as files on disk, in shared memory, or sent by
+NCCL.
 
 A transport is its configuration, `transport.weights`. To add one, copy a class and give it a `tag`,
-which is its name. The configuration imports this module in processes without torch,
-so the code that moves weights is imported when a transport is opened.
+which is its name. The configuration imports this module in processes without torch, so the code
+that moves weights is imported when a transport is opened.
 """
 
 from pathlib import Path
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
     from mage_services.weights.weight_store import WeightFiles
 
 BUCKET_BYTES = 512 << 20
-"""Bytes of weights that are sent at once, which the receiver holds beside its own weights."""
+"""Number of bytes of weights that are sent at once; the receiver holds them in addition to its own
+weights.
+"""
 
 
 class WeightTransport(Variant):
-    """How weights reach the engines."""
+    """Bring published weights to the engines; base class of the transports."""
 
     is_on_disk: ClassVar[bool] = False
     """Whether versions are files of the run's directory, which outlive the learner and which other
@@ -40,18 +43,19 @@ class WeightTransport(Variant):
         return run.shared_weights
 
     def new_weight_bytes(self, whole: int, own: int, *, is_first: bool) -> int:
-        """Return the bytes of new weights that one GPU of an engine holds beside its own ones.
+        """Return the bytes of new weights that one GPU of an engine holds in addition to its old
+        ones.
 
         Args:
-            whole: bytes of all weights.
-            own: bytes of the GPU's own part.
-            is_first: whether the GPU is the first of its engine.
+            whole: Bytes of all weights.
+            own: Bytes of the GPU's own part of the weights.
+            is_first: Whether the GPU is the first of its engine.
         """
         return own
 
 
 class Disk(WeightTransport, tag="disk"):
-    """A file per version in the run's directory, for any host that sees it."""
+    """Write a file per version in the run's directory, for any host that sees it."""
 
     is_on_disk: ClassVar[bool] = True
 
@@ -61,7 +65,7 @@ class Disk(WeightTransport, tag="disk"):
 
 
 class SharedMemory(WeightTransport, tag="tensor"):
-    """A file per version in shared memory, for engines of the learner's host."""
+    """Write a file per version in shared memory, for engines of the learner's host."""
 
     def new_weight_bytes(self, whole: int, own: int, *, is_first: bool) -> int:
         """Return the bytes of new weights: the engine's first GPU reads all of them."""
@@ -69,7 +73,7 @@ class SharedMemory(WeightTransport, tag="tensor"):
 
 
 class Nccl(WeightTransport, tag="nccl"):
-    """Sent from GPU to GPU of the learner's host; by Gloo where the learner has no GPU."""
+    """Send versions from GPU to GPU of the learner's host, or by Gloo if the learner has no GPU."""
 
     is_sent: ClassVar[bool] = True
 
