@@ -9,6 +9,10 @@ FSDP2's `MixedPrecisionPolicy` computes the same by keeping float32 weights and 
 every forward. Here the model itself holds the rounded weights, which are published and compared bit
 by bit with the engine's, and only the optimizer knows of masters. That also works with activation
 checkpointing, adapters and `hidden_states`, which does not call the root module.
+
+The schedules of the learning rate (`learning_rate`) and of the entropy bonus
+(`entropy_coefficient`) are here too. A gradient that is not finite is applied like any other; the
+doctor reports it (`not_finite`).
 """
 
 from collections.abc import Sequence
@@ -16,6 +20,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from mage_async.config.learning import check_installed
 from mage_async.config.schema import Learner
@@ -63,6 +69,14 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def clip(weights: Sequence[torch.Tensor], largest: float) -> torch.Tensor:
+    """Clip the gradient of weights by its norm, over all ranks, and return the norm before: []."""
+    norm = get_total_norm([each.grad for each in weights if each.grad is not None])
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    clip_grads_with_norm_(weights, largest, norm)
+    return norm
 
 
 def _in_8_bits(

@@ -26,7 +26,6 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
 
 from mage_async.config.schema import Config
@@ -158,15 +157,6 @@ class RankedTrainer(Trainer):
         for _ in range(num_empty):
             self._empty_loss().backward()
         return Update(trained, self._apply())
-
-    def _clip(self) -> torch.Tensor:
-        """Clip the gradient by its norm over all ranks, and return the norm: []."""
-        weights = self.masters.trained
-        norm: torch.Tensor = whole(
-            get_total_norm([each.grad for each in weights if each.grad is not None])
-        )
-        clip_grads_with_norm_(weights, self._rules.grad_clip, norm)
-        return norm
 
     def _empty_loss(self) -> torch.Tensor:
         """Compute the loss of an empty micro-batch: 0."""
@@ -377,11 +367,6 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     _sum_gradients(fully_shard(model, mesh=mesh, mp_policy=sums, reshard_after_forward=False))
     setattr(model, SHARDED, MethodType(body, model))
     register_fsdp_forward_method(model, SHARDED)
-
-
-def whole(value: Any) -> Any:
-    """Gather a sharded tensor, on all ranks together; return anything else unchanged."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def own_part(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:

@@ -22,6 +22,7 @@ from mage_async.learning.corrections import Surrogate, Vcpo
 from mage_async.learning.forward import checkpoint_activations, head_inputs
 from mage_async.learning.optimizer import (
     Masters,
+    clip,
     entropy_coefficient,
     learning_rate,
     optimizer_of,
@@ -316,13 +317,10 @@ class Trainer:
 
     def _apply(self) -> torch.Tensor:
         """Clip the gradient, step, and return the gradient's norm before clipping: []."""
-        norm = self._clip()
+        norm = clip(self.masters.trained, self._rules.grad_clip)
         self.optimizer.step()
         self.masters.write()
         return norm
-
-    def _clip(self) -> torch.Tensor:
-        return torch.nn.utils.clip_grad_norm_(self.masters.trained, self._rules.grad_clip)
 
     def _backward(self, batch: MicroBatch, scale: float) -> TrainedMicroBatch:
         """Compute the gradient of a micro-batch and add it to the model's."""
