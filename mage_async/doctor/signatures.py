@@ -157,11 +157,13 @@ Sightings = Iterator[Sighting]
 
 
 def not_finite(run: History) -> Sightings:
-    """The loss or the gradient's norm is infinite or NaN, and the update has spoilt the weights."""
+    """The loss or the gradient's norm is infinite or NaN; an update with such a norm is skipped."""
     values = {name: run.record.get(name, 0.0) for name in ("loss", "grad_norm")}
     wrong = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
     if wrong:
-        yield Sighting(" and ".join(wrong))
+        skipped = run.record.get("skipped_updates", 0.0)
+        note = f"; skipped updates of the step: {skipped:.0f}" if skipped else ""
+        yield Sighting(" and ".join(wrong) + note)
 
 
 NO_VARIANCE = 0.98
@@ -503,8 +505,9 @@ class Signature:
 
 SIGNATURES = {
     "not_finite": Signature(
-        "Lower learner.learning_rate or learner.grad_clip, or set policy.dtype to float32 where it "
-        "is bfloat16, and go on from a checkpoint before it.",
+        "A skipped update leaves the weights as they were. If more follow, lower "
+        "learner.learning_rate or learner.grad_clip, or set policy.dtype to float32 where it is "
+        "bfloat16, and go on from a checkpoint before the first.",
         not_finite,
         steps_in_a_row=1,
     ),

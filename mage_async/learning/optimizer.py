@@ -11,8 +11,8 @@ by bit with the engine's, and only the optimizer knows of masters. That also wor
 checkpointing, adapters and `hidden_states`, which does not call the root module.
 
 The schedules of the learning rate (`learning_rate`) and of the entropy bonus
-(`entropy_coefficient`) are here too. A gradient that is not finite is applied like any other; the
-doctor reports it (`not_finite`).
+(`entropy_coefficient`) are here too. An update whose gradient is not finite is skipped
+(`Trainer.apply_gradient`), counted (`skipped_updates`) and reported by the doctor (`not_finite`).
 """
 
 from collections.abc import Sequence

@@ -156,7 +156,7 @@ class RankedTrainer(Trainer):
         trained = [self._backward(each, scale) for each in batches]
         for _ in range(num_empty):
             self._empty_loss().backward()
-        return Update(trained, self._apply())
+        return Update(trained, self.apply_gradient())
 
     def _empty_loss(self) -> torch.Tensor:
         """Compute the loss of an empty micro-batch: 0."""

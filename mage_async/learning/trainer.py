@@ -306,20 +306,25 @@ class Trainer:
     def update(self, batches: Sequence[MicroBatch], scale: float) -> Update:
         """Make one optimizer update on a minibatch.
 
-        Nothing here waits for a GPU: all results are tensors that metrics read later.
+        It waits for a GPU once, for the norm; all results are tensors that metrics read later.
 
         Args:
             scale: factor of every token's loss, 1 / (tokens of a minibatch, on average).
         """
         self.optimizer.zero_grad(set_to_none=True)
         trained = [self._backward(each, scale) for each in batches]
-        return Update(trained, self._apply())
+        return Update(trained, self.apply_gradient())
 
-    def _apply(self) -> torch.Tensor:
-        """Clip the gradient, step, and return the gradient's norm before clipping: []."""
+    def apply_gradient(self) -> torch.Tensor:
+        """Clip the gradient, step, and return the gradient's norm before clipping: [].
+
+        Weights and optimizer stay as they are if the norm is infinite or NaN: one such step would
+        make all weights NaN, and the run would be lost.
+        """
         norm = clip(self.masters.trained, self._rules.grad_clip)
-        self.optimizer.step()
-        self.masters.write()
+        if norm.isfinite():  # on ranks too: the norm is the same on all of them
+            self.optimizer.step()
+            self.masters.write()
         return norm
 
     def _backward(self, batch: MicroBatch, scale: float) -> TrainedMicroBatch:
@@ -392,9 +397,10 @@ def step_metrics(updates: Sequence[Update], version: int, max_staleness: int) ->
     sums = np.sum(
         [np.sum([each.sums.cpu().numpy() for each in one.micro_batches], 0) for one in updates], 0
     )
-    norms = sum(np.float32(update.grad_norm.item()) for update in updates)
+    norms = [np.float32(update.grad_norm.item()) for update in updates]
     metrics = {name: float(one / max(1, num_tokens)) for name, one in zip(SUMS, sums, strict=True)}
-    metrics["grad_norm"] = float(norms / len(updates))
+    metrics["grad_norm"] = float(sum(norms) / len(updates))
+    metrics["skipped_updates"] = float(np.count_nonzero(~np.isfinite(norms)))
     advantages = torch.cat([each.advantages for each in batches])
     metrics["zero_advantage_share"] = float((advantages == 0).float().mean())
     ages = TokenAges(

@@ -98,6 +98,10 @@ METRICS: dict[str, tuple[str, str]] = {
     ),
     "mean_weight": ("1", "Mean importance weight after truncation; a masked token counts 0."),
     "grad_norm": ("1", "Mean norm of the gradient before clipping."),
+    "skipped_updates": (
+        "updates",
+        "Optimizer updates of the step that were left out: their gradient was not finite.",
+    ),
     "learning_rate": ("1", "Learning rate of the optimizer."),
     "logprob_gap_mean": ("nats", "Mean |proximal - behaviour| log-prob."),
     "logprob_mismatch_mean": ("nats", "Mean |learner - engine| log-prob at equal version."),

@@ -57,7 +57,7 @@ def _losing_long_groups(record: Record, k: int) -> Record:
 
 
 SICKNESSES: dict[str, Sickness] = {
-    "not_finite": lambda r, k: {"loss": math.nan, "grad_norm": math.inf},
+    "not_finite": lambda r, k: {"loss": math.nan, "grad_norm": math.inf, "skipped_updates": 1.0},
     "no_variance": lambda r, k: {"zero_advantage_share": 1.0, **_returning(r, -0.8)},
     "truncation": lambda r, k: {"truncated_action_share": 0.2},
     "invalid_actions": lambda r, k: {"valid_action_share": 0.97 - 0.03 * k},

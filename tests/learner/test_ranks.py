@@ -91,6 +91,15 @@ def test_so_is_whatever_else_a_step_does(run: RunDirectory, gang: Gang, changes:
     assert_alike(on_one(run, *changes), on_ranks(run, gang, *changes))
 
 
+def test_all_ranks_skip_an_update_together(run: RunDirectory, gang: Gang) -> None:
+    one, many = on_one(run), on_ranks(run, gang)
+    for training in (one, many):
+        batch = [sequence(each) for each in LENGTHS]
+        batch[0].advantages[0] = torch.nan  # in one of two minibatches, on one of the ranks
+        assert training.trainer.step(batch)["skipped_updates"] == 1.0
+    assert_alike(one, many, 1)
+
+
 def test_two_runs_make_the_same_bits(run: RunDirectory, gang: Gang) -> None:
     digests = []
     for _ in range(2):

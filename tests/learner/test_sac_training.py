@@ -1,6 +1,7 @@
 """The learner's training by soft actor-critic: computed again from groups, or from a checkpoint."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from mage_async.admission.recovery import Committed
 from mage_async.algorithm import InProcessRun
 from mage_async.config import config_file
+from mage_async.methods.sac_glam.replay_buffer import SoftSequence
+from mage_async.methods.sac_glam.trainer import Transitions
 from mage_async.policy.prepare import prepare_policy
 from mage_async.results.run_directory import RunDirectory
 from mage_services.learner.trainer_thread import Training
@@ -49,3 +52,29 @@ def test_a_journal_and_a_checkpoint_lead_to_the_same_weights(tmp_path: Path) -> 
 
     resumed = Training.of(run, config, checkpoint)
     assert resumed.redo(Committed(commits[1], batches[1], said))[1] == ""
+
+
+def test_a_reward_that_is_not_finite_spoils_neither_policy_nor_critic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_file.load(config_file.find(None), SMALL, "sac_glam")
+    run = RunDirectory(tmp_path)
+    prepare_policy(config, run.policy, "in a test", lambda progress: None)
+    training, transitions = Training.of(run, config, None), Transitions.of
+
+    def spoilt(parts: Sequence[SoftSequence], device: torch.device) -> Transitions:
+        made = transitions(parts, device)
+        made.rewards[0] = math.inf
+        return made
+
+    def kept() -> list[torch.Tensor]:
+        critic = training.trainer.state()["critic"]["weights"].values()
+        return [each.detach().clone() for each in (*training.trainer.model.parameters(), *critic)]
+
+    monkeypatch.setattr(Transitions, "of", spoilt)
+    before, batch = kept(), InProcessRun(config, run.policy).play_batch()
+    assert training.step(batch)["skipped_updates"] == 2.0
+    assert all(torch.equal(one, other) for one, other in zip(before, kept(), strict=True))
+    monkeypatch.undo()
+    assert training.step(batch)["skipped_updates"] == 0.0
+    assert any(not torch.equal(one, other) for one, other in zip(before, kept(), strict=True))

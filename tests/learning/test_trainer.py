@@ -67,6 +67,35 @@ def test_every_correction_trains_and_every_metric_is_explained(name):
     assert any(not torch.equal(old, new) for old, new in changed)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_an_update_whose_gradient_is_not_finite_is_skipped_and_leaves_no_trace(wrong):
+    batch = [sequence(seed) for seed in range(6)]
+    taught, undisturbed = (trainer("decoupled", minibatches=2) for _ in range(2))
+    undisturbed.version = 1
+    broken = copy.deepcopy(batch)
+    for each in broken:
+        each.advantages[1] = wrong
+    metrics = taught.step(broken)
+    assert metrics["skipped_updates"] == 2.0
+    assert not np.isfinite(metrics["grad_norm"])
+    both = [each.step(batch) for each in (taught, undisturbed)]
+    assert both[0] == both[1]
+    assert both[0]["skipped_updates"] == 0.0
+    for one, other in zip(taught.model.parameters(), undisturbed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_other_updates_of_a_step_are_made():
+    taught = trainer("decoupled", minibatches=3)
+    before = [weight.detach().clone() for weight in taught.model.parameters()]
+    batch = [sequence(seed) for seed in range(6)]
+    batch[4].advantages[0] = torch.nan
+    assert taught.step(batch)["skipped_updates"] == 1.0
+    after = list(taught.model.parameters())
+    assert all(weight.isfinite().all() for weight in after)
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
 def test_strategies_are_learned_at_the_temperature_they_were_drawn_at():
     taught = trainer("decoupled")
     part = sequence(3)

@@ -104,7 +104,6 @@ class Critic(nn.Module):
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             for slow, fast in zip(self.slow.parameters(), self.heads.parameters(), strict=True):
                 slow.lerp_(fast, target_rate)
@@ -343,14 +342,15 @@ class SacTrainer(Trainer):
         sources = [random.Random(f"{seed}/{n}") for n in range(self._rules.minibatches)]
         draws = [self._buffer.draw(rules.batch, source) for source in sources]
         made = [self._improve(draw, rules) for draw in draws]
-        norm = torch.stack([norm for _, norm in made]).mean()
+        norms = torch.stack([norm for _, norm in made])
         # There is no correction: its sums are 0.
         sums = torch.zeros(len(SUMS), device=self.model.device)
         trained = [TrainedMicroBatch(each, sums, _uncorrected(each)) for each in batch]
         ages = self._ages(draws)
-        metrics = self.end_step([Update(trained, norm)])
+        metrics = self.end_step([Update(trained, norms.mean())])
         del metrics["zero_advantage_share"]  # advantages are not what is trained on
         metrics |= {"mean_weight": 1.0, "replay_trials": float(len(self._buffer))}
+        metrics["skipped_updates"] = float((~norms.isfinite()).sum())
         return metrics | _means([found for found, _ in made]) | ages
 
     def state(self) -> dict[str, Any]:
@@ -372,6 +372,7 @@ class SacTrainer(Trainer):
         inputs = head_inputs(self.model, row, self._temperature)
         transitions = Transitions.of(parts, device)
         self.optimizer.zero_grad(set_to_none=True)
+        self._critic.zero_grad()
         found = losses(
             inputs,
             self._tokens,
@@ -381,8 +382,9 @@ class SacTrainer(Trainer):
             steps=rules.target_steps,
         )
         found.total().backward()
-        norm = self._apply()
-        self._critic.update(rules.critic_rate, rules.target_rate)
+        norm = self.apply_gradient()
+        if norm.isfinite():  # otherwise the policy's update was skipped
+            self._critic.update(rules.critic_rate, rules.target_rate)
         return found, norm
 
     def _ages(self, draws: Sequence[Sequence[Copy]]) -> dict[str, float]:

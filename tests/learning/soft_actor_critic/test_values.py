@@ -96,6 +96,7 @@ def test_the_learners_own_losses_lead_to_the_enumerated_values():
         rate = 0.05 * 0.992**step
         actor.param_groups[0]["lr"] = rate
         actor.zero_grad()
+        critic.zero_grad()
         found.total().backward()
         actor.step()
         critic.update(rate, 0.2)
