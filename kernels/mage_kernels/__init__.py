@@ -1,4 +1,4 @@
-"""Kernels for training a language model by RL, each specified in plain PyTorch."""
+"""Compute the parts of RL that need kernels, each specified in plain PyTorch."""
 
 from mage_kernels.advantage import Cells, at_tokens, minus_baseline, over_rms
 from mage_kernels.chunked import planned_chunks

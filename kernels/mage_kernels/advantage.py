@@ -1,4 +1,4 @@
-"""Group-normalised advantages: baselines and scales of values within cells of turns.
+"""Compute group-normalised advantages: baselines and scales of values within cells of turns.
 
 The plain PyTorch here is the specification and runs on CPUs; `fused/group_advantage.py` is the same
 in Triton. Both compute in fp64, which costs nothing for the thousands of turns of a batch, and
@@ -20,14 +20,18 @@ from torch import Tensor
 from mage_kernels.dispatch import is_fused_on
 
 ROUNDING = 1e-12
-"""Largest ratio of a spread to the largest magnitude that counts as rounding of equal values."""
+"""Largest ratio of a spread to the largest magnitude at which the spread counts as rounding of
+equal values.
+"""
 EPSILON = 1e-6
-"""Added to a cell's standard deviation, in units of the values, as in GRPO's reference code."""
+"""Number that is added to a cell's standard deviation, in units of the values, as in GRPO's
+reference code.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Which turns are compared with each other, and their weights."""
+    """Describe which turns are compared with each other, and their weights."""
 
     ids: Tensor
     """int64 `[N]`: the cell of each turn, from 0 without gaps."""
@@ -59,12 +63,13 @@ def minus_baseline(
 
     Args:
         values: fp64 `[N]`.
-        cells: needs parts for `leave_one_out`.
-        leave_one_out: take the mean over the other parts of the cell (RLOO, Ahmadian et al. 2024,
-            arXiv 2402.14740); a part without others gives 0.
-        keep_lone: a turn alone in its cell keeps its value; otherwise it gives 0.
-        divide_by_std: divide by the unbiased standard deviation of the cell's turns, plus `EPSILON`
-            (GRPO, arXiv 2402.03300); a turn alone in its cell is divided by 1 + `EPSILON`.
+        cells: Cells of the values; they need parts for `leave_one_out`.
+        leave_one_out: Whether to take the mean over the other parts of the cell (RLOO, Ahmadian et
+            al. 2024, arXiv 2402.14740); a part without others gives 0.
+        keep_lone: Whether a turn alone in its cell keeps its value; otherwise it gives 0.
+        divide_by_std: Whether to divide by the unbiased standard deviation of the cell's turns,
+            plus `EPSILON` (GRPO, arXiv 2402.03300); a turn alone in its cell is divided by 1 +
+            `EPSILON`.
     """
     _check(values, cells)
     if leave_one_out and cells.parts is None:
@@ -112,6 +117,7 @@ def at_tokens(advantages: Tensor, lengths: Tensor) -> Tensor:
 def _minus_baseline(
     values: Tensor, cells: Cells, leave_one_out: bool, keep_lone: bool, divide_by_std: bool
 ) -> Tensor:
+    """Compute `minus_baseline` in plain PyTorch: fp64 `[N]`."""
     ids, weights = cells.ids, _weights(values, cells)
     relative = values - values[_first_turns(cells)][ids]
     if leave_one_out:
@@ -125,6 +131,7 @@ def _minus_baseline(
 
 
 def _minus_mean_of_others(relative: Tensor, weights: Tensor, cells: Cells) -> Tensor:
+    """Subtract from each value the mean over the other parts of its cell: `[N]`."""
     ids, parts = cells.ids, cells.parts
     assert parts is not None
     count = cells.num_parts
@@ -143,6 +150,7 @@ def _deviation(values: Tensor, cells: Cells) -> Tensor:
 
 
 def _over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -> Tensor:
+    """Compute `over_rms` in plain PyTorch: fp64 `[N]`."""
     weights = _weights(values, cells)
     rms = _roots(_sums(weights * values.square(), cells) / _sums(weights, cells))
     largest = torch.zeros_like(rms).scatter_reduce_(0, cells.ids, magnitudes.abs(), "amax")
@@ -186,10 +194,12 @@ def _sums(values: Tensor, cells: Cells) -> Tensor:
 
 
 def _sums_by(values: Tensor, numbers: Tensor, count: int) -> Tensor:
+    """Sum values by their numbers, 0 to `count` - 1: `[count]`."""
     return values.new_zeros(count).index_add_(0, numbers, values)
 
 
 def _check(values: Tensor, cells: Cells) -> None:
+    """Raise a ValueError if values and cells do not fit together."""
     if values.dtype != torch.float64 or values.shape != cells.ids.shape:
         raise ValueError(
             f"values must be float64 {list(cells.ids.shape)}, one a turn, "

@@ -1,4 +1,5 @@
-"""The LM head in plain PyTorch with bounded memory, for CPUs and for GPUs without the kernels.
+"""Compute the LM head in plain PyTorch with bounded memory, for CPUs and for GPUs without the
+kernels.
 
 Rows are computed in chunks of at most `chunk_bytes` of logits. If all rows fit in one chunk of
 CHUNK_BYTES, its probabilities are kept for the backward pass; otherwise they are computed again.
@@ -21,19 +22,27 @@ from mage_kernels.reference import computing_dtype
 from mage_kernels.surrogate import Surrogate, TokenData, token_derivatives
 
 CHUNK_BYTES = 64 * 2**20
-"""Bytes of a chunk's logits on a CPU, and the most that are kept for the backward pass."""
+"""Number of bytes of a chunk's logits on a CPU, and the largest number that is kept for the
+backward pass.
+"""
 GPU_CHUNK_BYTES = 2**31
-"""Most bytes of a chunk's logits on a GPU, whose GEMMs need thousands of rows."""
+"""Largest number of bytes of a chunk's logits on a GPU, whose GEMMs need thousands of rows."""
 CHUNKS_THAT_FIT = 8
-"""Chunks that would fit the free memory. One takes about four times its logits: half of it then."""
+"""Number of chunks that would fit into the free memory. One takes about four times the memory of
+its logits, so half of the memory is used.
+"""
 MIN_ROWS = 64
-"""Least rows of a GEMM over logits, from which on the order of its sums does not change."""
+"""Smallest number of rows of a GEMM over logits: with fewer rows, the order of its sums may
+change.
+"""
 PLANNED: ContextVar[int] = ContextVar("PLANNED", default=0)
-"""Bytes of a chunk on a device that is being planned for; 0: use this machine's device."""
+"""Number of bytes of a chunk on a device that is being planned for; 0 to use this machine's
+device.
+"""
 
 
 class Softmax(NamedTuple):
-    """The distributions of a chunk's rows, as the backward pass needs them."""
+    """Hold the distributions of a chunk's rows, as the backward pass needs them."""
 
     probs: Tensor  # [R, V]
     logprobs: Tensor  # [R, V]
@@ -125,7 +134,7 @@ def rows_at_once(num_columns: int, itemsize: int, chunk_bytes: int) -> int:
 
 
 class ChunkedLogprob(torch.autograd.Function):
-    """`reference.linear_logprob`, a chunk of rows at a time; differentiable once."""
+    """Compute `reference.linear_logprob`, a chunk of rows at a time; differentiable once."""
 
     @staticmethod
     def forward(
@@ -136,6 +145,9 @@ class ChunkedLogprob(torch.autograd.Function):
         inverse_temperature: float,
         chunk_bytes: int,
     ) -> tuple[Tensor, Tensor]:
+        """Return log-prob and entropy of each row, `[T]` each, and keep one chunk's
+        probabilities.
+        """
         dtype = computing_dtype(hidden.dtype)
         logprob, entropy = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2))
         ctx.kept = None
@@ -157,6 +169,7 @@ class ChunkedLogprob(torch.autograd.Function):
     def backward(
         ctx: Any, d_logprob: Tensor | None, d_entropy: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of hidden states and LM head, chunk by chunk."""
         if d_logprob is None and d_entropy is None:
             return (None,) * 5
         hidden, head, tokens = ctx.saved_tensors
@@ -180,7 +193,7 @@ class ChunkedLogprob(torch.autograd.Function):
 
 
 class GradientSink:
-    """Adds up dX and dW over chunks, in the computing dtype; a frozen LM head has no dW."""
+    """Sum up dX and dW over chunks, in the computing dtype; a frozen LM head has no dW."""
 
     def __init__(self, hidden: Tensor, head: Tensor, *, is_frozen: bool) -> None:
         self.is_frozen = is_frozen
@@ -213,7 +226,7 @@ class GradientSink:
 
 
 class SinglePassLoss(torch.autograd.Function):
-    """A loss whose forward saves dX and dW, the latter None for a frozen LM head."""
+    """Scale dX and dW, which a loss has saved in its forward; dW is None for a frozen LM head."""
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -223,7 +236,7 @@ class SinglePassLoss(torch.autograd.Function):
 
 
 class ChunkedPolicyLoss(SinglePassLoss):
-    """Loss, log-probs and entropies; dX and dW in the same pass, with three GEMMs."""
+    """Compute loss, log-probs and entropies; dX and dW in the same pass, with three GEMMs."""
 
     @staticmethod
     def forward(
@@ -237,6 +250,7 @@ class ChunkedPolicyLoss(SinglePassLoss):
         normaliser: float,
         chunk_bytes: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss, and log-prob and entropy of each row, `[T]` each."""
         dtype = computing_dtype(hidden.dtype)
         logprob, entropy = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2))
         total = hidden.new_zeros((), dtype=dtype)

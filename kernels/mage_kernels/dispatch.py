@@ -1,4 +1,4 @@
-"""The choice between Triton kernels and plain PyTorch, made once, at import.
+"""Choose between Triton kernels and plain PyTorch, once, at import.
 
 CUDA tensors are computed by the Triton kernels if Triton is installed and the GPU is supported:
 compute capability 8.0, 8.9, 9.0 or 10.0 for advantages, 9.0 or 10.0 for the LM head, in 16 bits.
@@ -25,13 +25,13 @@ INSTALL = 'pip install "triton>=3.6,<3.8"'
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The choice, and the reason for it."""
+    """Hold the choice, and the reason for it."""
 
     fused_devices: frozenset[str]
     """Types of devices whose tensors the Triton kernels compute."""
     reason: str
     has_heads: bool = True
-    """Whether the kernels of the LM head run there, too; otherwise only those of advantages."""
+    """Whether the kernels of the LM head run there too; if not, only those of advantages do."""
 
 
 def choose_backend(
@@ -40,9 +40,9 @@ def choose_backend(
     """Choose a backend.
 
     Args:
-        wanted: value of `MAGE_KERNELS`: "auto", "torch" or "triton".
-        capability: compute capability of the CUDA device; None without one.
-        has_triton: whether Triton is installed.
+        wanted: Value of `MAGE_KERNELS`: "auto", "torch" or "triton".
+        capability: Compute capability of the CUDA device; None without one.
+        has_triton: Whether Triton is installed.
     """
     torch_only = frozenset[str]()
     if wanted not in ("auto", "torch", "triton"):
@@ -79,11 +79,13 @@ def choose_backend(
 
 
 def _listed(capabilities: set[tuple[int, int]]) -> str:
+    """Return compute capabilities as text, such as "9.0 or 10.0"."""
     *most, last = (".".join(map(str, each)) for each in sorted(capabilities))
     return f"{', '.join(most)} or {last}"
 
 
 def _detected() -> Backend:
+    """Return the backend of this machine."""
     has_cuda = torch.cuda.is_available()
     backend = choose_backend(
         os.environ.get("MAGE_KERNELS", "auto"),

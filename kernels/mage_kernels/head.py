@@ -1,4 +1,4 @@
-"""The LM head: log-probs, entropies and the policy loss, without storing all logits.
+"""Compute the LM head: log-probs, entropies and the policy loss, without storing all logits.
 
 Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` tokens drawn from sets of allowed tokens, `U`
 tokens that any of the sets holds.
@@ -24,14 +24,14 @@ from mage_kernels.surrogate import Surrogate, TokenData
 
 
 class PolicyLoss(NamedTuple):
-    """Result of one pass over the LM head; only `loss` has a gradient."""
+    """Hold the result of one pass over the LM head; only `loss` has a gradient."""
 
     loss: Tensor
-    """Scalar: the sum over the masked tokens, divided by the normaliser."""
+    """Sum over the masked tokens, divided by the normaliser; a scalar."""
     logprob: Tensor
-    """`[T]`, in nats; 0 outside the mask."""
+    """Log-prob in nats, `[T]`; 0 outside the mask."""
     entropy: Tensor
-    """`[T]`, in nats; 0 outside the mask."""
+    """Entropy in nats, `[T]`; 0 outside the mask."""
 
 
 def linear_logprob(
@@ -52,11 +52,11 @@ def linear_logprob(
         hidden: `[T, D]`.
         head: `[V, D]`, of the same dtype.
         tokens: `[T]`, int64.
-        inverse_temperature: above 0.
+        inverse_temperature: Inverse of the sampling temperature, above 0.
         mask: bool `[T]`; tokens outside cost nothing, and their results are 0. A mask on the host
             costs no synchronisation.
-        keep_bytes: on a GPU, most bytes of logits (2 bytes each) that are kept for the backward
-            pass, which then needs no second logits GEMM for their rows. 0 keeps none.
+        keep_bytes: On a GPU, largest number of bytes of logits (2 bytes each) that are kept for the
+            backward pass, which then needs no second logits GEMM for their rows. 0 keeps none.
 
     Returns:
         Log-prob `[T]` and entropy `[T]`: fp32, or fp64 for fp64 inputs.
@@ -102,7 +102,7 @@ def restricted_logprob(
         columns: int64 `[U]`, token ids.
         mask: bool `[R, U]`: the set of each row, which holds its target.
         targets: int64 `[R]`: index of each row's token in `columns`.
-        inverse_temperature: above 0.
+        inverse_temperature: Inverse of the sampling temperature, above 0.
 
     Returns:
         Log-prob `[R]` and entropy `[R]`: fp32, or fp64 for fp64 inputs.
@@ -149,10 +149,10 @@ def linear_policy_loss(
         hidden: `[T, D]`.
         head: `[V, D]`, of the same dtype.
         tokens: `[T]`, int64.
-        data: of the tokens.
-        loss: on a GPU its parameters are compile-time constants.
-        normaliser: number of tokens of the whole step, over all micro-batches and ranks.
-        inverse_temperature: above 0.
+        data: Data of the tokens.
+        loss: Parameters of the loss; on a GPU they are compile-time constants.
+        normaliser: Number of tokens of the whole step, over all micro-batches and ranks.
+        inverse_temperature: Inverse of the sampling temperature, above 0.
         mask: as in `linear_logprob`; data of tokens outside never reaches a result, not even NaN.
     """
     _check(hidden, head, tokens, inverse_temperature, mask)
@@ -187,6 +187,7 @@ def _check(
     inverse_temperature: float,
     mask: Tensor | None,
 ) -> None:
+    """Raise a ValueError if shapes, dtypes or the temperature are wrong."""
     if hidden.ndim != 2 or head.ndim != 2 or hidden.shape[1] != head.shape[1]:
         raise ValueError(
             "hidden must be [T, D] and head [V, D], "

@@ -1,4 +1,4 @@
-"""The specification of the LM head's kernels in plain PyTorch.
+"""Specify the LM head's kernels in plain PyTorch.
 
 It is written to be read, not to be fast: the whole `[T, V]` matrix of logits is stored, and
 autograd computes the gradients. fp64 inputs are computed in fp64, all others in fp32.

@@ -1,4 +1,4 @@
-"""The token-level policy loss as a function of a token's log-prob and entropy.
+"""Compute the token-level policy loss as a function of a token's log-prob and entropy.
 
 The derivative at a token depends on that token only, so the loss can be computed in a single pass
 over the LM head (`mage_kernels.head.linear_policy_loss`). That excludes ratios that mix tokens, as
@@ -14,22 +14,24 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to plus or minus this value before `exp`, so it cannot overflow; beyond it
-a token has no gradient through its ratio."""
+"""Largest absolute log-ratio: it is clamped before `exp`, which could overflow. Beyond it a token
+has no gradient through its ratio.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """Parameters of the loss: clipping and KL term."""
+    """Hold the parameters of the loss: clipping and KL term."""
 
     clip_low: float = 0.2
     clip_high: float = 0.2
-    """The ratio is clipped to `1 - clip_low .. 1 + clip_high`."""
+    """Bounds of the ratio: it is clipped to `1 - clip_low .. 1 + clip_high`."""
     dual_clip: float | None = None
-    """For negative advantages, upper bound of the surrogate divided by `|advantage|` (Ye et al.
-    2020, arXiv 1912.09729)."""
+    """Upper bound of the surrogate divided by `|advantage|`, for negative advantages (Ye et al.
+    2020, arXiv 1912.09729); None for no bound.
+    """
     kl_coefficient: float = 0.0
-    """Above 0 it needs `TokenData.reference_logprobs`."""
+    """Coefficient of the KL term; above 0 it needs `TokenData.reference_logprobs`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
@@ -42,17 +44,18 @@ class Surrogate:
 
 
 class TokenData(NamedTuple):
-    """Data of the tokens, `[T]` each, without gradient; log-probs in nats."""
+    """Hold data of the tokens, `[T]` each, without gradient; log-probs in nats."""
 
     advantages: Tensor
     """Advantage, times the token's weight if it has one, such as an importance weight."""
     anchor_logprobs: Tensor
-    """Under the policy that the ratio is clipped around: the one that sampled the tokens, or that
-    at the beginning of the step."""
+    """Log-prob under the policy that the ratio is clipped around: the one that sampled the tokens,
+    or that at the beginning of the step.
+    """
     reference_logprobs: Tensor | None = None
-    """Under the frozen policy of the KL term."""
+    """Log-prob under the frozen policy of the KL term."""
     entropy_rates: Tensor | None = None
-    """Coefficient of each token's entropy bonus; None: there is no bonus."""
+    """Coefficient of each token's entropy bonus; None for no bonus."""
 
     def rows(self, index: slice | Tensor) -> "TokenData":
         """Select tokens."""
@@ -73,7 +76,7 @@ def token_losses(logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surrog
     ratio = (logprob - anchor).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     clipped_ratio = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
     plain, clipped = -advantage * ratio, -advantage * clipped_ratio
-    # Where both are equal, the gradient is that of the unclipped surrogate.
+    # If both are equal, the gradient is that of the unclipped surrogate.
     losses = torch.where(clipped > plain, clipped, plain)
     if loss.dual_clip is not None:
         bound = -advantage * loss.dual_clip

@@ -1,1 +1,1 @@
-"""Admission: which groups are granted and trained, and how stale they may become."""
+"""Decide which groups are granted and trained, and how stale they may become."""

@@ -1,4 +1,4 @@
-"""Age-aware concurrency: how many groups to play at once, so that few tokens become too old.
+"""Choose how many groups to play at once, so that few tokens become too old.
 
 The more groups are played concurrently, the longer each takes, and the staler its first tokens are
 when it is trained; in meta-RL those are the exploration. `Concurrency` measures how long groups and
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 TOKEN_TIMES = (np.arange(16) + 0.5) / 16
-"""float64 [16]: moments of a group's life at which the prediction looks at a token, in 0..1."""
+"""Moments of a group's life at which the prediction looks at a token, in 0..1: float64 [16]."""
 
 
 def over_age_share(
@@ -70,7 +70,7 @@ def most_concurrent_groups(
 
 @dataclass(slots=True)
 class Concurrency:
-    """Measures groups and steps, and sets `limit`, the number of groups to play at once.
+    """Measure groups and steps, and set `limit`, the number of groups to play at once.
 
     `limit` is `most` until `warm` groups were measured, and always if the target is 1.
     """
@@ -82,7 +82,7 @@ class Concurrency:
     """Largest share of tokens that may be too old, in 0..1."""
     warm: int = 32
     limit: int = field(init=False)
-    """Groups that may be incomplete at a time."""
+    """Largest number of groups that may be incomplete at a time."""
     _alone_s: deque[float] = field(default_factory=lambda: deque(maxlen=512), init=False)
     """Seconds from grant to complete over the mean number of concurrent groups, one per group."""
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=16), init=False)

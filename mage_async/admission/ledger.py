@@ -1,6 +1,7 @@
-"""The ledger: which groups are in flight, which actor plays each, and which ones a step trains.
+"""Keep the ledger: which groups are in flight, which actor plays each, and which ones a step
+trains.
 
-`Ledger` decides at once and never waits: where it cannot decide, its owner asks again after the
+`Ledger` decides at once and never waits: if it cannot decide, its owner calls it again after the
 next message or tick of the clock. It reads no clock; every time is an argument, in seconds of any
 clock that never goes back. Its decisions are recorded in the journal, and `recovery.py` replays the
 records into a new ledger after a restart.
@@ -51,19 +52,22 @@ from mage_async.trajectory import Group, Guidance, Task, Trial
 OVER_AGE = "over age"
 """Reason for the drops of the policy `drop`. They are no fault, so `drops_in_a_row` skips them."""
 ALIKE = "all trials earned the same"
-"""Reason for the drops of dynamic sampling (`admission.replaced_groups`), which are no fault
-either, and choose by what was earned: neither `drops_in_a_row` nor `take_drops` has them."""
+"""Reason for the drops of dynamic sampling (`admission.replaced_groups`). They are no fault either,
+and depend on the rewards, so neither `drops_in_a_row` nor `take_drops` has them.
+"""
 MAX_REASONS = 64
-"""Number of distinct reasons counted; further drops are counted under "other reasons"."""
+"""Number of distinct reasons that are counted; further drops are counted under "other reasons"."""
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedGroup:
-    """A group that was dropped, for the ratio of selection (`mage_async/results/selection.py`)."""
+    """Describe a group that was dropped, for the ratio of selection
+    (`mage_async/results/selection.py`).
+    """
 
     member: str
     num_turns: int
-    """Turns that its trials had had, as far as the learner knows."""
+    """Number of turns that its trials had had, as far as the learner knows."""
     reason: str
 
 
@@ -72,7 +76,7 @@ class DroppedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The first result for this trial: journal it, then acknowledge it."""
+    """Report the first result for a trial: the owner journals it, then acknowledges it."""
 
     is_complete: bool
     """Whether all trials of the group have arrived now."""
@@ -80,19 +84,21 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The trial is known, or its group has ended: acknowledge it, so that the peer forgets it."""
+    """Report that the trial is known, or its group has ended: the owner acknowledges it, so that
+    the peer forgets it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No such trial was granted: an error of the peer."""
+    """Report that no such trial was granted: an error of the peer."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of groups, or of trials; always `granted = trained + dropped + in_flight`."""
+    """Count groups, or trials; always `granted = trained + dropped + in_flight`."""
 
     granted: int
     trained: int
@@ -106,27 +112,33 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounts:
-    """A snapshot. A group granted again counts once; all trials of a dropped group are dropped."""
+    """Hold a snapshot of all counts. A group granted again counts once; all trials of a dropped
+    group count as dropped.
+    """
 
     groups: Counts
     trials: Counts
     acknowledged: int
-    """Trials received for the first time, including those of groups that were dropped later."""
+    """Number of trials received for the first time, including those of groups that were dropped
+    later.
+    """
     duplicate: int
     unknown: int
     granted_again: int
-    """Grants after the first one, over all groups."""
+    """Number of grants after the first one, over all groups."""
     dropped_by_reason: Mapping[str, int]
     """Number of groups by reason."""
     drops_in_a_row: int
-    """Groups dropped since the last step was published."""
+    """Number of groups dropped since the last step was published."""
     last_drop: str
     """Reason of the last of `drops_in_a_row`; empty if there is none. Survives a restart."""
 
 
 @dataclass(slots=True)
 class InFlightGroup:
-    """A group that was granted and is not in training: its grant, its actor, its results so far."""
+    """Describe a group that was granted and is not in training: its grant, its actor, its results
+    so far.
+    """
 
     grant: int
     task: Task
@@ -142,15 +154,17 @@ class InFlightGroup:
     granted_at: float = 0.0
     """Time of the last grant."""
     num_incomplete_at_grant: int = 1
-    """Incomplete groups at the last grant, this one included."""
+    """Number of incomplete groups at the last grant, this one included."""
     num_expired: int = 0
-    """Deadlines missed so far."""
+    """Number of deadlines missed so far."""
     max_turns: int = 0
-    """Largest number of turns of an episode; 0: only the environment's limit."""
+    """Largest number of turns of an episode; 0 if only the environment limits it."""
     guidance: Guidance | None = None
     """Strategies from earlier tasks for the first trials' prompts."""
     episodes: dict[int, EpisodeResult] = field(default_factory=dict)
-    """Finished episodes of trials that have not arrived, by index: the next actor goes on there."""
+    """Finished episodes of trials that have not arrived, by the trial's index. The next actor
+    continues there.
+    """
 
     @classmethod
     def from_record(cls, granted: Granted) -> Self:
@@ -218,21 +232,26 @@ class InFlightGroup:
 
 @dataclass(slots=True)
 class Assignments:
-    """Which peer plays each incomplete group, and which peer can be granted the most groups more.
+    """Record which peer plays each incomplete group, and find the peer that can be granted most
+    further groups.
 
-    The learner asks after every message, so no call looks at all peers or all groups: with
-    thousands of actors such scans would be most of the learner's work.
+    The learner calls these methods after every message, so none of them scans all peers or groups:
+    with thousands of actors such scans would be most of the learner's work.
     """
 
     _peers: dict[int, str | None] = field(default_factory=dict)
-    """The peer of each incomplete group, by grant; None: the group is lapsed."""
+    """Peer of each incomplete group, by grant; None if the group is lapsed."""
     _grants: dict[str | None, set[int]] = field(default_factory=dict)
-    """The inverse of `_peers`; no set is empty."""
+    """Grants of the incomplete groups of each peer, the inverse of `_peers`; no set is empty."""
     _quotas: dict[str, int] = field(default_factory=dict)
-    """The most groups that a peer may play at a time; no entry: none."""
+    """Largest number of groups that a peer may play at a time; a peer without an entry may play
+    none.
+    """
     _by_room: dict[int, dict[str, None]] = field(default_factory=dict)
-    """Peers with a quota by the number of groups they can still be granted; no entry is empty. A
-    dict serves as an ordered set: of equal peers, the one that has waited longest comes first."""
+    """Peers with a quota, by their room: the number of groups that they can still be granted. No
+    entry is empty. A dict serves as an ordered set: of peers with equal room, the one that has
+    waited longest comes first.
+    """
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -245,7 +264,7 @@ class Assignments:
         return sum(self._quotas.values())
 
     def assign(self, grant: int, peer: str | None) -> None:
-        """Let a peer play an incomplete group; None: nobody plays it, it is lapsed."""
+        """Let a peer play an incomplete group; None makes the group lapsed."""
         self.remove(grant)
         self._remove_from_room(peer)
         self._peers[grant] = peer
@@ -280,7 +299,7 @@ class Assignments:
         self._add_to_room(peer)
 
     def peer_with_most_room(self) -> str | None:
-        """Return the peer that can be granted the most groups more; None if no peer can."""
+        """Return the peer that can be granted most further groups; None if no peer can."""
         most = max(self._by_room, default=0)
         return next(iter(self._by_room[most])) if most > 0 else None
 
@@ -288,9 +307,11 @@ class Assignments:
     # adds it again afterwards.
 
     def _room(self, peer: str) -> int:
+        """Return the number of groups that a peer can still be granted."""
         return self._quotas[peer] - len(self._grants.get(peer, ()))
 
     def _remove_from_room(self, peer: str | None) -> None:
+        """Remove a peer from `_by_room`, before its room changes."""
         if peer is None or peer not in self._quotas:
             return
         room = self._room(peer)
@@ -299,13 +320,14 @@ class Assignments:
             del self._by_room[room]
 
     def _add_to_room(self, peer: str | None) -> None:
+        """Add a peer to `_by_room`, after its room has changed."""
         if peer is not None and peer in self._quotas:
             self._by_room.setdefault(self._room(peer), {})[peer] = None
 
 
 @dataclass(slots=True)
 class Ledger:
-    """All groups in flight; decides what may be granted and what the next step trains.
+    """Hold all groups in flight, and decide which may be granted and which the next step trains.
 
     A call that only a bug of the owner can cause fails an assertion.
     """
@@ -314,16 +336,20 @@ class Ledger:
     max_staleness: int
     trials_per_group: int
     version: int = 0
-    """Steps published so far."""
+    """Number of steps published so far."""
     next_grant: int = 0
     """Number of the next group. After a restart it exceeds every number used before."""
     lag: int = 0
     """Actors play with the weights of `lag` steps ago; every bound on staleness grows by it."""
     max_expiries: int = 5
-    """A group is dropped at this many missed deadlines: it would hold up every later group."""
+    """Number of missed deadlines at which a group is dropped: it would hold up every later
+    group.
+    """
     policy: AdmissionPolicy = SLOTS
     max_concurrent_groups: int | None = None
-    """Most incomplete groups at a time, lapsed ones included; None: no limit but the policy's."""
+    """Largest number of incomplete groups at a time, lapsed ones included; None for no limit but
+    the policy's.
+    """
     _pending: dict[int, InFlightGroup] = field(default_factory=dict, init=False)
     """Groups that are not in training, by grant, oldest first."""
     _assignments: Assignments = field(default_factory=Assignments, init=False)
@@ -341,7 +367,7 @@ class Ledger:
     _drops: list[DroppedGroup] = field(default_factory=list, init=False)
     """Groups dropped since `take_drops`, oldest first."""
     _num_replaced: int = field(default=0, init=False)
-    """Groups dropped as `ALIKE` since the last step."""
+    """Number of groups dropped as `ALIKE` since the last step."""
     _drops_in_a_row: int = field(default=0, init=False)
     _last_drop: str = field(default="", init=False)
 
@@ -414,7 +440,7 @@ class Ledger:
         self._assignments.set_quota(peer, quota)
 
     def peer_with_most_room(self) -> str | None:
-        """Return the peer that can be granted the most groups more; None if no peer can."""
+        """Return the peer that can be granted most further groups; None if no peer can."""
         return self._assignments.peer_with_most_room()
 
     # Results and drops.
@@ -465,7 +491,7 @@ class Ledger:
         """Drop an incomplete group; its trials count as dropped, acknowledged or not.
 
         Args:
-            num_turns: turns of those of its trials that have not arrived.
+            num_turns: Number of turns of those of its trials that have not arrived.
 
         Returns:
             False, with nothing changed, if the group is complete, has ended, or was granted again
@@ -528,7 +554,7 @@ class Ledger:
             group.deadline = min(group.deadline + seconds, max(group.deadline, latest))
 
     def peer_gone(self, peer: str) -> list[int]:
-        """Take all groups from a peer that ended; returns them, lapsed now."""
+        """Take all groups from a peer that ended; return them, which are lapsed now."""
         grants = self._assignments.grants_of(peer)
         for grant in grants:
             self._assign(self._pending[grant], None)
@@ -619,7 +645,7 @@ class Ledger:
         return tuple((grant, self._pending[grant].epoch) for grant in grants)
 
     def playing_time(self, grant: int, now: float) -> tuple[float, float]:
-        """Return how long a group that was completed just now was played, and beside how many.
+        """Return how long a group that was completed just now was played, and with how many others.
 
         Returns:
             Seconds since the group was granted, and the mean number of incomplete groups in that
@@ -700,12 +726,13 @@ class Ledger:
             self._add(InFlightGroup.from_record(granted))
 
     def follow(self, header: SegmentHeader) -> None:
-        """Agree with the header of a later segment about the groups in flight."""
+        """Bring the groups in flight into line with the header of a later segment."""
         # Groups that it does not name were dropped without a record of their own, as by `drop_all`
         # at a restart.
         for grant in self._pending.keys() - {granted.grant.grant for granted in header.groups}:
             self._remove(grant)
-        # A crash may have torn the end off the segment before: grants that only the header names.
+        # A crash may have torn the end off the previous segment, so that only the header names some
+        # grants.
         for granted in header.groups:
             known = self._pending.get(granted.grant.grant)
             if known is None or known.epoch < granted.grant.epoch:
@@ -751,6 +778,7 @@ class Ledger:
     # Shared by the calls above.
 
     def _state(self) -> AdmissionState:
+        """Return what the policy may look at."""
         return AdmissionState(
             groups_per_step=self.groups_per_step,
             max_staleness=self.max_staleness,
@@ -765,10 +793,12 @@ class Ledger:
         self._assignments.assign(group.grant, group.peer)
 
     def _assign(self, group: InFlightGroup, peer: str | None) -> None:
+        """Let a peer play a group; None makes the group lapsed."""
         group.peer = peer
         self._assignments.assign(group.grant, peer)
 
     def _remove(self, grant: int) -> InFlightGroup | None:
+        """Remove a pending group, and return it; None if it is not pending."""
         self._assignments.remove(grant)
         return self._pending.pop(grant, None)
 
@@ -776,7 +806,7 @@ class Ledger:
         """Drop a group.
 
         Args:
-            num_turns: turns of those of its trials that have not arrived.
+            num_turns: Number of turns of those of its trials that have not arrived.
         """
         is_counted_alone = reason in self._dropped or len(self._dropped) < MAX_REASONS
         self._dropped[reason if is_counted_alone else "other reasons"] += 1
@@ -787,12 +817,14 @@ class Ledger:
         self._remove(group.grant)
 
     def _drop_over_age(self, grant: int) -> None:
+        """Drop a pending group that has become too old."""
         group = self._remove(grant)
         assert group is not None, "only pending groups are too old"
         self._dropped[OVER_AGE] += 1
         self._drops.append(DroppedGroup(group.task.member, group.num_turns(), OVER_AGE))
 
     def _drop_alike(self, grant: int) -> None:
+        """Drop a complete group whose trials all earned the same."""
         self._remove(grant)
         self._dropped[ALIKE] += 1
         self._num_replaced += 1

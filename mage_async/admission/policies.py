@@ -1,4 +1,5 @@
-"""Admission policies: which groups are granted, which the next step trains, which are dropped.
+"""Define admission policies: which groups are granted, which the next step trains, which are
+dropped.
 
 A policy is three pure functions of an `AdmissionState`. `mage_async.admission.ledger.Ledger`
 applies one, both in a run and in simulations. A configuration chooses it by name, with the key
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionState:
-    """The groups in flight, as a policy sees them."""
+    """Describe the groups in flight, as a policy sees them."""
 
     groups_per_step: int
     max_staleness: int
     version: int
-    """Steps published so far."""
+    """Number of steps published so far."""
     pending: "Collection[InFlightGroup]"
     """Groups in flight that are not in training, in order of grant."""
     num_training: int
-    """Batches that were taken and are not published."""
+    """Number of batches that were taken and are not published."""
 
     def num_in_flight(self) -> int:
         """Return the number of groups in flight, those in training included."""
@@ -63,19 +64,19 @@ def nothing_to_drop(state: AdmissionState) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """Three decisions about the groups in flight, and the bound on staleness that follows."""
+    """Hold three decisions about the groups in flight, and the bound on staleness that follows."""
 
     name: str
     guarantee: str
-    """The bound that holds for every group, or for every token, that is trained."""
+    """Bound that holds for every group, or for every token, that is trained."""
     may_grant: Callable[[AdmissionState], bool]
     next_batch: Callable[[AdmissionState], list[int]]
-    """Grants of the next batch: exactly `groups_per_step` of them, or none yet."""
+    """Returns the grants of the next batch: exactly `groups_per_step` of them, or none yet."""
     over_age: Callable[[AdmissionState], list[int]] = nothing_to_drop
-    """Grants to drop after a step was published."""
+    """Returns the grants to drop after a step was published."""
 
 
-# When a group may be granted.
+# Rules that decide when a group may be granted.
 
 
 def has_free_slot(state: AdmissionState) -> bool:
@@ -103,7 +104,7 @@ def always(state: AdmissionState) -> bool:
     return True
 
 
-# Which groups the next step trains.
+# Rules that decide which groups the next step trains.
 
 
 def take_in_order(state: AdmissionState) -> list[int]:
@@ -117,13 +118,13 @@ def take_complete(state: AdmissionState) -> list[int]:
 
 
 def take_from_quarter(state: AdmissionState) -> list[int]:
-    """Return B complete groups, leaving behind fewer older ones than a quarter of all slots."""
+    """Return B complete groups that overtake fewer older ones than a quarter of all slots."""
     slots = (state.max_staleness + 1) * state.groups_per_step
     return take_from_window(state, max(1, slots // 4))
 
 
 def take_from_window(state: AdmissionState, size: int) -> list[int]:
-    """Return the B oldest complete groups that leave fewer than `size` older groups behind."""
+    """Return the B oldest complete groups that overtake fewer than `size` older groups."""
     batch: list[int] = []
     num_left = 0
     for group in state.pending:
@@ -149,10 +150,10 @@ def take_overtaking(state: AdmissionState) -> list[int]:
 
     Proof. A new group is granted at the newest version v, so it is due last of all, at v + S; of
     the (S + 1) B slots, (v + S - n + 1) B belong to pending groups. Taking a batch increases n by
-    one, so the batch may leave at most (d - n) B groups behind that are due at d or before. The
-    loop counts the groups that it leaves behind before the last group of the batch. From the due
+    one, so the batch may overtake at most (d - n) B groups that are due at d or before. The
+    loop counts the groups that it overtakes before the last group of the batch. From the due
     version of that last group on, all B groups of the batch are due at d or before, so B fewer
-    remain. For d = n the batch leaves no group behind: no group is trained after it is due.
+    remain. For d = n the batch overtakes no group: no group is trained after it is due.
     """
     batch: list[int] = []
     num_left = 0

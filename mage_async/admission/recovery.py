@@ -32,15 +32,17 @@ CONFIG_CHANGED = "the configuration was changed"
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """One step of the journal."""
+    """Hold one step of the journal."""
 
     commit: Commit
     groups: list[Group] | None
-    """Groups of the step, in order of grant; None if a trial lies in a deleted segment."""
+    """Groups of the step, in order of grant; None if one of their trials was in a deleted
+    segment.
+    """
     config: str
     """The configuration of the step, as TOML."""
     drops: list[DroppedGroup] = field(default_factory=list)
-    """Groups dropped between the step before and this one."""
+    """Groups dropped between the previous step and this one."""
 
 
 def replay(
@@ -56,8 +58,8 @@ def replay(
     records hold.
 
     Args:
-        records: in order; the first one is a `SegmentHeader`.
-        methods: of the run; None: their states are not computed, and no method is imported.
+        records: Records in order; the first one is a `SegmentHeader`.
+        methods: Methods of the run; None to compute no states and import no method.
 
     Raises:
         RunError: the records contradict each other, or the state of a method differs.
@@ -99,7 +101,7 @@ def replay(
 
 
 class RecordsWithConfig:
-    """Iterates over records; `config` is the configuration in force at the last one, as TOML."""
+    """Iterate over records; `config` is the configuration in force at the last one, as TOML."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = records
@@ -114,12 +116,12 @@ class RecordsWithConfig:
 
 @dataclass(slots=True)
 class ReplayedMethods:
-    """Computes the states of methods from the journal again, and compares them with its records."""
+    """Compute the states of methods from the journal again, and compare them with its records."""
 
     methods: Methods
     _is_known: bool = False
-    """Whether the states are those at the last record. False after a step whose trials lie in a
-    deleted segment, until the next segment header, which holds the whole states.
+    """Whether the states are those at the last record. It is false after a step whose trials were
+    in a deleted segment, until the next segment header, which holds the whole states.
     """
 
     def begin(self, header: SegmentHeader) -> None:
@@ -179,7 +181,7 @@ def first_difference(expected: Commit, tensors: dict[str, str]) -> str:
     """Return the first tensor, in the commit's order, whose digest differs from the commit's.
 
     Args:
-        tensors: digests by name, of which at least one differs.
+        tensors: Digests by name, of which at least one differs from the commit's.
     """
     names = [*expected.tensors, *(name for name in tensors if name not in expected.tensors)]
     return next(name for name in names if expected.tensors.get(name) != tensors.get(name))

@@ -1,4 +1,4 @@
-"""Metrics of asynchrony: how stale the tokens of a step are, and what happens to long trials.
+"""Measure asynchrony: how stale the tokens of a step are, and how often long trials are trained.
 
 `staleness_metrics` describes the tokens of one step. Every metric is weighted by tokens, because
 long trials are both staler and larger, and a mean over groups hides most of the effect. Metrics are
@@ -17,17 +17,17 @@ import numpy as np
 from mage_async.policy_version import PROVENANCES
 
 OLDEST_AGE = 8
-"""Tokens of this staleness, in steps, and staler ones are reported together."""
+"""Staleness in steps from which on all tokens are reported together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenAges:
-    """The N sampled tokens that one step has trained on, as columns."""
+    """Hold the N sampled tokens that one step has trained on, as columns."""
 
     staleness: np.ndarray
     """int32 [N]: version the step began with minus version that sampled the token, in steps."""
     episodes: np.ndarray
-    """int32 [N]: episode of the token, from 0."""
+    """int32 [N]: number of the token's episode, from 0."""
     log_ratios: np.ndarray
     """float32 [N]: proximal minus behaviour log-prob, in nats."""
     is_clipped: np.ndarray
@@ -127,24 +127,28 @@ def _treatment(tokens: TokenAges) -> dict[str, float]:
 
 
 def _suffixed(metrics: dict[str, float], suffix: str) -> dict[str, float]:
+    """Return metrics with a suffix added to each name."""
     return {f"{name}_{suffix}": value for name, value in metrics.items()}
 
 
 BINS_PER_DOUBLING = 64
-"""Each bin is about one percent wide. Counts by bin take bounded memory, however long a run is."""
+"""Number of bins in which a duration doubles, so that a bin is about one percent wide. Counts by
+bin take bounded memory, however long a run is.
+"""
 SHORTEST_S = 1e-6
-"""Shorter durations count as this one, because log2(0) is not finite."""
+"""Seconds below which a duration counts as this one, because log2(0) is not finite."""
 NUM_REMEMBERED = 4096
-"""A trial that arrives late counts for certain if its group was granted at most so many groups
-before the oldest group in flight."""
+"""Number of groups before the oldest group in flight that are remembered. A late trial of an older
+group may not be counted.
+"""
 
 
 @dataclass(slots=True)
 class DurationHistogram:
-    """Durations in logarithmic bins, and their sum."""
+    """Count durations in logarithmic bins, and sum them up."""
 
     counts: Counter[int] = field(default_factory=Counter)
-    """Number of durations by bin."""
+    """Number of durations in each bin."""
     seconds: float = 0.0
     """Sum of all durations."""
 
@@ -177,19 +181,21 @@ def length_bias(started: DurationHistogram, trained: DurationHistogram) -> float
 
 @dataclass(slots=True)
 class TrialDurations:
-    """Durations of the trials of one learner process, trained and not trained.
+    """Collect the durations of the trials of one learner process, trained and not trained.
 
     A trial counts from its arrival on, even if its group was dropped before. Trials that have not
     arrived do not count.
     """
 
     _untrained: dict[int, dict[int, float]] = field(default_factory=dict)
-    """Seconds by grant and trial index, of groups that were not trained so far."""
+    """Duration in seconds by grant and trial index, for groups that were not trained so far."""
     _trained: DurationHistogram = field(default_factory=DurationHistogram)
     _dropped: DurationHistogram = field(default_factory=DurationHistogram)
-    """Trials of dropped groups that are forgotten."""
+    """Durations of the trials of dropped groups that are no longer remembered."""
     _trained_grants: set[int] = field(default_factory=set)
-    """Groups that were trained: a trial of theirs that arrives again must not count again."""
+    """Grants of groups that were trained. A trial of theirs that arrives again must not count
+    again.
+    """
     _first: int = 0
     """Number of the oldest group that is remembered."""
 
@@ -224,6 +230,9 @@ class TrialDurations:
         return lost / max(1e-9, lost + self._trained.seconds)
 
     def _lost(self, in_flight: Collection[int]) -> DurationHistogram:
+        """Return the durations of all trials that were never trained, except those of groups in
+        flight.
+        """
         lost = DurationHistogram()
         for grant, durations in self._untrained.items():
             if grant not in in_flight:

@@ -1,1 +1,3 @@
-"""Returns from rewards (`returns.py`), and the turns of a batch as columns (`turn_table.py`)."""
+"""Compute returns from rewards (`returns.py`), and lay out the turns of a batch as columns
+(`turn_table.py`).
+"""

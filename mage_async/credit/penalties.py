@@ -1,4 +1,4 @@
-"""Penalties of a turn: for an invalid action and for a long completion."""
+"""Compute the penalties of a turn: for an invalid action and for a long completion."""
 
 import numpy as np
 

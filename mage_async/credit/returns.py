@@ -27,7 +27,7 @@ Rewards = Sequence[Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Returns:
-    """The returns of one trial's turns."""
+    """Hold the returns of one trial's turns."""
 
     acts: list[list[float]]
     """`acts[episode][turn]`, ragged like the rewards."""
@@ -38,13 +38,15 @@ class Returns:
 
 
 class Credit(Variant):
-    """Rewards to returns: which rewards a turn is paid, across episodes."""
+    """Compute returns from rewards; a subclass decides which rewards pay a turn, and how episodes
+    are joined.
+    """
 
     turn_discount: Share = 1.0
     """Discount per turn, inside an episode."""
 
     is_added: ClassVar[bool] = False
-    """Whether the form is the added one; otherwise it is the chained one."""
+    """Whether returns of later episodes are added (see above); if not, they are chained."""
 
     def paid(self, rewards: Rewards) -> Rewards:
         """Return what each turn is paid; by default its reward."""
@@ -55,7 +57,7 @@ class Credit(Variant):
 
         Args:
             rewards: `rewards[episode][turn]` of the act turns, of episodes that were played.
-            has_reflection: whether a reflection opens the episode, one per episode.
+            has_reflection: For each episode, whether a reflection opens it.
         """
         paid = self.paid(rewards)
         acts: list[list[float]] = []
@@ -75,14 +77,14 @@ class Credit(Variant):
 
 
 class AcrossEpisodes(Credit):
-    """A credit in which an episode is credited with later ones too."""
+    """Credit an episode with later ones too; base class."""
 
     episode_discount: Share = 1.0
     """Discount per episode, between episodes."""
 
 
 class Differential(AcrossEpisodes, tag="differential"):
-    """MAGE: the last turn of an episode is paid its improvement on the episode before."""
+    """Pay the last turn of each episode its improvement on the episode before, as MAGE does."""
 
     # p[k,n[k]-1] = D[k] = R[k] - R[k-1], with D[0] = R[0]; chained (arXiv 2603.03680, differential
     # reward, as coded). The times of rewards inside an episode have no effect.
@@ -101,7 +103,9 @@ class Differential(AcrossEpisodes, tag="differential"):
 
 
 class DifferentialDense(AcrossEpisodes, tag="differential_dense"):
-    """The objective of "differential" with rewards left at their turns, which has less noise."""
+    """Keep the objective of "differential", with rewards left at their turns, which has less
+    noise.
+    """
 
     # `differential` subtracts R[k] from what episode k+1 is paid, discounted once more by g. Here
     # the subtraction is made where the reward is earned: p[k,t] = (1-g) r[k,t] before the last
@@ -125,7 +129,9 @@ class DifferentialDense(AcrossEpisodes, tag="differential_dense"):
 
 
 class CumulativePaper(AcrossEpisodes, tag="cumulative_paper"):
-    """LaMer as published: all rewards count, later episodes discounted by distance alone."""
+    """Compute LaMer's returns as published: the discount of a later episode depends only on its
+    distance.
+    """
 
     # p[k,t] = r[k,t]; added (arXiv 2512.16848): G[k,t] = G'[k,t] + sum_{m>k} g^(m-k) G'[m,0], where
     # G' is the return-to-go inside an episode.
@@ -134,17 +140,19 @@ class CumulativePaper(AcrossEpisodes, tag="cumulative_paper"):
 
 
 class CumulativeCode(AcrossEpisodes, tag="cumulative_code"):
-    """LaMer as coded: all rewards count, later episodes discounted by the rest of this one too."""
+    """Compute LaMer's returns as coded: later episodes are discounted by the rest of this one
+    too.
+    """
 
     # p[k,t] = r[k,t]; chained. With d = 1 the objective is sum_k g^k R[k].
 
 
 class SingleEpisode(Credit, tag="single_episode"):
-    """Ordinary RL: an episode is credited with its own rewards only (MAGE's ablation)."""
+    """Credit an episode with its own rewards only, as ordinary RL does (MAGE's ablation)."""
 
 
 class FinalOnly(AcrossEpisodes, tag="final_only"):
-    """Only the last episode is paid; earlier ones are credited with what they led to."""
+    """Pay the last episode only; earlier ones are credited with the reward that they led to."""
 
     # p[K,t] = r[K,t] and nothing else; G[K,t] is its return-to-go and G[k,t] = g^(K-k) G[K,0] for
     # k < K: the added form. With g = d = 1 it is `differential_dense`.

@@ -19,20 +19,20 @@ from mage_async.credit.returns import Credit
 from mage_async.trajectory import Group, Kind, Trial, Turn
 
 Key = Literal["group", "member", "seat", "kind", "episode", "index", "anchor", "memory"]
-"""A column that may decide which turns are compared."""
+"""Name of a column that may decide which turns are compared."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnTable:
-    """One row per turn; every column is an array `[N]`.
+    """Hold one row per turn; every column is an array `[N]`.
 
     Numbers of groups, trials, members and anchors begin at 0 in every batch.
     """
 
     group: np.ndarray
-    """int64: which group of the batch"""
+    """int64: index of the group in the batch"""
     trial: np.ndarray
-    """int64: which trial, counted over the batch"""
+    """int64: index of the trial in the batch"""
     member: np.ndarray
     """int64: the member that the trial met"""
     seat: np.ndarray
@@ -48,16 +48,17 @@ class TurnTable:
     number if the actions after them were taken in the same state, reflections if they are of the
     same episode. Turns of different kinds never share a number"""
     returns: np.ndarray
-    """float64: what the credit gives to the turn, bonuses included"""
+    """float64: return that the credit assigns to the turn, bonuses included"""
     episode_score: np.ndarray
-    """float64: undiscounted sum of what its episode's turns are paid; 0 for reflections,
-    strategies and notes"""
+    """float64: undiscounted sum of the pay of its episode's turns; 0 for reflections, strategies
+    and notes
+    """
     is_valid: np.ndarray
     """bool"""
     num_tokens: np.ndarray
     """int64: length of the completion"""
     memory: np.ndarray
-    """int64: 1 where the trial's prompt holds strategies of earlier tasks"""
+    """int64: 1 if the trial's prompt holds strategies of earlier tasks, else 0"""
 
     def __len__(self) -> int:
         return len(self.returns)
@@ -103,9 +104,9 @@ def build_table(
     """Credit every trial of a batch and lay out its turns as columns.
 
     Args:
-        exploration_share: factor of the returns of turns before the last episode.
-        bonuses: for each trial, what is added to the reward of each turn; in contrast to a reward,
-            a bonus adds to the returns of its own episode only.
+        exploration_share: Factor of the returns of turns before the last episode.
+        bonuses: For each trial, the bonus that is added to the reward of each turn; unlike a
+            reward, a bonus adds to the returns of its own episode only.
     """
     trials = [(number, trial) for number, group in enumerate(groups) for trial in group.trials]
     bonuses = bonuses or [[0.0] * len(trial.turns) for _, trial in trials]
@@ -175,7 +176,7 @@ def _credited(
             scores[turn.episode] += paid
     extra = _bonus_to_go(trial, bonus, credit.turn_discount)
     returns: list[float] = []
-    next_return, is_next_before = 0.0, False  # of the turn after, in the order of play
+    next_return, is_next_before = 0.0, False  # of the next turn; turns are visited backwards
     for turn in reversed(trial.turns):
         is_before = trial.is_before_last(turn.episode)
         if turn.kind is Kind.ACT:

@@ -1,4 +1,4 @@
-"""The doctor: finds faults of a run, with the first step, the evidence, and a remedy of each.
+"""Find faults of a run, with the first step, the evidence, and a remedy of each.
 
 `Doctor` examines a run after every step, `examine` a recorded run. Both read metrics and
 evaluations only, so they find the same in the same run.

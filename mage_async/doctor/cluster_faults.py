@@ -1,23 +1,26 @@
-"""Check the nodes of a cluster before a run starts there: facts in, one sentence a fault out."""
+"""Check the nodes of a cluster before a run starts there, and describe each fault in one
+sentence.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 MAX_CLOCK_S = 2.0
-"""Largest difference of two nodes' clocks, seconds. A run's files hold the times of the machines
+"""Largest difference of two nodes' clocks, in seconds. A run's files hold the times of the machines
 that wrote them.
 """
 FREE_BYTES_AT_LEAST = 2 * 10**9
-"""Free space that a node needs for temporary files, bytes."""
+"""Number of free bytes that a node needs for temporary files."""
 WEIGHT_COPIES = 6
-"""Copies of the weights that a node's temporary folder may hold: the policy, the versions that a
-keeper keeps (`KEPT_WEIGHTS`), and one that is being written."""
+"""Number of copies of the weights that a node's temporary folder may hold: the policy, the versions
+that a keeper keeps (`KEPT_WEIGHTS`), and one that is being written.
+"""
 GB = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Facts about one node, measured there."""
+    """Hold facts about one node, measured there."""
 
     name: str
     clock_s: float
@@ -25,11 +28,13 @@ class NodeFacts:
     versions: dict[str, str]
     """Versions of Python, mage_async and the libraries whose bytes two nodes exchange, by name."""
     free_bytes: int
-    """Free bytes of the folder for temporary files: it holds the policy and its newest weights."""
+    """Number of free bytes in the folder for temporary files, which holds the policy and its newest
+    weights.
+    """
     gpus: int = 0
-    """GPUs that the driver lists."""
+    """Number of GPUs that the driver lists."""
     announced_gpus: int = 0
-    """GPUs that `ray start` announced."""
+    """Number of GPUs that `ray start` announced."""
     model: str = ""
     """Digest of the model at `policy.source` on this node; empty if there is none."""
     unreached: str = ""
@@ -38,21 +43,21 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Resources that a run needs."""
+    """Hold the resources that a run needs."""
 
     cores: int
     gpus: int
     model_bytes: int
-    """Size of one version of the weights, bytes."""
+    """Number of bytes of one version of the weights."""
     source: str = ""
-    """`policy.source`, quoted in sentences."""
+    """Value of `policy.source`, quoted in sentences."""
     address: str = ""
     """Address of the learner, quoted in sentences."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """Facts about the whole cluster."""
+    """Hold facts about the whole cluster."""
 
     own: NodeFacts
     """The node that starts the run."""
@@ -85,6 +90,7 @@ def faults_of(facts: ClusterFacts, needs: Needs) -> list[str]:
 
 
 def _of_node(node: NodeFacts, own: NodeFacts, needs: Needs) -> Iterator[str]:
+    """Yield the faults of one node."""
     if abs(node.clock_s) > MAX_CLOCK_S:
         yield (
             f"its clock is {abs(node.clock_s):.1f} s {'ahead' if node.clock_s > 0 else 'behind'}: "

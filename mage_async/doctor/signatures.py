@@ -1,6 +1,6 @@
-"""Signatures: known ways in which runs fail, how each shows in the metrics, and what to do.
+"""Define signatures: known ways in which runs fail, how each shows in the metrics, and what to do.
 
-`SIGNATURES` is the table of them. A row names the function that looks at the steps, the function
+`SIGNATURES` is their table. A row names the function that looks at the steps, the function
 that looks at an evaluation, or both. The docstring of a function says how the failure shows.
 Thresholds come from recorded runs of the quickstart and of two environments, Scout and Kuhn poker;
 the text below each constant says which value healthy runs had, so that a threshold can be judged.
@@ -28,20 +28,22 @@ Record = dict[str, Any]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A signature found in a run. Its strings come from environments and peers: escape them."""
+    """Describe a signature found in a run. Its strings come from environments and peers: escape
+    them.
+    """
 
     name: str
     """Name of the signature, as in `SIGNATURES` and in `doctor.halt`."""
     onset: int
-    """The first step that showed the signature; for an evaluation, the version evaluated."""
+    """First step that showed the signature; for an evaluation, the version evaluated."""
     found: int
-    """The step after which the signature was certain."""
+    """Step after which the signature was certain."""
     evidence: str
     """The figures, as a clause without a full stop."""
     remedy: str
     """What to do, as a sentence that names a key."""
     subject: str = ""
-    """The member or the actor at fault; empty if the finding is about the whole run."""
+    """Member or actor at fault; "" if the finding is about the whole run."""
 
     def sentence(self) -> str:
         """Return the finding as one line, with control characters made visible."""
@@ -52,38 +54,44 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Sighting(NamedTuple):
-    """A signature that shows in the step or evaluation just examined, with fields of `Finding`."""
+    """Describe a signature that shows in the step or evaluation just examined, with fields of
+    `Finding`.
+    """
 
     evidence: str
     subject: str = ""
     onset: int | None = None
-    """`None`: the first of the steps in a row that showed the signature, or the version evaluated.
+    """First step that showed the signature; None for the first of the present steps in a row, or
+    the version evaluated.
     """
 
 
 MAX_STEPS = 100
-"""Steps that a history keeps. No signature looks at more than 20, but some metrics are not recorded
-in every step."""
+"""Number of steps that a history keeps. No signature looks at more than 20, but some metrics are
+not recorded in every step.
+"""
 FIRST_STEPS = 5
-"""Steps whose mean entropy is the level that a run began with."""
+"""Number of first steps whose mean entropy is the level that a run began with."""
 LOWEST_OVER = {"entropy": 3, "invalid_action_share": 4}
 """Metrics whose lowest value so far is remembered, each with the number of steps over which it is
 averaged, because a single step may be low by chance."""
 SOLVED = 0.05
-"""A task counts as solved if the return is this close to the largest one, as a share of the span of
-returns. Scout ends within 0.02."""
+"""Largest distance of the return to the largest possible one at which a task counts as solved, as a
+share of the span of returns. Scout ends within 0.02.
+"""
 RISING = 0.05
-"""Rise of the return over six steps, as a share of the span. Means of three batches of the
-quickstart vary by 0.02."""
+"""Rise of the return over six steps above which it counts as rising, as a share of the span. Means
+of three batches of the quickstart vary by 0.02.
+"""
 
 
 @dataclass(slots=True)
 class History:
-    """The steps of a run that its signatures look at. Adding a step takes constant time."""
+    """Hold the steps of a run that its signatures look at. Adding a step takes constant time."""
 
     config: Config
     bounds: tuple[float, float] | None
-    """Smallest and largest return per unit of an episode; `None` if they are unknown."""
+    """Smallest and largest return per unit of an episode; None if they are unknown."""
     records: deque[Record] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     """The newest steps, oldest first."""
     first_entropies: list[float] = field(default_factory=list)
@@ -147,13 +155,14 @@ def last_return(records: Sequence[Record]) -> float:
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Return the mean of some values; 0 if there are none."""
     return sum(values) / max(1, len(values))
 
 
 Sightings = Iterator[Sighting]
 
 
-# What the loss computes, and from which data.
+# Signatures of the loss and of the data that it is computed from.
 
 
 def not_finite(run: History) -> Sightings:
@@ -167,12 +176,14 @@ def not_finite(run: History) -> Sightings:
 
 
 NO_VARIANCE = 0.98
-"""Share of tokens with advantage 0. Kuhn poker, where the trials of a group get the same cards,
-ends at 0.8, with single steps at 1; five steps in a row are not chance."""
+"""Share of tokens with advantage 0 above which nothing is learned. Kuhn poker, where the trials of
+a group get the same cards, ends at 0.8, with single steps at 1; five steps in a row do not happen
+by chance.
+"""
 
 
 def no_variance(run: History) -> Sightings:
-    """Trials of a group earn the same, so they teach nothing, and they could earn more."""
+    """Trials of a group earn the same, so their advantages are 0, and they could earn more."""
     share = run.record["zero_advantage_share"]
     if share > NO_VARIANCE and not run.is_solved():
         returns = [each for step in run.records for each in step["return_by_episode"]]
@@ -185,9 +196,11 @@ def no_variance(run: History) -> Sightings:
 
 
 FEW_EFFECTIVE = 0.3
-"""Effective share of tokens. The lowest single step of a healthy run had 0.47 (Scout)."""
+"""Effective share of tokens below which too few count. The lowest single step of a healthy run had
+0.47 (Scout).
+"""
 MOST_MASKED = 0.5
-"""Share of tokens masked by the correction; above it, a step trains on less than half of them."""
+"""Share of tokens masked by the correction above which a step trains on too few of them."""
 
 
 def off_policy(run: History) -> Sightings:
@@ -203,10 +216,12 @@ def off_policy(run: History) -> Sightings:
 
 
 MISMATCH = 0.05
-"""Mean |learner - engine| log-prob at equal version, nats. Engines in bfloat16 are 0.01 to 0.03
-off, the embedded engine 1e-7."""
+"""Mean |learner - engine| log-prob at equal version, in nats, above which engine and learner
+disagree. Engines in bfloat16 are 0.01 to 0.03 off, the embedded engine 1e-7.
+"""
 YOUNG_K3 = 0.3
-"""k3 of the youngest tokens of a batch, nats. The largest in a healthy run was 0.22, for one step.
+"""k3 of the youngest tokens of a batch, in nats, above which engine and learner disagree. The
+largest in a healthy run was 0.22, for one step.
 """
 
 
@@ -227,10 +242,13 @@ def engine_mismatch(run: History) -> Sightings:
 
 
 STALE_SHARE = 0.01
-"""Share of all tokens that one actor played over the bound; the rule `slots` allows none."""
+"""Share of all tokens above which one actor played too many over the bound; the rule `slots` allows
+none.
+"""
 MAIN_SHARE = 0.6
-"""Share of the tokens over the bound that one actor played. If its share is smaller, the cause is
-the admission rule rather than the actor."""
+"""Share of the tokens over the bound above which one actor is the cause. Below it, the cause is the
+admission rule.
+"""
 
 
 def over_bound(run: History) -> Sightings:
@@ -244,14 +262,17 @@ def over_bound(run: History) -> Sightings:
             yield Sighting(f"{older} steps and were played there", actor)
 
 
-# The policy: its entropy, its actions, and what it earns by them.
+# Signatures of the policy: of its entropy, its actions, and its returns.
 
 COLLAPSED_SHARE = 0.05
-"""Share of the entropy of the first five steps. Healthy runs went down to 0.15 of it in Kuhn poker,
-0.22 in the quickstart, and 0.06 in Scout, which was solved by then."""
+"""Share of the entropy of the first five steps below which entropy has collapsed. Healthy runs went
+down to 0.15 of it in Kuhn poker, 0.22 in the quickstart, and 0.06 in Scout, which was solved by
+then.
+"""
 NO_ENTROPY = 0.01
-"""Mean entropy in nats at which about one token in a thousand is not the most likely one: the
-policy has stopped exploring."""
+"""Mean entropy in nats below which the policy has stopped exploring: at this value about one token
+in a thousand is not the most likely one.
+"""
 
 
 def entropy_collapse(run: History) -> Sightings:
@@ -267,8 +288,9 @@ def entropy_collapse(run: History) -> Sightings:
 
 
 RUNAWAY_TIMES, RUNAWAY_NATS = 2.0, 0.3
-"""Factor and difference to the lowest entropy so far; both must be exceeded. The largest rise of a
-healthy run was 0.12 nats."""
+"""Factor and difference, in nats, to the lowest entropy so far above which entropy runs away; both
+must be exceeded. The largest rise of a healthy run was 0.12 nats.
+"""
 
 
 def entropy_runaway(run: History) -> Sightings:
@@ -281,8 +303,9 @@ def entropy_runaway(run: History) -> Sightings:
 
 
 INVALID_RISE = 0.1
-"""Rise of the share of invalid actions above its lowest mean. The largest in a healthy run was
-0.04."""
+"""Rise of the share of invalid actions above its lowest mean that counts. The largest in a healthy
+run was 0.04.
+"""
 
 
 def invalid_actions(run: History) -> Sightings:
@@ -294,10 +317,13 @@ def invalid_actions(run: History) -> Sightings:
 
 
 TRUNCATED = 0.1
-"""Share of actions that are cut off: of ten trials with ten actions each, nearly all would be hurt.
+"""Share of actions that are cut off above which it counts: of trials with ten actions each, most
+then lose one.
 """
 CUT_SHORT = 0.02
-"""Share of a set's trials that outgrew the engine's context, or had a call that failed."""
+"""Share of a set's trials that outgrew the engine's context, or had a call that failed, above which
+it counts.
+"""
 
 
 def truncated_actions(run: History) -> Sightings:
@@ -318,14 +344,17 @@ def truncated_trials(config: Config, evaluation: Record) -> Sightings:
 
 
 GAMED_VALID, GAMED_LEAST = 0.05, 0.95
-"""Rise of the share of valid actions, and the share it reaches. Healthy runs start there."""
+"""Rise of the share of valid actions that counts, and the share that it must reach. Healthy runs
+start there.
+"""
 GAMED_RETURN = 0.05
-"""Fall of the return in the same steps, as a share of the span of returns: 0.1 per unit in the
-quickstart, where the mean of five batches varies by 0.02."""
+"""Fall of the return in the same steps that counts, as a share of the span of returns: 0.1 per unit
+in the quickstart, where the mean of five batches varies by 0.02.
+"""
 
 
 def format_gaming(run: History) -> Sightings:
-    """Valid actions become more while the return falls: the form is learned, not the task."""
+    """Valid actions become more frequent while the return falls: only the format is learned."""
     steps = run.recent("valid_action_share", 10)
     if len(steps) < 10:
         return
@@ -340,13 +369,14 @@ def format_gaming(run: History) -> Sightings:
         )
 
 
-# The system around the learning: who waits, what fails, what runs out.
+# Signatures of the system: waiting processes, failing members, resources that run out.
 
 FAILURES, FAILURE_STEPS = 3, 20
-"""Number of groups of one member that were dropped within `FAILURE_STEPS` steps. With 24 members
-and 4 groups a step, each member is met three times in 20 steps."""
+"""Number of groups of one member that must be dropped within `FAILURE_STEPS` steps. With 24 members
+and 4 groups a step, each member is met three times in 20 steps.
+"""
 MOST_NAMED = 3
-"""If more members fail than these, the environment is the cause, not a member."""
+"""Number of failing members above which the environment is the cause, not a member."""
 
 
 def member_failing(run: History) -> Sightings:
@@ -371,10 +401,11 @@ def member_failing(run: History) -> Sightings:
 
 
 FEWEST_DROPS = 5
-"""Number of dropped groups below which what they have in common is chance."""
+"""Number of dropped groups below which common properties of them are chance."""
 UNEQUAL = 0.95
-"""Threshold of a ratio of selection (`mage_async/results/selection.py`), of long groups over short
-ones or of one kind over the others. The signature shows below it, or above its inverse."""
+"""Ratio of selection (`mage_async/results/selection.py`) below which it counts, or above whose
+inverse: of long groups over short ones or of one kind over the others.
+"""
 Z_SURE = 3.3
 """Half-width, in standard deviations, of the interval of a ratio. The signature shows only if 1
 lies outside of it. Every step tests every kind, so the level is 99.9 % instead of 95 %."""
@@ -407,7 +438,7 @@ def _is_unequal(ratio: Ratio) -> bool:
 
 
 LEAST_FREE = 1_000_000_000
-"""Free bytes that hold a journal segment, a checkpoint and the logs of a small run."""
+"""Number of free bytes that hold a journal segment, a checkpoint and the logs of a small run."""
 
 
 def disk_soon_full(run: History) -> Sightings:
@@ -424,8 +455,9 @@ def disk_soon_full(run: History) -> Sightings:
 
 
 STARVING = 0.9
-"""Share of its time that the learner waits, mean of eight steps. In a healthy quickstart it is 0.3
-to 0.5 on two cores, which engines and learner share."""
+"""Share of its time that the learner waits, mean of eight steps, above which it starves. In a
+healthy quickstart it is 0.3 to 0.5 on two cores, which engines and learner share.
+"""
 
 
 def learner_starving(run: History) -> Sightings:
@@ -436,7 +468,9 @@ def learner_starving(run: History) -> Sightings:
 
 
 IDLE = 0.8
-"""Share of their time that actors are idle, mean of eight steps; 0.35 in a healthy run of Scout."""
+"""Share of their time that actors are idle, mean of eight steps, above which they starve; 0.35 in a
+healthy run of Scout.
+"""
 
 
 def actors_starving(run: History) -> Sightings:
@@ -446,7 +480,7 @@ def actors_starving(run: History) -> Sightings:
         yield Sighting(f"actors wait for {mean:.0%} of their time")
 
 
-# Evaluations: a control that does not lower the return.
+# Signatures of evaluations: a control that does not lower the return.
 
 
 def memory_unused(config: Config, evaluation: Record) -> Sightings:
@@ -458,7 +492,7 @@ def memory_unused(config: Config, evaluation: Record) -> Sightings:
 
 
 def swap_harmless(config: Config, evaluation: Record) -> Sightings:
-    """Held-out returns are the same where another member is hidden in the last episode: what was
+    """Held-out returns are the same if another member is hidden in the last episode: what was
     learned is not about this one.
     """
     return _no_loss(evaluation, "heldout_swapped", "with another member hidden in it")
@@ -489,18 +523,18 @@ cannot have learned to use its memory."""
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A way in which runs fail."""
+    """Describe a way in which runs fail."""
 
     remedy: str
     """What to do, as a sentence that names a key."""
     in_step: Callable[[History], Sightings] | None = None
-    """Looks at the newest step of a run."""
+    """Function that looks at the newest step of a run."""
     steps_in_a_row: int = 3
-    """Steps that must show the signature in a row, because one alone may be chance."""
+    """Number of steps in a row that must show the signature, because one alone may be chance."""
     needs: str = "step"
-    """Metric without which a step is passed over; every step has its number."""
+    """Metric without which a step is skipped; every step has its number."""
     in_evaluation: Callable[[Config, Record], Sightings] | None = None
-    """Looks at a point of the curve, or at the final evaluation."""
+    """Function that looks at a point of the curve, or at the final evaluation."""
 
 
 SIGNATURES = {
@@ -613,20 +647,20 @@ SIGNATURES = {
 """
 
 
-# The examination of a run: step by step while it trains, or as a whole from its records.
+# The code below examines a run: step by step while it trains, or as a whole from its records.
 
 FORGET_STEPS = 10
-"""If a signature comes back after so many steps without it, that is a new finding."""
+"""Number of steps without a signature after which its return is a new finding."""
 
 
 class Doctor:
-    """Looks for all signatures in one run; a call takes constant time and returns new findings."""
+    """Look for all signatures in one run; a call takes constant time and returns new findings."""
 
     def __init__(self, config: Config, bounds: tuple[float, float] | None) -> None:
         """Begin with a run of which no step is known.
 
         Args:
-            bounds: smallest and largest return per unit of an episode; `None` if they are unknown.
+            bounds: Smallest and largest return per unit of an episode; None if they are unknown.
         """
         self.last_step = 0
         """The newest step that was examined."""
@@ -720,6 +754,7 @@ def examine(records: RunRecords) -> list[Finding]:
 
 
 def _finding(name: str, seen: Sighting, onset: int, found: int) -> Finding:
+    """Return the finding that a sighting makes."""
     onset = onset if seen.onset is None else seen.onset
     return Finding(name, onset, found, seen.evidence, SIGNATURES[name].remedy, seen.subject)
 
@@ -738,5 +773,6 @@ def _recorded_bounds(records: RunRecords) -> tuple[float, float] | None:
 
 
 def _bounds(facts: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the bounds of the return per unit; None if the environment does not declare them."""
     least, most, units = (facts[name] for name in ("min_return", "max_return", "units"))
     return None if least is None or most is None else (least / units, most / units)

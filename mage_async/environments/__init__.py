@@ -1,1 +1,3 @@
-"""The environments; `environment.py` holds the protocol, `catalogue.py` finds one by its name."""
+"""Define the environments: `environment.py` holds the protocol, `catalogue.py` finds one by its
+name.
+"""

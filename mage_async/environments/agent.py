@@ -1,6 +1,6 @@
-"""Tasks of a program that is the agent: its own loop calls a model, and it returns a reward.
+"""Define tasks of a program that is the agent: its own loop calls a model, and it returns a reward.
 
-The program knows nothing of trials. It is given an address at which it finds the policy, as it
+The program knows nothing of trials. It receives an address at which it finds the policy, as it
 would find any other model, and runs once for each episode (`mage_async/trials/agent_run.py`).
 """
 
@@ -20,18 +20,18 @@ from mage_async.trajectory import Task
 
 @dataclass(slots=True)
 class Session:
-    """The address of the policy for one episode of one trial."""
+    """Hold the address of the policy for one episode of one trial."""
 
     base_url: str
     api_key: str
     memory: str = ""
-    """What `{memory}` in a message is replaced by."""
+    """Text that replaces `{memory}` in a message."""
     is_full: bool = False
-    """Whether a call was refused because it outgrew the engine's context."""
+    """Whether a call was refused because the conversation outgrew the engine's context."""
 
 
 class AgentProgram(Callee):
-    """A program that plays whole episodes; there is one object for each episode.
+    """Play whole episodes by a program; there is one object for each episode.
 
     A subclass has `run`, plain or a coroutine function, and may declare what a class with `reset`
     and `step` declares, such as `members`.
@@ -47,10 +47,10 @@ class AgentProgram(Callee):
         """Play an episode and return its reward.
 
         Args:
-            episode: its number in its trial, from 0.
-            seed: equal in all episodes of a trial, and for all trials of a group.
-            base_url: address of the policy, for clients of OpenAI's protocol.
-            api_key: names the trial and the episode.
+            episode: Number of the episode in its trial, from 0.
+            seed: Seed that is equal in all episodes of a trial, and in all trials of a group.
+            base_url: Address of the policy, for clients of OpenAI's protocol.
+            api_key: Key that identifies the trial and the episode.
         """
         raise NotImplementedError
 
@@ -63,9 +63,9 @@ class AgentProgram(Callee):
         return "" if method == "close" else "run"
 
     async def check(self) -> None:
-        """Check before a run, without a policy, whether the program could run.
+        """Check before training, without a policy, whether the program could run.
 
-        It is called on an object that plays no episode.
+        The object that is checked plays no episode.
 
         Raises:
             ConfigError: the program cannot run.
@@ -85,6 +85,7 @@ class AgentProgram(Callee):
             return self._failed(request)
 
     async def _perform_async(self, request: Request, given: tuple[Any, ...]) -> Answered:
+        """Run a program whose `run` is a coroutine function."""
         try:
             reward = self.run(*given)
             return _answered(request, await reward if inspect.isawaitable(reward) else reward)
@@ -92,23 +93,25 @@ class AgentProgram(Callee):
             return self._failed(request)
 
     def _failed(self, request: Request) -> Answered:
-        """Return a reward of 0 if a call was refused for its length; else raise the exception that
-        is being handled again.
+        """Return a reward of 0 if a call was refused for its length; else raise again the exception
+        that is being handled.
         """
-        # An agent whose own words outgrew the context has failed, not its infrastructure.
+        # If the agent's own messages outgrew the context, the agent has failed and earns 0. Any
+        # other exception is a fault of the program.
         if not self.session.is_full:
             raise
         return _answered(request, 0.0)
 
 
 def _answered(request: Request, value: Any) -> Answered:
+    """Return the outcome of an episode; raise a `CallFault` if the reward is not finite."""
     if not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise CallFault(f"{request.place} must return a finite reward, got {value!r:.60}")
     return Answered(Outcome("", float(value), is_done=True))
 
 
 class AgentTasks(ResetStep):
-    """The tasks of an `AgentProgram`."""
+    """Adapt an `AgentProgram` to the protocol of environments."""
 
     def begin(self, task: Task, episode: int) -> ResetStepPlay:
         """Refuse: the program owns the loop over the turns."""
@@ -126,7 +129,7 @@ class AgentTasks(ResetStep):
         return Call(program, request)
 
     def rules(self) -> str:
-        """Return the name: a program writes its own prompts."""
+        """Return the name only: a program writes its own prompts."""
         return self.facts.name
 
     def _check_methods(self) -> None:

@@ -1,6 +1,4 @@
-"""The catalogue: loads an environment by its name, by `library:name`, or from a user's own
-`module:Class`.
-"""
+"""Load an environment by its name, by `library:name`, or from a user's own `module:Class`."""
 
 import importlib
 import inspect
@@ -53,8 +51,8 @@ LOADERS = {
     "textarena": ("mage_async.environments.loaders.textarena:load", "Mastermind-v0"),
     "verifiers": ("mage_services.verifiers.process:load", "gsm8k"),
 }
-"""Libraries of environments: the function that creates a class for a name of the library, and an
-example of such a name.
+"""For each library of environments: the function that creates a class for a name of the library,
+and an example of such a name.
 """
 _KNOWN = _CLASSES | EXTRAS | {"mix": "mage_async.environments.mix:Mix"}
 _REGISTRY = Registry("environment", _KNOWN, (f"{library}:…" for library in LOADERS))
@@ -69,14 +67,12 @@ _NO_OPTION = (
 )
 """Kinds of parameters that are no options."""
 _REQUIRED = ("members", "family", "seats", "rules", "begin", "script", "swaps", "references")
-"""Methods that a class has to define itself; those that it inherits from `Environment` do not
-count.
-"""
+"""Methods that a class has to define itself: their bodies in `Environment` are empty."""
 
 
 def load(name: str | type, **options: Any) -> Environment:
-    """Load an environment with its options: one of the catalogue, or a user's own class, itself or
-    as `module:Class`.
+    """Load an environment with its options. `name` is a name of the catalogue, a class, or the
+    address `module:Class` of a user's own class.
 
     Raises:
         ConfigError: there is none of this name, it does not follow the protocol, or it has no such
@@ -84,7 +80,7 @@ def load(name: str | type, **options: Any) -> Environment:
     """
     name = address_of(name) if isinstance(name, type) else name
     library, _, identity = name.partition(":")
-    meant = library.replace("_", "-")  # as Python writes the library's name
+    meant = library.replace("_", "-")  # people also write `reasoning_gym`
     if identity and meant in LOADERS and library != meant:
         raise ConfigError(f"environment {name!r}: did you mean `{meant}:{identity}`?")
     if library in LOADERS:
@@ -136,12 +132,12 @@ def _check_options(
 
 
 def _parameters(found: type) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a class's `__init__`; none if it has no `__init__`.
+    """Return the parameters of a class's `__init__`; an empty mapping if it has none.
 
     The `__init__` that a class inherits from a `Protocol` does not count: it takes any arguments.
     """
-    line = [each for each in found.__mro__[:-1] if not getattr(each, "_is_protocol", False)]
-    has_own = any("__init__" in vars(each) for each in line)
+    classes = [each for each in found.__mro__[:-1] if not getattr(each, "_is_protocol", False)]
+    has_own = any("__init__" in vars(each) for each in classes)
     return inspect.signature(found).parameters if has_own else {}
 
 
@@ -154,6 +150,7 @@ def _is_reset_step(found: type) -> bool:
 
 
 def _check_protocol(name: str, found: type) -> None:
+    """Raise a `ConfigError` if a class lacks methods of the protocol."""
     lacking = [
         f"`{each}`"
         for each in (*_REQUIRED, "is_probe")
@@ -165,7 +162,7 @@ def _check_protocol(name: str, found: type) -> None:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the shipped environments that need nothing else."""
+    """Return the names of the shipped environments that need no further package."""
     return tuple(_CLASSES)
 
 

@@ -1,9 +1,10 @@
-"""The protocol that every environment follows.
+"""Define the protocol that every environment follows.
 
-An `Environment` holds what does not change: the rules, the task variants and their split, and what
-it declares about itself (`Facts`). `Environment.begin` starts a `Play`, which is one episode of one
-task and the only object with state. All chance goes through `Chance`, which is seeded by task and
-episode and records its draws, so that an episode can be written down, compared and repeated.
+An `Environment` holds what does not change: the rules, the task variants and their split, and its
+declarations about itself (`Facts`). `Environment.begin` starts a `Play`, which is one episode of
+one task and the only object with state. All chance goes through `Chance`, which is seeded by task
+and episode and records its draws, so that an episode can be written down, compared and repeated.
+
 Environments know nothing of tokens, chat formats or models.
 """
 
@@ -29,7 +30,7 @@ one call at a time in the whole process, as an engine with global state needs.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Declarations of an environment about itself.
+    """Declare properties of an environment.
 
     `tests/environments/test_every_environment.py` plays each environment against its own facts.
     """
@@ -40,7 +41,7 @@ class Facts:
     """Upper bound on the agent's turns in one episode."""
     min_return: float | None
     max_return: float | None
-    """Bounds on the agent's return in one episode; `None` where they are unknown."""
+    """Bounds on the agent's return in one episode; None if they are unknown."""
     units: int = 1
     """Number of equal parts of an episode (rounds, hands, dials); reports divide returns by it."""
     has_chance: bool = False
@@ -52,15 +53,14 @@ class Facts:
     with an open vocabulary can read.
     """
     wins_above: float = 0.0
-    """An episode with a larger return is won."""
+    """Return above which an episode is won."""
     loses_below: float = 0.0
-    """An episode with a smaller return is lost; an episode that is neither won nor lost is drawn.
-    """
+    """Return below which an episode is lost; an episode that is neither won nor lost is drawn."""
     example: str = ""
-    """An example of an action, if the first word alone is none."""
+    """An example of an action, if the first of `words` is not a whole action."""
 
     def bounds(self) -> tuple[float, float]:
-        """Return the least and the largest return of an episode, which must be known."""
+        """Return the least and the largest return of an episode; both must be declared."""
         assert self.min_return is not None, "bounds are checked before a population is rated"
         assert self.max_return is not None, "bounds are checked before a population is rated"
         return self.min_return, self.max_return
@@ -76,7 +76,7 @@ class Facts:
 
 @dataclass(slots=True)
 class Chance:
-    """The random source of one episode, which records its draws."""
+    """Draw the random events of one episode, and record the draws."""
 
     seed: int
     episode: int
@@ -96,7 +96,7 @@ class Chance:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one action, from the agent's seat."""
+    """Hold the result of one action, from the agent's seat."""
 
     observation: str
     reward: float
@@ -104,24 +104,28 @@ class Outcome:
     """Whether the action was legal."""
     is_done: bool = False
     tool_answers: tuple[str, ...] = ()
-    """The observation divided into the answers to the turn's tool calls, in an environment with
-    tools.
+    """Results of the turn's tool calls, in an environment with tools; together they are the
+    observation.
     """
     info: str = field(default="", compare=False)
     """Diagnostics of the step for readers of the run, which the agent does not see: a JSON object
-    made by `info_text`, or empty.
+    made by `info_text`, or "".
     """
 
 
 PENDING = Outcome("", 0.0)
-"""Placeholder until the opponent has acted or the environment's call has returned."""
+"""Outcome that stands in for the real one until the opponent has acted or the environment's call
+has returned.
+"""
 
 MAX_OBSERVATION_CHARS = 100_000
-"""Largest length of an observation: no context holds more, and every process would copy it."""
+"""Largest number of characters of an observation. No context holds more, and every process would
+have to copy it.
+"""
 
 
 def observation_fault(value: object) -> str | None:
-    """Return why `value` is not a valid observation, as the end of an error message, or `None`."""
+    """Return why `value` is no valid observation, as the end of an error message; None if it is."""
     if not isinstance(value, str):
         return f"must return text as observation, got a value of type {type(value).__name__}"
     if len(value) > MAX_OBSERVATION_CHARS:
@@ -134,7 +138,7 @@ def observation_fault(value: object) -> str | None:
 
 
 class Play(Protocol):
-    """One episode of a task, from its first observation to its end."""
+    """Play one episode of a task, from its first observation to its end."""
 
     chance: Chance
 
@@ -167,7 +171,7 @@ class Play(Protocol):
 
 
 class Script(Protocol):
-    """A scripted agent for one trial, used for warm starts and reference returns. It may remember
+    """Act as a scripted agent for one trial, for warm starts and reference returns. It may remember
     earlier episodes.
     """
 
@@ -183,7 +187,7 @@ variant under a uniform prior. The posterior of the true variant is never 0.
 
 
 class Environment(Protocol):
-    """A set of task variants that share rules, observations, actions and rewards.
+    """Describe a set of task variants that share rules, observations, actions and rewards.
 
     A task variant ("member" in the names below) is the part of a task that is hidden and the same
     in all episodes of a trial: an opponent, a code, a maze. Inherit from this class and override
@@ -192,7 +196,9 @@ class Environment(Protocol):
 
     facts: Facts
     tools: tuple[dict[str, Any], ...] = ()
-    """JSON schemas of tools; an action is then the whole completion, with its tool calls."""
+    """JSON schemas of tools. With tools, an action is the whole completion, including its tool
+    calls.
+    """
     called: CallMode = "at_once"
     """How a trial calls `begin` and `act`. The catalogue sets "in_threads" for a user's class that
     does not declare it.
@@ -207,7 +213,7 @@ class Environment(Protocol):
         ...
 
     def family(self, member: str) -> str:
-        """Return the kind of a task variant, by which reports group."""
+        """Return the kind of a task variant, by which reports group returns."""
         ...
 
     def seats(self) -> tuple[int, ...]:
@@ -223,8 +229,8 @@ class Environment(Protocol):
         ...
 
     def script(self, source: random.Random) -> Script | None:
-        """Return a scripted agent for one trial, its style drawn from `source`, or `None` if there
-        is none and therefore no warm start.
+        """Return a scripted agent for one trial, its style drawn from `source`; None if there is
+        none, so that no warm start is possible.
         """
         ...
 
@@ -241,10 +247,9 @@ class Environment(Protocol):
         ...
 
     def duel(self, task: Task, episode: int) -> "Duel | None":
-        """Start an episode in which a policy takes the opponent's seat instead of the task's
-        scripted opponent.
+        """Start an episode in which a policy takes the seat of the task's scripted opponent.
 
-        Returns `None`, the default, if there is no seat for one.
+        The default is None: the game has no seat for a second policy.
         """
         return None
 
@@ -261,8 +266,8 @@ class Environment(Protocol):
         return observation
 
     def reached(self, play: Play) -> str | None:
-        """Return the task variant whose goal the last action reached, even if the task has another
-        goal, or `None`, the default.
+        """Return the task variant whose goal the last action reached, even if this task has another
+        goal; None, the default, if it reached none.
 
         Hindsight relabelling uses it: for that variant, the same actions would have been a success.
         """
@@ -277,8 +282,8 @@ class Environment(Protocol):
         return None
 
     def best_return(self, member: str) -> float:
-        """Return the expected episode return of a player that knows the task variant from the
-        start. The default is the declared maximum.
+        """Return the expected episode return of the best player that knows the task variant from
+        the start. The default is the declared maximum.
         """
         return self.facts.bounds()[1]
 
@@ -286,7 +291,7 @@ class Environment(Protocol):
 # Duels: episodes in which two policies play each other.
 
 Side = Literal[0, 1]
-"""A side of a duel: `AGENT`, which is trained, or `OPPONENT`."""
+"""One side of a duel: `AGENT`, which is trained, or `OPPONENT`."""
 AGENT: Side = 0
 OPPONENT: Side = 1
 
@@ -297,7 +302,7 @@ def other(side: Side) -> Side:
 
 
 class Duel(Protocol):
-    """One episode in which a policy also chooses the opponent's actions.
+    """Play one episode in which a policy also chooses the opponent's actions.
 
     Each side observes the words that a `Play` would show to the agent in that side's seat.
     """
@@ -331,7 +336,9 @@ class Duel(Protocol):
 
 
 class DuelSides:
-    """Base of the duels: collects each side's observations and rewards until the side observes."""
+    """Collect each side's observations and rewards until that side observes; base class of
+    duels.
+    """
 
     def __init__(self, chance: Chance) -> None:
         self.chance = chance
@@ -352,9 +359,11 @@ class DuelSides:
         return outcome
 
     def _show(self, side: Side, *words: str) -> None:
+        """Add words to a side's next observation."""
         self._words[side].extend(word for word in words if word)
 
     def _pay(self, side: Side, reward: float) -> None:
+        """Add a reward to a side's next outcome."""
         self._rewards[side] += reward
 
     def _mark_invalid(self, side: Side) -> None:
@@ -363,11 +372,11 @@ class DuelSides:
 
 
 class DuelPlay:
-    """A duel as a `Play`: the task's scripted opponent answers the agent.
+    """Play a duel as a `Play`, in which the task's scripted opponent answers the agent.
 
     Args:
-        duel: the episode; the opponent may be the first to act.
-        reply: lets the opponent act once.
+        duel: The episode, in which the opponent may be the first to act.
+        reply: Called to let the opponent act once.
     """
 
     def __init__(self, duel: Duel, reply: Callable[[], None]) -> None:
@@ -390,6 +399,7 @@ class DuelPlay:
         return self._go_on()
 
     def _go_on(self) -> Outcome:
+        """Let the opponent act until it is the agent's turn; return what the agent has observed."""
         while self._duel.turn == OPPONENT:
             self._reply()
         return self._duel.observe(AGENT)

@@ -1,1 +1,1 @@
-"""The embedded engine: batched decoding with a prefix cache."""
+"""Implement the embedded engine: batched decoding with a prefix cache."""

@@ -1,4 +1,4 @@
-"""The architecture of a model, read from its HuggingFace `config.json`.
+"""Read the architecture of a model from its HuggingFace `config.json`.
 
 transformers, whose import takes seconds per process, is not needed. A setting that the embedded
 engine does not implement is refused, because a model with a wrong rotation or without its sliding
@@ -24,7 +24,7 @@ SUPPORTED = ("llama", "qwen2", "qwen3")
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary position embedding: base of the angles, and scaling for long contexts."""
+    """Describe rotary position embedding: base of the angles, and scaling for long contexts."""
 
     kind: str
     base: float
@@ -36,7 +36,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Shapes and options of a decoder of the Llama family."""
+    """Hold shapes and options of a decoder of the Llama family."""
 
     model_type: str
     vocabulary: int
@@ -80,6 +80,7 @@ def read_architecture(directory: Path) -> Architecture:
 
 
 def _architecture(file: Path, config: dict[str, Any]) -> Architecture:
+    """Return the architecture that a `config.json` describes."""
     kind, heads = config["model_type"], config["num_attention_heads"]
     has_bias = bool(config.get("attention_bias", False))
     return Architecture(
@@ -105,6 +106,7 @@ def _architecture(file: Path, config: dict[str, Any]) -> Architecture:
 
 
 def _refuse_unknown(file: Path, config: dict[str, Any]) -> None:
+    """Raise a `PolicyError` if the embedded engine does not implement a setting of the model."""
     kind = config.get("model_type")
     if kind not in SUPPORTED:
         raise PolicyError(

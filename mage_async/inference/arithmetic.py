@@ -1,4 +1,4 @@
-"""The arithmetic of the embedded engine: float32, bfloat16, or exact sums.
+"""Define the arithmetic of the embedded engine: float32, bfloat16, or exact sums.
 
 The value of a float32 sum depends on the order of its terms, and a matrix product chooses the order
 by the shape of the whole batch. The last bits of a log-prob therefore depend on the rest of the
@@ -28,13 +28,15 @@ from torch.nn import functional
 
 Kind = Literal["float32", "bfloat16", "exact"]
 MANTISSA = 53
-"""Bits of the largest integers that float64 represents without gaps."""
+"""Number of bits up to which float64 represents all integers."""
 EXPONENT = 0x7FF0_0000_0000_0000
 """Mask of the exponent bits of a float64."""
 
 
 class Arithmetic:
-    """The operations of a forward whose bits may depend on the batch; here torch's in float32."""
+    """Compute the operations of a forward whose bits may depend on the batch; here by torch in
+    float32.
+    """
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
         """Prepare a layer's matrix [O, D] for `linear`."""
@@ -79,7 +81,7 @@ class Arithmetic:
             keys: [B, K, L, H]
             values: [B, K, L, H]
             mask: [B, 1, n, L]
-            max_context: upper bound of `L` over all calls.
+            max_context: Upper bound of `L` over all calls.
         """
         is_grouped = queries.shape[1] != keys.shape[1]
         return functional.scaled_dot_product_attention(
@@ -92,7 +94,7 @@ class Arithmetic:
 
 
 class BFloat16(Arithmetic):
-    """The layers' matrices and their operands in bfloat16; everything else in float32."""
+    """Keep the layers' matrices and their operands in bfloat16, and everything else in float32."""
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
         """Convert to bfloat16: half the memory."""
@@ -107,7 +109,7 @@ class BFloat16(Arithmetic):
 
 
 class Exact(Arithmetic):
-    """Exact sums: results do not depend on batch, order or threads."""
+    """Compute exact sums, so that results do not depend on batch, order or threads."""
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
         """Round in float64: twice the memory."""

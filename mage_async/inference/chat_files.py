@@ -22,7 +22,7 @@ def load_chat(directory: Path, *, thinking: bool = False) -> ChatFormat:
     """Read the chat format of a model directory.
 
     Args:
-        thinking: passed to the template as `enable_thinking`.
+        thinking: Value of `enable_thinking` in the template.
     """
     tokenizer = _tokenizer(directory)
     settings = _json(directory / "tokenizer_config.json")
@@ -38,6 +38,7 @@ def load_chat(directory: Path, *, thinking: bool = False) -> ChatFormat:
 
 
 def _tokenizer(directory: Path) -> Tokenizer:
+    """Read a directory's `tokenizer.json`."""
     file = directory / "tokenizer.json"
     if not file.is_file():
         raise PolicyError(
@@ -47,6 +48,8 @@ def _tokenizer(directory: Path) -> Tokenizer:
 
 
 def _tokenize(tokenizer: Tokenizer, special: Collection[int]) -> Tokenize:
+    """Return the function that tokenizes a text, and finds the spans of special tokens in it."""
+
     def tokenize(text: str) -> Tokens:
         encoding = tokenizer.encode(text, add_special_tokens=False)
         places = (place for place, token in enumerate(encoding.ids) if token in special)
@@ -70,6 +73,7 @@ def _special_tokens(tokenizer: Tokenizer, template: str) -> frozenset[int]:
 
 
 def _template(directory: Path, settings: dict[str, Any]) -> str:
+    """Return the text of a directory's chat template."""
     file = directory / "chat_template.jinja"
     template = file.read_text() if file.is_file() else settings.get("chat_template")
     if not isinstance(template, str):
@@ -80,6 +84,7 @@ def _template(directory: Path, settings: dict[str, Any]) -> str:
 
 
 def _render(template: str, settings: dict[str, Any], thinking: bool) -> Render:
+    """Return the function that renders messages by a template."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = _as_json
     environment.globals["raise_exception"] = _refuse
@@ -124,7 +129,7 @@ def _text(token: Any) -> str:
 
 
 def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> list[int]:
-    """Return every id that one of the model's files calls an end of sequence, ascending."""
+    """Return every id that one of the model's files names as an end of sequence, ascending."""
     generation = _json(directory / "generation_config.json")
     ends = generation.get("eos_token_id") or _json(directory / "config.json").get("eos_token_id")
     ids = ends if isinstance(ends, list) else [ends]

@@ -1,4 +1,5 @@
-"""The forward of a Llama-family decoder: new tokens of several sequences in, next-token logits out.
+"""Compute the forward of a Llama-family decoder: new tokens of several sequences in, next-token
+logits out.
 
 A `Plan` collects what the next forward computes; its `Rows` are the new tokens of each sequence,
 packed end to end without padding. All matrix products see packed tokens; only attention needs
@@ -29,14 +30,15 @@ from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic, Kind
 from mage_async.inference.weights import Layer, Weights, read_weights
 
 PrefixCopies = dict[tuple[int, int], list[int]]
-"""By source slot and length of a prefix: the slots to which it is copied. Copies are made in order,
-because a slot may be the source of a copy after it was the target of another."""
+"""For each source slot and length of a prefix: the slots to which it is copied. Copies are made in
+order, because a slot may be the source of a copy after it was the target of another.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """New tokens of a forward: row `r` computes `counts[r]` positions of a slot from `starts[r]`
-    on.
+    """Describe the new tokens of a forward: row `r` computes `counts[r]` positions of a slot from
+    `starts[r]` on.
     """
 
     slots: np.ndarray
@@ -57,12 +59,12 @@ class Rows:
 
 @dataclass(slots=True)
 class Plan:
-    """What the next forward computes: `counts[i]` tokens of slot `slots[i]`, from position
+    """Collect what the next forward computes: `counts[i]` tokens of slot `slots[i]`, from position
     `starts[i]` on.
     """
 
     room: int
-    """Tokens that may still be added."""
+    """Number of tokens that may still be added."""
     slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -92,7 +94,7 @@ def packed_positions(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     return row, _counted(rows.starts, rows.counts)
 
 
-# Buckets: rows that attend together, as a rectangle.
+# A bucket is a set of rows that attend together, as a rectangle.
 #
 # Rows are ordered by their number of new tokens, longest first, and cut into buckets with little
 # padding. If the slots of a bucket are close together, its rectangle has a row for every slot
@@ -102,29 +104,32 @@ def packed_positions(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 MAX_WIDTH_RATIO = 4
 """Largest ratio between the numbers of tokens of two rows of a bucket."""
 SMALL_PADDING = 512
-"""Rows share a bucket in any case if fewer tokens than this are padded: a bucket costs time too."""
+"""Number of padded tokens below which rows share a bucket in any case, because a bucket costs time
+too.
+"""
 MAX_SPAN_RATIO = 1.25
-"""Slots are read in place if the range from the first to the last has at most this many times as
-many slots as there are rows: attention for slots that compute nothing costs time too.
+"""Largest ratio of the range of slots, from the first to the last, to the number of rows at which
+slots are read in place: attention for slots that compute nothing costs time too.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
-    """Rows that attend together, as a rectangle."""
+    """Describe rows that attend together, as a rectangle."""
 
     tokens: slice
-    """Range of their packed tokens."""
+    """Range of the rows' packed tokens."""
     slots: slice | torch.Tensor
-    """Their KV slots: a range, or int64 [B]."""
+    """KV slots of the rectangle's rows: a range, or int64 [B]."""
     height: int
-    """B"""
+    """Number of rows of the rectangle, B."""
     width: int
-    """n"""
+    """Number of tokens of the widest row, n."""
     context: int
-    """L"""
+    """Number of tokens of the longest sequence, L."""
     cells: torch.Tensor | None
-    """int64: place of each token in the rectangle, an index into B * n; None if it is the identity.
+    """Place of each token in the rectangle, int64, an index into B * n; None if the tokens fill the
+    rectangle in order.
     """
     mask: torch.Tensor
     """float32 [B, 1, n, L]: 0 where a token may attend, else -inf."""
@@ -154,6 +159,7 @@ def _cuts(counts: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _bucket(rows: Rows, tokens: slice) -> Bucket:
+    """Return the bucket of some rows, whose packed tokens are the range `tokens`."""
     width, context = int(rows.counts[0]), int((rows.starts + rows.counts).max())
     slots, places, height = _rectangle(rows.slots)
     starts, counts = np.zeros(height, np.int64), np.zeros(height, np.int64)
@@ -188,10 +194,10 @@ def _counted(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutedLayer:
-    """A layer that multiplies each token by the matrices of the token's role."""
+    """Multiply each token by the matrices of the token's role."""
 
     roles: tuple[tuple[Layer, torch.Tensor | None], ...]
-    """Layers with the indices of their tokens, int64; None: all tokens."""
+    """For each role: the layer, and the indices of its tokens, int64; None for all tokens."""
     arithmetic: Arithmetic
 
     @property
@@ -216,12 +222,12 @@ class RoutedLayer:
 
 
 class Model:
-    """A decoder: weights, and the KV cache.
+    """Hold a decoder: its weights, and the KV cache.
 
     Args:
-        slots: number of KV slots, one for each sequence whose keys and values are kept.
-        max_tokens: positions of each slot.
-        arithmetic: the arithmetic that the weights were read for.
+        slots: Number of KV slots, one for each sequence whose keys and values are kept.
+        max_tokens: Number of positions of each slot.
+        arithmetic: Arithmetic that the weights were read for.
     """
 
     def __init__(
@@ -285,11 +291,11 @@ class Model:
 
         Args:
             tokens: int [T], packed in the order of `rows`; tokens of the second role as `~token`.
-            copies: made in each layer after the new keys and values are stored, so that this
-                forward may compute their source.
-            logit_rows: int64 [W]: rows for whose last token logits are returned, in increasing
-                order.
-            columns: int64 [U]: token ids whose logits are returned; None: all.
+            copies: Prefixes to copy. In each layer they are copied after the new keys and values
+                are stored, so that this forward may compute their source.
+            logit_rows: Indices of the rows for whose last token logits are returned, int64 [W],
+                increasing.
+            columns: Ids of the tokens whose logits are returned, int64 [U]; None for all.
 
         Returns:
             float32 [W, V], or [W, U]
@@ -423,6 +429,7 @@ class Model:
         return flat if bucket.cells is None else flat.index_select(0, bucket.cells)
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Apply RMS norm with the model's epsilon."""
         return self.arithmetic.normed(hidden, self.architecture.norm_epsilon, weight)
 
 

@@ -1,4 +1,5 @@
-"""The prefix cache: which sequence holds which KV slot, and which tokens a prompt can reuse.
+"""Keep the table of the prefix cache: which sequence holds which KV slot, and which tokens a prompt
+can reuse.
 
 A KV slot has room for the keys and values of one sequence, which `Prompt.context` names. A released
 slot keeps its contents: until it is needed, other sequences can copy a prefix from it. A prefix is
@@ -14,44 +15,49 @@ import numpy as np
 
 
 class Opened(NamedTuple):
-    """The slot that a prompt got, and how many of its tokens are computed already."""
+    """Report the slot that a prompt got, and how many of its tokens are computed already."""
 
     slot: int
     source: int
-    """Slot from which the first `num_reused` tokens are copied; `slot` itself if nothing is."""
+    """Slot from which the first `num_reused` tokens are copied; `slot` itself if no token is
+    copied.
+    """
     num_reused: int
-    """Prompt tokens with keys and values in the cache."""
+    """Number of prompt tokens with keys and values in the cache."""
     num_repeated: int
-    """Prompt tokens that were computed before, but must be computed again."""
+    """Number of prompt tokens that were computed before, but must be computed again."""
     is_extension: bool
     """Whether the prompt begins with all earlier tokens of its sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """A sequence that lost its slot, as far as the statistics need it."""
+    """Describe a sequence that lost its slot, as far as the statistics need it."""
 
     num_known: int
     num_computed: int
     digest: bytes
-    """Of the `num_known` tokens."""
+    """Digest of the `num_known` tokens."""
 
 
 class PrefixCache:
-    """The table of KV slots. All arrays and lists are indexed by slot."""
+    """Hold the table of KV slots. All arrays and lists are indexed by slot."""
 
     def __init__(self, slots: int, max_tokens: int) -> None:
         self.tokens = np.zeros((slots, max_tokens), np.int32)
-        """[slots, positions]: prompt and sampled tokens; tokens of the second role as `~token`."""
+        """Prompt and sampled tokens, int32 [slots, positions]; tokens of the second role as
+        `~token`.
+        """
         self.makers = np.zeros((slots, max_tokens), np.int32)
-        """[slots, positions]: index into `versions` of the weights that computed the key and value.
+        """For each position, the index into `versions` of the weights that computed the key and
+        value: int32 [slots, positions].
         """
         self.num_known = [0] * slots
-        """Tokens of the sequence."""
+        """Number of tokens of each slot's sequence."""
         self.num_computed = [0] * slots
-        """Tokens with keys and values; the first ones."""
+        """Number of these tokens, from the first one on, that have keys and values."""
         self.oldest = [0] * slots
-        """Oldest policy version among the weights that computed the keys and values."""
+        """Oldest policy version among the weights that computed the slot's keys and values."""
         self.versions = [0]
         """Policy version of each load of weights, in order."""
         self.num_evictions = 0
@@ -77,7 +83,7 @@ class PrefixCache:
         return self._slots.get(name)
 
     def load(self, version: int) -> None:
-        """Note that other weights compute all further keys and values."""
+        """Record that other weights compute all further keys and values."""
         self.versions.append(version)
 
     def open(self, name: str, tokens: np.ndarray, *, is_fresh: bool) -> Opened | None:
@@ -88,9 +94,9 @@ class PrefixCache:
         always computed, for its logits; it counts as neither reused nor repeated.
 
         Args:
-            name: of the sequence.
-            tokens: int32 [T]
-            is_fresh: reuse nothing that older weights computed.
+            name: Name of the sequence.
+            tokens: Prompt: int32 [T]
+            is_fresh: Whether to reuse nothing that older weights computed.
 
         Returns:
             None if the prompt has to wait for a later forward: every slot is busy, or the source of
@@ -110,7 +116,7 @@ class PrefixCache:
         return self.num_known[slot] - self.num_computed[slot]
 
     def compute(self, slot: int, count: int) -> None:
-        """Note that the planned forward computes the next `count` tokens of a slot."""
+        """Record that the planned forward computes the next `count` tokens of a slot."""
         start = self.num_computed[slot]
         version = self.versions[-1]
         self.makers[slot, start : start + count] = len(self.versions) - 1
@@ -140,6 +146,7 @@ class PrefixCache:
             self._names[slot] = None
 
     def _open_held(self, slot: int, tokens: np.ndarray, is_fresh: bool) -> Opened:
+        """Open a prompt of a sequence that holds a slot."""
         known, computed = self.num_known[slot], self.num_computed[slot]
         common = common_length(self.tokens[slot, :known], tokens)
         have = min(common, computed, len(tokens) - 1)
@@ -148,6 +155,7 @@ class PrefixCache:
         return Opened(slot, slot, reused, have - reused, common == known)
 
     def _open_new(self, name: str, tokens: np.ndarray) -> Opened | None:
+        """Open a prompt of a sequence without a slot, and give it one; None if it has to wait."""
         source, common, any_common = self._longest_match(tokens)
         slot = self._free_slot()
         if slot is None:
@@ -164,6 +172,7 @@ class PrefixCache:
         return Opened(slot, source if reused else slot, reused, repeated, is_extension)
 
     def _occupy(self, opened: Opened, tokens: np.ndarray) -> None:
+        """Write the tokens of an opened prompt into its slot's row, and mark the slot busy."""
         slot, start = opened.slot, opened.num_reused
         if opened.source != slot:
             self.makers[slot, :start] = self.makers[opened.source, :start]
@@ -177,6 +186,7 @@ class PrefixCache:
         self._last_use[slot] = self._clock
 
     def _oldest(self, slot: int, start: int) -> int:
+        """Return the oldest version that computed any of a slot's first `start` positions."""
         first, last = self.makers[slot, 0], self.makers[slot, start - 1]
         if first == last:  # the index never decreases along a slot
             return int(self.versions[first])
@@ -244,4 +254,5 @@ def _run_lengths(is_equal: np.ndarray) -> np.ndarray:
 
 
 def _digest(tokens: np.ndarray) -> bytes:
+    """Return a digest of token ids."""
     return blake2b(np.ascontiguousarray(tokens, np.int32).tobytes(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Sampling tokens: a uniform number from the seed, through the inverse distribution function.
+"""Sample tokens: a uniform number from the seed, through the inverse distribution function.
 
 A completion does not depend on the rest of the batch, except for the last bits of the logits,
 unless the arithmetic is "exact" (`arithmetic.py`). Log-probs are computed after temperature and
@@ -18,14 +18,14 @@ from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingParameters:
-    """Sampling parameters of each row."""
+    """Hold the sampling parameters of each row."""
 
     temperature: np.ndarray
     """float32 [W]; 0 takes the most probable token, with its log-prob at temperature 1."""
     top_p: np.ndarray
     """float32 [W], in (0, 1]."""
     top_k: np.ndarray
-    """int64 [W]; 0: no limit."""
+    """int64 [W]; 0 for no limit."""
 
     def rows(self, rows: np.ndarray) -> "SamplingParameters":
         """Return the parameters of some rows, int64 [R]."""
@@ -58,7 +58,7 @@ def draw(
 
     Args:
         logits: float32 [W, V]
-        chances: float64 [W], in [0, 1), as from `uniforms`.
+        chances: Uniform numbers in [0, 1), float64 [W], as `uniforms` returns them.
         allowed: for each row the tokens that it samples from, int [at least 1] ascending; None for
             the whole vocabulary. Empty: no row is restricted. Log-probs, `top_p` and `top_k` are of
             the distribution over the allowed tokens alone.
@@ -118,6 +118,7 @@ def _draw_restricted(
 
 
 def _mix(words: np.ndarray) -> np.ndarray:
+    """Apply the finalizer of SplitMix64 to each word: uint64 [W]."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = words ^ (words >> np.uint64(31))

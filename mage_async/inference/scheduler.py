@@ -1,4 +1,4 @@
-"""Continuous batching: prompts may arrive at any time, and each `advance` is one forward for all.
+"""Batch continuously: prompts may arrive at any time, and each `advance` is one forward for all.
 
     submit ──> waiting ──(a KV slot, room in the forward)──> running ──(last token)──> Completion
                   ^ a new sequence stays here while every slot is busy
@@ -35,33 +35,37 @@ from mage_async.trials.duels import TrialInProgress, make_calls
 
 @dataclass(slots=True)
 class Statistics:
-    """What an engine has done: totals since its start, except where a field is about now."""
+    """Count what an engine has done: totals since its start, except for fields that describe the
+    present.
+    """
 
     num_completions: int = 0
     num_prompt_tokens: int = 0
     num_reused_tokens: int = 0
-    """Prompt tokens whose keys and values were in the cache."""
+    """Number of prompt tokens whose keys and values were in the cache."""
     num_repeated_tokens: int = 0
-    """Prompt tokens that had to be computed again, because their keys and values were lost."""
+    """Number of prompt tokens that had to be computed again, because their keys and values were
+    lost.
+    """
     num_extension_faults: int = 0
-    """Prompts that did not begin with all earlier tokens of their sequence."""
+    """Number of prompts that did not begin with all earlier tokens of their sequence."""
     num_generated_tokens: int = 0
     num_forwards: int = 0
     num_rows: int = 0
-    """Sequences in a forward, summed over forwards."""
+    """Number of sequences in a forward, summed over forwards."""
     num_computed_tokens: int = 0
     forward_s: float = 0.0
     """Time spent in forwards and sampling, in seconds."""
     num_loads: int = 0
-    """Weight updates."""
+    """Number of weight updates."""
     stall_s: float = 0.0
     """Time in which weights were exchanged and nothing could be sampled, in seconds."""
     num_evictions: int = 0
-    """Sequences that lost their KV slot to another one."""
+    """Number of sequences that lost their KV slot to another one."""
     num_contexts: int = 0
-    """Sequences that hold a KV slot now."""
+    """Number of sequences that hold a KV slot now."""
     num_waiting: int = 0
-    """Prompts that wait for a KV slot now."""
+    """Number of prompts that wait for a KV slot now."""
     cache_bytes: int = 0
     """Memory of the KV cache, in bytes; constant."""
 
@@ -71,43 +75,44 @@ class Statistics:
 
 
 FORWARD_TOKENS = 2048
-"""Default bound on the tokens of a forward."""
+"""Default bound on the number of tokens of a forward."""
 _MASK_64 = 2**64 - 1
 
-# Runs are immutable, and few are different, so one is made for all tokens that need an equal one.
+# Version runs are immutable, and few differ, so equal ones are made only once.
 _version_run = lru_cache(maxsize=1024)(VersionRun)
 
 
 @dataclass(slots=True)
 class Running:
-    """A prompt that is being completed, and therefore holds a KV slot."""
+    """Describe a prompt that is being completed, and therefore holds a KV slot."""
 
     prompt: Prompt
     opened: Opened
-    """Its slot, and what was cached of the prompt."""
+    """The prompt's slot, and how many of its tokens were cached."""
     max_length: int
     """Length of prompt and completion, in tokens, at which the completion ends."""
     runs: list[VersionRun] = field(default_factory=list)
     """`Completion.versions` so far."""
     node: int = 0
-    """Where the completion is in the trie of a restricted prompt."""
+    """Node of the trie of a restricted prompt that the completion has reached."""
     allowed: np.ndarray | None = None
-    """The tokens that the next one is sampled from; None: all."""
+    """Tokens that the next one is sampled from; None for all."""
     drawn_from: list[np.ndarray | None] = field(default_factory=list)
-    """As in `Completion`; empty for a prompt without restriction."""
+    """See `Completion.drawn_from`; empty for a prompt without restriction."""
 
 
 class Scheduler:
-    """Serves completions from a model; used by one thread at a time.
+    """Serve completions from a model; used by one thread at a time.
 
     Args:
-        model: has a KV slot for each sequence whose keys and values are kept, and `max_tokens`,
-            the bound on prompt and completion together. If all slots are taken, the least recently
-            used idle one is given to the next sequence.
-        forward_tokens: most tokens of one forward; at least one for each slot is allowed anyway.
-        interrupts: when weights change, compute the keys and values of running prompts with
-            `fresh_keys` again.
-        now: clock in seconds, for the time statistics; without it they stay 0.
+        model: Model with a KV slot for each sequence whose keys and values are kept, and with
+            `max_tokens`, the bound on prompt and completion together. If all slots are taken, the
+            least recently used idle one is given to the next sequence.
+        forward_tokens: Largest number of tokens of one forward; at least one for each slot is
+            allowed anyway.
+        interrupts: Whether a change of weights discards the keys and values of running prompts with
+            `fresh_keys`, which are then computed again.
+        now: Clock in seconds, for the time statistics; without it they stay 0.
     """
 
     def __init__(
@@ -130,7 +135,7 @@ class Scheduler:
         self._top_k = np.zeros(slots, np.int64)
         self._seeds = np.zeros(slots, np.uint64)
         self._num_prompt = np.zeros(slots, np.int64)
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         self._is_second_role = np.zeros(slots, bool)
         self._logprobs = np.zeros((slots, max_tokens), np.float32)
         """Log-prob of each sampled token, by its index in the context."""
@@ -364,6 +369,7 @@ class Scheduler:
         self._logprobs[slot, start:stop] = 0.0
 
     def _finish(self, slot: int, reason: FinishReason) -> tuple[str, Completion]:
+        """Return the completion of a slot, by its context, and count it."""
         running = self._running.pop(slot)
         prompt, opened, totals = running.prompt, running.opened, self._totals
         drawn = slice(len(prompt.tokens), self._cache.num_known[slot])
@@ -389,7 +395,7 @@ class Scheduler:
 
 
 MAX_COLUMNS_SHARE = 0.25
-"""Share of the vocabulary up to which the LM head's rows of allowed tokens are multiplied alone."""
+"""Share of the vocabulary up to which only the LM head's rows of allowed tokens are multiplied."""
 
 
 def _columns(allowed: Sequence[np.ndarray | None], vocabulary: int) -> np.ndarray | None:
@@ -429,7 +435,7 @@ def play_trials(
     """Play trials to their ends in this process, as many concurrently as the engine has KV slots.
 
     Args:
-        past_policies: engines of the past policies in the opponents' seats, by version.
+        past_policies: Engines of the past policies in the opponents' seats, by version.
 
     Raises:
         CallFault: a call of the environment failed, or has to wait.

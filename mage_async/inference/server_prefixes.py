@@ -1,4 +1,4 @@
-"""The sequences of a completion server: which cached keys and values each prompt may read.
+"""Track the sequences of a completion server: which cached keys and values each prompt may read.
 
 Such a server finds cached keys by equal tokens, whichever weights computed them. Every request
 therefore names a *key version* and finds only keys under the same name. A sequence takes the
@@ -25,25 +25,29 @@ from mage_async.policy_version import VersionRun, append_run, moved
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The keys that a prompt may read."""
+    """Report the keys that a prompt may read."""
 
     key_version: int
     num_known: int
-    """Leading tokens that were computed before, under any key version."""
+    """Number of leading tokens that were computed before, under any key version."""
     is_extension: bool
     """Whether the prompt begins with all earlier tokens of its sequence."""
 
 
 @dataclass(slots=True)
 class _Sequence:
+    """Hold a sequence's key version, and its tokens so far."""
+
     key_version: int
     tokens: np.ndarray
     num_computed: int = 0
-    """Leading tokens whose keys have been computed; forced tokens at the end have none."""
+    """Number of leading tokens whose keys have been computed; forced tokens at the end have
+    none.
+    """
 
 
 class ServerPrefixes:
-    """Key version and tokens of every living sequence, by `Prompt.context`."""
+    """Hold key version and tokens of every living sequence, by `Prompt.context`."""
 
     def __init__(self) -> None:
         self._sequences: dict[str, _Sequence] = {}
@@ -73,7 +77,7 @@ class ServerPrefixes:
         return known.key_version
 
     def lose_keys(self, version: int) -> None:
-        """Note that the server died: all keys are lost, and `version` computes the next ones."""
+        """Record that the server died: all keys are lost, and `version` computes the next ones."""
         for known in self._sequences.values():
             known.key_version = version
 
@@ -81,7 +85,8 @@ class ServerPrefixes:
         """Append the completion of a prompt, int32 [n], to its sequence.
 
         Args:
-            num_computed: leading tokens of both whose keys the server has computed.
+            num_computed: Number of leading tokens, of prompt and completion together, whose keys
+                the server has computed.
         """
         known = self._sequences.get(prompt.context)
         if known is not None:
@@ -95,7 +100,7 @@ class ServerPrefixes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """The result of one request.
+    """Hold the result of one request.
 
     Shapes: `n` sampled tokens.
     """
@@ -105,21 +110,21 @@ class Piece:
     logprobs: np.ndarray
     """float32 [n], in nats."""
     versions: tuple[VersionRun, ...]
-    """`start` counts from the piece's first token."""
+    """Version runs; `start` counts from the piece's first token."""
     num_cached: int
-    """Tokens of the request that the server found in its cache."""
+    """Number of tokens of the request that the server found in its cache."""
     is_aborted: bool = False
 
 
 class TurnRequests:
-    """The requests of one turn, from its prompt to its completion.
+    """Make the requests of one turn, from its prompt to its completion.
 
     A turn needs more than one request if weights were loaded in between (the server then aborts the
     request and returns the tokens sampled so far), or if the server stopped at a token at which the
     prompt does not stop. The tokens so far become part of the next request's prompt.
 
     A restricted turn needs a request for each token that it samples, because only the first token
-    of a request has a set of allowed tokens: where requests overlap, the server does not know the
+    of a request has a set of allowed tokens: if requests overlap, the server does not know the
     last token when it computes the next one. Forced tokens need none.
 
     `tokens`, `budget` and `allowed` are the next request, and `receive` takes its result. Once
@@ -141,9 +146,11 @@ class TurnRequests:
         self._drawn_from: list[np.ndarray | None] = []
         self._node = self._num_recomputed = 0
         self._num_reused: int | None = None
-        """Tokens of the first request that were in the cache; None before its result."""
+        """Number of tokens of the first request that were in the cache; None before its result."""
         self.num_computed = 0
-        """Leading tokens of prompt and completion whose keys this turn has computed or found."""
+        """Number of leading tokens, of prompt and completion together, whose keys this turn has
+        computed or found.
+        """
         self._append_forced()
 
     @property
@@ -163,7 +170,7 @@ class TurnRequests:
         return self._max_new - len(self._tokens) if self.prompt.restriction is None else 1
 
     def allowed(self) -> np.ndarray | None:
-        """Return the tokens that the next request samples from, int32 ascending; None: all."""
+        """Return the tokens that the next request samples from, int32 ascending; None for all."""
         trie = self.prompt.restriction
         return None if trie is None else trie.allowed(self._node)
 
@@ -193,7 +200,7 @@ class TurnRequests:
             )
         for run in piece.versions:
             append_run(self._runs, moved(run, len(self._tokens)))
-        # The key of a request's last token is computed by the next one.
+        # The key of a request's last token is computed only by the next request.
         self.num_computed = len(self.prompt.tokens) + len(self._tokens) + count - 1
         self._tokens += piece.tokens.tolist()
         self._logprobs += piece.logprobs.tolist()
@@ -206,11 +213,11 @@ class TurnRequests:
         """Return the completion of the turn.
 
         Args:
-            opened: result of `ServerPrefixes.open` for its prompt.
-            version: version of a completion all of whose tokens were forced.
+            opened: Result of `ServerPrefixes.open` for the turn's prompt.
+            version: Version that a completion gets if all of its tokens were forced.
         """
         num_prompt, runs = len(self.prompt.tokens), self._runs
-        if self._num_reused is None:  # nothing had to be computed
+        if self._num_reused is None:  # no request was sent, because all tokens were forced
             runs, reused = [VersionRun(0, version, version)], num_prompt
         else:
             if runs and runs[0].start:
@@ -230,7 +237,7 @@ class TurnRequests:
         )
 
     def _append_forced(self) -> None:
-        """Append the tokens that a restricted completion goes on with without a choice."""
+        """Append the tokens that follow without a choice in a restricted completion."""
         if self.prompt.restriction is not None:
             tokens, self._node = self.prompt.restriction.forced(self._node)
             self._tokens += tokens

@@ -1,4 +1,5 @@
-"""Weight fingerprints: how an engine checks that it has loaded what the learner published.
+"""Compare weight fingerprints, by which an engine checks that it has loaded what the learner
+published.
 
 The learner writes a fingerprint with the weights of a version, and an engine computes another from
 the weights that it has loaded. A fingerprint has three parts. Sums of the bytes (`tensor_digest`,
@@ -27,37 +28,44 @@ from mage_async.inference.model import Model
 from mage_async.inference.weights import Weights
 
 DIGEST_BYTES = 8
+"""Number of bytes of a digest."""
 UNSEEN = "unseen"
 """Digest of weights that were never in host memory, so that no sum of their bytes was taken."""
 NUM_PROBE_TOKENS = 32
+"""Number of tokens whose log-probs are compared."""
 _STRIDE = 2_654_435_761
 """A prime larger than every vocabulary: its multiples visit all tokens, and rows, far apart."""
 Precision = Literal["float32", "reduced"]
-"""How log-probs were computed: all in float32 or better, or partly with fewer bits (bfloat16,
-float16, TF32)."""
+"""Precision with which log-probs were computed: all in float32 or better, or partly with fewer bits
+(bfloat16, float16, TF32).
+"""
 TOLERANCES: dict[Precision, float] = {"float32": 2e-4, "reduced": 0.25}
 """Largest mean difference of both sides' probe log-probs, in nats, by the less precise side."""
 MERGED_ROW_TOLERANCES: dict[Precision, float] = {"float32": 1e-6, "reduced": 2e-3}
-"""Largest difference of two row checksums if adapters were merged, which rounds."""
+"""Largest difference of two row checksums if adapters were merged, which rounds the weights."""
 COPIED_ROW_TOLERANCE = 1e-12
-"""Largest difference of two row checksums of equal weights: the order of a sum depends on the
-processor."""
+"""Largest difference of two row checksums of equal weights. It is not 0, because the order of a sum
+depends on the processor.
+"""
 RowChecksums = dict[str, float | None]
 """Row checksums by the names of tensors; None for one that is not finite."""
 
 
 class WeightFingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The fingerprint of a version's weights, as the learner or an engine computes it."""
+    """Hold the fingerprint of a version's weights, as the learner or an engine computes it."""
 
     version: int
     precision: Precision
     tensors: dict[str, str]
-    """Sums (`tensor_digest`) by name; empty for a version that is not scored, and for weights that
-    were never in host memory."""
+    """Sum (`tensor_digest`) of each tensor, by its name; empty for a version that is not scored,
+    and for weights that were never in host memory.
+    """
     sample: str = ""
-    """Sum of a sample of all bytes (`sample_digest`); empty if tensors have sums of their own."""
+    """Sum of a sample of all bytes (`sample_digest`); "" if tensors have sums of their own."""
     row_checksums: RowChecksums = {}
-    """Empty for a model on several ranks, and for weights that an engine never holds."""
+    """Row checksums; empty for a model on several ranks, and for weights that an engine never
+    holds.
+    """
     row_tolerance: float = 0.0
     """Largest allowed difference of an engine's row checksums."""
     logprobs: tuple[float | None, ...]
@@ -78,14 +86,14 @@ class WeightFingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AcceptedWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """The receipt of loaded weights whose fingerprint agrees with the learner's."""
+    """Report that the fingerprint of loaded weights agrees with the learner's."""
 
     digest: str
     """Digest of all loaded tensors."""
     difference: float
     """Mean difference of both sides' probe log-probs, in nats."""
     num_retries: int
-    """How often the weights were read again because they were wrong at first."""
+    """Number of times that the weights were read again because they were wrong at first."""
 
 
 def read_fingerprint(text: str, where: str) -> WeightFingerprint:
@@ -131,7 +139,7 @@ def difference(one: Sequence[float | None], other: Sequence[float | None]) -> fl
 
 
 def mismatch(published: WeightFingerprint, loaded: WeightFingerprint) -> str:
-    """Return why an engine's fingerprint differs from the learner's; empty if it agrees."""
+    """Return why an engine's fingerprint differs from the learner's; "" if it agrees."""
     if published.version != loaded.version:
         return f"they are weights of version {published.version}"
     if name := _first_difference(published.tensors, loaded.tensors, ne):
@@ -159,6 +167,7 @@ def _first_difference(
 
 
 def _are_apart(one: float | None, other: float | None, bound: float) -> bool:
+    """Return whether two values differ by more than `bound`, or only one of them is None."""
     return one is not other if one is None or other is None else abs(one - other) > bound
 
 
@@ -169,6 +178,7 @@ def _are_apart(one: float | None, other: float | None, bound: float) -> bool:
 # that changed places, adapters that were not merged. A row checksum is the sum of the row's
 # elements, each times the factor of its place, divided by the sum of the elements' absolute values.
 NUM_FACTORS = 1024
+"""Number of different absolute values of factors."""
 
 
 def checked_row(tensor: torch.Tensor, version: int) -> torch.Tensor:
@@ -190,8 +200,8 @@ def row_checksums_of(
     """Compute row checksums by the names of the tensors.
 
     Args:
-        lengths: number of elements of each tensor's row.
-        elements: the rows, concatenated by `joined`, in host memory.
+        lengths: Number of elements of each tensor's row.
+        elements: Rows, concatenated by `joined`, in host memory.
     """
     starts, values = np.cumsum([0, *lengths[:-1]]), elements.numpy()
     factors = np.concatenate([_factors(length) for length in lengths])
@@ -218,12 +228,15 @@ def _factors(length: int) -> np.ndarray:
 # place, which takes a CPU far longer.
 
 ROW_WORDS = 512
+"""Number of 64-bit words that are summed to one number."""
 ROW_BYTES = 8 * ROW_WORDS
 BLOCK_ROWS = 8
+"""Number of such rows in a block, which is sampled as a whole."""
 BLOCK_BYTES = BLOCK_ROWS * ROW_BYTES
 SAMPLED = 61
-"""A sample has one block in so many. A prime, so that an engine that loads every second or every
-tenth version still sees all blocks in time."""
+"""Number of blocks of which one is sampled. It is a prime, so that an engine that loads every
+second or every tenth version still samples all blocks in time.
+"""
 
 
 def tensor_digest(name: str, tensor: torch.Tensor) -> str:
@@ -242,8 +255,8 @@ def sample_digest(body: np.ndarray, version: int) -> str:
     """Return a digest of one in `SAMPLED` blocks of 32 KiB, and of the bytes after the last block.
 
     Args:
-        body: uint8 [bytes], all tensors of a version, one after the other.
-        version: chooses the blocks.
+        body: All tensors of a version, one after the other: uint8 [bytes].
+        version: Version whose blocks are sampled.
     """
     whole = len(body) - len(body) % BLOCK_BYTES
     blocks = body[:whole].view(np.int64).reshape(-1, BLOCK_ROWS, ROW_WORDS)
@@ -255,15 +268,15 @@ def sample_digest(body: np.ndarray, version: int) -> str:
 
 
 LENGTH_BYTES = 8
-"""Size of the number before a safetensors header, which gives the header's length."""
+"""Number of bytes of the integer before a safetensors header, which is the header's length."""
 
 
 class FingerprintBuilder:
-    """Computes an engine's fingerprint while tensors pass by, with the parts of the learner's.
+    """Compute an engine's fingerprint while tensors pass by, with the same parts as the learner's.
 
     Args:
-        published: the learner's fingerprint; None: there is none, and nothing is computed.
-        file: file of the tensors; None for tensors that are sent.
+        published: Fingerprint of the learner; None if there is none: then nothing is computed.
+        file: File of the tensors; None for tensors that are sent.
     """
 
     def __init__(self, published: WeightFingerprint | None, file: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""A model's weights, read from safetensors files and arranged for the forward.
+"""Read a model's weights from safetensors files, and arrange them for the forward.
 
 Matrices with the same input are concatenated. Within each head, the dimensions `j` and `j + H / 2`,
 which rotate together, are moved next to each other, so that a rotation is one complex product.
@@ -27,7 +27,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """One transformer layer in float32; its matrices as prepared by `Arithmetic.matrix`."""
+    """Hold one transformer layer in float32; its matrices are prepared by `Arithmetic.matrix`."""
 
     input_norm: torch.Tensor
     """[D]"""
@@ -56,7 +56,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """All weights of a model in float32; LM head and layers as prepared by `Arithmetic`.
+    """Hold all weights of a model in float32; LM head and layers are prepared by `Arithmetic`.
 
     Weights are never changed in place: an update replaces the whole object.
     """
@@ -107,8 +107,8 @@ def as_weights(
     """Arrange the tensors of a model, by their HuggingFace names.
 
     Args:
-        where: source of the tensors, with which errors begin.
-        copies: copy every tensor, because the source may change later.
+        where: Source of the tensors, with which errors begin.
+        copies: Whether to copy every tensor, because the source may change later.
 
     Raises:
         PolicyError: they are the tensors of another model.
@@ -156,7 +156,7 @@ def check_shapes(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
     """Check that the tensors of a file or model directory have the expected names and shapes.
 
     Args:
-        expected: shapes by name, as from `tensor_shapes`.
+        expected: Shapes by name, as `tensor_shapes` returns them.
 
     Raises:
         UnreadableWeights: a file cannot be read.
@@ -182,6 +182,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def _json(file: Path) -> Mapping[str, Mapping[str, str]]:
+    """Read a file of JSON."""
     try:
         read: Mapping[str, Mapping[str, str]] = json.loads(file.read_text())
     except ValueError as error:
@@ -203,6 +204,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
+    """Turn errors of reading a file into `UnreadableWeights`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -237,10 +239,12 @@ def _second_role_layers(
 
 
 def _layers(tensors: Tensors, shape: Architecture, arithmetic: Arithmetic) -> tuple[Layer, ...]:
+    """Move the tensors of all layers into `Layer` objects."""
     return tuple(_layer(tensors, number, shape, arithmetic) for number in range(shape.layers))
 
 
 def _layer(tensors: Tensors, number: int, shape: Architecture, arithmetic: Arithmetic) -> Layer:
+    """Move the tensors of one layer into a `Layer`."""
     stem, hidden = f"model.layers.{number}", shape.hidden_size
     heads, size = shape.heads * shape.head_dim, shape.head_dim
     kv_heads = shape.kv_heads * size
@@ -292,6 +296,7 @@ def _paired(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def _take(tensors: Tensors, name: str, *shape: int) -> torch.Tensor:
+    """Remove a tensor from `tensors`, and return it; raise if it has another shape."""
     tensor = tensors.pop(name)
     if tensor.shape != shape:
         raise RuntimeError(f"{name} has shape {list(tensor.shape)}, not {list(shape)}")

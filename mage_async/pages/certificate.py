@@ -28,17 +28,18 @@ COMPARED = {
     "swapped": "swapped",
     "all": "their mean",
 }
-"""What the last episode is compared with, in the rows of the table of differences; the keys are
-those of `certificate.DIFFERENCES` and `certificate.ALL` in `mage_async/results`."""
+"""Labels of the rows of the table of differences: the last episode is compared with each of these.
+The keys are those of `certificate.DIFFERENCES` and `certificate.ALL` in `mage_async/results`.
+"""
 MANY = 0.05
-"""Share of invalid actions, or of answers cut or empty, above which the page warns."""
+"""Share of invalid actions, or of completions cut or empty, above which the page warns."""
 
 
 def render_certificate(document: Mapping[str, Any]) -> str:
     """Return the self-contained HTML page of a certificate.
 
     Args:
-        document: the certificate as `mage adapt` writes it in JSON.
+        document: Certificate as `mage adapt` writes it in JSON.
     """
     games = document["games"]
     returns = document["returns"]
@@ -73,10 +74,10 @@ def warnings_of(
     """Return sentences about what makes a measurement doubtful.
 
     Args:
-        turns: by game, the number of actions, of invalid actions, of trials, and of trials that
-            were cut short.
-        costs: the document's `costs`.
-        max_tokens: largest length of an answer.
+        turns: For each game, the number of actions, of invalid actions, of trials, and of trials
+            that were cut short.
+        costs: Value of `costs` in the document.
+        max_tokens: Largest number of tokens of a completion.
     """
     found = []
     for label, (num_turns, invalid, trials, cut) in turns.items():
@@ -109,7 +110,8 @@ def _differences(document: Mapping[str, Any]) -> Table:
         )
         for name, each in document["differences"].items()
     ]
-    # The largest return so far minus the first one grows without any learning, by chance alone.
+    # The last row (`luck`) shows how much the best return so far exceeds the first one without
+    # learning.
     if document["luck"]:
         cells = [TableCell(signed(document["luck"][part], 3)) for part in ("mean", "low", "high")]
         rows.append(TableRow("best so far minus the first", cells, "quiet"))
@@ -135,9 +137,9 @@ def _returns(
     """Return the table of returns by arm and episode.
 
     Args:
-        returns: for each arm and episode, the mean return and its half-width; None for an episode
+        returns: For each arm and episode, the mean return and its half-width; None for an episode
             that the arm does not measure.
-        references: known returns by name, one per episode.
+        references: Known returns by name, one per episode.
     """
     rows = [
         TableRow(

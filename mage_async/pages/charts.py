@@ -1,4 +1,4 @@
-"""Charts as plain data that templates draw as SVG, and numbers in the form that a person reads.
+"""Lay out charts as plain data that templates draw as SVG, and format numbers for people.
 
 Charts are lines, histograms, and bars of shares. Coordinates are in units of the view box; the page
 scales the whole drawing.
@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-# Line charts, which `templates/chart.svg` draws.
+# Line charts, drawn by `templates/chart.svg`.
 
 Point = tuple[float, float]
 MAX_LABEL = 22
-"""Characters of a label; a longer name is cut."""
+"""Number of characters to which a label is cut."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line. `css` is the class of its colour; points that are not finite are left out."""
+    """Hold a line. `css` is the class of its colour; points that are not finite are left out."""
 
     label: str
     points: Sequence[Point]
     css: str
     half_widths: Sequence[float] = ()
-    """95 % half-widths of the points, drawn as a band; empty: no band."""
+    """95 % half-widths of the points, drawn as a band; empty for no band."""
     has_dots: bool = False
 
     @cached_property
@@ -47,7 +47,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class PlotArea:
-    """Ranges of both axes, size of the drawing, and its margins: maps data to coordinates."""
+    """Map data to coordinates, by the ranges of both axes, the size of the drawing, and its
+    margins.
+    """
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -85,7 +87,7 @@ class PlotArea:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A line chart; ticks are values of the data."""
+    """Hold a line chart; ticks are values of the data."""
 
     described: str
     """Content of the chart in words, for readers who cannot see it."""
@@ -96,14 +98,14 @@ class Chart:
     labels: Sequence[tuple[Series, float]] = ()
     """Lines with a label, and the height of each label."""
     links: Sequence[tuple[float, float, str, str]] = ()
-    """Stretches of the x axis that can be clicked: left end, width, address and title."""
+    """Parts of the x axis that can be clicked: left end, width, address and title."""
 
     def with_links(self, address: Callable[[int], str], noun: str, xs: Sequence[int]) -> "Chart":
         """Return the chart with links: a click leads to the address of the nearest of `xs`.
 
         Args:
-            noun: what an x is, for titles such as "step 3".
-            xs: ascending whole numbers.
+            noun: Word for an x, for titles such as "step 3".
+            xs: Positions of the links, ascending whole numbers.
         """
         ends = [self.area.across(x) for x in xs]
         left, right = self.area.left, self.area.width - self.area.right
@@ -126,9 +128,9 @@ def line_chart(
     """Lay out lines with their labels at the right; return `None` if no point can be drawn.
 
     Args:
-        described: content of the chart in words, for readers who cannot see it.
-        x_names: named ticks of the x axis; empty: round numbers.
-        y_span: range of the y axis; `None`: the range of the lines.
+        described: Content of the chart in words, for readers who cannot see it.
+        x_names: Named ticks of the x axis; empty for round numbers.
+        y_span: Range of the y axis; None for the range of the lines.
     """
     drawn = [line for line in series if line.finite]
     if not drawn:
@@ -154,6 +156,7 @@ def small_chart(values: Sequence[Point], *, described: str, css: str = "accent")
 
 
 def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
+    """Return a range with some margin around the values."""
     low, high = min(values), max(values)
     if low == high:
         return low - 0.5, high + 0.5
@@ -173,18 +176,21 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 # Labels stand at the right of a chart, each as near to the end of its line as the others allow.
 
 LABEL_GAP = 14.0
+"""Smallest vertical distance of two labels."""
 CHARACTER_WIDTH = 6.7
 """Approximate width of a character of a label."""
 VALUE_CHARACTERS = 6
-"""Characters kept free for the value after a label."""
+"""Number of characters kept free for the value after a label."""
 
 
 def _label_width(series: Sequence[Series]) -> float:
+    """Return the width that the longest label needs."""
     longest = max((len(line.short_label) for line in series), default=0)
     return 22 + CHARACTER_WIDTH * (longest + VALUE_CHARACTERS)
 
 
 def _line_labels(series: Sequence[Series], area: PlotArea) -> list[tuple[Series, float]]:
+    """Return the lines with a label, and the height of each label."""
     labelled = [line for line in series if line.label]
     ends = [area.down(line.finite[-1][1]) for line in labelled]
     heights = spread(ends, LABEL_GAP, area.top + 4, area.height - area.bottom)
@@ -209,14 +215,15 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     return placed
 
 
-# Histograms whose bins are links, which `templates/histogram.svg` draws.
+# Histograms whose bins are links, drawn by `templates/histogram.svg`.
 
 MAX_BINS = 24
+"""Largest number of bins of a histogram."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """A bar of a histogram, and the address that it leads to."""
+    """Hold a bar of a histogram, and the address that it leads to."""
 
     height: float
     """Height relative to the highest bar, from 0 to 1."""
@@ -224,12 +231,12 @@ class Bin:
     address: str
     is_chosen: bool
     label: str
-    """Text below the bar; empty if there is no room."""
+    """Text below the bar; "" if there is no room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Bars of the number of values in each bin."""
+    """Hold bars of the number of values in each bin."""
 
     bins: Sequence[Bin]
     described: str
@@ -237,7 +244,9 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class BinEdges:
-    """Bins of equal width: [low, low + width), ...; the last bin includes its upper end."""
+    """Describe bins of equal width: [low, low + width), ...; the last bin includes its upper
+    end.
+    """
 
     low: float
     width: float
@@ -284,9 +293,9 @@ def histogram(
     """Lay out the histogram of some values; return `None` if there are none.
 
     Args:
-        chosen: the bin that the list is narrowed to.
-        address: returns the address of the list narrowed to a bin, or of the whole list for `None`.
-        noun: what is counted, for readers who cannot see the drawing.
+        chosen: Number of the bin that the list is filtered by; None for none.
+        address: Returns the address of the list filtered by a bin, or of the whole list for None.
+        noun: Word for what is counted, for readers who cannot see the drawing.
     """
     if not values:
         return None
@@ -339,19 +348,19 @@ FATE_COLOURS = {"trained": "work1", "dropped": "bad", "in_flight": "wait2"}
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """A part of a bar. Its title is shown on hovering: a narrow part has no room for text."""
+    """Hold a part of a bar. Its title is shown on hovering: a narrow part has no room for text."""
 
     text: str
     title: str
     share: float
     css: str
     age: float | None = None
-    """Age of tokens from 0, fresh, to 1, old, which is the colour of such parts."""
+    """Age of tokens from 0, fresh, to 1, old, which decides the colour of such parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A labelled bar; the shares of its parts sum to 1."""
+    """Hold a labelled bar; the shares of its parts sum to 1."""
 
     label: str
     parts: Sequence[BarPart]
@@ -381,6 +390,7 @@ def fate_bar(trials: Mapping[str, int]) -> Bar:
 
 
 def _bar_parts(sizes: Mapping[str, float], colours: Mapping[str, str]) -> list[BarPart]:
+    """Return the parts of a bar; a part too narrow for its text has only the number, or none."""
     total = sum(sizes.values())
     parts = []
     for name, size in sizes.items():
@@ -402,7 +412,7 @@ def age_bar(label: str, shares: Mapping[int, float]) -> Bar:
     return Bar(label, parts)
 
 
-# Numbers and names in the form that a person reads: +0.75, 12.3k, 71 %, 1 min 36 s.
+# Formats of numbers and names for people: +0.75, 12.3k, 71 %, 1 min 36 s.
 
 MINUS = "−"
 

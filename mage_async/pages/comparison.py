@@ -1,4 +1,4 @@
-"""The comparison: one self-contained page about several runs, with what differs, results and costs.
+"""Compare several runs on one self-contained page: differences, results and costs.
 
 Runs that differ only in their seed form an *arm*. Intervals over the runs of an arm are Student's,
 half-widths at 95 %; a single run has none.
@@ -23,19 +23,23 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import RunRecords, read_document, read_records
 
 IGNORED_KEYS = ("seed", "journal.", "supervision.", "transport.")
-"""Beginnings of keys that make no other arm: they change neither what is learned nor how fast."""
+"""Beginnings of keys that make no separate arm: they change neither what is learned nor how
+fast.
+"""
 SUMMARY_PARTS = ("environment", "seed", "complete")
 """Keys that every summary has, even that of an interrupted run."""
 COLOURS = ("heldout", "train", "blind", "swapped", "e0", "e1", "e3")
-"""CSS classes of arms; further arms are not drawn."""
+"""CSS classes of arms; arms beyond these are not drawn."""
 LAST = ("return_by_episode", -1)
 SPLITS = {"held-out tasks": "heldout", "trained batches": "train"}
-"""What curves may show; the first one of which every run has a curve is drawn, or the last one."""
+"""Evaluation sets that curves may show. The first one of which every run has a curve is drawn, or
+else the last one.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComparedRun:
-    """The records and the summary of a run."""
+    """Hold the records and the summary of a run."""
 
     records: RunRecords
     summary: Mapping[str, Any]
@@ -64,7 +68,7 @@ def read_run(run: RunDirectory) -> ComparedRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arm:
-    """Runs of one configuration, in order of their seeds."""
+    """Hold the runs of one configuration, in order of their seeds."""
 
     settings: Mapping[str, Any]
     """Values of the keys in which the arms differ."""
@@ -130,6 +134,7 @@ def differences(one: Config, other: Config) -> list[tuple[str, str, str]]:
 
 
 def _compared_keys(config: Config) -> dict[str, Any]:
+    """Return the keys and values of a configuration that may separate two arms."""
     keys = flat_config(config).items()
     return {key: value for key, value in keys if not key.startswith(IGNORED_KEYS)}
 
@@ -152,12 +157,14 @@ def _short_key(key: str) -> str:
 
 
 def _value_text(value: Any) -> str:
+    """Return a value of a configuration as text."""
     if isinstance(value, list):
         return "+".join(map(str, value)) or "all"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _lookup(tree: Any, path: Sequence[str | int]) -> float | None:
+    """Return the number at a path in nested data; None if a part of the path is missing."""
     for name in path:
         if isinstance(name, str):
             tree = tree.get(name) if isinstance(tree, Mapping) else None
@@ -213,6 +220,7 @@ def lines(runs: Sequence[ComparedRun]) -> list[Mapping[str, Any]]:
 
 
 def _trials_at(run: ComparedRun, version: int) -> float:
+    """Return the number of trials trained up to a version."""
     admission = run.records.config.admission
     return float(version * admission.groups_per_step * admission.trials_per_group)
 
@@ -234,7 +242,7 @@ def curves(found: Sequence[Arm]) -> tuple[str, dict[str, Chart | None]]:
     """Return charts of the last episode's return by x axis, with bands over seeds.
 
     Returns:
-        What the returns are of, and the charts: held-out tasks if every run recorded a curve, the
+        A key of `SPLITS`, and the charts: held-out tasks if every run recorded a curve, the
         trained batches otherwise.
     """
     shown = found[: len(COLOURS)]
@@ -286,6 +294,7 @@ def _difference_table(first: Arm, others: Sequence[Arm]) -> Table:
 
 
 def _arm_table(found: Sequence[Arm], columns: Mapping[str, Callable[[Arm], str]]) -> Table:
+    """Return a table with a row for each arm; `columns` has the text of each column."""
     rows = [
         TableRow(arm.label, [TableCell(text(arm)) for text in columns.values()]) for arm in found
     ]
@@ -293,16 +302,19 @@ def _arm_table(found: Sequence[Arm], columns: Mapping[str, Callable[[Arm], str]]
 
 
 def _mean(arm: Arm, *path: str | int) -> str:
+    """Return the mean of an evaluation's figure over the runs of an arm, with its interval."""
     values = arm.values("evaluation", *path)
     return _interval_text(values) if values else "–"
 
 
 def _interval_text(values: Sequence[float]) -> str:
+    """Return a mean and its half-width as text."""
     mean, half = interval(values)
     return signed(mean, 3) + ("" if half != half else f" ± {half:.3f}")
 
 
 def _plain(arm: Arm, *path: str) -> str:
+    """Return the mean of a figure over the runs of an arm, without an interval."""
     values = arm.values(*path)
     return figure(statistics.fmean(values)) if values else "–"
 
@@ -316,6 +328,7 @@ REACHED: Mapping[str, Callable[[Arm], str]] = {
     "won, last": lambda arm: _mean(arm, "heldout", "won_by_episode", -1),
     "won, any": lambda arm: _mean(arm, "heldout", "won_within", -1),
 }
+"""Columns of the table of returns: names, and functions that return the text for an arm."""
 COST: Mapping[str, Callable[[Arm], str]] = {
     "wall time": lambda arm: duration(statistics.fmean(arm.values("wall_s"))),
     "trials/s": lambda arm: _plain(arm, "throughput", "trials_per_s"),
@@ -324,3 +337,4 @@ COST: Mapping[str, Callable[[Arm], str]] = {
     "largest": lambda arm: figure(max(arm.values("staleness", "max"), default=0.0)),
     "dropped": lambda arm: figure(sum(arm.values("trials", "dropped"))),
 }
+"""Columns of the table of costs: names, and functions that return the text for an arm."""

@@ -1,4 +1,4 @@
-"""Charts of a run: returns and metrics against steps, and returns against the episode."""
+"""Draw charts of a run: returns and metrics against steps, and returns against the episode."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,6 +97,7 @@ def grouped(references: Mapping[str, Sequence[float]]) -> dict[str, Sequence[flo
 
 
 def _numbered(values: Sequence[float]) -> list[Point]:
+    """Return values as points at 1, 2, 3, …"""
     return [(float(number), value) for number, value in enumerate(values, 1)]
 
 
@@ -108,9 +109,9 @@ def episode_lines(
     """Return a line for each episode.
 
     Args:
-        points: ascending positions on the x axis, with a score each.
-        name: the figure of a score to draw, one value an episode.
-        half_widths: the figure with its half-widths; empty: none.
+        points: Positions on the x axis, ascending, each with a score.
+        name: Name of the figure of a score to draw, one value for each episode.
+        half_widths: Name of the figure with its half-widths; "" for none.
     """
     num_episodes = len(points[0][1][name]) if points else 0
     return [
@@ -175,7 +176,7 @@ POLICY = (
 
 @dataclass(frozen=True, slots=True)
 class MetricChart:
-    """A small chart of one metric, with its meaning and its mean."""
+    """Hold a small chart of one metric, with its meaning and its mean."""
 
     label: str
     meaning: str
@@ -233,6 +234,7 @@ def metric_unit(name: str) -> str:
 
 
 def _mean(records: RunRecords, name: str) -> float:
+    """Return the mean of a metric over the steps that recorded it."""
     # Rates are averaged over time, as in the summary; other metrics over steps.
     steps = zip(records.metrics, records.step_s(), strict=True)
     pairs = [(line[name], seconds) for line, seconds in steps if name in line]
@@ -242,5 +244,6 @@ def _mean(records: RunRecords, name: str) -> float:
 
 
 def _metric_line(metrics: Sequence[Record], name: str, label: str, css: str) -> Series:
+    """Return a metric of each step as a line."""
     points = [(float(line["step"]), line[name]) for line in metrics if name in line]
     return Series(label, points, css)

@@ -1,5 +1,5 @@
-"""The page of a matrix of runs (`mage ablate`, `mage sweep`): returns, learning curves, and the
-ages of the trained tokens.
+"""Make the page of a matrix of runs (`mage ablate`, `mage sweep`): returns, learning curves, and
+the ages of the trained tokens.
 """
 
 import math
@@ -37,7 +37,7 @@ REACHED = (
     "staleness_mean",
     "staleness_max",
 )
-"""Columns of the table of what the runs of a setting reached, and what they cost."""
+"""Columns of the table of returns and costs, by setting."""
 TREATED = (
     "over_bound_share",
     "over_bound_share_episode_1",
@@ -47,7 +47,9 @@ TREATED = (
     "effective_share",
     "k3_mean",
 )
-"""Columns of the table of how far off-policy tokens were, and how the correction treated them."""
+"""Columns of the table that shows how far off-policy tokens were, and how the correction treated
+them.
+"""
 FATES = ("dropped_share", "wasted_share", "length_bias")
 """Columns of the table of trials that were played and not trained."""
 CaptionedChart = tuple[str, Chart | None]
@@ -59,10 +61,10 @@ def render_matrix(
     """Return one self-contained page.
 
     Args:
-        finished: the runs that are done, at least one.
-        num_cells: number of cells of the whole matrix.
-        title: what was varied, and in which configuration.
-        subject: what the matrix compares; it has the heading and the name of the x axis.
+        finished: Finished runs, at least one.
+        num_cells: Number of cells of the whole matrix.
+        title: Title: what was varied, and in which configuration.
+        subject: Subject of the comparison; it has the heading and the name of the x axis.
     """
     runs = by_setting(finished)
     by_label = {setting.label: same for setting, same in runs.items()}
@@ -83,6 +85,9 @@ def render_matrix(
 
 
 def _return_charts(runs: RunsBySetting, subject: Subject) -> list[CaptionedChart]:
+    """Return charts of returns against the varied key and, if ages are compared, against
+    staleness.
+    """
     intended = _method_lines(runs, lambda setting, _: float(setting.place))
     charts = [_chart(f"held-out return of the last episode against {subject.axis}", intended)]
     if subject.is_about_age:
@@ -148,6 +153,7 @@ def _age_bars(runs: RunsBySetting) -> list[Bar]:
 
 
 def _figure_table(groups: Mapping[str, Sequence[FinishedRun]], names: Sequence[str]) -> Table:
+    """Return a table of figures, with a row for each group of runs."""
     rows = []
     for label, same in groups.items():
         cells = [_figure_cell(name, values(same, name)) for name in names]
@@ -156,6 +162,7 @@ def _figure_table(groups: Mapping[str, Sequence[FinishedRun]], names: Sequence[s
 
 
 def _figure_cell(name: str, figures: Sequence[float]) -> TableCell:
+    """Return the mean of a figure with its half-width, if it varies."""
     known = [value for value in figures if math.isfinite(value)]
     if not known:
         return TableCell("–")
@@ -168,4 +175,5 @@ def _figure_cell(name: str, figures: Sequence[float]) -> TableCell:
 def _chart(
     caption: str, series: Sequence[Series], span: tuple[float, float] | None = None
 ) -> CaptionedChart:
+    """Return a caption, and the chart of some lines."""
     return caption, line_chart(series, described=caption, y_span=span)

@@ -1,4 +1,4 @@
-"""The report: one self-contained page about a run, from its headline to its configuration."""
+"""Make the report: one self-contained page about a run, from its headline to its configuration."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -52,13 +52,14 @@ from mage_async.results.run_files import Record, RunRecords, read_records
 from mage_async.results.selection import Ratio, Selection, Share
 
 MAX_FOLDED_TRIALS = 12
+"""Largest number of trials that are shown folded."""
 SET_NAMES = {set_css(name): each.label for name, each in SETS.items()}
 """Legend of the evaluation sets: labels by CSS class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A large number with its label, its interval and a note."""
+    """Hold a large number with its label, its interval and a note."""
 
     label: str
     value: str
@@ -66,15 +67,15 @@ class Tile:
     interval: str = ""
     css: str = ""
     before: str = ""
-    """The earlier number that `value` has grown from; empty: none."""
+    """Earlier number that `value` has grown from; "" for none."""
 
 
 def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     """Return the report of a run.
 
     Args:
-        run: the run, finished or not.
-        summary: the run's summary, by `summarise`.
+        run: Directory of the run, finished or not.
+        summary: Summary of the run, from `summarise`.
 
     Raises:
         RunError: `run` is no run directory, or one of its files is damaged.
@@ -115,10 +116,11 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     )
 
 
-# The head of the page: the return, what the controls lower it to, and figures of the run.
+# The top of the page: the return, the returns of the controls, and figures of the run.
 
 
 def _set_tiles(evaluation: Mapping[str, Score]) -> list[Tile]:
+    """Return a tile for each evaluation set but that of training."""
     trials = f"{evaluation['heldout']['num_trials']:,} trials, 95 % interval"
     tiles = [heldout_tile(evaluation["heldout"], trials)]
     for name, each in SETS.items():
@@ -133,6 +135,7 @@ def _set_tiles(evaluation: Mapping[str, Score]) -> list[Tile]:
 
 
 def _last_value(reference: EpisodeRow) -> str:
+    """Return label and last value of a reference, with its half-width if it was sampled."""
     text = f"{reference.label} {signed(reference.values[-1])}"
     halves = reference.half_widths
     return text if halves is None else f"{text} ± {halves[-1]:.2f}"
@@ -164,6 +167,7 @@ def verdict(evaluation: Mapping[str, Score]) -> str:
 
 
 def _last(score: Score) -> str:
+    """Return the last episode's return with its half-width."""
     mean, half = score["return_by_episode"][-1], score["ci95_by_episode"][-1]
     return f"{signed(mean)}\u00a0±\u00a0{half:.2f}"
 
@@ -218,7 +222,7 @@ def _facts(summary: Mapping[str, Any], admission: Admission) -> list[Tile]:
     return [Tile(*row) for row in rows]
 
 
-# Parts of the report, which the live page of a run has too.
+# Parts of the report that the live page of a run has too.
 
 
 def heldout_tile(heldout: Score, note: str) -> Tile:
@@ -268,7 +272,7 @@ def _return_bound(environment: Mapping[str, Any], evaluation: Mapping[str, Any])
 def seconds_by_state(records: RunRecords) -> dict[str, dict[str, float]]:
     """Return the seconds that each process spent in each state."""
     seconds = dict(records.learner.get("blocked_s", {}))
-    # These two write their own seconds after the learner has ended: theirs are the later ones.
+    # These two record their own seconds after the learner has ended, so their records are newer.
     for name, record in (("evaluator", records.evaluation), ("supervisor", records.supervisor)):
         if final := record.get("blocked_s"):
             seconds[name] = final
@@ -295,13 +299,14 @@ def fates_part(learner: Record) -> Record | None:
 
 
 MOST_KINDS = 12
-"""Rows of kinds, and of tasks, in the table of the ratio of selection."""
+"""Largest number of rows of kinds, and of tasks, in the table of the ratio of selection."""
 
 
 def selection_table(found: Selection, admission: Admission) -> Table | None:
-    """Return trained ÷ started of the groups that have ended; `None` if none has.
+    """Return the table of trained ÷ started groups; None if no group has ended.
 
-    By length, by kind and by task, where groups were dropped; the last rows name the causes.
+    If groups were dropped, it has rows by length, by kind and by task; the last rows name the
+    causes.
     """
     if (whole := found.whole()) is None:
         return None
@@ -320,11 +325,13 @@ def selection_table(found: Selection, admission: Admission) -> Table | None:
 
 
 def _selection_row(share: Share) -> TableRow:
+    """Return the row of a share: its counts and its ratio."""
     counts = f"{share.trained:,} of {share.started:,.0f}"
     return TableRow(share.label, [TableCell(counts), _ratio_cell(share.ratio())])
 
 
 def _ratio_cell(ratio: Ratio) -> TableCell:
+    """Return a ratio with its interval."""
     return TableCell(f"{ratio.value:.2f}", f"{ratio.low:.2f} to {ratio.high:.2f}")
 
 
@@ -385,4 +392,5 @@ def early_and_late(samples: Sequence[Record]) -> list[Record]:
 
 
 def _task(sample: Record) -> tuple[str, int, int]:
+    """Return what identifies the task of a sample: member, seed and seat."""
     return sample["member"], sample["seed"], sample["seat"]

@@ -1,4 +1,6 @@
-"""Tables as plain data, which `templates/parts.html` lays out, and those that show returns."""
+"""Hold tables as plain data, which `templates/parts.html` lays out, and make those that show
+returns.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,17 +25,17 @@ from mage_async.tasks.league import version_of
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A number, with a small note after it."""
+    """Hold a number, with a small note after it."""
 
     text: str
     note: str = ""
     shade: float | None = None
-    """Colour from -1, red, to 1, green; `None`: no colour."""
+    """Colour from -1, red, to 1, green; None for no colour."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A label and its cells; `css` is a class of the row."""
+    """Hold a label and its cells; `css` is a class of the row."""
 
     label: str
     cells: Sequence[TableCell]
@@ -43,7 +45,7 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Names of the columns, beginning with the column of labels, and the rows."""
+    """Hold the names of the columns, beginning with the column of labels, and the rows."""
 
     heads: Sequence[str]
     rows: Sequence[TableRow]
@@ -58,9 +60,9 @@ def episode_table(
     """Return a table with a column for each episode.
 
     Args:
-        text: formats a value; `None`: values are returns.
-        bound: the largest possible return in absolute value, which has the deepest colour: green
-            for gains and red for losses. `None`: no colours.
+        text: Formats a value; None if values are returns.
+        bound: Largest possible return in absolute value, which has the deepest colour: green for
+            gains and red for losses. None for no colours.
     """
     made, num_episodes = [], 0
     for row in rows:
@@ -119,6 +121,7 @@ def _win_rows(heldout: Mapping[str, Any], blind: Mapping[str, Any] | None) -> li
 
 
 def _cut_short(evaluation: Mapping[str, Any]) -> str:
+    """Return the shares of trials that were cut short, by set, as text."""
     cut = {name: score["cut_short"] for name, score in evaluation.items() if score.get("cut_short")}
     return ", ".join(f"{percent(share)} of {SETS[name].label}" for name, share in cut.items())
 
@@ -176,8 +179,8 @@ def population_table(table: Mapping[str, Any], units: int) -> Table:
     """Return the table of the members met in training, the best rated first.
 
     Args:
-        table: `League.table`; versions of the policy that it keeps are in bold.
-        units: units of an episode, by which returns are divided.
+        table: What `League.table` returns; versions of the policy that it keeps are in bold.
+        units: Number of units of an episode, by which returns are divided.
     """
     standings: Mapping[str, Standing] = table["standings"]
     ordered = sorted(standings.items(), key=lambda item: -item[1]["rating"])
@@ -197,4 +200,5 @@ def population_table(table: Mapping[str, Any], units: int) -> Table:
 
 
 def _number(text: str) -> TableCell:
+    """Return a number as a cell, with a real minus sign."""
     return TableCell(text.replace("-", MINUS))

@@ -38,7 +38,9 @@ _HIDDEN = {
     *range(0x202A, 0x202F),  # embeddings and overrides of direction
     *range(0x2066, 0x206A),  # isolates of direction
 }
+"""Code points that change a text invisibly."""
 _VISIBLE = _PICTURES | {code: f"⟨U+{code:04X}⟩" for code in _HIDDEN}
+"""Visible replacement of each control character and hidden code point."""
 
 
 def visible(text: str) -> str:
@@ -50,6 +52,7 @@ def visible(text: str) -> str:
 
 
 def _finalize(value: object) -> object:
+    """Format a value that a template inserts."""
     if isinstance(value, float):  # a hundredth is enough for a drawing
         return f"{value:.2f}".rstrip("0").rstrip(".")
     return visible(value) if isinstance(value, str) else value
@@ -77,7 +80,7 @@ TABS = {
     "config": "configuration",
     "play": "play",
 }
-"""Labels of a run's pages by their address below the address of the run."""
+"""Labels of a run's pages, by their address relative to that of the run."""
 KEYS = (
     ("j, k", "next and previous in a list"),
     ("Enter", "open what is marked"),
@@ -89,27 +92,27 @@ KEYS = (
 """Keys, and what each does; `static/view.js` of the server implements them."""
 _ENVIRONMENT.globals["keys"] = KEYS
 UNINDEXED_BYTES = 2_000_000
-"""Bytes that the index of a run may lack before its pages mention it."""
+"""Number of bytes that the index of a run may lack before its pages mention it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The surroundings of a page. Addresses are relative to `base`."""
+    """Hold the surroundings of a page. Addresses are relative to `base`."""
 
     base: str
     title: str
     run: str = ""
     """Name of the run that the page is about; empty for the list of runs."""
     tab: str | None = None
-    """Key of `TABS`; `None` if the page is below a tab."""
+    """Key of `TABS`; None if the page is below a tab."""
     crumbs: Sequence[tuple[str, str]] = ()
     """Label and address of the pages above, the highest first."""
     before: str = ""
-    """Address of the page before this one in its list; empty: none."""
+    """Address of the previous page in its list; "" for none."""
     after: str = ""
-    """Address of the page after it."""
+    """Address of the next page in its list; "" for none."""
     note: str = ""
-    """A sentence if the index of the run is incomplete."""
+    """Sentence that the index of the run is incomplete; "" if it is complete."""
     change: int = 0
     """Number of the last change that the page may show; later ones make it load again."""
 
@@ -135,9 +138,9 @@ def progress_note(read: int, total: int) -> str:
     """Return a sentence on what lists lack, or "" if the index of a run is complete enough.
 
     Args:
-        read: bytes of the run's files that the index has read. Unreadable bytes, such as a torn
-            tail, keep it below `total`.
-        total: size of the files, bytes.
+        read: Number of bytes of the run's files that the index has read. Unreadable bytes, such as
+            a torn tail, keep it below `total`.
+        total: Number of bytes of the files.
     """
     if total - read < UNINDEXED_BYTES or read > 0.999 * total:
         return ""

@@ -1,4 +1,4 @@
-"""The text of trials for reading, as observations and completions, and the tokens of a turn.
+"""Prepare trials for reading: their text as observations and completions, and the tokens of a turn.
 
 Shapes: `T` tokens of a segment.
 """
@@ -20,7 +20,7 @@ _TEMPLATE_MARKS = re.compile(
 )
 """Marks of chat templates, which a reader need not see."""
 _FORCED_TAGS = re.compile(r"^</(action|remark)>|<(action|remark)>$")
-"""Tags that the transcript wrote around a completion: they end up in the observations."""
+"""Tags that the transcript wrote around a completion: they become part of the observations."""
 
 
 def readable(text: str) -> str:
@@ -31,11 +31,11 @@ def readable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReadableTurn:
-    """A turn as chat."""
+    """Hold a turn as chat."""
 
     episode: int
     kind: str
-    """`Kind` in lower case; empty for an action."""
+    """Name of the `Kind` in lower case; "" for an action."""
     observation: str
     completion: str
     reward: float
@@ -44,7 +44,7 @@ class ReadableTurn:
 
 @dataclass(frozen=True, slots=True)
 class TurnCredit:
-    """What a step computed for a turn; `None` if it is not known."""
+    """Hold what a step computed for a turn; None if it is not known."""
 
     return_to_go: float | None = None
     advantage: float | None = None
@@ -53,7 +53,7 @@ class TurnCredit:
 
 @dataclass(frozen=True, slots=True)
 class ShownTurn(ReadableTurn):
-    """A turn with all that is known of it."""
+    """Hold a turn with all that is known of it."""
 
     number: int
     """Position among all turns of the trial."""
@@ -61,19 +61,19 @@ class ShownTurn(ReadableTurn):
     """The action parsed from the completion."""
     num_tokens: int
     logprob: float
-    """Sum over the sampled tokens, nats."""
+    """Sum of the log-probs of the sampled tokens, in nats."""
     staleness: int | None
-    """The largest staleness of its tokens; `None` before a step trains it."""
+    """Largest staleness of its tokens; None before a step trains it."""
     info: str
-    """What the environment adds to the step, as JSON."""
+    """Diagnostics that the environment adds to the step, as JSON."""
     alternative: str
-    """Action of an adviser; empty if there was none."""
+    """Action that an adviser proposed; "" if there was none."""
     credit: TurnCredit
 
 
 @dataclass(frozen=True, slots=True)
 class ShownEpisode:
-    """An episode as chat."""
+    """Hold an episode as chat."""
 
     reward: float
     turns: Sequence[ReadableTurn]
@@ -83,7 +83,7 @@ class ShownEpisode:
 
 @dataclass(frozen=True, slots=True)
 class ShownTrial:
-    """A trial of a group by episodes."""
+    """Hold a trial of a group by episodes."""
 
     number: int
     rewards: Sequence[float]
@@ -91,14 +91,16 @@ class ShownTrial:
     num_tokens: int
     duration_s: float
     memory: int | None
-    """Version of the guidance in its first prompt; `None`: there was none."""
+    """Version of the guidance in its first prompt; None if there was none."""
     seat: int | None
-    """Its seat, if the policy played both; `None`: its group has the seat."""
+    """Seat of the trial, if the policy played both; None if its group has the seat."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleTrial:
-    """A trial of a run's `trials.jsonl` by episodes; rewards are per unit of the environment."""
+    """Hold a trial of a run's `trials.jsonl` by episodes; rewards are per unit of the
+    environment.
+    """
 
     version: int
     split: str
@@ -113,8 +115,9 @@ def shown_trial(
     """Return a trial for reading.
 
     Args:
-        step: the step that trained it; `None`: none yet.
-        credit: what the step computed for each turn; empty if that is not known.
+        step: Step that trained the trial; None if none has yet.
+        credit: Return and advantage that the step computed for each turn; empty if they are not
+            known.
     """
     texts, ending = turn_texts(trial, decode)
     alternatives = {each.turn: each.action for each in trial.alternatives}
@@ -202,21 +205,21 @@ def _by_episode(
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """A token of a completion."""
+    """Hold a token of a completion."""
 
     text: str
     number: int
-    """Token id."""
+    """Id of the token."""
     is_sampled: bool
     """Whether the policy drew it; the template forces the others, which are not trained on."""
     logprob: float
-    """Log-prob under the policy that drew it, nats."""
+    """Log-prob under the policy that drew the token, in nats."""
     version: int | None
     kv: int | None
-    """The oldest version of the KV cache that it was drawn with."""
+    """Oldest version of the KV cache that the token was drawn with."""
     provenance: Provenance | None
     staleness: int | None
-    """Version being trained minus `version`, steps; `None` before a step trains it."""
+    """Version being trained minus `version`, in steps; None before a step trains it."""
 
     @property
     def probability(self) -> float:
@@ -249,5 +252,5 @@ def shown_tokens(
 
 
 def _run_at(runs: Sequence[VersionRun], place: int) -> VersionRun | None:
-    """Return the run of versions that a token lies in; `None` before the first."""
+    """Return the run of versions that a token belongs to; None before the first run."""
     return next((run for run in reversed(runs) if run.start <= place), None)

@@ -1,1 +1,3 @@
-"""What a run will need, before anything is loaded: memory by part, operations, whether it fits."""
+"""Estimate the needs of a run before anything is loaded: memory by part, operations, whether it
+fits.
+"""

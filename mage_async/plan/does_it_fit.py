@@ -24,7 +24,7 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import random_task, scripted_trial
 
 PATIENCE = 5.0
-"""A deadline is at least this multiple of the time that was measured on the first turns."""
+"""Smallest ratio of a deadline to the time that was measured on the first turns."""
 
 ENGINE_BYTES, LEARNER_BYTES = 220_000_000, 500_000_000
 """Bytes of an actor or evaluator, and of the learner, on CPU cores before a policy is loaded:
@@ -34,7 +34,7 @@ Python and its libraries. They are the largest private memory of a quickstart's 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The memory that a policy takes."""
+    """Hold the memory that a policy takes."""
 
     num_weights: int
     kv_token_bytes: int
@@ -63,12 +63,12 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
     engines = 4 * size.num_weights * num_engines
     contexts = size.kv_token_bytes * tokens * num_engines
     own = ENGINE_BYTES * num_engines
-    # Only what is in the memory of this machine counts, not what is on a GPU.
+    # Only the memory of this machine is counted, not that of a GPU.
     needed = (learner + LEARNER_BYTES) * (config.learner.device == "cpu")
     needed += (engines + contexts + own) * isinstance(config.engine, Embedded)
     if needed <= memory_bytes:
         return
-    # Advice on the largest part: keys and values, the processes themselves, or weights.
+    # Give advice on the largest part: keys and values, the processes themselves, or weights.
     advice = "lower engine.max_contexts or engine.max_tokens, or take fewer --actors"
     if own > max(learner + engines, contexts):
         advice = "take fewer --actors"
@@ -98,8 +98,8 @@ def with_deadlines(config: Config, *, turn_s: float, num_turns: int) -> tuple[Co
     """Raise deadlines that the policy would miss on this machine.
 
     Args:
-        turn_s: seconds of one turn of all trials of a group, if no other group is played.
-        num_turns: number of turns of a trial.
+        turn_s: Seconds of one turn of all trials of a group, if no other group is played.
+        num_turns: Number of turns of a trial.
 
     Returns:
         The configuration, and a sentence for each key that was raised.
@@ -129,14 +129,16 @@ NUM_SCRIPTED_TRIALS = 3
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Context lengths of trials, in tokens of the policy."""
+    """Hold the context lengths of trials, in tokens of the policy."""
 
     scripted: int
-    """Tokens of the longest context of the shortest scripted trial; no trial fits into fewer."""
+    """Number of tokens of the longest context of the shortest scripted trial; no trial fits into
+    fewer.
+    """
     longest: int
-    """Tokens of the longest scripted trial if every action were as long as allowed."""
+    """Number of tokens of the longest scripted trial if every action were as long as allowed."""
     num_turns: int
-    """Turns of the longest scripted trial."""
+    """Number of turns of the longest scripted trial."""
 
 
 def check_files(config: Config, directory: Path) -> Contexts:
@@ -187,7 +189,7 @@ def _contexts(
         )
     num_turns = max(len(trial.turns) for trial in trials)
     longest = max(len(segment.tokens) for trial in trials for segment in trial.segments)
-    # The sum is an upper bound, because `longest` already has the scripted actions.
+    # The sum is an upper bound, because `longest` already includes the scripted actions.
     sampled = num_turns * config.transcript.max_action_tokens
     return Contexts(scripted, longest + sampled, num_turns)
 

@@ -1,5 +1,6 @@
-"""The first turns of a policy and one pass of training, in this process, to show an action and to
-time them."""
+"""Play the first turns of a policy and train on one micro-batch, in this process, to show an action
+and to measure times.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -30,19 +31,20 @@ from mage_async.trials.duels import TrialInProgress, begin_trial
 from mage_async.trials.scripted import random_task, scripted_trial
 
 NUM_TURNS = 2
-"""Turns of each trial: one that reads the rules, and one of those that follow."""
+"""Number of turns of each trial: one that reads the rules, and one of those that follow."""
 MOST_CONTEXTS = 16
-"""Trials that are played at once: some more take as much longer."""
+"""Largest number of trials that are played at once; more trials would take longer in proportion."""
 NUM_RANDOM_TRIALS = 6
-"""Trials of random play, whose mean length is taken for that of a trial."""
+"""Number of trials of random play, whose mean length stands for that of a trial."""
 PASS_TOKENS = 1024
-"""Tokens of the pass of training that is timed."""
+"""Number of tokens of the micro-batch that is timed."""
 MAX_EXAMPLE_CHARS = 200
+"""Number of characters to which the example of an action is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstTurns:
-    """What the first turns showed."""
+    """Hold the results of the first turns."""
 
     num_valid: int
     num_actions: int
@@ -51,8 +53,9 @@ class FirstTurns:
     turn_s: float
     """Mean seconds of one turn of the trials of a group."""
     pace: Pace | None
-    """What turns and training took; None where the learner computes on a GPU, or a method trains in
-    its own way."""
+    """Times of turns and of training; None if the learner computes on a GPU, or a method trains in
+    its own way.
+    """
 
     def sentence(self) -> str:
         """Return the result as a sentence for people."""
@@ -73,8 +76,8 @@ def play_first_turns(
     """Check that the policy can be trained, and play a group of trials for `NUM_TURNS` turns.
 
     Args:
-        now: a clock in seconds.
-        settle: performs the calls that a trial waits for, and gives it the answers.
+        now: Clock, in seconds.
+        settle: Performs the calls that a trial waits for, and passes it their results.
 
     Returns:
         What the turns showed; None if the engine is not the embedded one, or a program plays.
@@ -93,10 +96,15 @@ def play_first_turns(
     size = min(size, max(group, config.engine.max_contexts))
     model = Model.load(directory, slots=size, max_tokens=config.engine.max_tokens)
     chat = load_chat(directory, thinking=config.transcript.thinking)
-    rules = trial_config_of(config, environment, chat, config.trial.episodes)
+    trial_config = trial_config_of(config, environment, chat, config.trial.episodes)
     runs = [
         begin_trial(
-            environment, random_task(environment, "train", source), 0, rules, chat, name=str(number)
+            environment,
+            random_task(environment, "train", source),
+            0,
+            trial_config,
+            chat,
+            name=str(number),
         )
         for number in range(size)
     ]
@@ -128,20 +136,24 @@ def play_first_turns(
 def _random_play(
     config: Config, environment: Environment, chat: ChatFormat, now: Callable[[], float]
 ) -> tuple[float, float]:
-    """Return the mean turns of a trial of random play, and the seconds that one takes.
+    """Return the mean number of turns of a trial of random play, and its mean duration in seconds.
 
-    Where nothing says what an action may be, or calls may wait, all turns are counted that there
-    can be.
+    If the environment declares no actions, or its calls may wait, no trial is played, and the
+    largest number of turns is returned.
     """
-    rules = trial_config_of(config, environment, chat, config.trial.episodes)
-    rules, source, began = replace(rules, max_tokens=0), random.Random(config.seed), now()
+    trial_config = trial_config_of(config, environment, chat, config.trial.episodes)
+    trial_config, source, began = (
+        replace(trial_config, max_tokens=0),
+        random.Random(config.seed),
+        now(),
+    )
     try:
         trials = [
             scripted_trial(
                 environment,
                 random_task(environment, "train", source),
                 index,
-                rules,
+                trial_config,
                 chat,
                 is_random=True,
             )
@@ -172,7 +184,7 @@ def _with_training(
     opening = trials[0].tokens[: pace.opening_tokens]
     for trial in trials:
         trial.tokens[: pace.opening_tokens] = opening
-    trainer.update(trainer.micro_batches(trials[:1]), 1.0)  # the first pass allocates
+    trainer.update(trainer.micro_batches(trials[:1]), 1.0)  # not timed: it allocates memory
     times = [now()]
     batches = [trainer.with_proximal(each) for each in trainer.micro_batches(trials)]
     times.append(now())
@@ -212,6 +224,7 @@ def _play_turn(
 def _first_turns(
     runs: Sequence[TrialInProgress], chat: ChatFormat, turn_s: float, pace: Pace | None
 ) -> FirstTurns:
+    """Return the results of the trials, with the actions that the policy wrote."""
     actions: list[tuple[bool, str]] = []
     for run in runs:
         run.cut_short()

@@ -9,9 +9,9 @@ from mage_async.config.schema import Config
 from mage_async.results.progress import seconds as whole_seconds
 
 MAX_STEP_S = 300.0
-"""A batch is made smaller if a step would take longer than this many seconds."""
+"""Seconds of a step above which a batch is made smaller."""
 FEWEST_GROUPS = 2
-"""Least number of groups of a batch that is made smaller, so that it has more than one task."""
+"""Smallest number of groups of a batch that is made smaller, so that it has more than one task."""
 NUM_FINAL_SETS = 4
 """Number of sets in a final evaluation: held-out, blind, swapped, and training tasks."""
 NUM_CURVE_SETS = 2
@@ -22,7 +22,9 @@ above 1 because actors load what the learner has loaded and published before."""
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """Seconds that were measured on this machine, and the amounts of work that took them."""
+    """Hold times in seconds that were measured on this machine, and the amounts of work that took
+    them.
+    """
 
     load_s: float
     """Seconds from the start of a process until the policy can play and be trained."""
@@ -64,11 +66,13 @@ class Pace(msgspec.Struct, frozen=True):
     def step_train_s(self, config: Config) -> float:
         """Return the seconds in which the learner trains on a batch."""
         learner, num_trials = config.learner, trials_of_step(config)
-        # The opening counts once against the token limit of a micro-batch, its trials share it.
+        # The trials of a micro-batch share their opening, so it counts once against the token
+        # limit.
         own = self.trial_tokens - self.opening_tokens
         room = learner.max_tokens_per_microbatch - self.opening_tokens
         has_limit = learner.max_tokens_per_microbatch > 0
         trials_per_microbatch = max(1, room // max(1, own)) if has_limit else num_trials
+        # -(-a // b) is a / b, rounded up.
         num_microbatches = max(learner.minibatches, -(-num_trials // trials_per_microbatch))
         # Proximal log-probs, under the weights at the beginning of the step, take one more forward
         # pass for every minibatch but the first: the training pass of the first one gives them,
@@ -85,7 +89,7 @@ def seconds(number: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Seconds of a run, and of its parts."""
+    """Hold the seconds of a run, and of its parts."""
 
     warm_start_s: float
     first_step_s: float

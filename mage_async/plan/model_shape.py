@@ -1,4 +1,4 @@
-"""The shape of a policy, from its `config.json`, without weights and without a download.
+"""Find the shape of a policy by its `config.json`, without weights and without a download.
 
 The shapes of hub models that the shipped configurations name are listed here.
 """
@@ -46,23 +46,23 @@ HUB: dict[str, dict[str, Any]] = {
         ("32B", 5120, 25600, 64, 64, False),
     )
 }
-"""Fields of `config.json` by hub id."""
+"""Fields of `config.json`, by hub id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The size of a model, on which memory and operations depend."""
+    """Hold the size of a model, on which memory and operations depend."""
 
     config: PretrainedConfig
     num_weights: int
-    """Elements of all weight tensors, without adapters; a tied LM head counts once."""
+    """Number of elements of all weight tensors, without adapters; a tied LM head counts once."""
 
     def kv_token_bytes(self, itemsize: int, gpus: int = 1) -> int:
         """Return the bytes of a token's keys and values on each of `gpus` that share the model."""
-        rules = self.config
-        size = getattr(rules, "head_dim", None) or rules.hidden_size // rules.num_attention_heads
-        heads = max(1, rules.num_key_value_heads // gpus)  # several GPUs may hold the same head
-        return int(2 * rules.num_hidden_layers * heads * size * itemsize)
+        shape = self.config
+        size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+        heads = max(1, shape.num_key_value_heads // gpus)  # several GPUs may hold the same head
+        return int(2 * shape.num_hidden_layers * heads * size * itemsize)
 
 
 def shape_of(config: Config) -> Shape:
@@ -96,6 +96,9 @@ def meta_model(config: Config, shape: Shape) -> PreTrainedModel:
 
 
 def _model_config(config: Config) -> PretrainedConfig:
+    """Return the `config.json` of a policy: a tiny one's, a local one's, or that of a known hub
+    model.
+    """
     policy = config.policy
     if isinstance(policy, Tiny):
         words = (*environment_of(config).facts.words, *WORDS)

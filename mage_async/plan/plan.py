@@ -1,4 +1,5 @@
-"""Plan a run: what each process holds in memory, what a step computes, and whether it fits.
+"""Plan a run: compute the memory of each process and the operations of a step, and whether they
+fit.
 
 `mage plan` prints the plan; `mage train` checks it before a launch on a GPU. Sizes follow from the
 shapes of the model. `PROCESS_BYTES` and `GRAPH_BYTES` are assumptions; `ENGINE_BYTES` and
@@ -23,12 +24,12 @@ GB = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The hardware of a process."""
+    """Describe the hardware of a process."""
 
     name: str
     memory_bytes: int
     tflops_16: float = 0.0
-    """Peak rate of dense 16-bit arithmetic, in 10^12 operations a second; 0: unknown."""
+    """Peak rate of dense 16-bit arithmetic, in 10^12 operations a second; 0 if unknown."""
     tflops_32: float = 0.0
     """Peak rate of float32 arithmetic without TF32, in 10^12 operations a second."""
     has_bfloat16: bool = True
@@ -37,7 +38,7 @@ class Device:
         """Return the peak rate in a type, in 10^12 operations a second.
 
         Args:
-            is_rounded: whether float32 is rounded to TF32 where the GPU has it. GPUs with bfloat16
+            is_rounded: Whether float32 is rounded to TF32 if the GPU has that. GPUs with bfloat16
                 have TF32 too, at half of the 16-bit rate.
         """
         if dtype != "float32":
@@ -95,13 +96,15 @@ def check_dtype(dtype: str, device: Device, key: str) -> None:
 
 
 PROCESS_BYTES = GB
-"""Assumed memory of a process on a GPU beside its tensors: the CUDA context, workspaces of
-libraries, fragmentation."""
+"""Assumed bytes of a process on a GPU in addition to its tensors: the CUDA context, workspaces of
+libraries, fragmentation.
+"""
 GRAPH_BYTES = 2 * GB
-"""Assumed memory of an SGLang server outside of its pool: CUDA graphs and activations."""
+"""Assumed bytes of an SGLang server outside of its pool: CUDA graphs and activations."""
 HEAP_BYTES = GB
-"""Heap that the learner of a pretrained policy keeps between forward passes, at most. The
-supervisor sets this limit for glibc's allocator."""
+"""Largest number of bytes of heap that the learner of a pretrained policy keeps between forward
+passes. The supervisor sets this limit for glibc's allocator.
+"""
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2}
 CPU = "this machine"
 """Place of processes whose tensors are in the memory of this machine."""
@@ -109,7 +112,7 @@ CPU = "this machine"
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """What one process holds in the memory of one place."""
+    """Count the bytes that one process holds in the memory of one place."""
 
     process: str
     place: str
@@ -117,21 +120,23 @@ class ProcessMemory:
     parts: Counter[str]
     """Bytes by part."""
     kv_tokens: int = 0
-    """Tokens whose keys and values an engine keeps."""
+    """Number of tokens whose keys and values an engine keeps."""
     kv_token_bytes: int = 0
     """Bytes of the keys and values of one token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a configuration needs of a device."""
+    """Hold what a configuration needs of a device."""
 
     config: Config
     device: Device
     batch: Batch
     update: Update
     processes: list[ProcessMemory]
-    """The learner, then the engines (one entry for each of their GPUs), the evaluator's last."""
+    """Memory of the learner, then of the engines (one entry for each of their GPUs), at last the
+    evaluator's.
+    """
 
     def flops(self) -> float:
         """Return the floating-point operations of one step of the learner."""
@@ -141,7 +146,7 @@ class Plan:
         """Return the least seconds that a step takes, or 0.0 if no rate is known.
 
         Args:
-            tflops: measured rate in 10^12 operations a second; 0: the rate of the data sheet.
+            tflops: Measured rate in 10^12 operations a second; 0 for the rate of the data sheet.
         """
         rate = tflops or self.tflops()
         return self.flops() / (rate * 1e12) if rate else 0.0
@@ -218,8 +223,8 @@ def plan_of(config: Config, device: Device, num_actors: int, *, context_tokens: 
     """Plan a configuration.
 
     Args:
-        device: memory of each GPU that the configuration names, or of this machine.
-        context_tokens: mean tokens of a context; 0: `engine.max_tokens`, the most.
+        device: Hardware of each GPU that the configuration names, or of this machine.
+        context_tokens: Mean number of tokens of a context; 0 for `engine.max_tokens`, the largest.
 
     Raises:
         PolicyError: the policy's shape is unknown, or it cannot be trained as configured.
@@ -302,7 +307,7 @@ def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
     """Yield the lines of a plan: memory by process and part, operations, seconds, caches.
 
     Args:
-        tflops: as for `Plan.step_s`.
+        tflops: See `Plan.step_s`.
     """
     for process in plan.processes:
         yield f"{process.process} on {process.place}, GB:"
@@ -339,4 +344,5 @@ def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
 
 
 def _gb(size: int) -> str:
+    """Return bytes as text, in units of 10^9."""
     return f"{size / GB:.3g}"

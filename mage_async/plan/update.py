@@ -1,8 +1,8 @@
-"""One optimizer update, run by the learner's own code on tensors that have shapes and no values.
+"""Run one optimizer update by the learner's own code, on tensors that have shapes and no values.
 
 `Trace` sees every operation of torch below the learner, and counts the bytes of living tensors and
 the operations. Tensors that depend on weights are FakeTensors, without values; indices are real,
-because shapes depend on them. Where the code would read a fake value, it gets the one that needs
+because shapes depend on them. If the code reads a fake value, it gets the value that needs
 the most memory: every row has a gradient.
 """
 
@@ -51,23 +51,23 @@ ATTENTION: dict[Any, Callable[..., int]] = {
         lambda _, query, key, *__, **___: _attention(query, key, 5)
     ),
 }
-"""Operations of attention on a CPU, which torch's own table lacks."""
+"""Numbers of operations of attention on a CPU, which torch's own table lacks."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """Part and bytes of a tensor storage that has not been freed."""
+    """Describe a tensor storage that has not been freed: its part and its bytes."""
 
     part: str
     size: int
 
 
 class Trace(TorchDispatchMode):
-    """Counts operations and the bytes of all living tensors by part, while the mode is on.
+    """Count operations and the bytes of all living tensors by part, while the mode is on.
 
     Args:
-        vocabulary: a tensor with a dimension of this length is counted under the LM head, unless
-            `count` says otherwise.
+        vocabulary: Length of the vocabulary. A tensor with a dimension of this length counts as
+            part of the LM head, unless `count` assigns it to another part.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -117,6 +117,7 @@ class Trace(TorchDispatchMode):
         return out
 
     def _see(self, tensor: torch.Tensor) -> None:
+        """Count the storage of a tensor, if it is new, until it is freed."""
         storage = tensor.untyped_storage()
         if storage in self._held:
             return
@@ -129,17 +130,19 @@ class Trace(TorchDispatchMode):
             self._most, self.peak = self._total, self._live.copy()
 
     def _free(self, held: _Held) -> None:
+        """Stop counting a storage."""
         self._live[held.part] -= held.size
         self._total -= held.size
 
 
-# torchao's 8-bit AdamW: weights that share one scale, and the smallest tensor whose moments have 8
-# bits. The library itself is needed to train, not to plan.
+# Properties of torchao's 8-bit AdamW: the number of weights that share one scale, and the number of
+# weights above which a tensor's moments have 8 bits. Training needs the library itself, planning
+# does not.
 BLOCK, MIN_WEIGHTS = 256, 4096
 
 
 class PlannedEightBit(torch.optim.Optimizer):
-    """The state of torchao's 8-bit AdamW, without its arithmetic and its temporary tensors."""
+    """Hold the state of torchao's 8-bit AdamW, without its arithmetic and its temporary tensors."""
 
     def __init__(self, trained: Sequence[torch.Tensor]) -> None:
         super().__init__(trained, {"lr": 0.0})
@@ -163,21 +166,21 @@ def _moment(weight: torch.Tensor) -> list[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The trials of a step, as large as they may become."""
+    """Describe the trials of a step, as large as they may become."""
 
     num_segments: int
-    """Segments (contexts) of all trials."""
+    """Number of segments (contexts) of all trials."""
     tokens: int
-    """Tokens of a segment."""
+    """Number of tokens of a segment."""
     sampled: int
-    """Tokens of a segment that the policy samples."""
+    """Number of tokens of a segment that the policy samples."""
 
     @staticmethod
     def of(config: Config, tokens: int = 0) -> "Batch":
         """Return the largest batch of a configuration.
 
         Args:
-            tokens: tokens of a segment; 0: `engine.max_tokens`.
+            tokens: Number of tokens of a segment; 0 for `engine.max_tokens`.
         """
         trial, spoken = config.trial, config.transcript
         per_segment = trial.episodes if trial.keeps_history else 1
@@ -194,12 +197,12 @@ class Batch:
         return Batch(segments, length, max(1, min(sampled, length - 1)))
 
     def of_one_pass(self, config: Config) -> int:
-        """Return how many segments go through the model at once, at most."""
-        rules = config.learner
-        minibatch = -(-self.num_segments // rules.minibatches)
-        if not rules.max_tokens_per_microbatch:
+        """Return the largest number of segments that go through the model at once."""
+        learner = config.learner
+        minibatch = -(-self.num_segments // learner.minibatches)  # rounded up
+        if not learner.max_tokens_per_microbatch:
             return minibatch
-        return max(1, min(minibatch, rules.max_tokens_per_microbatch // self.tokens))
+        return max(1, min(minibatch, learner.max_tokens_per_microbatch // self.tokens))
 
 
 def made_up(count: int, batch: Batch, vocabulary: int) -> list[TrainingSequence]:
@@ -221,13 +224,14 @@ def made_up(count: int, batch: Batch, vocabulary: int) -> list[TrainingSequence]
 
 
 GPU_CHUNK_BYTES = 256 * 2**20
-"""Bytes of logits computed at once. A learner on a GPU takes an eighth of the free memory, within
-64 MiB and 2 GiB."""
+"""Number of bytes of logits that are computed at once. A learner on a GPU takes an eighth of the
+free memory, within 64 MiB and 2 GiB.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The memory and the operations of an update."""
+    """Hold the memory and the operations of an update."""
 
     parts: Counter[str]
     """Bytes by part at the moment of the highest total."""
@@ -262,12 +266,13 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
 
 
 def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -> Trainer:
-    rules = config.learner
+    """Return the learner's trainer on fake tensors, whose bytes are counted by part."""
+    learner = config.learner
     model = _fake_model(config, shape, mode, trace, "weights")
     # Planning needs no torchao: build the plain optimizer, and replace it by `PlannedEightBit`.
-    full = msgspec.structs.replace(rules, optimizer_state="full")
+    full = msgspec.structs.replace(learner, optimizer_state="full")
     trainer = Trainer(model, msgspec.structs.replace(config, learner=full))
-    if rules.optimizer_state == "8bit":
+    if learner.optimizer_state == "8bit":
         trainer.optimizer = PlannedEightBit(trainer.masters.trained)
     trace.count(trainer.masters.tensors(), "masters")
     if needs_reference(config):

@@ -1,1 +1,3 @@
-"""The policy as a model: loaded or built, warm-started, checkpointed, copied for publication."""
+"""Load or build the policy as a model, warm-start it, checkpoint it, and copy it for
+publication.
+"""

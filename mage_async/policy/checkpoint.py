@@ -1,4 +1,5 @@
-"""Checkpoints: one HuggingFace folder a step, with the optimizer state and counters.
+"""Write and read checkpoints: one HuggingFace folder for each, with the optimizer state and
+counters.
 
 If the learner has several ranks, each rank writes its shards (`sharded_files.py`). A checkpoint of
 a model with adapters holds the adapters alone, as peft reads them; the merged model is added at the
@@ -28,11 +29,13 @@ from mage_async.policy.sharded_files import read_state
 from mage_async.results.run_files import sync
 
 OPTIMIZER, COUNTERS, MERGED = "optimizer.pt", "counters.json", "merged"
-"""Files of a checkpoint, and the folder of its merged model."""
+"""Names of files of a checkpoint, and of the folder of its merged model."""
 SHARDS = "optimizer"
-"""Folder that several ranks write in place of `OPTIMIZER`."""
+"""Name of the folder that several ranks write in place of `OPTIMIZER`."""
 STATE = "optimizer_state"
-"""Key in the counters: `learner.optimizer_state`, how the optimizer stores its moments."""
+"""Key of the counters for `learner.optimizer_state`, the way in which the optimizer stores its
+moments.
+"""
 
 
 @contextmanager
@@ -57,7 +60,7 @@ def save_checkpoint(
     """Write `folder/step_N` and delete all but the newest `keep` checkpoints.
 
     Args:
-        is_last: write the merged model too, if the model has adapters.
+        is_last: Whether to write the merged model too, if the model has adapters.
     """
     working = new_checkpoint(folder, trainer.version)
     if adapted_layers(trainer.model):
@@ -101,7 +104,7 @@ def whole_policy(config: Config, policy: Path, checkpoint: Path) -> Path:
     writes.
 
     Args:
-        policy: the model directory that the run began from.
+        policy: Model directory that the run began from.
     """
     if not holds_adapters(checkpoint):
         return checkpoint

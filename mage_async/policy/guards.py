@@ -1,4 +1,4 @@
-"""Refusal of models that packed training would compute wrongly, before any weight is read.
+"""Refuse models that packed training would compute wrongly, before any weight is read.
 
 Packed training runs a model's layers with an attention of its own, and multiplies the last hidden
 states by the weight of the LM head. A model with further operations in its attention or after its
@@ -51,7 +51,9 @@ def check_trainable(directory: Path) -> PreTrainedModel:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]  # the rest lists all classes of transformers
+        reason = (
+            str(error).strip().splitlines()[0]
+        )  # further lines list all classes of transformers
         raise PolicyError(f"{directory}: transformers cannot build it: {reason}") from error
     refuse_untrainable(model, str(directory))
     check_head(directory, outline_of(directory).tensors, is_tied=model.config.tie_word_embeddings)
@@ -78,7 +80,8 @@ def refuse_untrainable(model: PreTrainedModel, source: str) -> None:
 
 
 def _attention_features(model: nn.Module, config: PretrainedConfig) -> set[str]:
-    # Qwen's models always have `layer_types`; elsewhere all layers are of one kind.
+    """Return the unsupported features of a model's attention, in words."""
+    # Qwen's models always have `layer_types`. In a model without it, all layers are of one kind.
     uniform = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
     kinds = getattr(config, "layer_types", None) or [uniform]
     found = {f"layers with {kind.replace('_', ' ')}" for kind in kinds} - {
@@ -95,6 +98,7 @@ def _attention_features(model: nn.Module, config: PretrainedConfig) -> set[str]:
 
 
 def _head_features(model: PreTrainedModel) -> set[str]:
+    """Return the unsupported features of a model's LM head, in words."""
     head: Any = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         return {f"head of type {type(head).__name__}"}

@@ -1,6 +1,7 @@
-"""A model directory's `config.json` and safetensors headers, read without torch and weights.
+"""Read a model directory's `config.json` and safetensors headers, without torch and without
+weights.
 
-So a person learns within a second that a directory cannot be used.
+So a directory that cannot be used is refused within a second.
 """
 
 import json
@@ -13,19 +14,21 @@ from typing import Any
 from mage_async.errors import PolicyError
 
 HEAD = "lm_head.weight"
+"""Name of the LM head's tensor, and word in the name of the embedding's."""
 EMBEDDING = "embed_tokens"
 MAX_HEADER_BYTES = 1 << 27
+"""Largest number of bytes of a safetensors header that are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The shape of a model as far as its files state it."""
+    """Describe the shape of a model as far as its files state it."""
 
     model_type: str
     tensors: dict[str, list[int]]
     """Shapes of tensors by name; empty if there are no safetensors files."""
     kv_token_bytes: int
-    """Bytes of one token's keys and values in float32; 0 if `config.json` does not tell."""
+    """Bytes of one token's keys and values in float32; 0 if `config.json` does not define them."""
     says_untied: bool
     """Whether `config.json` declares the LM head untied from the embedding. (The default depends on
     the architecture, which transformers knows.)"""
@@ -71,7 +74,7 @@ def check_head(directory: Path, names: Iterable[str], *, is_tied: bool) -> None:
     Without this check, transformers would initialise the LM head at random.
 
     Args:
-        names: names of the tensors in the files; if empty, nothing is checked.
+        names: Names of the tensors in the files; if empty, nothing is checked.
 
     Raises:
         PolicyError: the LM head is missing.
@@ -88,7 +91,7 @@ def check_targets(model_type: str, targets: list[str], linear: set[str]) -> None
     """Refuse adapters on layers that the model does not have.
 
     Args:
-        linear: names of the model's linear layers. The LM head is not among them: log-probs are
+        linear: Names of the model's linear layers. The LM head is not among them: log-probs are
             computed from its weight alone, without an adapter.
 
     Raises:
@@ -104,6 +107,7 @@ def check_targets(model_type: str, targets: list[str], linear: set[str]) -> None
 
 
 def _config(directory: Path) -> dict[str, Any]:
+    """Return the content of `config.json`."""
     file = directory / "config.json"
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
@@ -124,6 +128,9 @@ def _kv_token_bytes(config: dict[str, Any]) -> int:
 
 
 def _header(file: Path) -> Iterator[tuple[str, dict[str, list[int]]]]:
+    """Yield the tensors of a safetensors header, by name; check that the file has all their
+    bytes.
+    """
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
@@ -131,6 +138,7 @@ def _header(file: Path) -> Iterator[tuple[str, dict[str, list[int]]]]:
             ends = [entry["data_offsets"][1] for entry in header.values() if "shape" in entry]
     except (OSError, ValueError, AttributeError) as error:
         raise PolicyError(f"{file}: cannot be read as safetensors: {error}") from error
+    # A file is the header's size in 8 bytes, the header, and the tensors.
     if (wanted := 8 + size + max(ends, default=0)) > (has := file.stat().st_size):
         raise PolicyError(f"{file} is cut short: {has:,} of {wanted:,} bytes; copy it again")
     yield from header.items()
@@ -142,8 +150,8 @@ def check_divisible(model: Mapping[str, Any], gpus: int, where: str) -> None:
     With fewer key-value heads than GPUs, several GPUs hold the same head.
 
     Args:
-        model: the fields of `config.json`.
-        where: the model's source, with which the message begins.
+        model: Fields of `config.json`.
+        where: Source of the model, with which the message begins.
 
     Raises:
         PolicyError: the message names the numbers that do not divide.

@@ -1,4 +1,4 @@
-"""Model directories of the policy: building a tiny model, loading a causal LM, exporting one."""
+"""Build a tiny model, load a causal LM for training, and export one as a model directory."""
 
 import json
 import os
@@ -21,6 +21,7 @@ from mage_async.policy.guards import check_trainable
 from mage_async.policy.tiny_tokenizer import END, build_tokenizer, save_tokenizer
 
 WEIGHTS = "model.safetensors"
+"""Name of the file of weights in a model directory."""
 CHAT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -30,10 +31,11 @@ CHAT_FILES = (
     "merges.txt",
     "added_tokens.json",
 )
+"""Names of the files of a tokenizer and its chat template, which an export copies."""
 
 
 def build_tiny(shape: Tiny, words: Iterable[str], seed: int, directory: Path) -> None:
-    """Make a Qwen3 model of random weights with a tokenizer for `words`, as a model directory."""
+    """Build a Qwen3 model of random weights with a tokenizer for `words`, as a model directory."""
     tokenizer = build_tokenizer(words)
     config = tiny_shape(shape, tokenizer)
     torch.manual_seed(seed)
@@ -52,7 +54,8 @@ def load_policy(directory: Path, dtype: str, device: str) -> PreTrainedModel:
     """
     check_trainable(directory)
     try:
-        # transformers declares the model alone, and returns a pair for `output_loading_info`.
+        # With `output_loading_info` transformers returns a pair, but its annotation has only the
+        # model.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=getattr(torch, dtype),
@@ -84,7 +87,7 @@ def load_frozen_policies(trainer: Trainer, config: Config, began: Path) -> None:
     """Load the frozen policies that a configuration needs and the trainer still lacks.
 
     Args:
-        began: the model directory of version 0.
+        began: Model directory of version 0.
 
     Raises:
         PolicyError: the directory of a method's frozen policy cannot be loaded, or its vocabulary
@@ -125,7 +128,7 @@ def export_hf(model: PreTrainedModel, chat_source: Path, directory: Path) -> Non
     transformers 4, transformers 5 and SGLang read the folder alike.
 
     Args:
-        chat_source: folder of the tokenizer and the chat template.
+        chat_source: Folder of the tokenizer and the chat template.
     """
     directory.mkdir(parents=True, exist_ok=True)
     state = dict(merged_tensors(model)) if adapted_layers(model) else None
@@ -145,6 +148,7 @@ def export_without_weights(model: PreTrainedModel, chat_source: Path, directory:
 
 
 def _complete(chat_source: Path, directory: Path) -> None:
+    """Copy the tokenizer's files, and mend `config.json` for transformers 4."""
     _write_rope_theta(directory / "config.json")
     for name in CHAT_FILES:
         if (chat_source / name).is_file() and chat_source != directory:
@@ -152,6 +156,7 @@ def _complete(chat_source: Path, directory: Path) -> None:
 
 
 def _write_rope_theta(file: Path) -> None:
+    """Write the RoPE base of a `config.json` where transformers 4 looks for it."""
     # transformers 5 writes the RoPE base into `rope_parameters` alone. transformers 4 does not look
     # there, and would silently use 10,000.
     config: dict[str, Any] = json.loads(file.read_text())
@@ -165,6 +170,7 @@ def tiny_shape(shape: Tiny, tokenizer: Tokenizer) -> Qwen3Config:
     """Return the configuration of a tiny model for a tokenizer."""
     vocabulary, end = tokenizer.get_vocab_size(), tokenizer.token_to_id(END)
     return Qwen3Config(
+        # Round up to a multiple of 32.
         vocab_size=-(-vocabulary // 32) * 32,
         hidden_size=shape.hidden_size,
         num_hidden_layers=shape.layers,

@@ -1,4 +1,4 @@
-"""Low-rank adapters on a frozen policy: adding them with peft, saving them as peft does, loading.
+"""Put low-rank adapters on a frozen policy: add them with peft, save them as peft does, load them.
 
 `mage_async/learning/adapters.py` says which tensors of such a model are trained and published.
 """
@@ -21,6 +21,7 @@ from mage_async.policy.headers import check_targets
 from mage_async.policy.load import load_policy
 
 WEIGHTS = "adapter_model.safetensors"
+"""Name of the file of adapters in a checkpoint."""
 PREFIX = "base_model.model."
 """Prefix that peft puts before the name of every tensor."""
 
@@ -31,46 +32,46 @@ def load_trained(
     """Load the policy as the learner trains it: all weights, or frozen under adapters.
 
     Args:
-        policy: the model directory that the run began from.
-        checkpoint: a checkpoint whose weights or adapters replace the initial ones.
+        policy: Model directory that the run began from.
+        checkpoint: Checkpoint whose weights or adapters replace the initial ones.
 
     Raises:
         PolicyError: the model cannot be trained, or lacks the configured layers or adapters.
     """
-    rules, dtype = config.policy.lora, config.policy.dtype
-    if rules is None:
+    lora, dtype = config.policy.lora, config.policy.dtype
+    if lora is None:
         return load_policy(checkpoint or policy, dtype, device)
     model = load_policy(policy, dtype, device)
-    add_adapters(model, rules, config.seed, roles=Methods(config).roles())
+    add_adapters(model, lora, config.seed, roles=Methods(config).roles())
     if checkpoint:
         load_adapters(model, checkpoint)
     return model
 
 
 def add_adapters(
-    model: PreTrainedModel, rules: Lora, seed: int, *, roles: tuple[str, str] | None = None
+    model: PreTrainedModel, lora: Lora, seed: int, *, roles: tuple[str, str] | None = None
 ) -> None:
     """Freeze a model, in place, under adapters whose initial output is zero.
 
     Adapters of a 16-bit model are float32: in 16 bits, small updates would round to nothing.
 
     Args:
-        roles: names of two adapters, of the first and the second role; None: one adapter.
+        roles: Names of two adapters, for the first and the second role; None for one adapter.
     """
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds
 
-    check_targets(model.config.model_type, rules.targets, linear_layers(model))
+    check_targets(model.config.model_type, lora.targets, linear_layers(model))
     shape = LoraConfig(
-        r=rules.rank,
-        lora_alpha=rules.alpha,  # type: ignore[arg-type]  # peft divides it by `r`
-        target_modules=rules.targets,
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft divides it by `r`
+        target_modules=lora.targets,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
         base_model_name_or_path=model.name_or_path,
     )
     torch.manual_seed(seed)
     names = roles or (ADAPTER,)
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of the second adapter
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # at the second adapter
         for name in names:
             inject_adapter_in_model(shape, model, name)
     if roles:
@@ -95,10 +96,10 @@ def linear_layers(model: PreTrainedModel) -> set[str]:
 
 def save_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Write the adapters as peft reads them; the explorer's goes into a folder of its own."""
-    for adapter, rules in model.peft_config.items():
+    for adapter, lora in model.peft_config.items():
         own = _folder_of(adapter, folder)
         own.mkdir(parents=True, exist_ok=True)
-        rules.save_pretrained(own)
+        lora.save_pretrained(own)
         tensors = {name: one.cpu() for name, one in _saved_tensors(model, adapter).items()}
         save_file(tensors, own / WEIGHTS, {"format": "pt"})
 
@@ -135,6 +136,7 @@ def holds_adapters(folder: Path) -> bool:
 
 
 def _folder_of(adapter: str, folder: Path) -> Path:
+    """Return the folder in which an adapter is saved."""
     return folder if adapter == ADAPTER else folder / adapter
 
 

@@ -1,4 +1,4 @@
-"""The initial policy of a run: a given model, a warm-started one, or one from the cache."""
+"""Prepare the initial policy of a run: a given model, a warm-started one, or one from the cache."""
 
 import os
 import random
@@ -46,7 +46,7 @@ from mage_async.trials.scripted import random_task, scripted_trial, word_tokens
 def prepare_policy(
     config: Config, directory: Path, build: str, report: Callable[[Progress], None]
 ) -> str:
-    """Make `directory` the model directory of version 0; return in a few words its origin."""
+    """Write the model directory of version 0 into `directory`; return its origin in a few words."""
     policy, warm = config.policy, config.warm_start
     if warm is None and isinstance(policy, Pretrained):
         source = source_directory(policy.source)
@@ -86,7 +86,7 @@ def _clone(
 ) -> None:
     """Warm-start a model; every step is determined by the configuration and its seed.
 
-    Only a pretrained model trains adapters here: a tiny one has nothing yet to adapt.
+    Only a pretrained model trains adapters here: a tiny one has random weights.
     """
     torch.set_num_threads(warm.threads)
     model = load_policy(source, "float32", "cpu")
@@ -99,7 +99,7 @@ def _clone(
 
 
 def _examples(config: Config, warm: WarmStart, directory: Path) -> list[Example]:
-    """Return what is cloned: rows of a data set, or trials on training tasks."""
+    """Return the examples to clone: rows of a data set, or trials on training tasks."""
     chat = load_chat(directory, thinking=config.transcript.thinking)
     if isinstance(warm, FromData):
         return read_examples(warm.path, chat, config.engine.max_tokens)
@@ -116,14 +116,16 @@ def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[T
     Methods may give some of the trials guidance.
     """
     environment, is_random = environment_of(config), isinstance(warm, FromRandom)
-    rules = trial_config_of(config, environment, chat, warm.episodes)
-    rules = replace(rules, max_tokens=0)  # no engine plays these trials
+    trial_config = trial_config_of(config, environment, chat, warm.episodes)
+    trial_config = replace(trial_config, max_tokens=0)  # no limit: no engine plays these trials
     source = random.Random(f"{config.seed}/demonstrations")
     trials, methods = list[Trial](), Methods(config, environment)
     for index in range(warm.trials):
         task = random_task(environment, "train", source)
         guidance = methods.guide_demonstration(task)
-        trial = scripted_trial(environment, task, index, rules, chat, guidance, is_random=is_random)
+        trial = scripted_trial(
+            environment, task, index, trial_config, chat, guidance, is_random=is_random
+        )
         trials.append(trial)
         methods.learn_demonstration(trial)
     return trials
@@ -181,5 +183,5 @@ def _store(directory: Path, cached: Path) -> None:
     shutil.copytree(directory, working)
     try:
         os.replace(working, cached)
-    except OSError:  # another run stored the same thing first
+    except OSError:  # another run has stored an equal copy first
         shutil.rmtree(working)

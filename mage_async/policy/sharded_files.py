@@ -1,4 +1,5 @@
-"""Files of a model that is sharded over several ranks: published weights, and checkpoints.
+"""Write and read files of a model that is sharded over several ranks: published weights,
+checkpoints.
 
 All ranks write one safetensors file of weights together: each copies its shard of every tensor and
 writes the copy to the shard's place in the file. So no rank gathers the weights, and a rank needs
@@ -58,7 +59,7 @@ def mapped(file: Path, places: tuple[Place, ...], start: int) -> torch.Tensor:
     """Map the tensors of a file into memory, without its header: uint8 [bytes].
 
     Args:
-        start: size of the header in bytes, which is where the tensors begin.
+        start: Number of bytes of the header, which is where the tensors begin.
     """
     size = start + places[-1].end
     return torch.from_file(str(file), size=size, dtype=torch.uint8)[start:]
@@ -66,12 +67,12 @@ def mapped(file: Path, places: tuple[Place, ...], start: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightShards:
-    """A copy of one rank's shards of all published tensors."""
+    """Hold a copy of one rank's shards of all published tensors."""
 
     pieces: tuple[tuple[int, int], ...]
     """Offset of each shard among the file's tensors, and its size, in bytes."""
     data: torch.Tensor
-    """uint8 [bytes], on the model's device: one shard after the other"""
+    """All shards, one after the other: uint8 [bytes], on the model's device"""
     ready: torch.cuda.Event | None = None
     """Event that is set once `data` holds the weights; None if the model is not on a GPU."""
 
@@ -81,7 +82,7 @@ class WeightShards:
         """Copy this rank's shards out of a model.
 
         Args:
-            places: those of `file_places`.
+            places: Places that `file_places` returns.
         """
         tensors, pieces, parts = published_tensors(model), [], []
         for place in places:
@@ -105,6 +106,7 @@ class WeightShards:
 
 
 def _write_at(file: Path, pieces: list[tuple[int, memoryview]]) -> None:
+    """Write pieces of data at their offsets, in bytes."""
     # Not `open(file, "wb")`, which would truncate what other ranks have written.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
     with os.fdopen(descriptor, "wb") as out:
@@ -115,7 +117,8 @@ def _write_at(file: Path, pieces: list[tuple[int, memoryview]]) -> None:
 
 MASTER = "master"
 """Prefix of the names of float32 masters, as in `master.0`. A moment is named by the number of its
-weight and the optimizer's key, as in `0.exp_avg`."""
+weight and the optimizer's key, as in `0.exp_avg`.
+"""
 
 
 def named_state(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""A copy of the weights of one version, which is published while the next step trains.
+"""Copy the weights of one version, so that they are published while the next step trains.
 
 All tensors lie in one buffer without gaps. The same bytes become a safetensors file, shared memory,
 or buckets that are sent to an engine. A file also holds the learner's weight fingerprint
@@ -54,14 +54,14 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Names of types in safetensors."""
+"""Names of types in safetensors files."""
 LENGTH_BYTES = 8
-"""Size of the number before a safetensors header, which gives the header's length."""
+"""Number of bytes of the integer before a safetensors header, which is the header's length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a tensor in the buffer."""
+    """Describe the place of a tensor in the buffer."""
 
     name: str
     dtype: torch.dtype
@@ -72,7 +72,7 @@ class Place:
 
 
 def places_of(tensors: dict[str, torch.Tensor]) -> Iterator[Place]:
-    """Lay out tensors in safetensors' order: wide types first, then by name.
+    """Lay out tensors in the order of safetensors: wide types first, then by name.
 
     So every tensor begins at a multiple of its element's size.
     """
@@ -94,17 +94,18 @@ def head_of(places: tuple[Place, ...], **metadata: str) -> bytes:
         for place in places
     }
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % LENGTH_BYTES)  # aligns the tensors to their element's size
+    text += b" " * (-len(text) % LENGTH_BYTES)  # up to a multiple, so that the tensors are aligned
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-# Copies from a GPU while the next step trains there. The trainer's kernels are queued on the
-# default stream: a copy on that stream would wait for all of them and delay later ones, and a copy
-# to pageable memory blocks the device. So weights are copied on a stream of their own, after the
-# event that they have been copied out of the model, through pinned memory. Never run on a GPU.
+# The functions below copy from a GPU while the next step trains there. The trainer's kernels are
+# queued on the default stream: a copy on that stream would wait for all of them and delay later
+# ones, and a copy to pageable memory blocks the device. So weights are copied on a stream of their
+# own, after the event that they have been copied out of the model, through pinned memory. Never run
+# on a GPU.
 
 STAGING_BYTES = 64 << 20
-"""Pinned memory for a copy to the host, for weights of any size."""
+"""Number of bytes of pinned memory for a copy to the host, for weights of any size."""
 
 
 @contextmanager
@@ -114,9 +115,9 @@ def beside_training(
     """Run the context on a new stream; at its end, block this thread until the stream is done.
 
     Args:
-        data: tensor that the context works on.
-        ready: event that is set once `data` is complete; None: `data` is complete and on the CPU,
-            and there is no stream.
+        data: Tensor that the context works on.
+        ready: Event that is set once `data` is complete; None if `data` is complete and on the CPU:
+            then there is no stream.
     """
     if ready is None:
         yield None
@@ -133,7 +134,7 @@ def on_host(data: torch.Tensor, ready: torch.cuda.Event | None) -> torch.Tensor:
 
     Args:
         data: uint8 [bytes]
-        ready: as for `beside_training`.
+        ready: See `beside_training`.
     """
     with beside_training(data, ready) as stream:
         if stream is None:
@@ -156,7 +157,7 @@ def pinned(num_bytes: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A copy of all weights of one version."""
+    """Hold a copy of all weights of one version."""
 
     version: int
     places: tuple[Place, ...]
@@ -169,7 +170,9 @@ class Snapshot:
     ready: torch.cuda.Event | None = None
     """Event that is set once `data` holds the weights; None if the model is not on a GPU."""
     logprobs: torch.Tensor | None = None
-    """float32 [probe tokens - 1]: the model's log-probs, on its device; None: not scored"""
+    """Log-probs of the probe tokens by the model, on its device: float32 [probe tokens - 1]; None
+    if they were not computed.
+    """
     is_merged: bool = False
     """Whether adapters were merged, which rounds the weights."""
 
@@ -181,7 +184,7 @@ class Snapshot:
         """Copy a model's weights, its adapters merged, without a tied LM head.
 
         Args:
-            logprobs: probe log-probs of this model (`mage_async/policy/weight_digest.py`).
+            logprobs: Probe log-probs of this model (`mage_async/policy/weight_digest.py`).
         """
         tensors, layers = published_tensors(model), adapted_layers(model)
         places = tuple(places_of(tensors))
@@ -242,8 +245,10 @@ def fingerprint_of(
     """Return a fingerprint without row checksums.
 
     Args:
-        data: uint8 [bytes] in host memory; None: the weights are not there, and get no sums.
-        logprobs: probe log-probs in nats; empty: not scored, and summed by a sample.
+        data: Weights in host memory, uint8 [bytes]; None if they are not there, so that they get no
+            sums.
+        logprobs: Probe log-probs in nats; empty if they were not computed: then a sample of the
+            weights is summed.
     """
     dtypes = {place.dtype for place in places}
     named = placed(places, data) if data is not None and logprobs else ()
@@ -263,7 +268,7 @@ def checked_rows(
     """Return the row of each published tensor that a version checksums: float64 [elements].
 
     Args:
-        layers: the layers with adapters, by name.
+        layers: Layers with adapters, by name.
     """
     return joined(merged_rows(tensors, layers, partial(checked_row, version=version)).values())
 

@@ -1,9 +1,9 @@
-"""A byte-level BPE tokenizer in which each word of an environment is one token.
+"""Build a byte-level BPE tokenizer in which each word of an environment is one token.
 
 The alphabet is all 256 bytes, so no text is unknown. Every merge extends a word from its left edge
 (the space included), so the merge table is a trie of the words, and the merges of one word cannot
-change the tokens of another. A text is therefore not cut before its merges, as large tokenizers cut
-it: their rules would separate a number or a sign from its space.
+change the tokens of another. A text is therefore not cut before its merges. Large tokenizers cut
+it, by rules that would separate a number or a sign from its space.
 """
 
 import json
@@ -19,13 +19,15 @@ END = "<|endoftext|>"
 SPECIALS = (END, "<|user|>", "<|assistant|>", "<think>", "</think>")
 TAGS = ("<action>", "</action>", "<remark>", "</remark>")
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-"""Writes each byte of a text as a letter, and cuts nothing."""
+"""Pre-tokenizer that writes each byte of a text as a letter, and cuts nothing."""
 TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' }}"
     "{{ m['content'] if m['role'] == 'assistant' else ' ' + m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""A role is marked by one token and nothing else, so a turn costs about eight tokens."""
+"""Chat template. It marks a role by one token and nothing else, so a turn costs about eight
+tokens.
+"""
 
 
 def build_tokenizer(words: Iterable[str]) -> Tokenizer:

@@ -1,10 +1,10 @@
-"""Behaviour cloning of trials or of a data set, until the model uses the earlier episodes of its
+"""Clone the behaviour of trials or of a data set, until the model uses the earlier episodes of its
 context.
 
-Two choices rest on measurements. Tokens that the chat template forces get a small weight, because
-otherwise they dominate the mean loss. RL begins only when the loss on the observations of the last
-episode has fallen below that of the first one (the gate): only then has the model learned to use
-earlier episodes.
+Two choices were made by measurements. Tokens that the chat template forces get a small weight,
+because otherwise they dominate the mean loss. RL begins only when the loss on the observations of
+the last episode has fallen below that of the first one (the gate): only then has the model learned
+to use earlier episodes.
 """
 
 import json
@@ -35,99 +35,107 @@ from mage_async.trials.duels import begin_trial
 from mage_async.trials.scripted import random_task
 
 GATE_EVERY = 25
-"""Steps over which the gate's losses are averaged."""
+"""Number of steps over which the gate's losses are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of a warm start, as shown to people."""
+    """Describe the state of a warm start, as shown to people."""
 
     step: int
     steps: int
-    """Steps of the schedule, and beyond it the steps after which a shut gate is an error."""
+    """Number of steps of the schedule; after these, the number of steps after which a shut gate is
+    an error.
+    """
     loss: float
     gate: float
     """Loss on observations of the last episode over that of the first; NaN before it is known."""
 
 
 TEMPLATE_WEIGHT = 0.1
-"""Loss weight of tokens that the transcript forces; observed words and sampled tokens weigh 1."""
+"""Weight in the loss of tokens that the transcript forces; observed words and sampled tokens have
+weight 1.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """A context to clone."""
+    """Hold a context to clone."""
 
     tokens: np.ndarray
     """int64 [T]"""
     weights: np.ndarray
     """float32 [T]: weight of the loss of predicting each token"""
     episodes: np.ndarray
-    """int64 [T]: the episode of an observed word; -1 at other tokens"""
+    """int64 [T]: episode of an observed word; -1 for other tokens"""
 
 
 def warm_start(
     model: PreTrainedModel,
     examples: Sequence[Example],
-    rules: WarmStart,
+    warm: WarmStart,
     seed: int,
     report: Callable[[Progress], None],
     *,
     shares_opening: bool = False,
 ) -> Progress:
-    """Clone examples, in place; continue past `rules.steps` until the gate opens.
+    """Clone examples, in place; continue past `warm.steps` until the gate opens.
 
     Args:
-        shares_opening: compute the common prefix of the examples of a step only once.
+        shares_opening: Whether to compute the common prefix of the examples of a step only once.
 
     Raises:
-        DeterministicFailure: the gate is still shut after `rules.max_steps`.
+        DeterministicFailure: the gate is still shut after `warm.max_steps`.
     """
     source = np.random.default_rng(seed)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(
-        trained, lr=rules.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+        trained, lr=warm.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
     )
     sums = np.zeros((2, 1 + max(0, *(int(each.episodes.max()) for each in examples))))
-    progress = Progress(0, rules.steps, math.nan, math.nan)
+    progress = Progress(0, warm.steps, math.nan, math.nan)
     step = 0
-    while step < rules.steps or (progress.gate > rules.gate and rules.gate < 1.0):
-        if step >= max(rules.max_steps, rules.steps):
-            raise DeterministicFailure(_shut(progress, rules))
-        chosen = source.integers(len(examples), size=rules.batch_size)
-        set_rate(optimizer, _learning_rate(rules, step))
+    while step < warm.steps or (progress.gate > warm.gate and warm.gate < 1.0):
+        if step >= max(warm.max_steps, warm.steps):
+            raise DeterministicFailure(_shut(progress, warm))
+        chosen = source.integers(len(examples), size=warm.batch_size)
+        set_rate(optimizer, _learning_rate(warm, step))
         predicted = _losses(model, [examples[i] for i in chosen], shares_opening=shares_opening)
         loss = _step(model, optimizer, predicted, sums)
         step += 1
         gate = progress.gate
-        if step % GATE_EVERY == 0 or step == rules.steps:
+        if step % GATE_EVERY == 0 or step == warm.steps:
             gate = _gate(sums)
             sums[:] = 0
-        most = rules.steps if step <= rules.steps else max(rules.max_steps, rules.steps)
+        most = warm.steps if step <= warm.steps else max(warm.max_steps, warm.steps)
         progress = Progress(step, most, loss, gate)
         report(progress)
     return progress
 
 
-def _shut(progress: Progress, rules: WarmStart) -> str:
+def _shut(progress: Progress, warm: WarmStart) -> str:
+    """Return the sentence of the error that the gate is still shut."""
     return (
         f"the warm start has not learned to look back: after {progress.step} steps the loss on "
         f"the last episode's observations is {progress.gate:.2f} of the first one's, above "
-        f"warm_start.gate = {rules.gate}; raise warm_start.steps = {rules.steps}, beyond which it "
+        f"warm_start.gate = {warm.gate}; raise warm_start.steps = {warm.steps}, beyond which it "
         "learns at a tenth of the rate, or set the gate to 1.0"
     )
 
 
 def _gate(sums: np.ndarray) -> float:
+    """Return the mean loss of the last episode over that of the first; `sums` has the sums of
+    losses and the numbers of tokens by episode, [2, episodes].
+    """
     means = sums[0] / np.maximum(sums[1], 1)
     return float(means[-1] / means[0]) if len(means) > 1 and means[0] > 0 else 0.0
 
 
-def _learning_rate(rules: WarmStart, step: int) -> float:
+def _learning_rate(warm: WarmStart, step: int) -> float:
     """Return the learning rate: linear over 20 steps, then a cosine to a tenth, then constant."""
-    done = min(1.0, step / max(1, rules.steps))
+    done = min(1.0, step / max(1, warm.steps))
     cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * done))
-    return rules.learning_rate * min(1.0, (step + 1) / 20) * cosine
+    return warm.learning_rate * min(1.0, (step + 1) / 20) * cosine
 
 
 def _step(
@@ -136,6 +144,13 @@ def _step(
     predicted: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     sums: np.ndarray,
 ) -> float:
+    """Update the model on one batch, and return its loss.
+
+    Args:
+        predicted: loss, weight and episode of each predicted token, as `_losses` returns them.
+        sums: sums of losses and numbers of observed tokens by episode, [2, episodes], which this
+    batch is added to.
+    """
     losses, weights, episodes = predicted
     loss = (losses * weights).sum() / weights.sum()
     optimizer.zero_grad(set_to_none=True)
@@ -172,7 +187,7 @@ def examples_of(trials: Sequence[Trial], words: Collection[int]) -> list[Example
     """Return the contexts of trials, in which observed words and sampled tokens weigh most.
 
     Args:
-        words: ids of the environment's words that are one token.
+        words: Ids of the environment's words that are one token.
     """
     return [
         _example(trial, number, words) for trial in trials for number in range(len(trial.segments))
@@ -234,6 +249,7 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _example_of_row(row: Any, where: str, chat: ChatFormat, max_tokens: int) -> Example:
+    """Return a row of a data set as an example; `where` names the row in errors."""
     is_table = isinstance(row, dict)
     tokens: Sequence[int]
     if is_table and isinstance(row.get("messages"), list):
@@ -258,6 +274,7 @@ def _example_of_row(row: Any, where: str, chat: ChatFormat, max_tokens: int) -> 
 
 
 def _is_message(value: Any) -> bool:
+    """Return whether a value is a table with `role` and `content`, both text."""
     is_table = isinstance(value, dict)
     return is_table and all(isinstance(value.get(key), str) for key in ("role", "content"))
 
@@ -265,17 +282,23 @@ def _is_message(value: Any) -> bool:
 def best_trials(config: Config, warm: FromBest, directory: Path, chat: ChatFormat) -> list[Trial]:
     """Let a model play training tasks, and return the trials with the best last episodes.
 
-    Of trials whose last episodes are equally good, the one that earned more as a whole is better.
+    Of two trials whose last episodes are equally good, the one with the higher total reward is
+    better.
 
     Raises:
         CallFault: a call of the environment failed, or has to wait.
     """
     environment = environment_of(config)
-    rules = trial_config_of(config, environment, chat, warm.episodes)
+    trial_config = trial_config_of(config, environment, chat, warm.episodes)
     source = random.Random(f"{config.seed}/own play")
     runs = [
         begin_trial(
-            environment, random_task(environment, "train", source), 0, rules, chat, name=str(number)
+            environment,
+            random_task(environment, "train", source),
+            0,
+            trial_config,
+            chat,
+            name=str(number),
         )
         for number in range(warm.trials)
     ]

@@ -1,10 +1,10 @@
-"""What the learner records of its weights: digests for commit records, and probe log-probs.
+"""Compute what the learner records of its weights: digests for commit records, and probe log-probs.
 
 A digest is computed on the weights' own device, and only sums leave the device: each word of a
 tensor's bytes, as a signed integer, times the key of its place, added modulo 2^64. Integer addition
-has no order, so devices, blocks and shards of a tensor agree to the bit. A change of one word
-always changes the sum, because keys are odd; accidental changes of several keep it in about one of
-2^32 cases. It is no defence against somebody who chooses the weights.
+does not depend on the order, so devices, blocks and shards of a tensor agree to the bit. A change
+of one word always changes the sum, because keys are odd; accidental changes of several keep it in
+about one of 2^32 cases. The digest does not protect against somebody who chooses the weights.
 """
 
 from functools import lru_cache
@@ -23,12 +23,15 @@ from mage_async.learning.roles import has_roles
 from mage_async.policy.snapshot import Snapshot
 
 DIGEST_BYTES = 8
+"""Number of bytes of a digest."""
 ROW = 2**16
-"""Words of a row. The key of a place is the key of its column times that of its row."""
+"""Number of words of a row. The key of a place is the key of its column times that of its row."""
 ROWS_AT_ONCE = {"cpu": 4, "cuda": 64}
-"""Rows that are summed at once: on a CPU 2 MiB of products, which stay in its cache; on a GPU more,
-for fewer kernel launches."""
+"""Number of rows that are summed at once: on a CPU 2 MiB of products, which stay in its cache; on a
+GPU more, for fewer kernel launches.
+"""
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer type of a word, by the size of an element in bytes."""
 
 
 def tensor_digests(model: nn.Module) -> dict[str, str]:
@@ -60,7 +63,7 @@ def digested_snapshot(
     """Copy a model's weights to publish them, and compute their `tensor_digests`.
 
     Args:
-        scores: whether the copy has the log-probs of the probe tokens.
+        scores: Whether the copy also has the log-probs of the probe tokens.
     """
     snapshot = Snapshot.of(model, version, probe_logprobs(model) if scores else None)
     return snapshot, tensor_digests(model)
@@ -70,7 +73,7 @@ def word_sum(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
     """Sum a tensor's words times their keys: int64 [], on the tensor's device.
 
     Args:
-        first: if `tensor` is a part of a tensor, the number of elements before it. The sums of all
+        first: If `tensor` is a part of a tensor, the number of elements before it. The sums of all
             parts add up to the sum of the whole.
     """
     words = tensor.contiguous().reshape(-1).view(WORDS[tensor.element_size()])
@@ -99,9 +102,9 @@ def _keys(seed: int, count: int, device: torch.device) -> torch.Tensor:
 # version, such as a matrix that an engine puts in another's place. They affect every version, so
 # the first versions of a run or of a learner process show them.
 SCORED_EVERY = 16
-"""Versions between two scored ones if engines compute no row checksums."""
+"""Number of versions from one scored version to the next, if engines compute no row checksums."""
 SCORED_EVERY_WITH_ROWS = 256
-"""Versions between two scored ones if engines compute row checksums."""
+"""Number of versions from one scored version to the next, if engines compute row checksums."""
 
 
 def is_scored(version: int, *, has_row_checksums: bool) -> bool:

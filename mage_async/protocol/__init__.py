@@ -1,1 +1,1 @@
-"""The bytes that leave a process: messages, trials and journal records."""
+"""Encode what leaves a process as bytes: messages, trials and journal records."""

@@ -30,8 +30,9 @@ from mage_async.protocol.trial_frames import (
 from mage_async.trials.duels import TrialInProgress
 
 PROTOCOL = b"mage/2"
-"""The tag of every message."""
+"""Tag with which every message begins."""
 _MAX_ARRAYS = 4
+"""Largest number of arrays of a message."""
 
 # The checksum is a CRC-32, in little endian, over the length and the bytes of every frame before
 # it. The sender computes it once and the learner compares it once, on arrival. The journal keeps
@@ -78,7 +79,7 @@ def encode_result(
 
     Args:
         grant, epoch: number and epoch of the group that the trial belongs to.
-        num_retries: how often the trial had been played before.
+        num_retries: Number of times that the trial had been played before.
 
     Raises:
         WireError: the trial exceeds a limit.
@@ -91,14 +92,17 @@ def encode_result(
 
 @dataclass(slots=True)
 class LastEncoded:
-    """Encodes messages; one that is sent to many peers, such as a publication, only once."""
+    """Encode messages, and encode one that is sent to many peers, such as a publication, only
+    once.
+    """
 
     limits: Limits = DEFAULT_LIMITS
     _message: Message | None = None
     _frames: list[Frame] = field(default_factory=list)
 
     def encode(self, message: Message) -> list[Frame]:
-        """Return `encode(message)`; for the same object as in the last call, the same frames.
+        """Return `encode(message)`; if the object is that of the last call, the frames of that
+        call.
 
         Raises:
             WireError: as `encode`.
@@ -115,8 +119,8 @@ def decode(
     """Return the message of frames; the tokens and log-probs of a trial are views of the frames.
 
     Args:
-        is_checked: the checksum was compared on arrival, and since then another one, such as the
-            journal's, has covered the frames; so it is not compared again.
+        is_checked: Whether the checksum was compared on arrival, and another one, such as the
+            journal's, has covered the frames since then; so it is not compared again.
 
     Raises:
         WireError: the frames are no message of this protocol.
@@ -151,11 +155,13 @@ def _check_sizes(frames: Sequence[Frame], limits: Limits) -> None:
 
 
 def _check_header_size(header: Frame, limits: Limits) -> None:
+    """Raise a `WireError` if a header is too large."""
     if len(header) > limits.max_header_bytes:
         raise WireError(f"header has {len(header)} bytes, at most {limits.max_header_bytes}")
 
 
 def _decode_header(packed: Frame) -> Header:
+    """Decode a header, and check the bounds of its fields."""
     try:
         return _DECODER.decode(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
@@ -163,6 +169,7 @@ def _decode_header(packed: Frame) -> Header:
 
 
 def _checksum(frames: Sequence[Frame]) -> bytes:
+    """Return the checksum frame of some frames."""
     # The lengths are covered so that a byte which moved from one frame to the next is noticed.
     crc = zlib.crc32(struct.pack(f"<{len(frames)}Q", *map(len, frames)))
     for frame in frames:

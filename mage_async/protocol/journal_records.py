@@ -1,4 +1,5 @@
-"""The journal's records: what a run must not lose, and which segments of it are still needed.
+"""Define the journal's records, which a run must not lose, and decide which segments are still
+needed.
 
 The first record of a segment is a `SegmentHeader` with the state of the ledger, so that earlier
 segments can be deleted. `services/mage_services/journal/` writes the records to files.
@@ -31,43 +32,44 @@ from mage_async.trajectory import Trial
 
 
 class Granted(Fields):
-    """A group was granted, or granted again if the grant's epoch is not 0."""
+    """Record that a group was granted, or granted again if the grant's epoch is not 0."""
 
     peer: str | None
-    """The actor that plays the group; None in a `SegmentHeader` if no actor does."""
+    """Actor that plays the group; None in a `SegmentHeader` if no actor does."""
     version: Number
     """Policy version at the first grant. The version in `grant` is older if actors lag."""
     grant: GroupGrant
 
 
 class Dropped(Fields):
-    """A group was dropped; its trials count as dropped."""
+    """Record that a group was dropped; its trials count as dropped."""
 
     grant: Number
     reason: str
     num_turns: Number = 0
-    """Turns of those of its trials that had not arrived, as the actor told."""
+    """Number of turns of those of its trials that had not arrived, as the actor reported."""
 
 
 class Commit(Fields):
-    """A step was computed from exactly these groups."""
+    """Record that a step was computed from exactly these groups."""
 
     version: Number
-    """The policy version that the step made."""
+    """Policy version that the step made."""
     grants: tuple[Number, ...]
     digest: str
     """Digest of all weights after the step."""
     tensors: dict[str, str]
-    """Digest of each tensor by name."""
+    """Digest of each tensor, by the tensor's name."""
     time_s: float
     """Training time of the run so far, in seconds."""
     methods: dict[str, str] = field(default_factory=dict)
-    """Digest of the state of each method after the step, by method; methods without a state are
-    left out."""
+    """Digest of the state of each method after the step, by the method's name; methods without a
+    state are left out.
+    """
 
 
 class Published(Fields):
-    """The weights of a version were written; peers hear of them after this record."""
+    """Record that the weights of a version were written; peers learn of them after this record."""
 
     version: Number
     path: str
@@ -75,7 +77,7 @@ class Published(Fields):
 
 
 class LoadedWeights(Fields, tag="Receipt"):
-    """An engine samples with a version, and what it loaded is what was published.
+    """Record that an engine samples with a version, and that it loaded what was published.
 
     A replay does not need this record. In the file it is tagged `Receipt`.
     """
@@ -83,14 +85,14 @@ class LoadedWeights(Fields, tag="Receipt"):
     peer: str
     version: Number
     digest: str
-    """Of all loaded tensors (`mage_async/inference/weight_fingerprint.py`)."""
+    """Digest of all loaded tensors (`mage_async/inference/weight_fingerprint.py`)."""
     difference: float
     """Mean absolute difference from the learner's log-probs of the probe tokens, in nats."""
     num_retries: Number
 
 
 class SegmentHeader(Fields, tag="Head"):
-    """The state of the learner at the beginning of a segment. In the file it is tagged `Head`."""
+    """Record the learner's state at the beginning of a segment. In the file it is tagged `Head`."""
 
     config: str
     """The configuration in force from here on, as TOML."""
@@ -98,16 +100,16 @@ class SegmentHeader(Fields, tag="Head"):
     first_grant: Number
     next_grant: Number
     groups: tuple[Granted, ...]
-    """Groups in flight, oldest first. Their trials in `held` lie in earlier segments."""
+    """Groups in flight, oldest first. Their trials in `held` are recorded in earlier segments."""
     trained: Number
     acknowledged: Number
     granted_again: Number
     dropped: dict[str, Number]
     """Number of dropped groups by reason."""
     population: LeagueState | None = None
-    """Past policies in opponents' seats, and ratings; None if the run has none."""
+    """Past policies in opponents' seats, and their ratings; None if the run has none."""
     methods: dict[str, bytes] = field(default_factory=dict)
-    """The state of each method that has one, by method."""
+    """State of each method that has one, by the method's name."""
 
     def oldest_version(self) -> int:
         """Return the version at which the oldest group in flight was granted."""
@@ -136,7 +138,7 @@ def first_segment_header(version: int, next_grant: int) -> SegmentHeader:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What decides whether a segment file is still needed."""
+    """Hold the facts that decide whether a segment file is still needed."""
 
     number: int
     version: int
@@ -155,7 +157,7 @@ def first_needed(segments: Sequence[Segment], checkpoint_version: int) -> int | 
     if not known:
         return None
     # The last header that is not newer than the checkpoint names the groups in flight. The trials
-    # of these groups lie behind the last header older than the oldest of the groups; if there is no
+    # of these groups come after the last header older than the oldest of the groups; if there is no
     # such header, all trials are there only if no segment was deleted.
     oldest = known[-1].oldest_version
     before = [segment for segment in known if segment.version < oldest]
@@ -167,8 +169,8 @@ def first_needed(segments: Sequence[Segment], checkpoint_version: int) -> int | 
 def to_delete(segments: Sequence[Segment], checkpoint_version: int, max_bytes: int) -> list[int]:
     """Return the numbers of the segments to delete after a checkpoint, oldest first.
 
-    Only segments that the checkpoint does not need, and only until the rest fits into `max_bytes`:
-    `mage replay` can use what is kept.
+    These are only segments that the checkpoint does not need, and only until the rest fits into
+    `max_bytes`: `mage replay` can use the kept ones.
     """
     needed = first_needed(segments, checkpoint_version)
     total = sum(segment.num_bytes for segment in segments)
@@ -181,21 +183,21 @@ def to_delete(segments: Sequence[Segment], checkpoint_version: int, max_bytes: i
     return numbers
 
 
-# Records as lines of text, and a filter over them, for `mage journal`.
+# The code below shows records as lines of text, and filters them, for `mage journal`.
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """Selects the records that meet all conditions."""
+    """Select the records that meet all conditions."""
 
     kinds: tuple[str, ...] = ()
-    """Kinds, as `line_of` names them; empty: all."""
+    """Kinds of records, as `line_of` names them; empty for all."""
     grant: int | None = None
-    """Only records that name this group; None: all."""
+    """Number of the group that a record must name; None for any."""
     step: int | None = None
-    """Only records of this step and of the groups it trained; None: all."""
+    """Step that a record must belong to, or whose groups it must name; None for any."""
     trained: frozenset[int] = frozenset()
-    """The groups that `step` trained, from `trained_in`."""
+    """Grants of the groups that `step` trained, from `trained_in`."""
 
     def wants(self, record: Record) -> bool:
         """Return whether a record meets the conditions."""
@@ -206,6 +208,7 @@ class RecordFilter:
         return self.grant is None or self.grant in _grants(record)
 
     def _is_of_step(self, record: Record) -> bool:
+        """Return whether a record belongs to `step`, or names a group that it trained."""
         if isinstance(record, Commit | Published | LoadedWeights):
             return record.version == self.step
         return isinstance(record, Granted | TrialResult) and bool(_grants(record) & self.trained)
@@ -244,12 +247,14 @@ def line_of(record: Record) -> tuple[str, str]:
 
 
 def _trial_text(trial: Trial) -> str:
+    """Return the tokens, the oldest version and the rewards of a trial, in a few words."""
     drawn = oldest(run for part in trial.segments for run in part.versions)
     rewards = ", ".join(f"{reward:g}" for reward in trial.episode_rewards())
     return f"trial {trial.index}: {trial.num_tokens()} tokens from step {drawn}, [{rewards}]"
 
 
 def _grants(record: Record) -> set[int]:
+    """Return the groups that a record names."""
     match record:
         case SegmentHeader():
             return {granted.grant.grant for granted in record.groups}

@@ -1,4 +1,4 @@
-"""Every message between the learner and its peers: fields, types and bounds.
+"""Define every message between the learner and its peers: fields, types and bounds.
 
 `codec.py` turns a message into frames and back, and checks these bounds on both sides.
 """
@@ -39,17 +39,17 @@ Count = Annotated[int, Meta(ge=1, le=65_536)]
 CountOrZero = Annotated[int, Meta(ge=0, le=65_536)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
-"""NaN fails both comparisons."""
+"""A finite number; NaN fails both comparisons."""
 NonNegative = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
-    """A message of named fields, without arrays; it is tagged with the name of its class."""
+    """Hold named fields without arrays; a message is tagged with the name of its class."""
 
 
 class Hello(Fields):
-    """The first message of a peer, and its answer to `WhoAreYou`."""
+    """Introduce a peer: its first message, and its answer to `WhoAreYou`."""
 
     role: Literal["actor", "evaluator"]
     name: Name
@@ -57,48 +57,50 @@ class Hello(Fields):
     """Digest of the peer's program; it must equal the learner's."""
     config_digest: Digest
     group_quota: CountOrZero
-    """Most groups that the peer plays at a time."""
+    """Largest number of groups that the peer plays at a time."""
 
 
 class Welcome(Fields):
-    """The learner accepts a peer: after its `Hello`, and again when its state may have changed.
+    """Accept a peer: after its `Hello`, and again when its state may have changed.
 
-    That is after a silence of the peer, a missed deadline, or a full disk. The peer sends again
-    every result that was not acknowledged, and drops every group that is not in `keeps`.
+    The state may change in a silence of the peer, at a missed deadline, or on a full disk. The peer
+    sends again every result that was not acknowledged, and drops every group that is not in
+    `keeps`.
     """
 
     version: Number
     weights_path: Path | None = None
-    """Where the newest weights lie; None if no weights were published."""
+    """Path of the newest weights; None if no weights were published."""
     keeps: Annotated[tuple[tuple[Number, Number], ...], Meta(max_length=65_536)] = ()
     """Grant and epoch of the groups that the peer still plays. All other groups have ended, or are
     granted to another peer."""
 
 
 class Refusal(Fields):
-    """The learner does not accept the peer, now or later."""
+    """Refuse a peer, now and later."""
 
     reason: Reason
 
 
 class WhoAreYou(Fields):
-    """The learner does not know the peer, as after a restart of the learner: say `Hello`.
+    """Report that the learner does not know the peer, as after a restart of the learner, and
+    request a `Hello`.
 
-    Sent once, until the peer's `Hello`. The learner does not take in, and never acknowledges, what
+    It is sent once, until the peer's `Hello`. The learner ignores, and never acknowledges, what
     the peer sends before its `Hello`.
     """
 
 
 class Rival(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A past version of the policy that plays the opponent's seat."""
+    """Name a past version of the policy that plays the opponent's seat."""
 
     version: Number
     path: Path
-    """Where its weights lie; they are kept while the group is in flight."""
+    """Path of its weights, which are kept while the group is in flight."""
 
 
 class OfGroup(Fields):
-    """The fields of a message about a group."""
+    """Hold the fields of a message about a group; base class."""
 
     grant: Number
     """Number of the group."""
@@ -107,39 +109,39 @@ class OfGroup(Fields):
 
 
 class GroupGrant(OfGroup):
-    """The peer may play one group of trials."""
+    """Allow the peer to play one group of trials."""
 
     environment: Name
     member: Name
-    """The hidden opponent or task variant."""
+    """Name of the hidden opponent or task variant."""
     seat: Number
     seed: Number
     num_trials: Count
     num_episodes: Count
     version: Number
-    """The oldest policy version that may play the group: that of its first grant, less the lag."""
+    """Oldest policy version that may play the group: that of its first grant, less the lag."""
     deadline_s: Seconds
     """Seconds from now after which the group is granted to another peer."""
     held: Annotated[tuple[Number, ...], Meta(max_length=65_536)] = ()
     """Indices of trials that have arrived already; the peer does not play them."""
     rival: Rival | None = None
-    """The opponent's weights, if `member` is a past version of the policy."""
+    """Weights of the opponent, if `member` is a past version of the policy."""
     max_turns: CountOrZero = 0
-    """Most actions in an episode; 0: as many as the environment allows."""
+    """Largest number of actions in an episode; 0 for as many as the environment allows."""
     guidance: Guidance | None = None
     """Strategies from earlier tasks for the prompts of the group's first trials."""
 
 
 class GroupDrop(OfGroup):
-    """A peer cannot play a group to its end."""
+    """Report that a peer cannot play a group to its end."""
 
     reason: Reason
     num_turns: Number = 0
-    """Turns of its unfinished trials so far."""
+    """Number of turns of its unfinished trials so far."""
 
 
 class Acknowledge(OfGroup):
-    """The learner's journal holds the trial durably; the peer may forget it."""
+    """Report that the learner's journal holds the trial durably; the peer may forget it."""
 
     trial: Number
     """Index of the trial in its group."""
@@ -147,14 +149,14 @@ class Acknowledge(OfGroup):
 
 
 class Unwanted(OfGroup):
-    """The learner granted no such trial and discards it; the peer may forget it."""
+    """Report that the learner granted no such trial and discards it; the peer may forget it."""
 
     trial: Number
     reason: Reason
 
 
 class Publication(Fields):
-    """The weights of a version are ready to be loaded."""
+    """Report that the weights of a version are ready to be loaded."""
 
     version: Number
     path: Path
@@ -162,7 +164,7 @@ class Publication(Fields):
 
 
 class Loaded(Fields):
-    """A peer samples with this version, and reads no older weights any more.
+    """Report that a peer samples with this version, and no longer reads older weights.
 
     The other fields are the engine's fingerprint of the weights that it loaded, after it agreed
     with the learner's (`mage_async/inference/weight_fingerprint.py`).
@@ -170,8 +172,9 @@ class Loaded(Fields):
 
     version: Number
     digest: Annotated[str, Meta(max_length=128)] = ""
-    """Of all loaded tensors; "unseen" if they never were in host memory; empty if the weights were
-    published without a fingerprint."""
+    """Digest of all loaded tensors; "unseen" if they never were in host memory; "" if the weights
+    were published without a fingerprint.
+    """
     difference: NonNegative = 0.0
     """Mean absolute difference from the learner's log-probs of the probe tokens, in nats."""
     num_retries: CountOrZero = 0
@@ -179,7 +182,7 @@ class Loaded(Fields):
 
 
 class Heartbeat(Fields):
-    """A sign of life, with totals since the peer started."""
+    """Report that the peer is alive, with totals since it started."""
 
     name: Name
     counters: Annotated[dict[Name, Finite], Meta(max_length=256)]
@@ -189,7 +192,7 @@ class Heartbeat(Fields):
 
 
 class Goodbye(Fields):
-    """The sender ends the connection; no message follows."""
+    """End the connection; no message follows."""
 
     reason: Reason
 
@@ -199,4 +202,4 @@ _FromLearner = Welcome | Refusal | WhoAreYou | GroupGrant | Acknowledge | Unwant
 _WithoutArrays = _FromPeer | _FromLearner | Goodbye
 Message = _WithoutArrays | TrialResult | EpisodeResult
 Header = _WithoutArrays | TrialHeader | EpisodeHeader
-"""The content of a message's header frame; a trial's arrays are in frames of their own."""
+"""Content of a message's header frame; a trial's arrays are in frames of their own."""

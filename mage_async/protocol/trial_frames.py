@@ -1,6 +1,6 @@
-"""A trial as message frames: a typed header and four raw arrays.
+"""Encode a trial as message frames: a typed header and four raw arrays.
 
-Where the policy played both seats, both trials are one message: they arrive, are journaled and are
+If the policy played both seats, both trials are one message: they arrive, are journaled and are
 acknowledged together or not at all.
 """
 
@@ -42,15 +42,16 @@ Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrialResult:
-    """A finished trial of a granted group, or the trials of both seats."""
+    """Hold a finished trial of a granted group, or the trials of both seats."""
 
     grant: int
     epoch: int
     """Epoch of the grant under which the trial was played."""
     trial: Trial
     frames: Sequence[Frame] = field(default=(), repr=False)
-    """The frames that arrived, after their checks; the journal stores them unchanged. Empty if the
-    trial was played in this process or read from a journal."""
+    """Frames that arrived, after their checks; the journal stores them unchanged. They are empty if
+    the trial was played in this process or read from a journal.
+    """
     other: Trial | None = None
     """The trial of the other seat, if the policy played both; its index is the next one."""
 
@@ -61,13 +62,13 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeResult:
-    """The finished episodes of a trial that is being played: an actor sends them to the learner,
-    and the learner to the actor that is granted the group next.
+    """Hold the finished episodes of a trial that is being played: an actor sends them to the
+    learner, and the learner to the actor that is granted the group next.
     """
 
     grant: int
     epoch: int
-    """Epoch of the grant under which they were played."""
+    """Epoch of the grant under which the episodes were played."""
     finished: FinishedEpisodes
     frames: Sequence[Frame] = field(default=(), repr=False)
     """See `TrialResult.frames`; they are sent on as they arrived."""
@@ -75,7 +76,7 @@ class EpisodeResult:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class SeatHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The fields of a trial that differ between the two seats of one play, without its arrays.
+    """Hold the fields of a trial that differ between the two seats of one play, without its arrays.
 
     The task of the other seat's trial is the first one's seen from the other seat, its index is the
     next one, and its tokens follow in the same arrays.
@@ -94,12 +95,13 @@ class SeatHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     num_cut_episodes: Natural = 0
     num_retries: Natural = 0
     num_allowed: tuple[tuple[Natural, Natural], ...] = ()
-    """For each segment, how many allowed sets it has and how many tokens these hold; empty if no
-    segment is restricted."""
+    """For each segment, the number of its allowed sets and the number of tokens in them; empty if
+    no segment is restricted.
+    """
 
 
 class TrialHeader(SeatHeader, kw_only=True, tag="TrialResult"):
-    """A `TrialResult` without its arrays."""
+    """Hold a `TrialResult` without its arrays."""
 
     grant: Natural
     epoch: Natural
@@ -111,7 +113,7 @@ class TrialHeader(SeatHeader, kw_only=True, tag="TrialResult"):
     alternatives: tuple[Alternative, ...] = ()
     """Actions that an adviser proposed for some of the turns; empty without an adviser."""
     memory: Natural | None = None
-    """Version of the graph memory whose guidance was in the prompt; None: no guidance."""
+    """Version of the graph memory whose guidance was in the prompt; None without guidance."""
     other: SeatHeader | None = None
     """The other seat's trial, if the policy played both seats."""
 
@@ -136,13 +138,13 @@ class TrialHeader(SeatHeader, kw_only=True, tag="TrialResult"):
 
 
 class EpisodeHeader(TrialHeader, frozen=True, tag="EpisodeResult"):
-    """An `EpisodeResult` without its arrays."""
+    """Hold an `EpisodeResult` without its arrays."""
 
     last_message: str = ""
 
 
 _SHARED_FIELDS = [name for name in TrialHeader.__struct_fields__ if name in Trial.__slots__]
-"""Fields that a trial and its header both have, with the same meaning."""
+"""Names of the fields that a trial and its header both have, with the same meaning."""
 
 
 def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[Frame]]:
@@ -232,6 +234,9 @@ def unpack_episodes(
 
 
 def _header(result: TrialResult, trial: Trial) -> TrialHeader:
+    """Return the header of a result with one trial; `trial` is the result's own or the other
+    seat's.
+    """
     # A trial that was cut short has no last episode to train on; only evaluations count it.
     if trial.cut_at is not None:
         raise WireError(
@@ -268,7 +273,7 @@ def _read_allowed(
     them.
 
     Args:
-        tokens: int32 [T], of all segments.
+        tokens: Token ids of all segments, int32 [T].
         sampled: bool [T]
     """
     lengths: list[int] = []
@@ -325,6 +330,9 @@ def _trial(
     logprobs: np.ndarray,
     allowed: Sequence[AllowedSets | None],
 ) -> Trial:
+    """Return the trial of a header; `tokens`, `sampled` and `logprobs`, [T], are of its
+    segments.
+    """
     segments = []
     start = 0
     for length, versions, sets in zip(header.num_tokens, header.versions, allowed, strict=True):
@@ -336,6 +344,7 @@ def _trial(
 
 
 def _joined(name: str, parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    """Return arrays joined to one, which is contiguous."""
     for part in parts:
         if part.dtype != dtype or part.ndim != 1:
             raise WireError(
@@ -345,6 +354,7 @@ def _joined(name: str, parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarr
 
 
 def _bytes(array: np.ndarray) -> memoryview:
+    """Return the bytes of an array, without copying."""
     return array.data.cast("B")
 
 

@@ -1,1 +1,1 @@
-"""The files of a run, and the figures computed from them: metrics, scores, summary."""
+"""Read and write the files of a run, and compute figures from them: metrics, scores, summary."""

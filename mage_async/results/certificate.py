@@ -1,4 +1,4 @@
-"""The certificate of adaptation: from the returns of a model and its controls to one verdict.
+"""Certify adaptation: compute one verdict from the returns of a model and of its controls.
 
 A task is played by the model with its history (`own`) and under four controls. `blind`: no episode
 sees an earlier one. `retry`: independent trials of one episode each. `noise`: before the last
@@ -24,35 +24,35 @@ from mage_async.results.intervals import half_width
 
 Verdict = Literal["adapts", "improves without memory", "does not adapt", "cannot be told"]
 MARGIN = 0.1
-"""The least adaptation that matters, as a share of the range of returns."""
+"""Smallest adaptation that matters, as a share of the range of returns."""
 LEAST_MEMBERS = 12
-"""With fewer different tasks nothing is certified."""
+"""Number of different tasks below which nothing is certified."""
 Z99, Z90 = 2.3263, 1.2816
-"""Quantiles of the normal distribution."""
+"""Quantiles of the normal distribution at 99 % and at 90 %."""
 
 
 class TaskReturns(msgspec.Struct, frozen=True):
-    """Returns of one task, from 0, the least, to 1, the largest of its game."""
+    """Hold the returns of one task, from 0, the least of its game, to 1, the largest."""
 
     game: str
     member: str
-    """Task variant that is hidden. Tasks with the same one are not independent evidence."""
+    """Name of the hidden task variant. Tasks of the same variant are not independent evidence."""
     own: list[float]
-    """One for each episode, with the history (or the model's notes) carried over."""
+    """Return of each episode, with the history (or the model's notes) carried over."""
     blind: list[float]
-    """One for each episode, without history."""
+    """Return of each episode, without history."""
     retry: list[float]
-    """One for each independent trial of one episode."""
+    """Return of each independent trial of one episode."""
     noise: float
-    """The last episode, after the history of another task."""
+    """Return of the last episode, after the history of another task."""
     swapped: float
-    """The last episode, with another task than the history's."""
+    """Return of the last episode, with another task than the history's."""
     has_chance: bool = False
-    """Whether the game draws anew in each episode."""
+    """Whether the game draws new random events in each episode."""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A mean of differences within tasks, and its one-sided 99 % bounds."""
+    """Hold the mean of differences within tasks, and its one-sided 99 % bounds."""
 
     mean: float
     low: float
@@ -68,10 +68,10 @@ DIFFERENCES: Mapping[str, Callable[[TaskReturns], float]] = {
     "noise": lambda task: task.own[-1] - task.noise,
     "swapped": lambda task: task.own[-1] - task.swapped,
 }
-"""What the last episode is compared with: the first one, and the controls."""
+"""Differences of the last episode to the first one, and to each control."""
 ALL = "all"
-"""Name of the mean of these differences. All are above 0 if a model adapts, so their mean is too,
-and it varies less than any one of them.
+"""Name of the mean of these differences. If a model adapts, all of them are above 0, so their mean
+is too, and it varies less than any one of them.
 """
 SAID = {
     "first": "its first episode",
@@ -81,11 +81,11 @@ SAID = {
     "swapped": "a swapped task",
     ALL: "the mean of its controls",
 }
-"""What the last episode is compared with, in the words of a certificate's sentence."""
+"""Words of a certificate's sentence for the first episode and each control."""
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """The verdict about a model on a set of tasks, and the figures that it follows from."""
+    """Hold the verdict about a model on a set of tasks, and the figures that it follows from."""
 
     verdict: Verdict
     sentence: str
@@ -93,11 +93,13 @@ class Certificate(msgspec.Struct, frozen=True):
     num_members: int
     """Number of different task variants among them."""
     needs_tasks: int | None
-    """About how many tasks are needed for a verdict, if the verdict is open; else None."""
+    """Approximate number of tasks that a verdict needs, if the verdict is open; else None."""
     differences: dict[str, Difference]
-    """The last episode minus each of `DIFFERENCES`, and their mean."""
+    """Last episode minus each of `DIFFERENCES`, and the mean of these differences."""
     luck: Difference | None
-    """The best episode so far minus the first one, in games without chance."""
+    """Best return so far minus the first one, in games without random events: what repeated tries
+    gain without adaptation.
+    """
 
 
 def certificate(
@@ -106,8 +108,8 @@ def certificate(
     """Return the certificate of some tasks.
 
     Args:
-        margin: the least adaptation that matters.
-        statements: number of certificates that are stated together, such as one for each game. The
+        margin: Smallest adaptation that matters, as a share of the range of returns.
+        statements: Number of certificates that are stated together, such as one for each game. The
             error of each is then at most 1 % / `statements` (Bonferroni).
     """
     quantile = _normal_quantile(1 - 0.01 / statements)
@@ -115,7 +117,7 @@ def certificate(
     values[ALL] = [sum(row) / len(row) for row in zip(*values.values(), strict=True)]
     members = [(task.game, task.member) for task in tasks]
     found = {name: _difference(each, members, quantile) for name, each in values.items()}
-    # Where an episode draws anew, the best of several rises for any player.
+    # If each episode draws new random events, the best of several returns rises for any player.
     fixed = [task for task in tasks if not task.has_chance]
     gains = [max(task.own) - task.own[0] for task in fixed]
     members_of = [(task.game, task.member) for task in fixed]
@@ -133,6 +135,9 @@ def certificate(
 def _verdict(
     num_members: int, found: Mapping[str, Difference], luck: Difference | None, margin: float
 ) -> Verdict:
+    """Return the verdict: positive if all differences are above 0, open if none is below
+    `margin`.
+    """
     if num_members < LEAST_MEMBERS:
         return "cannot be told"
     if all(each.low > 0 for each in found.values()):
@@ -147,6 +152,7 @@ def _verdict(
 def _difference(
     values: Sequence[float], members: Sequence[Hashable], quantile: float
 ) -> Difference:
+    """Return the mean of some differences, with bounds at `quantile`."""
     mean = float(np.mean(values)) if values else 0.0
     # One pseudo-task of +1 and one of -1 are added, as Agresti and Min (2005) add to matched pairs:
     # a few equal differences have no spread of their own, and would otherwise prove anything.
@@ -178,6 +184,7 @@ def _student(z: float, degrees: int) -> float:
 
 
 def _normal_quantile(share: float) -> float:
+    """Return the quantile of the normal distribution at `share`, in 0..1."""
     return statistics.NormalDist().inv_cdf(share)
 
 
@@ -193,6 +200,9 @@ def _needed(found: Mapping[str, Difference], margin: float, quantile: float) -> 
 
 
 def _size(distance: float, spread: float, quantile: float) -> float:
+    """Return the number of tasks that shows a difference of `distance` with a probability of 90
+    %.
+    """
     if distance <= 0.005:
         return math.inf
     # The two pseudo-tasks add 2 to the sum of squares, and matter in small samples only.
@@ -207,6 +217,9 @@ def _sentence(
     luck: Difference | None,
     needs: int | None,
 ) -> str:
+    """Return the sentence of the certificate: verdict, course of the returns, and the nearest
+    control.
+    """
     first, last = (np.mean([task.own[place] for task in tasks]) for place in (0, -1))
     course = f"from {first:.2f} in episode 1 to {last:.2f} in the last of {len(tasks[0].own)}"
     weakest = min(found, key=lambda name: found[name].low)
@@ -246,7 +259,7 @@ def _sentence(
 
 
 ARMS = ("own", "blind", "retry", "swapped", "noise")
-"""The model with its history, and its controls."""
+"""Names of the model with its history, and of its controls."""
 
 
 def arm_returns(tasks: Sequence[TaskReturns]) -> dict[str, list[tuple[float, float] | None]]:
@@ -265,10 +278,11 @@ def arm_returns(tasks: Sequence[TaskReturns]) -> dict[str, list[tuple[float, flo
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean, and the half-width of its 95 % interval."""
     return statistics.fmean(values), half_width(values)
 
 
 def scaled(values: Sequence[float], least: float, most: float) -> list[float]:
-    """Return returns as shares of a game's range; 0 where all returns are equal."""
+    """Return returns as shares of a game's range; all 0 if the range is empty."""
     width = most - least
     return [(value - least) / width if width > 0 else 0.0 for value in values]

@@ -1,5 +1,5 @@
-"""Confidence intervals at 95 %: Student's t over few seeds, the normal distribution over many
-trials, Wilson's interval for shares.
+"""Compute confidence intervals at 95 %: Student's t over few seeds, the normal distribution over
+many trials, Wilson's interval for shares.
 """
 
 import math
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Quantile of Student's t at 97.5 % by degrees of freedom."""
+"""Quantile of Student's t at 97.5 %, by degrees of freedom."""
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -1,4 +1,5 @@
-"""A matrix of runs (`mage ablate`, `mage sweep`): its cells, and the figures of finished runs.
+"""Describe a matrix of runs (`mage ablate`, `mage sweep`): its cells, and the figures of finished
+runs.
 
 A cell of the matrix is one whole run in a folder of its own. It is done when its summary says so; a
 later call runs the missing cells and reads the finished ones.
@@ -24,7 +25,7 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_document, read_records
 
 BOUND_OF = {"sync": 0, "one_step": 1}
-"""Bounds, in steps, of the rules that ignore `admission.max_staleness`. A matrix has one cell with
+"""Bound, in steps, of each rule that ignores `admission.max_staleness`. A matrix has one cell with
 such a rule, not one for each bound.
 """
 AVERAGED = (
@@ -35,12 +36,13 @@ AVERAGED = (
     "masked_share",
     "entropy",
 )
-"""Metrics whose mean over steps is a figure of a run; every step trains equally many trials."""
+"""Metrics whose mean over steps is a figure of a run. All steps train equally many trials."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """What the runs of a matrix compare; runs that differ only in their seed have the same setting.
+    """Describe one setting that the runs of a matrix compare; runs that differ only in their seed
+    have the same setting.
 
     `staleness_setting` makes those of `mage ablate`, `combination` those of `mage sweep`.
     """
@@ -50,15 +52,15 @@ class Setting:
     label: str = field(compare=False)
     """The setting in a few words."""
     folder: str = field(compare=False)
-    """Beginning of the names of its runs' folders, unique in the matrix."""
+    """Beginning of the names of the folders of its runs, unique in the matrix."""
     assignments: Sequence[str] = field(compare=False)
     """Changes to the configuration, as `key=value`."""
     columns: Mapping[str, Any] = field(compare=False)
-    """Cells of a table by column."""
+    """Cells of a table, by the column's name."""
     place: float = field(compare=False)
     """Position on the x axis of the chart of returns."""
     place_name: str = field(compare=False)
-    """Text for `place`, in the legend of a chart with one method."""
+    """Text for `place` in the legend of a chart with one method."""
     method: str = field(compare=False)
     """Name of the line on which a chart draws the setting: settings of one line differ in `place`.
     """
@@ -66,17 +68,17 @@ class Setting:
     """Settings with equal `flow` train on tokens of the same ages, so their age figures are pooled.
     """
     allowed_age: int | None = field(default=None, compare=False)
-    """The largest age in steps that the setting allows; `None` if it does not limit ages."""
+    """Largest age in steps that the setting allows; None if it does not limit ages."""
 
 
 def staleness_setting(rule: str, correction: str, lag: int, bound: int) -> Setting:
     """Return a setting of an ablation of staleness.
 
     Args:
-        rule: name of the admission rule.
-        correction: name of the off-policy correction.
-        lag: steps added to every token's age.
-        bound: `admission.max_staleness`, steps.
+        rule: Name of the admission rule.
+        correction: Name of the off-policy correction.
+        lag: Number of steps added to every token's age.
+        bound: Value of `admission.max_staleness`, in steps.
     """
     age, lag_text = bound + lag, f", lag {lag}" if lag else ""
     masked = [f"learner.correction.max_age={age}"] if correction == "age_mask" else []
@@ -102,7 +104,7 @@ def staleness_setting(rule: str, correction: str, lag: int, bound: int) -> Setti
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of the matrix."""
+    """Describe one run of the matrix."""
 
     setting: Setting
     seed: int
@@ -144,13 +146,15 @@ def is_done(run: RunDirectory) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """Figures of a finished run."""
+    """Hold the figures of a finished run."""
 
     cell: Cell
     figures: dict[str, float]
     """Figures by name, beginning with the return of the last episode."""
     curve: list[tuple[int, float, float]]
-    """For each step: trials trained, seconds of training, return of the batch's last episode."""
+    """For each step: number of trials trained so far, seconds of training, and return of the
+    batch's last episode.
+    """
     ages: list[dict[int, float]]
     """Share of tokens by age in steps: among all tokens, then among the tokens of each episode."""
 
@@ -172,8 +176,9 @@ def read_cell(cell: Cell, run: RunDirectory) -> FinishedRun:
 def bounds_that_did_not_act(finished: Iterable[FinishedRun]) -> str:
     """Return a sentence about the settings in which no token was as old as the bound allows, or "".
 
-    In such settings the bound had no effect, so differences between their returns are chance. It
-    happens if actors are slower than the learner: then no trial waits long enough to become old.
+    In such settings the bound had no effect, so differences between their returns are random. This
+    happens if actors are slower than the learner, because then no trial waits long enough to become
+    old.
     """
     oldest = dict[tuple[Setting, int], float]()
     for run in finished:
@@ -249,7 +254,7 @@ def _histogram(metrics: Sequence[Record], ending: str) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a matrix is about, for its page."""
+    """Describe what a matrix is about, for its page."""
 
     heading: str
     axis: str
@@ -263,16 +268,16 @@ STALENESS = Subject("What staleness costs", "bound plus lag, steps", is_about_ag
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix whose configurations have been checked."""
+    """Hold a matrix whose configurations have been checked."""
 
     root: Path
     title: str
     configs: dict[Cell, Config]
     num_actors: int
     parallel: int
-    """Number of runs at a time."""
+    """Number of runs at once."""
     for_s: float
-    """Time limit for starting runs, in seconds after the first start; later runs are left out."""
+    """Seconds after the first start after which no further run is started."""
     subject: Subject = STALENESS
 
     def run_of(self, cell: Cell) -> RunDirectory:
@@ -288,7 +293,7 @@ class Matrix:
         return self.root / f"{cell.name()}.failures"
 
     def num_failures(self, cell: Cell) -> int:
-        """Return how often a cell's run has failed, over all calls."""
+        """Return the number of failures of a cell's run, over all calls."""
         file = self.failures_of(cell)
         return len(file.read_text().splitlines()) if file.is_file() else 0
 
@@ -308,9 +313,9 @@ def checked_configs(
     """Return the checked configuration of each cell.
 
     Args:
-        file: the configuration that all cells begin with.
-        assignments: changes of all cells, as `key=value`; the cell's own come after them.
-        method: name of a method of the papers, applied to the file first.
+        file: Configuration that all cells begin with.
+        assignments: Changes of all cells, as `key=value`; a cell's own changes come after them.
+        method: Name of a method of the papers, applied to the file first.
 
     Raises:
         MageError: a cell cannot be run; the message names the key and the reason.
@@ -324,7 +329,7 @@ def checked_configs(
     return configs
 
 
-# Finished runs, grouped for tables and charts.
+# The functions below group finished runs for tables and charts.
 
 POINTS = 15
 """Number of points of a smoothed learning curve."""

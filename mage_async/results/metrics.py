@@ -1,4 +1,4 @@
-"""Metrics of a step: the meaning of each name (`METRICS`), and functions that compute some."""
+"""Name the metrics of a step with their meaning (`METRICS`), and compute some of them."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -167,8 +167,8 @@ def batch_metrics(
     """Return the metrics that follow from the trials of a batch.
 
     Args:
-        elapsed_s: seconds since the batch before was trained.
-        num_episodes: episodes of a whole trial; a curriculum may play fewer.
+        elapsed_s: Seconds since the previous batch was trained.
+        num_episodes: Number of episodes of a whole trial; a curriculum may play fewer.
     """
     trials = [trial for group in groups for trial in group.trials]
     num_trials, totals = max(1, len(trials)), batch_totals(groups)
@@ -215,7 +215,7 @@ def prefix_rates(totals: Mapping[str, int]) -> dict[str, float]:
     it is 1 if no token was computed twice.
 
     Args:
-        totals: counts of `batch_totals`, of one batch or of a run.
+        totals: Counts of `batch_totals`, of one batch or of a run.
     """
     reused = totals["reused_tokens"]
     return {
@@ -316,7 +316,7 @@ def check_names(record: Mapping[str, object], own: Collection[str] = ()) -> None
     """Check that each metric of a record is explained, in `METRICS` or by a method.
 
     Args:
-        own: names of metrics of methods of a user's own.
+        own: Names of metrics that a user's own methods compute.
 
     Raises:
         DeterministicFailure: a metric is explained nowhere, for example because a method of a
@@ -336,8 +336,8 @@ def explanation_of(name: str) -> tuple[str, str]:
     return METRICS.get(name) or of_methods().get(name, ("", ""))
 
 
-# Metrics that warn of a fault outside of learning; the doctor reads them. Counts by member or by
-# actor are left out of a step if they are empty.
+# The functions below compute metrics that warn of a fault outside of learning; the doctor reads
+# them. Counts by member or by actor are left out of a step if they are empty.
 
 WAITING = ("no grant", "no fresh weights")
 """States in which an actor has nothing to play."""
@@ -349,8 +349,8 @@ def truncated_share(groups: Sequence[Group], most_tokens: int | None) -> float:
     """Return the share of actions that used up their tokens and are invalid.
 
     Args:
-        most_tokens: limit of tokens of an action; `None` if the transcript closes the tags of an
-            action itself, so that none is cut off and the share is 0.
+        most_tokens: Largest number of tokens of an action; None if the transcript closes the tags
+            of an action itself, so that no action is cut off and the share is 0.
     """
     if most_tokens is None:
         return 0.0
@@ -366,9 +366,9 @@ def over_bound_by_actor(
     """Return the sampled tokens staler than `bound`, as a share of all, by actor.
 
     Args:
-        actors: actor that finished a group, by grant; groups of unknown actors are left out.
-        version: the policy version being trained.
-        bound: the largest staleness that is allowed, steps.
+        actors: Actor that finished each group, by grant; groups of unknown actors are left out.
+        version: Policy version that is being trained.
+        bound: Largest staleness that is allowed, in steps.
     """
     found: Counter[str] = Counter()
     for group in groups:
@@ -386,8 +386,8 @@ def idle_share(before: Seconds, now: Seconds) -> float | None:
     """Return the share of time that actors waited for a grant or for weights.
 
     Args:
-        before: seconds by state of each actor at the last step.
-        now: the same at this step.
+        before: Seconds of each actor by state, at the last step.
+        now: Seconds of each actor by state, at this step.
 
     Returns:
         The share of the time in between; `None` if no actor has reported any.
@@ -396,7 +396,7 @@ def idle_share(before: Seconds, now: Seconds) -> float | None:
     for name, states in now.items():
         earlier = before.get(name, {})
         passed = {state: seconds - earlier.get(state, 0.0) for state, seconds in states.items()}
-        if min(passed.values(), default=0.0) >= 0.0:  # below it, the actor was started again
+        if min(passed.values(), default=0.0) >= 0.0:  # a negative time: the actor was restarted
             spent.update(passed)
     total = sum(spent.values())
     return sum(spent[state] for state in WAITING) / total if total > 0 else None

@@ -1,9 +1,9 @@
-"""Say what a run waits for: how far its next step is, what was dropped, and whether it can learn.
+"""Report what a run waits for: progress to the next step, dropped groups, and whether it can learn.
 
 `ProgressCounts` counts what reaches the learner, `Progress` is a snapshot of it, and `sentence`
-puts a snapshot into words, for the terminal and for `mage doctor`. `Signal` looks at the first
-batches for what keeps a run from learning anything. Nothing here waits or reads a clock: every time
-is an argument, in seconds of any clock that never goes back.
+puts a snapshot into words, for the terminal and for `mage doctor`. `Signal` examines the first
+batches for faults that keep a run from learning anything. Nothing here waits or reads a clock:
+every time is an argument, in seconds of any clock that never goes back.
 """
 
 import re
@@ -20,27 +20,31 @@ from mage_async.trajectory import Group, Kind, Trial
 WINDOW_S = 30.0
 """Seconds over which the speed of sampling is measured."""
 FRESH_S = 30.0
-"""A run whose files are younger is taken to be alive, where its lock cannot tell."""
+"""Seconds since the last write of a run's files below which the run counts as alive, if its lock
+cannot be read.
+"""
 MAX_NOTES_SHOWN = 10
-"""Notes of a run without a step that `mage doctor` prints, the latest ones."""
+"""Number of notes that `mage doctor` prints of a run without a step, the latest ones."""
 FIRST_STEPS = 10
-"""`Signal` looks at so many steps: later, equal returns are the mark of a task that is solved."""
+"""Number of steps that `Signal` examines. In later steps equal returns are the mark of a solved
+task.
+"""
 ENOUGH_TRIALS = 16
-"""`Signal` says nothing after fewer trials: they may be alike by chance."""
+"""Number of trials below which `Signal` reports nothing, because so few may be alike by chance."""
 
 
 # Why groups are dropped. The reason of a drop names its task, seed and turn, so that nearly every
-# reason is different; kinds can be counted, and have a cure.
+# reason is different. Kinds of reasons can be counted, and each has a cure.
 
 
 @dataclass(frozen=True, slots=True)
 class DropKind:
-    """A kind of reason for which groups are dropped."""
+    """Describe a kind of reason for which groups are dropped."""
 
     name: str
     """A few words that complete "dropped: ..."."""
     cure: str
-    """What to do, as a sentence; empty if it is not known, or if the reason itself says it."""
+    """What to do, as a sentence; "" if it is not known, or if the reason itself names it."""
 
 
 _KINDS = [
@@ -126,11 +130,15 @@ _KINDS = [
     (r"^over age$", DropKind("over age", "")),
     (r"^all trials earned the same$", DropKind("earned the same", "")),
 ]
-"""Patterns of the texts of `TrialFault` and of the ledger's reasons; the first that fits counts."""
+"""Kinds of drops, by patterns of the texts of `TrialFault` and of the ledger's reasons. The first
+pattern that matches counts.
+"""
 _OWN_PARTS = re.compile(r"""'[^']*'|"[^"]*"|0x[0-9a-f]+|\d+(?:[.,]\d+)*""")
-"""What differs between two reasons of one kind: quoted names, addresses and numbers."""
+"""Parts in which reasons of one kind differ: quoted names, addresses and numbers."""
 MAX_KINDS_NOTED = 20
-"""Kinds of drops that are noted: reasons are texts of foreign code, and could all be different."""
+"""Largest number of kinds of drops that are noted: reasons are texts of foreign code, and could all
+be different.
+"""
 
 
 def drop_kind(reason: str) -> DropKind:
@@ -154,47 +162,51 @@ def dropped_by_kind(dropped_by_reason: Mapping[str, int]) -> dict[str, int]:
     return dict(by_kind.most_common())
 
 
-# How far the next step is.
+# Progress to the next step.
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A snapshot of the way to the next step. A run writes it to `times.json`, as plain data."""
+    """Hold a snapshot of the progress to the next step. A run writes it to `times.json`, as plain
+    data.
+    """
 
     step: int
-    """The step that comes next, from 1."""
+    """Number of the next step, from 1."""
     steps: int
-    """Steps of the whole run."""
+    """Number of steps of the whole run."""
     doing: str
     """State of the learner, as its time accounting calls it."""
     doing_s: float
     """Seconds since the learner entered that state."""
     num_actors: int
-    """Actors that are connected and not silent."""
+    """Number of actors that are connected and not silent."""
     num_loading: int
-    """Those of them that still load their engine."""
+    """Number of these actors that still load their engine."""
     groups_in_flight: int
     trials_arrived: int
-    """Trials of the next batch that have arrived."""
+    """Number of trials of the next batch that have arrived."""
     trials_needed: int
-    """Trials of a batch."""
+    """Number of trials of a batch."""
     turns: int
-    """Turns that the actors have sampled since the learner started."""
+    """Number of turns that the actors have sampled since the learner started."""
     tokens: int
-    """Tokens of these turns."""
+    """Number of tokens of these turns."""
     turns_per_s: float
-    """In the last `WINDOW_S`, as is `tokens_per_s`."""
+    """Turns per second in the last `WINDOW_S`, like `tokens_per_s`."""
     tokens_per_s: float
     mean_return: float | None
     """Mean return of an episode per unit, over the latest trials; None before the first."""
     valid_share: float | None
     """Share of valid actions in the latest trials; None before the first."""
     dropped: dict[str, int]
-    """Groups dropped since the run began, by the name of their kind."""
+    """Number of groups dropped since the run began, by the name of their kind."""
     due_s: float | None
-    """Seconds until the batch is complete; None if that cannot be told yet."""
+    """Seconds until the batch is complete; None if that is not known yet."""
     is_due_bound: bool
-    """Whether `due_s` is an upper bound: of what the environment allows, as no trial has ended."""
+    """Whether `due_s` is only an upper bound, computed from the longest trial that the environment
+    allows, because no trial has ended.
+    """
 
 
 _DOING = {
@@ -257,25 +269,29 @@ def seconds(number: float) -> str:
 
 @dataclass(slots=True)
 class ProgressCounts:
-    """Counts what reaches the learner: heartbeats, trials and drops. Every call is cheap."""
+    """Count what reaches the learner: heartbeats, trials and drops. Every call is cheap."""
 
     _totals: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Turns and tokens in the last heartbeat of each actor, by its name."""
+    """Numbers of turns and tokens in the last heartbeat of each actor, by its name."""
     _turns: int = 0
-    """Over all actors and their restarts, as `_tokens`."""
+    """Number of turns over all actors and their restarts; `_tokens` likewise."""
     _tokens: int = 0
     _arrived_turns: int = 0
-    """Turns of the trials that have arrived."""
+    """Number of turns of the trials that have arrived."""
     _latest: deque[tuple[float, int, int]] = field(default_factory=deque)
-    """Mean reward of an episode, actions and invalid actions of the latest trials: a batch's."""
+    """For each of the latest trials, as many as a batch has: mean reward of an episode, number of
+    actions, number of invalid actions.
+    """
     _samples: deque[tuple[float, int, int]] = field(default_factory=deque)
-    """Times of the last `WINDOW_S` with the turns and tokens until then."""
+    """For each snapshot in the last `WINDOW_S`: its time, and the numbers of turns and tokens until
+    then.
+    """
     _version: int = -1
     """Version at the last snapshot."""
     _waiting_since: float = 0.0
-    """When the wait for the present batch began, as far as snapshots tell."""
+    """Time at which the wait for the present batch began, as far as snapshots show."""
     _arrived_at_first: int = 0
-    """Trials of the present batch that had arrived by then."""
+    """Number of trials of the present batch that had arrived at that time."""
     _known_kinds: set[str] = field(default_factory=set)
     """Names of the kinds of drops that were noted."""
     _is_lateness_noted: bool = False
@@ -284,7 +300,7 @@ class ProgressCounts:
         """Count the turns and tokens of an actor's heartbeat; an actor may have been restarted."""
         now = int(counters.get("num_completions", 0)), int(counters.get("num_generated_tokens", 0))
         before = self._totals.get(actor, (0, 0))
-        if now[0] < before[0]:  # a new process counts from zero
+        if now[0] < before[0]:  # the actor was restarted, and counts from zero
             before = 0, 0
         self._totals[actor] = now
         self._turns += now[0] - before[0]
@@ -310,8 +326,8 @@ class ProgressCounts:
         """Return a note the first time that a group misses its deadline, otherwise None.
 
         Args:
-            deadline_s: `admission.grant_deadline_s`.
-            most: at so many missed deadlines a group is dropped.
+            deadline_s: Value of `admission.grant_deadline_s`.
+            most: Number of missed deadlines at which a group is dropped.
         """
         if self._is_lateness_noted:
             return None
@@ -338,14 +354,16 @@ class ProgressCounts:
         num_missing: int,
         dropped_by_reason: Mapping[str, int],
     ) -> Progress:
-        """Return how far the next step is.
+        """Return the progress to the next step.
 
         Args:
-            version: steps published so far.
-            doing: the state of the learner, and the seconds since it was entered.
-            actors: actors that are connected, and those of them that still load their engine.
-            trials: trials of the next batch that have arrived, and trials of a batch.
-            num_missing: trials that have not arrived, of all groups in flight.
+            version: Number of steps published so far.
+            doing: State of the learner, and the seconds since it entered that state.
+            actors: Number of actors that are connected, and number of these that still load their
+                engine.
+            trials: Number of trials of the next batch that have arrived, and number of trials of a
+                batch.
+            num_missing: Number of trials that have not arrived, of all groups in flight.
         """
         arrived, needed = trials
         if version != self._version:
@@ -403,10 +421,10 @@ def before_first_step(
     """Return lines on a run that has trained no step: its age, what it waits for, its notes.
 
     Args:
-        times: content of the run's `times.json`; empty if there is none yet.
-        events: the run's `events.jsonl`.
-        is_alive: whether a process runs it; None if that cannot be known on this machine.
-        now: seconds since 1970, as the times of the files.
+        times: Content of the run's `times.json`; empty if there is no such file yet.
+        events: Lines of the run's `events.jsonl`.
+        is_alive: Whether a process runs the run; None if that cannot be known on this machine.
+        now: Present time in seconds since 1970, like the times in the files.
     """
     if not events:
         return ["no process was started yet"]
@@ -424,22 +442,23 @@ def before_first_step(
     return [*lines, *(f"note: {text}" for _, text in reversed(history.notes[:MAX_NOTES_SHOWN]))]
 
 
-# Whether there is anything to learn from.
+# Check whether the first batches have anything to learn from.
 
 
 class Signal:
-    """Looks at the first batches for what keeps a run from learning anything.
+    """Examine the first batches for faults that keep a run from learning anything.
 
     There is no signal if no action was ever valid, if no reward was ever earned, or if all trials
     that are compared with each other earned the same: those of a group, or of a whole batch where
-    `advantage.baseline` lacks "group". Their advantages are then all zero. Each is said once.
+    `advantage.baseline` lacks "group". Their advantages are then all zero. Each fault is reported
+    once.
     """
 
     def __init__(self, config: Config, facts: Facts) -> None:
         self._config, self._facts = config, facts
         self._num_trials = 0
         self._is_reward_seen = self._is_valid_seen = self._is_spread_seen = False
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def batch(self, version: int, groups: Sequence[Group]) -> str | None:
         """Take in a batch that will be trained from `version`; return a sentence, or None."""
@@ -466,14 +485,16 @@ class Signal:
         return None
 
     def _once(self, kind: str, text: str) -> str | None:
-        if kind in self._said:
+        """Return a sentence the first time that a kind of fault is found, later None."""
+        if kind in self._reported:
             return None
-        self._said.add(kind)
+        self._reported.add(kind)
         return f"nothing to learn from: {text}"
 
     # Each of these names the likely cause in this environment, and then the keys that change it.
 
     def _no_valid_action(self, last: str) -> str:
+        """Return the sentence for trials without a valid action, with what may help."""
         config, facts = self._config, self._facts
         seen = f"the last one was {last!r:.60}" if last else "none was found in the text"
         example = facts.example or facts.words[0] if facts.words or facts.example else ""
@@ -491,6 +512,7 @@ class Signal:
         )
 
     def _no_reward(self) -> str:
+        """Return the sentence for trials without any reward."""
         cure = "begin with [warm_start], " if self._config.warm_start is None else ""
         return (
             f"{self._num_trials} trials of {self._facts.name} have earned no reward at all. The "

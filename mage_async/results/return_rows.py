@@ -1,4 +1,4 @@
-"""Rows of the tables of returns that the terminal and the pages show: one value an episode.
+"""Make the rows of the tables of returns in the terminal and on pages: one value for each episode.
 
 Both take these rows from a run's summary, and differ only in how they lay them out.
 """
@@ -13,7 +13,7 @@ Score = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSet:
-    """How an evaluation set is named and explained."""
+    """Hold the name of an evaluation set, and its explanation."""
 
     label: str
     short_note: str
@@ -32,12 +32,12 @@ SETS = {
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
-    """A labelled row with a value for each episode."""
+    """Hold a labelled row with a value for each episode."""
 
     label: str
     values: Sequence[float]
     half_widths: Sequence[float] | None = None
-    """95 % half-widths; `None` if the values are exact or no interval is known."""
+    """95 % half-widths; None if the values are exact or no interval is known."""
     is_reference: bool = False
     """Whether these are known returns of the environment, not results of the run."""
 
@@ -69,7 +69,7 @@ def reference_rows(known: Mapping[str, Any]) -> list[EpisodeRow]:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentRows:
-    """Returns in one environment of a mix."""
+    """Hold the returns in one environment of a mix."""
 
     label: str
     sets: Mapping[str, EpisodeRow]

@@ -1,4 +1,4 @@
-"""Names of the files of a run; no other module spells them. `run_files.py` reads them."""
+"""Name the files of a run; no other module spells the names. `run_files.py` reads the files."""
 
 from dataclasses import dataclass
 from hashlib import blake2s
@@ -8,7 +8,7 @@ from mage_async.errors import RunError
 
 
 class _Below:
-    """Descriptor: a path below the root of a run."""
+    """Return a path below the root of a run; a descriptor."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -19,7 +19,7 @@ class _Below:
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Paths of the files of one run."""
+    """Hold the paths of the files of one run."""
 
     root: Path
 
@@ -54,8 +54,8 @@ class RunDirectory:
     events = _Below("events.jsonl")
     """Starts, ends, faults and remarks of the run's processes, one line of JSON each."""
     times = _Below("times.json")
-    """Seconds of each process by state, and how far the next step is (`progress.py`); rewritten
-    while the run goes on.
+    """Seconds of each process by state, and the progress to the next step (`progress.py`);
+    rewritten while the run goes on.
     """
     index = _Below("index.sqlite")
     """Place of each trial in the journal; `mage view` builds it, and rebuilds it if it is lost."""
@@ -66,7 +66,7 @@ class RunDirectory:
     report = _Below("report.html")
     """The run as one page."""
     tracking = _Below("tracking")
-    """Files of trackers on this machine, and how far each tracker has got: `NAME.json`."""
+    """Files of trackers on this machine, and in `NAME.json` how much each tracker has received."""
 
     def check(self) -> None:
         """Check that this is the directory of a run.

@@ -1,7 +1,4 @@
-"""Read the records of a run as plain data, as far as its files exist yet.
-
-Also: replace a file durably, and collect what happened to the processes (`events.jsonl`).
-"""
+"""Read the records of a run as plain data; replace files durably; collect events of processes."""
 
 import itertools
 import json
@@ -21,19 +18,19 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """The records of one run; records of an interrupted run may be short or empty."""
+    """Hold the records of one run; records of an interrupted run may be short or empty."""
 
     config: Config
     metrics: list[Record]
-    """One record a step."""
+    """Metrics of each step."""
     curve: list[Record]
-    """One record an evaluation while training."""
+    """Evaluations during training, one record each."""
     evaluation: Record
     """Scores of the final sets and the references; empty before the end."""
     learner: Record
-    """Counts and totals; empty before the end."""
+    """Counts and totals of the learner; empty before the end."""
     samples: list[Record]
-    """Trials to read, as `trial_as_dict` writes them."""
+    """Some whole trials to read, as `trial_as_dict` writes them."""
     supervisor: Record
     """Seconds of the supervisor by state; empty before the end."""
 
@@ -79,12 +76,13 @@ def read_lines(file: Path) -> list[Record]:
     """
     if not file.is_file():
         return []
-    # A last line without its newline is what a killed process left: it counts as not written.
+    # A killed process may leave a last line without its newline: it counts as not written.
     *lines, _ = _text(file).split("\n")
     return [_parsed(file, line, f", line {n}") for n, line in enumerate(lines, 1) if line.strip()]
 
 
 def _text(file: Path) -> str:
+    """Return the text of a file; "" if there is no file."""
     try:
         return file.read_text()
     except UnicodeDecodeError as error:
@@ -92,6 +90,7 @@ def _text(file: Path) -> str:
 
 
 def _parsed(file: Path, text: str, where: str) -> Record:
+    """Parse a document or line; `where` names the line in the error."""
     try:
         record: Record = json.loads(text)
     except json.JSONDecodeError as error:
@@ -112,7 +111,7 @@ def write_whole(file: Path, content: str | bytes, *, is_durable: bool = True) ->
     """Replace the content of a file: a reader finds the old or the new content.
 
     Args:
-        is_durable: whether that holds after a crash of the machine too.
+        is_durable: Whether the new content must also survive a crash of the machine.
     """
     draft = file.with_name(f".{file.name}.part")
     draft.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -126,7 +125,7 @@ def write_whole(file: Path, content: str | bytes, *, is_durable: bool = True) ->
 Event = Mapping[str, Any]
 """A line of the run's `events.jsonl`."""
 MAX_NOTES = 100
-"""Notes that a history keeps, the latest ones."""
+"""Number of notes that a history keeps, the latest ones."""
 STATES = {
     "started": "starting",
     "ready": "ready",
@@ -135,29 +134,29 @@ STATES = {
     "done": "done",
     "failed": "failed",
 }
-"""States of a process by the event that begins them."""
+"""State of a process, by the event that begins it."""
 
 
 @dataclass(slots=True)
 class ProcessLife:
-    """The last state of one process."""
+    """Hold the last state of one process."""
 
     name: str
     state: str = ""
     at: float = 0.0
-    """When the state began, seconds since 1970."""
+    """Time at which the state began, in seconds since 1970."""
     num_starts: int = 0
     node: str = ""
-    """The node of its last start, in a run on a cluster."""
+    """Node of the last start, in a run on a cluster."""
 
 
 @dataclass(slots=True)
 class RunHistory:
-    """What happened to the processes of a run."""
+    """Hold the history of the processes of a run."""
 
     processes: dict[str, ProcessLife] = field(default_factory=dict)
     restarts: list[str] = field(default_factory=list)
-    """Sentences on processes that failed and were started again, the latest first."""
+    """Sentences on processes that failed and were restarted, the latest first."""
     notes: list[tuple[float, str]] = field(default_factory=list)
     """Times and sentences of restarts, faults and remarks, the latest first."""
 
@@ -194,11 +193,11 @@ def run_history(events: Sequence[Event]) -> RunHistory:
 
 
 def run_state(is_alive: bool | None, is_complete: bool, history: RunHistory) -> str:
-    """Return the state of a run in a word or two.
+    """Return the state of a run in one or two words.
 
     Args:
-        is_alive: whether a process runs it; `None` if that cannot be known on this machine.
-        is_complete: whether its summary says that it came to its end.
+        is_alive: Whether a process runs the run; None if that cannot be known on this machine.
+        is_complete: Whether its summary records that it ended as planned.
     """
     if is_alive:
         states = {life.state for life in history.processes.values()}

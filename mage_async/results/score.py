@@ -22,15 +22,16 @@ from mage_async.tasks.league import ITSELF, is_policy
 from mage_async.trajectory import Kind, Trial
 
 MOST_MEMBERS = 64
-"""With more members than these, a member is a board or a room and not an opponent: scores by member
-are left out, and the family says how hard a board is."""
+"""Number of members above which scores by member are left out: a member is then a board or a room,
+not an opponent, and its family names its difficulty.
+"""
 ENVIRONMENT = "environment"
-"""The key of `Score.parts` for the environments of a mix."""
+"""Key of `Score.parts` for the environments of a mix."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TrialReturns:
-    """Results of one trial by episode; returns are per unit of the environment."""
+    """Hold the results of one trial by episode; returns are per unit of the environment."""
 
     returns: list[float]
     won: list[bool]
@@ -38,7 +39,7 @@ class _TrialReturns:
 
 
 class PartScore(msgspec.Struct, frozen=True):
-    """Score of the trials of one member, seat, family, or environment of a mix.
+    """Score the trials of one member, seat, family, or environment of a mix.
 
     Returns are per unit of the environment (round, hand, dial). For a mix they are means over the
     trials of all its environments, each per unit of its own.
@@ -60,7 +61,7 @@ class PartScore(msgspec.Struct, frozen=True):
 
 
 class Score(PartScore, frozen=True):
-    """Score of a set of trials.
+    """Score a set of trials.
 
     A trial that outgrew the engine's context, or had a call that failed, counts too: its unfinished
     episodes, and the episodes that it could not begin, earn the least that the environment can pay.
@@ -128,8 +129,8 @@ def _rows(trials: Sequence[Trial], environment: Environment) -> list[_TrialRetur
     for trial, facts in played:
         rewards = trial.episode_rewards()
         if trial.cut_at is not None:
-            # An unfinished episode counts the declared minimum or, if none is declared, the least
-            # that any finished episode earned, and at most 0.
+            # An unfinished episode counts as the declared minimum or, if none is declared, as the
+            # least that any finished episode earned, and at most 0.
             known = facts.min_return
             least = min([0.0, *finished[facts]]) if known is None else known
             rewards = rewards[: trial.cut_at] + [least] * (trial.num_episodes - trial.cut_at)
@@ -181,6 +182,7 @@ def _means(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _probes(trials: Sequence[Trial], environment: Environment) -> list[float]:
+    """Return the share of each episode's actions that only gather information."""
     acts, probes = Counter[int](), Counter[int]()
     for trial in trials:
         played = component_of(environment, trial.task.member)
@@ -196,7 +198,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 class Rung(msgspec.Struct, frozen=True):
-    """Score of held-out tasks of one difficulty."""
+    """Score held-out tasks of one difficulty."""
 
     label: str
     options: dict[str, Any]
@@ -205,7 +207,7 @@ class Rung(msgspec.Struct, frozen=True):
 
 
 class Harder(msgspec.Struct, frozen=True):
-    """Scores on a ladder of tasks, from the tasks as trained to the hardest.
+    """Score a ladder of tasks, from the tasks as trained to the hardest.
 
     LaMer (arXiv 2512.16848, figure 4) measures policies on more boxes of Sokoban and more mines of
     MineSweeper than they were trained on.
@@ -229,8 +231,8 @@ def references(environment: Environment, num_episodes: int) -> dict[str, Any]:
 def with_errors(known: Mapping[str, References]) -> dict[str, Any]:
     """Return references by split, with the 95 % half-widths of those that were sampled."""
     errors = {split: half_widths_of(values) for split, values in known.items()}
-    said = {"references": dict(known)}
-    return said | ({"reference_ci95": errors} if any(errors.values()) else {})
+    found = {"references": dict(known)}
+    return found | ({"reference_ci95": errors} if any(errors.values()) else {})
 
 
 def by_environment(environment: Environment, num_episodes: int) -> dict[str, Any]:
@@ -267,11 +269,11 @@ def by_environment(environment: Environment, num_episodes: int) -> dict[str, Any
 
 
 class Diversity(msgspec.Struct, frozen=True):
-    """Diversity of the trajectories in a set of tasks, by episode."""
+    """Hold the diversity of the trajectories in a set of tasks, by episode."""
 
     num_tasks: int
     repeats: int
-    """Plays of each task."""
+    """Number of plays of each task."""
     entropy_by_episode: list[float]
     """Mean entropy over tasks, nats."""
     ci95_by_episode: list[float]
@@ -279,7 +281,7 @@ class Diversity(msgspec.Struct, frozen=True):
     distinct_by_episode: list[float]
     """Mean number of distinct trajectories of a task."""
     most: float
-    """The largest possible entropy, ln(repeats)."""
+    """Largest possible entropy in nats, ln(repeats)."""
 
 
 def diversity(plays: Sequence[Sequence[Trial]]) -> Diversity:

@@ -1,8 +1,8 @@
-"""Measure whether faults choose what is trained: groups trained ÷ groups started.
+"""Measure whether dropped groups bias the tasks that are trained: groups trained ÷ groups started.
 
-A group that was dropped teaches nothing. If long groups, or those of one kind, are dropped more
+A group that was dropped is not trained. If long groups, or those of one kind, are dropped more
 often than others, the policy is trained on other tasks than the run was asked for. The ratio of
-selection is 1 where every group that started was trained; groups in flight are not counted yet.
+selection is 1 if every group that started was trained; groups in flight are not counted yet.
 """
 
 import math
@@ -18,13 +18,15 @@ from mage_async.tasks.league import is_policy
 from mage_async.trajectory import Group
 
 Z_95 = 1.96
-"""Standard deviations of a 95 % interval."""
+"""Number of standard deviations of a 95 % interval."""
 LENGTH_CLASSES = ("short", "middle", "long")
-"""Classes of equally many started groups, as far as groups of equal length allow it."""
+"""Names of the classes of lengths; each class has equally many started groups, as far as groups of
+equal length allow it.
+"""
 
 
 class Ratio(NamedTuple):
-    """A ratio of selection with its interval."""
+    """Hold a ratio of selection with its interval."""
 
     value: float
     low: float
@@ -32,12 +34,12 @@ class Ratio(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Groups of one length, kind or task."""
+    """Count the groups of one length, kind or task."""
 
     label: str
     trained: int
     started: float
-    """Groups trained or dropped; an estimate for a class of lengths."""
+    """Number of groups trained or dropped; an estimate for a class of lengths."""
 
     def ratio(self, z: float = Z_95) -> Ratio:
         """Return trained ÷ started with Wilson's interval of `z` standard deviations."""
@@ -69,7 +71,7 @@ def contrast(one: Share, other: Share, z: float = Z_95) -> Ratio:
     return Ratio(value, value * math.exp(-below), value * math.exp(above))
 
 
-# What a line of metrics holds of the groups that ended.
+# The functions below make the entries of a line of metrics on the groups that ended.
 
 
 def trained_groups(groups: Iterable[Group], environment: Environment) -> list[list[Any]]:
@@ -105,22 +107,22 @@ def kind_of(environment: Environment, member: str) -> str:
 
 @dataclass(slots=True)
 class Selection:
-    """The groups of a run that have ended, trained or dropped."""
+    """Count the groups of a run that have ended, trained or dropped."""
 
     _trained: Counter[int] = field(default_factory=Counter)
-    """By the turns of all their trials."""
+    """Number of trained groups, by the turns of all their trials."""
     _dropped: Counter[int] = field(default_factory=Counter)
-    """By the turns that their trials had had when they were dropped."""
+    """Number of dropped groups, by the turns that their trials had had when they were dropped."""
     _kinds: tuple[Counter[str], Counter[str]] = field(
         default_factory=lambda: (Counter(), Counter())
     )
-    """Trained and dropped groups by kind."""
+    """Numbers of trained and of dropped groups, by kind."""
     _tasks: tuple[Counter[str], Counter[str]] = field(
         default_factory=lambda: (Counter(), Counter())
     )
-    """The same by task."""
+    """Numbers of trained and of dropped groups, by task."""
     causes: Counter[str] = field(default_factory=Counter)
-    """Dropped groups by cause."""
+    """Number of dropped groups, by cause."""
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]]) -> "Selection":
@@ -143,7 +145,7 @@ class Selection:
             self.causes[cause] += count
 
     def whole(self) -> Share | None:
-        """Return the share of all groups; `None` if none has ended."""
+        """Return the share of all groups; None if none has ended."""
         trained, dropped = self._trained.total(), self._dropped.total()
         return Share("all", trained, trained + dropped) if trained + dropped else None
 
@@ -166,7 +168,7 @@ class Selection:
         shares are too narrow where more than half of the groups are dropped.
 
         Args:
-            num_trials: trials of a group; labels say how many turns a trial has.
+            num_trials: Number of trials of a group; labels give the number of turns of one trial.
         """
         kept, started = 1.0, dict[int, float]()
         at_risk = self._trained.total() + self._dropped.total()
@@ -223,6 +225,7 @@ class Selection:
 def _shares(
     trained: Mapping[str, int], dropped: Mapping[str, int], labels: Iterable[str]
 ) -> list[Share]:
+    """Return the share of each label, the smallest ratio first."""
     shares = [
         Share(label, trained.get(label, 0), trained.get(label, 0) + dropped.get(label, 0))
         for label in sorted(labels)

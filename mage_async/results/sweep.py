@@ -1,4 +1,4 @@
-"""The settings of a sweep: a grid of all values, or combinations drawn at random.
+"""Make the settings of a sweep: a grid of all values, or combinations drawn at random.
 
 `KEY=V1,V2` names the values of a key, `KEY=LOW..HIGH` a range of numbers, and `KEY=LOW..HIGH:log` a
 range in which each factor of ten has the same weight. Keys keep the order of the command line.
@@ -17,16 +17,17 @@ from mage_async.errors import ConfigError
 from mage_async.results.matrix import Cell, Setting
 
 LONGEST_FOLDER = 120
+"""Largest number of characters of a folder's name."""
 _UNSAFE = re.compile(r"[^\w.+=,-]")
-"""Characters that a folder's name does not keep."""
+"""Characters that are replaced in a folder's name."""
 _RANGE = re.compile(r"(?P<low>[^.\s][^\s]*?)\.\.(?P<high>[^:\s]+)(?P<log>:log)?")
 _PARTS = re.compile(r'(?:\[[^\]]*\]|"[^"]*"|[^,\["])+')
-"""Values between commas; a list or a quoted text is one value."""
+"""Pattern of the values between commas; a list or a quoted text is one value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers between two bounds, inclusive; whole numbers if both bounds are whole."""
+    """Describe numbers between two bounds, inclusive; whole numbers if both bounds are whole."""
 
     low: float
     high: float
@@ -46,7 +47,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A key and its possible values."""
+    """Describe a key and its possible values."""
 
     key: str
     choices: tuple[str, ...] | Range
@@ -70,6 +71,7 @@ def axis_of(text: str) -> Axis:
 
 
 def _range(text: str, low: str, high: str, is_log: bool) -> Range:
+    """Return a range; raise a `ConfigError` if its bounds are no rising numbers."""
     try:
         made = Range(float(low), float(high), is_log, low.isdigit() and high.isdigit())
     except ValueError:
@@ -160,6 +162,6 @@ def _number(text: str) -> float | None:
 
 
 def sweep_cells(found: Iterable[Setting], seeds: Iterable[int]) -> list[Cell]:
-    """Return every setting with every seed; cells of one seed stand together."""
+    """Return every setting with every seed; cells of one seed follow one another."""
     wanted = list(found)
     return [Cell(each, seed) for seed in dict.fromkeys(seeds) for each in wanted]

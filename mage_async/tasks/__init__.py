@@ -1,1 +1,1 @@
-"""The task and the opponent of a group: task stream, curriculum, population, matchmaking."""
+"""Choose the task and the opponent of a group: task stream, curriculum, population, matchmaking."""

@@ -1,4 +1,5 @@
-"""The league: past versions of the policy that play as opponents, and the ratings of all members.
+"""Keep the league: past versions of the policy that play as opponents, and the ratings of all
+members.
 
 A *member* is a name of what a group plays against: a hidden opponent or task variant of the
 environment, or a version of the policy. Every `population.every` steps a version of the policy
@@ -28,12 +29,13 @@ from mage_async.environments.environment import Facts
 from mage_async.trajectory import Group
 
 PREFIX = "policy-"
-"""A version of the policy is the member `policy-VERSION`."""
+"""Prefix of the member name of a version: it is `policy-VERSION`."""
 ITSELF = "policy"
-"""The policy in both seats, as a member; in ratings also all versions that were met as the newest.
+"""Member name of the policy in both seats; in ratings also that of all versions that were met as
+the newest.
 """
 MAX_RATING_CHANGE = 16.0
-"""The most rating points that one group can move."""
+"""Largest number of rating points by which one group changes a rating."""
 FAST_WEIGHT, SLOW_WEIGHT = 0.25, 0.05
 """Weight of the latest group in the fast and in the slow moving average of the agent's returns
 against a member.
@@ -65,7 +67,7 @@ class Standing(
     kw_only=True,
     rename={"fast_mean": "recent", "slow_mean": "long"},  # names in the journal
 ):
-    """Rating and returns of a member, from the groups that were trained against it."""
+    """Hold rating and returns of a member, from the groups that were trained against it."""
 
     rating: float = 0.0
     groups: Natural = 0
@@ -79,7 +81,7 @@ class Standing(
 
 
 class LeagueState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The state of a `League`, for the journal."""
+    """Hold the state of a `League`, for the journal."""
 
     rivals: tuple[Natural, ...] = ()
     """Versions in the opponent's seat, oldest first."""
@@ -90,14 +92,14 @@ class LeagueState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class League:
-    """The rivals of a run, and the ratings of all members.
+    """Hold the rivals of a run, and the ratings of all members.
 
     Without arguments it has no rivals and keeps no ratings.
 
     Args:
-        config: the table `population` of the configuration.
-        facts: of the environment, which bound its returns; needed once a group is rated.
-        self_play_share: share of groups in which the policy plays both seats, in 0..1.
+        config: Table `population` of the configuration.
+        facts: Facts of the environment, which bound its returns; needed once a group is rated.
+        self_play_share: Share of groups in which the policy plays both seats, in 0..1.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class League:
         self.rating = 0.0
         """Rating of the agent."""
         self._kept: list[int] = []
-        """Versions kept as rivals, oldest first; none where the newest is the only rival."""
+        """Versions kept as rivals, oldest first; none if the newest is the only rival."""
         self._newest: int | None = None
         """The newest version whose weights are on disk."""
         self._standings: dict[str, Standing] = {}
@@ -144,7 +146,7 @@ class League:
         return LeagueState(rivals=tuple(self._kept), rating=self.rating, standings=standings)
 
     def restore(self, state: LeagueState | None) -> None:
-        """Restore the state of the league from the journal; None: no rivals and no ratings."""
+        """Restore the state of the league from the journal; None for no rivals and no ratings."""
         state = state if state is not None and self.is_on else LeagueState()
         self._kept, self.rating = list(state.rivals), state.rating
         self._standings = dict(state.standings)
@@ -184,6 +186,7 @@ class League:
                 self._rate(group)
 
     def _rate(self, group: Group) -> None:
+        """Change the rating of the agent, and the standing of the member that a group met."""
         member = group.trials[0].task.member
         if not self._config.every and version_of(member) is not None:
             member = ITSELF  # the newest version, whichever it was: they share one standing
@@ -192,7 +195,7 @@ class League:
         mean = sum(returns) / len(returns)
         change = MAX_RATING_CHANGE * (self._score(mean) - expected(self.rating, past.rating))
         if member == ITSELF:
-            change = 0.0  # a game of the agent against itself tells nothing of its strength
+            change = 0.0  # a game of the agent against itself does not measure its strength
         self.rating += change
         # The first group sets both averages; later ones move them.
         fast, slow = (FAST_WEIGHT, SLOW_WEIGHT) if past.groups else (1.0, 1.0)
@@ -225,8 +228,8 @@ def version_to_remove(versions: Sequence[int], ratings: Mapping[int, float], kee
     oldest).
 
     Args:
-        versions: of the rivals, oldest first.
-        ratings: by version.
+        versions: Versions of the rivals, oldest first.
+        ratings: Ratings by version.
     """
     older, inner = versions[:-1] or versions, range(1, len(versions) - 1)
     if keep == "best":

@@ -1,4 +1,4 @@
-"""Matchmakers: rules that choose the member (opponent or task variant) of a group, one class each.
+"""Choose the member (opponent or task variant) of a group, by one matchmaker class for each rule.
 
 A matchmaker is its configuration, `population.matchmaker`. To add one, copy a class and give
 it a `tag`, which is its name. All draws depend on the run's seed and the group's number alone, so a
@@ -24,12 +24,12 @@ rarely drawn by weight are measured again too.
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The facts by which a matchmaker chooses the member of one group."""
+    """Hold the facts by which a matchmaker chooses the member of one group."""
 
     place: int
     """Number of the group in its step, counted among the groups that choose from the same names."""
     from_deck: str
-    """The environment's member whose turn it is in the shuffled decks."""
+    """Name of the environment's member that is next in the shuffled decks."""
     source: random.Random
     """Random generator of this group alone."""
     league: "League"
@@ -37,10 +37,12 @@ class Draw:
 
 
 class Matchmaker(Variant):
-    """The rule that chooses the member a group meets."""
+    """Choose the member that a group meets; base class."""
 
     by_place: ClassVar[bool] = False
-    """Whether the groups that meet past policies have fixed places in a step, or are drawn."""
+    """Whether the groups that meet past policies have fixed places in a step; if not, they are
+    drawn.
+    """
 
     def choose(self, names: Sequence[str], draw: Draw) -> str:
         """Choose one of `names`: members of the environment, or past policies."""
@@ -48,7 +50,7 @@ class Matchmaker(Variant):
 
 
 class Decks(Matchmaker, tag="decks"):
-    """The environment's members in shuffled decks; past policies uniformly."""
+    """Choose the environment's members from shuffled decks, and past policies uniformly."""
 
     def choose(self, names: Sequence[str], draw: Draw) -> str:
         """Choose the deck's member, or any past policy."""
@@ -56,7 +58,7 @@ class Decks(Matchmaker, tag="decks"):
 
 
 class Fixed(Matchmaker, tag="fixed"):
-    """The n-th group of every step meets the same member, as in MAGE's code."""
+    """Let the n-th group of every step meet the same member, as in MAGE's code."""
 
     by_place: ClassVar[bool] = True
 
@@ -66,7 +68,7 @@ class Fixed(Matchmaker, tag="fixed"):
 
 
 class Resampled(Matchmaker, tag="resampled"):
-    """Any member, uniformly."""
+    """Choose any member, uniformly."""
 
     def choose(self, names: Sequence[str], draw: Draw) -> str:
         """Choose uniformly."""
@@ -74,7 +76,7 @@ class Resampled(Matchmaker, tag="resampled"):
 
 
 class Prioritised(Matchmaker, tag="prioritised"):
-    """In proportion to the regret: how much the agent could still gain against a member."""
+    """Choose in proportion to the regret: how much the agent could still gain against a member."""
 
     # The best response to a past policy is unknown: the best return against it is taken to be the
     # environment's maximum. Among past policies, the rule is then AlphaStar's prioritised
@@ -95,7 +97,7 @@ class Prioritised(Matchmaker, tag="prioritised"):
 
 
 class Progress(Matchmaker, tag="progress"):
-    """In proportion to how much the agent's return against a member has changed lately."""
+    """Choose in proportion to how much the agent's return against a member has changed lately."""
 
     # The distance between a fast and a slow mean of the agent's returns (Kanitscheider et al.,
     # arXiv 2106.14876), in either direction: a member that the agent has forgotten is practised
@@ -106,10 +108,11 @@ class Progress(Matchmaker, tag="progress"):
         return prioritised(names, lambda name: self._progress(name, draw), draw.source)
 
     def _progress(self, member: str, draw: Draw) -> float:
-        """Return the change of the agent's return, and what it may still be.
+        """Return the measured change of the agent's return, plus the change that is still possible.
 
         The largest possible change, that of a member never met, counts less with each group, as a
-        first return does in the fast mean: after one group both means are equal and say nothing.
+        first return does in the fast mean: after one group both means are equal, so their
+        difference measures nothing.
         """
         from mage_async.tasks.league import FAST_WEIGHT
 

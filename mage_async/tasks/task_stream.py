@@ -1,10 +1,10 @@
-"""The tasks of a run: those that groups train on, and the fixed ones of evaluations.
+"""Draw the tasks of a run: those that groups train on, and the fixed ones of evaluations.
 
-The task of the n-th group is a function of the run's seed, of n and, where the policy meets its
+The task of the n-th group is a function of the run's seed, of n and, if the policy meets its
 past versions, of the ratings at that time. So a resumed run draws the same tasks.
 
 A *member* is the hidden part of a task, by name: an opponent or a variant of the environment, or a
-past version of the policy (`league.py`). A *seat* is the player that the agent is, where a game has
+past version of the policy (`league.py`). A *seat* is the player that the agent is, if a game has
 several.
 """
 
@@ -20,9 +20,9 @@ from mage_async.tasks.matchmaking import Draw
 from mage_async.trajectory import Task
 
 MIXED = " | "
-"""Between the members of a mixed group, in the member of its task."""
+"""Separator of the members of a mixed group, in the member name of its task."""
 MOST_MIXED_CHARS = 200
-"""Most characters of all these names together, as a grant's message bounds them."""
+"""Largest number of characters of all these names together, by the bounds of a grant's message."""
 CURVE_SEED, FINAL_SEED = 1, 2
 """Seeds of the tasks of the learning curve and of the final sets. The two kinds of tasks are
 disjoint, and the same for every run of an environment.
@@ -30,7 +30,7 @@ disjoint, and the same for every run of an environment.
 
 
 class TaskStream:
-    """Tasks whose members come from shuffled decks: each is met once before any is met twice.
+    """Draw tasks whose members come from shuffled decks: each is met once before any is met twice.
 
     In a mix, first the component comes from a deck that holds each as often as its share, and then
     the member from a deck of that component. In a curriculum, components come one after another.
@@ -63,7 +63,8 @@ class TaskStream:
         deck, place = divmod(number, len(cards))
         random.Random(f"{self._seed}/parts/{deck}").shuffle(cards)
         part = cards[place]
-        # The component's own number of this group: those of earlier decks, and those in this one.
+        # Number of earlier groups of this component: those of earlier decks, and those of this
+        # deck.
         return self._of_part(part, deck * part.share + cards[:place].count(part))
 
     def _of_part(self, part: MixComponent, number: int) -> Task:
@@ -73,13 +74,13 @@ class TaskStream:
 
 
 class MatchedTasks:
-    """Tasks whose members the configuration's matchmaker chooses (`matchmaking.py`).
+    """Draw tasks whose members the configuration's matchmaker chooses (`matchmaking.py`).
 
     Args:
-        task_of: returns the task of the n-th group, with a member of the environment, such as
+        task_of: Returns the task of the n-th group, with a member of the environment, such as
             `TaskStream.task`.
-        config: the table `population` of the configuration.
-        groups_per_step: groups that a step trains.
+        config: Table `population` of the configuration.
+        groups_per_step: Number of groups that a step trains.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ def evaluation_tasks(
 
 
 def _tasks_in_turn(mix: Mix, split: Split, num_trials: int, seed: int) -> list[Task]:
+    """Return tasks of the components of a mix in turn, `num_trials` in all."""
     parts, most = mix.parts, -(-num_trials // len(mix.parts))
     own = [evaluation_tasks(part.environment, split, most, seed) for part in parts]
     return [

@@ -1,1 +1,1 @@
-"""The Triton kernels and their launches; imported only where they run."""
+"""Implement and launch the Triton kernels; imported only where they run."""

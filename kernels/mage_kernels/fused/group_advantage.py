@@ -1,4 +1,5 @@
-"""Triton kernels of group-normalised advantages, in fp64, as specified in `mage_kernels.advantage`.
+"""Compute group-normalised advantages by Triton kernels, in fp64, as specified in
+`mage_kernels.advantage`.
 
 A cell is a set of turns that are compared with each other; a part is all turns of one trial in one
 cell. Turns are sorted by cell, and one program computes one cell. It reads the cell's turns several
@@ -17,6 +18,7 @@ from mage_kernels.advantage import EPSILON, ROUNDING, Cells
 BLOCKS = {"BLOCK_N": 256}
 """Number of turns that a program loads at a time."""
 OPTIONS = {"num_warps": 4}
+"""Options of the kernels' launches."""
 
 
 @triton.jit
@@ -144,7 +146,7 @@ def over_rms_kernel(
         weights += tl.sum(weight, 0)
         largest = tl.maximum(largest, tl.max(tl.abs(magnitude), 0))
     rms = tl.sqrt(squares / weights)
-    varies = rms > largest * ROUNDING  # otherwise the values are rounding errors
+    varies = rms > largest * ROUNDING  # if not, the values are rounding errors
     scale = tl.where(varies, rms + EPSILON, 1.0)
     for block in range(start, stop, BLOCK_N):
         at = block + tl.arange(0, BLOCK_N)

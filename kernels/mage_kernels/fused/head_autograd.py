@@ -1,4 +1,4 @@
-"""Autograd functions of the LM head that launch Triton kernels, for Hopper and Blackwell.
+"""Launch the Triton kernels of the LM head from autograd functions, for Hopper and Blackwell.
 
 `FusedLogprob` computes the gradient of all logits once, in 16 bits, by chunks of columns: a chunk
 gives its slice of dW by one GEMM over all rows, and dX is accumulated in fp32. Rows whose logits
@@ -34,7 +34,9 @@ from mage_kernels.fused.surrogate_gradient import surrogate_gradient
 from mage_kernels.surrogate import TokenData
 
 CHUNK_COLUMNS = 8192
-"""Columns of logits whose gradient is in memory at a time; a multiple of the kernels' tiles."""
+"""Number of columns of logits whose gradient is in memory at a time; a multiple of the kernels'
+tiles.
+"""
 
 
 def forward_rows(
@@ -55,10 +57,13 @@ def forward_rows(
 
 
 class FusedLogprob(torch.autograd.Function):
-    """`reference.linear_logprob` by Triton kernels; differentiable once."""
+    """Compute `reference.linear_logprob` by Triton kernels; differentiable once."""
 
     @staticmethod
     def forward(ctx, hidden, head, tokens, inverse_temperature, keep_bytes):
+        """Return log-prob and entropy of each token, `[T]` each, and keep logits up to
+        `keep_bytes`.
+        """
         hidden, head, tokens = hidden.contiguous(), head.contiguous(), tokens.contiguous()
         inverse_temperature = torch.full(
             (len(hidden),), inverse_temperature, dtype=torch.float32, device=hidden.device
@@ -81,6 +86,7 @@ class FusedLogprob(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_logprob, d_entropy):
+        """Return the gradients of hidden states and LM head, from rows with a gradient alone."""
         if d_logprob is None and d_entropy is None:
             return (None,) * 5
         hidden, head, tokens, inverse_temperature, logprob, entropy, normaliser = ctx.saved_tensors
@@ -117,7 +123,7 @@ def backward_rows(
     """Compute dX `[R, D]` in fp32, and dW `[V, D]`, or None instead of dW if the LM head is frozen.
 
     Args:
-        source_rows: int64 `[R]`, ascending: numbers that the rows had in the forward.
+        source_rows: Numbers that the rows had in the forward: int64 `[R]`, ascending.
     """
     num_rows, width = hidden.shape
     if not num_rows:
@@ -155,23 +161,25 @@ def backward_rows(
 # are large. The host reads nothing, so the pass never waits for the device.
 
 CHUNK_ROWS = 4096
-"""Most rows of a chunk."""
+"""Largest number of rows of a chunk."""
 ROW_STEP = 128
-"""Rows of a chunk are a multiple of this, the kernels' row tile."""
+"""Number of which the rows of a chunk are a multiple: the kernels' row tile."""
 
 
 def even_chunks(num_rows: int) -> Iterator[slice]:
     """Cut rows into the fewest chunks of at most CHUNK_ROWS rows, of about equal length."""
+    # -(-a // b) is a / b, rounded up.
     num_chunks = max(1, -(-num_rows // CHUNK_ROWS))
     step = -(-num_rows // (num_chunks * ROW_STEP)) * ROW_STEP
     return (slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step or 1))
 
 
 class FusedPolicyLoss(SinglePassLoss):
-    """Loss, log-probs and entropies; dX and dW are computed in the same pass."""
+    """Compute loss, log-probs and entropies; dX and dW in the same pass."""
 
     @staticmethod
     def forward(ctx, hidden, head, tokens, data, loss, inverse_temperature, normaliser):
+        """Return the loss, and log-prob and entropy of each token, `[T]` each."""
         # `normaliser` divides the sum of the tokens' losses; it is not that of a softmax.
         hidden, head, tokens = hidden.contiguous(), head.contiguous(), tokens.contiguous()
         data = TokenData._make(None if field is None else field.contiguous() for field in data)

@@ -1,4 +1,5 @@
-"""The Triton kernels of the LM head: forward partials, their merge, and gradients of the logits.
+"""Implement the Triton kernels of the LM head: forward partials, their merge, and gradients of the
+logits.
 
     logit_partials            softmax sums of each part of the vocabulary; may keep the logits
     merged_partials           log-prob and entropy from the partials of all parts of the vocabulary
@@ -42,12 +43,14 @@ LN2 = tl.constexpr(0.6931471805599453)
 # logit, where a bf16 logit would change a probability by up to 6 %.
 
 TILE = {"BLOCK_T": 128, "BLOCK_V": 256}
-"""Tile of the forward; kept logits have one maximum per row and BLOCK_V columns."""
+"""Tile of the forward, in rows and columns; kept logits have one maximum per row and BLOCK_V
+columns.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptLogits:
-    """`2^(z - m)` of the first R rows of a forward, with the `m` of each of their tiles."""
+    """Hold `2^(z - m)` of the first R rows of a forward, with the `m` of each of their tiles."""
 
     values: Tensor
     """`[R, V]`, bf16: its eight exponent bits hold all but vanishing values of `2^(z - m)`."""
@@ -70,7 +73,7 @@ def num_kept_rows(keep_bytes: int, num_rows: int, vocabulary: int, itemsize: int
 
 
 SPLITS = 8
-"""Number of parts of the vocabulary, each reduced by programs of its own."""
+"""Number of parts of the vocabulary, each of which is reduced by programs of its own."""
 PARTIALS_BLOCKS = {**TILE, "BLOCK_D": 64, "GROUP": 16}
 PARTIALS_OPTIONS = {"num_warps": 8, "num_stages": 3}
 LOWEST = tl.constexpr(-1.0e30)  # finite, because -inf - -inf is NaN
@@ -255,7 +258,9 @@ def merged_partials(
 
 
 class Coefficients(NamedTuple):
-    """Terms of the gradient of each row's logits, in the formula above: fp32 `[R]` each."""
+    """Hold the terms of the gradient of each row's logits, in the formula above: fp32 `[R]`
+    each.
+    """
 
     inverse_temperature: Tensor
     normaliser: Tensor
@@ -518,8 +523,8 @@ def descriptor(matrix: Tensor, blocks: dict[str, int], axes: str) -> TensorDescr
     """Describe a matrix to the tensor memory accelerator; reads past its edges give 0.
 
     Args:
-        blocks: sizes of a kernel's tiles: `BLOCK_T` rows, `BLOCK_V` columns, `BLOCK_D` hidden.
-        axes: the letters of the matrix's two axes.
+        blocks: Sizes of a kernel's tiles: `BLOCK_T` rows, `BLOCK_V` columns, `BLOCK_D` hidden.
+        axes: Letters of the matrix's two axes.
     """
     return TensorDescriptor.from_tensor(matrix, [blocks[f"BLOCK_{axis}"] for axis in axes])
 

@@ -1,4 +1,4 @@
-"""The Triton kernel of the token-level policy loss, and of its derivatives.
+"""Compute the token-level policy loss and its derivatives by a Triton kernel.
 
 It computes `mage_kernels.surrogate.token_losses`, with derivatives derived by hand; a test compares
 them with autograd. The parameters of the loss are compile-time constants, because Python floats as
@@ -43,6 +43,7 @@ def surrogate_gradient_kernel(
     MAX_LOG_RATIO: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
+    """Compute the losses and derivatives of BLOCK_T tokens; see `surrogate_gradient`."""
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     is_token = token < T
     logprob = tl.load(logprob_ptr + token, mask=is_token, other=0.0)
@@ -84,7 +85,7 @@ def surrogate_gradient(
     derivatives by log-prob and entropy, `[T]`; the last is None without an entropy bonus.
 
     Args:
-        inverse_normaliser: fp32 `[1]`.
+        inverse_normaliser: Factor of the derivatives: fp32 `[1]`.
     """
     num_rows = len(logprob)
     num_blocks = triton.cdiv(num_rows, BLOCKS["BLOCK_T"])

@@ -1,1 +1,1 @@
-"""Games that are played here, one file each: rules, episode, scripted players, known values."""
+"""Implement the shipped games, one file each: rules, episodes, scripted players, known values."""

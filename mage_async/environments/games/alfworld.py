@@ -1,9 +1,9 @@
-"""ALFWorld: household tasks in text, on ALFWorld's own engine.
+"""Play ALFWorld: household tasks in text, on ALFWorld's own engine.
 
-Rules: one command a turn, such as `open fridge 1`; the task met pays 1. Hidden is where things are;
-household and task are the same in all episodes. Problems are generated here, or read from a folder
-of the published ones. A step takes about a tenth of a second, most of it to list the possible
-commands.
+Rules: one command a turn, such as `open fridge 1`; reaching the goal pays 1. The places of things
+are hidden; household and goal are the same in all episodes. Problems are generated here, or read
+from a folder of the published ones. A step takes about a tenth of a second, most of it to list the
+possible commands.
 """
 
 import importlib
@@ -32,26 +32,31 @@ NEEDS = {
     "pick_two_obj_and_place": ("", ""),
     "look_at_obj_in_light": ("", ""),
 }
-"""Kinds of goals: what the object must be fit for, and the receptacle that does it."""
+"""For each kind of goal: the trait that the object must have, and the receptacle that acts on it;
+"" if the goal needs neither.
+"""
 _TRAITS = {
     "Heatable": "heatable",
     "Coolable": "coolable",
     "Cleanable": "cleanable",
     "Toggleable": "toggleable",
 }
+"""Traits of objects by ALFWorld's name, as the problem's file writes them."""
 _LAMP, _UNDER_LAMPS = "DeskLamp", ("Desk", "SideTable", "Dresser", "Shelf", "CoffeeTable")
 _NUM_OBJECTS = 12
+"""Number of kinds of objects that are placed in a room, besides the goal's."""
 _MOST_TRIES = 60
+"""Number of draws of a goal, and of a room, before the generator gives up."""
 _SPLITS: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
     "heldout": ("valid_seen", "valid_unseen"),
 }
 _NOT_SUPPORTED = ("movable", "Sliced")
-"""Problems that the engine does not support, according to its own loader."""
+"""Words in the paths of problems that the engine does not support, according to its own loader."""
 
 
 class _Session:
-    """One game."""
+    """Play one game on ALFWorld's engine."""
 
     def __init__(self, engine: Any, wrapper: Any, file: Path) -> None:
         self._random_state = IsolatedRandomState(0)
@@ -59,6 +64,7 @@ class _Session:
         with self._random_state:
             self._game = engine.start(str(file), wanted, wrappers=[wrapper()])
             self._state = self._game.reset()
+        # The first text begins with a banner that ends in "=-".
         self.observation = self._state.feedback.partition("=-\n")[2] or self._state.feedback
 
     def legal(self) -> Sequence[str]:
@@ -66,22 +72,24 @@ class _Session:
         return [each for each in self._state["admissible_commands"] if each != "help"]
 
     def step(self, action: str) -> tuple[str, float, bool]:
-        """Take a command; the goal met pays 1."""
+        """Take a command; return the observation, the reward (1 for the goal), and if it is
+        over.
+        """
         with self._random_state:
             self._state, _, is_over = self._game.step(action)
         return self._state.feedback, float(self._state["won"]), bool(is_over)
 
 
 class AlfWorld(TextGames):
-    """ALFWorld; the task variant is a problem.
+    """Play ALFWorld; the task variant is a problem.
 
     Args:
-        data: folder of the published problems (`$ALFWORLD_DATA/json_2.1.1`), on which papers
-            report; empty for problems generated here, whose rooms differ between the splits.
-        games: number of generated problems, a quarter of them held out.
-        turns: largest number of turns in an episode.
-        heldout_kinds: kinds of goals (`NEEDS`) that are never trained on; the held-out split then
-            has these kinds only. LaMer holds out two. Empty: both splits have all kinds.
+        data: Folder of the published problems (`$ALFWORLD_DATA/json_2.1.1`), on which papers
+            report; "" for problems generated here, whose rooms differ between the splits.
+        games: Number of generated problems, a quarter of them held out.
+        turns: Largest number of turns in an episode.
+        heldout_kinds: Kinds of goals (`NEEDS`) that are never trained on; the held-out split then
+            has these kinds only. LaMer holds out two. If empty, both splits have all kinds.
 
     Raises:
         ConfigError: there are no problems in the folder, an option is out of range, or ALFWorld is
@@ -121,13 +129,13 @@ class AlfWorld(TextGames):
             return _Session(self._engine, self._wrapper, file)
 
     def kind(self, member: str) -> str:
-        """Return the kind of its goal, such as `pick_heat_then_place_in_recep`."""
+        """Return the kind of a problem's goal, such as `pick_heat_then_place_in_recep`."""
         if self._data is not None:
             return _kind_of(member)
         return self._made(member)["kind"]
 
     def rules(self) -> str:
-        """Return the rules in plain words; the game itself says what it asks for."""
+        """Return the rules in plain words; the first observation states the goal."""
         return (
             "You are in a household. Answer with one command, such as go to fridge 1, open fridge "
             "1, take apple 1 from fridge 1, move apple 1 to countertop 1, heat apple 1 with "
@@ -137,7 +145,9 @@ class AlfWorld(TextGames):
         )
 
     def _make(self, member: str) -> dict[str, str]:
-        """Generate a problem. Held-out problems use one room in four, the others the rest."""
+        """Generate a problem. Held-out problems use one room in four, training ones the other
+        three.
+        """
         source = random.Random(f"alfworld/{member.removeprefix('game-')}")
         is_heldout = member in self._splits["heldout"]
         plans = [
@@ -198,14 +208,14 @@ def listed_problems(
     return listed
 
 
-# How problems are generated from what the package ships: the rooms of 120 houses (receptacles and
-# kinds of objects), the goals' texts and the household's rules. Objects are placed at random where
-# they may be, and a goal is drawn that is not met yet.
+# The code below generates problems from data of the package: the rooms of 120 houses (receptacles
+# and kinds of objects), the goals' texts and the household's rules. Objects are placed at random,
+# each in a receptacle that may hold it, and a goal is drawn that is not reached yet.
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What stands in a room, and what else it could hold."""
+    """Describe a room: its receptacles, and the objects that it may hold."""
 
     receptacles: dict[str, str]
     """Kind of each receptacle, by name."""
@@ -216,13 +226,17 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class _Goal:
+    """Describe a goal: its kind, the kind of object, and the kind of receptacle to put it into (""
+    if none).
+    """
+
     kind: str
     thing: str
     place: str
 
 
 class Household:
-    """Data that the alfworld package ships."""
+    """Generate problems from the data that the alfworld package ships."""
 
     def __init__(self) -> None:
         module = importlib.import_module("alfworld")
@@ -245,7 +259,7 @@ class Household:
         self, plan: str, source: random.Random, kinds: Sequence[str] = tuple(NEEDS)
     ) -> dict[str, str] | None:
         """Return a problem in a room: the files for the engine, and the problem's kind under
-        `kind`; None: no goal of these kinds fits the room.
+        `kind`; None if no goal of these kinds fits the room.
         """
         room = self.room(plan)
         for kind in source.sample(kinds, len(kinds)):
@@ -256,6 +270,12 @@ class Household:
         return None
 
     def _room(self, plan: str) -> Room:
+        """Read a room from the package's files.
+
+        A receptacle is named like `Cabinet_bar_3`: ALFWorld writes "|" as `_bar_`. Its key in the
+        file is like `Sink|-1.2|0.8|2.0|SinkBasin`: kind and position, and for a basin the kind
+        again.
+        """
         layouts = self._folder / "gen" / "layouts"
         places = json.loads((layouts / f"{plan}-openable.json").read_text())
         receptacles = {}
@@ -271,10 +291,12 @@ class Household:
         return Room(receptacles, carried, has_lamp)
 
     def _goal(self, room: Room, kind: str, source: random.Random) -> _Goal | None:
-        """Draw a goal of a kind; return `None` if the room lacks what the goal needs."""
+        """Draw a goal of a kind; return None if the room lacks what the goal needs."""
         thing = source.choice(room.objects)
         fit, by = NEEDS[kind]
         places = sorted(set(room.receptacles.values()))
+        # `fit` is the trait that the object must have, `by` the receptacle that must be in the
+        # room.
         if fit and (thing not in self._fit[fit] or by not in places):
             return None
         if kind == "look_at_obj_in_light":
@@ -317,7 +339,8 @@ class Household:
         }
 
     def _things(self, room: Room, goal: _Goal, source: random.Random) -> dict[str, tuple[str, str]]:
-        """Place objects at random; return the kind and the receptacle of each. The goal's objects
+        """Place objects at random; return the kind and the receptacle of each, by name. The goal's
+        objects
         are not where they have to go.
         """
         num = min(_NUM_OBJECTS, len(room.objects))

@@ -1,4 +1,4 @@
-"""Contextual bandit: in each context, one arm pays nearly always.
+"""Play a contextual bandit: in each context, one arm pays nearly always.
 
 Rules: a round shows one of a few contexts, and the agent pulls an arm. One arm of each context pays
 with probability `1 - noise`, the others with probability `noise`. The code, which lists the paying
@@ -28,14 +28,14 @@ CONTEXTS = ("cat", "dog", "bird", "fish", "horse", "mouse")
 ARMS = ("red", "green", "blue", "gold")
 WIN, LOSE, OVER, INVALID = "win", "lose", "over", "invalid"
 Code = tuple[int, ...]
-"""The paying arm of each context."""
+"""Index of the paying arm, for each context."""
 _RULES = """Each round shows one of {contexts}. Pull an arm: {arms}.
 For each of them one arm pays 1 in {right:.0%} of rounds, the others in {wrong:.0%}.
 It stays the same in all episodes. An episode has {rounds} rounds."""
 
 
 class BanditPlay(SoloPlay):
-    """Rounds, each with a random context. The anchor is the context."""
+    """Play rounds, each with a random context. The anchor is the context."""
 
     def __init__(
         self, code: Code, num_arms: int, rounds: int, noise: float, chance: Chance
@@ -45,7 +45,7 @@ class BanditPlay(SoloPlay):
         self.context = self._draw_context()
         self.observation = CONTEXTS[self.context]
         self.pulls: list[tuple[int, int, bool]] = []
-        """Context, arm, and whether the arm paid."""
+        """Pulls so far: index of the context, index of the arm, and whether the arm paid."""
 
     @property
     def anchor(self) -> str:
@@ -68,6 +68,7 @@ class BanditPlay(SoloPlay):
         return Outcome(f"{result} {following}", float(pays), is_valid, is_done)
 
     def _pull(self, action: str) -> tuple[str, bool]:
+        """Pull an arm; return the text of the result, and whether the arm paid."""
         arm = ARMS.index(action)
         is_noisy = bool(self.chance.choose("noise", (1 - self._noise, self._noise)))
         pays = (arm == self._code[self.context]) != is_noisy
@@ -75,19 +76,20 @@ class BanditPlay(SoloPlay):
         return f"{CONTEXTS[self.context]} {action} {WIN if pays else LOSE}", pays
 
     def _draw_context(self) -> int:
+        """Draw the index of a context, each with equal probability."""
         return self.chance.choose("context", (1,) * len(self._code))
 
 
 @dataclass(slots=True)
 class BanditScript(TrialScript[BanditPlay]):
-    """Pulls the context's most probable arm, or a random one."""
+    """Pull the context's most probable arm, or a random one."""
 
     num_arms: int
     noise: float
     care: float
-    """Probability of the most probable arm."""
+    """Probability of pulling the most probable arm rather than a random one."""
     remembers: bool
-    """Whether it uses earlier episodes."""
+    """Whether the script uses earlier episodes."""
 
     def action(self, play: BanditPlay) -> str:
         """Return the next arm."""
@@ -98,6 +100,7 @@ class BanditScript(TrialScript[BanditPlay]):
         return ARMS[self.source.choice(best)]
 
     def _belief(self, play: BanditPlay) -> "Belief":
+        """Return the belief about the arms of the shown context."""
         plays = self.plays if self.remembers else [play]
         pulls = [pull for each in plays for pull in each.pulls if pull[0] == play.context]
         return tuple(
@@ -107,13 +110,14 @@ class BanditScript(TrialScript[BanditPlay]):
 
 
 class Bandit(Game[Code]):
-    """The bandit; its task variant is a code, such as `red-blue-blue-green`.
+    """Play the bandit; its task variant is a code, such as `red-blue-blue-green`.
 
     Args:
-        contexts: number of contexts.
-        arms: number of arms, A; one code in A is held out.
-        rounds: rounds of an episode, at most 20, because exact values take longer with every round.
-        noise: probability that an arm does the opposite.
+        contexts: Number of contexts.
+        arms: Number of arms, A; one code in A is held out.
+        rounds: Number of rounds of an episode, at most 20, because exact values take longer with
+            every round.
+        noise: Probability that an arm does the opposite of what the code says.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -180,20 +184,23 @@ class Bandit(Game[Code]):
         }
 
     def _best(self, weights: tuple[float, ...]) -> tuple[float, ...]:
+        """Return the best returns per round, with one weight for each episode's return."""
         return best_returns(self._arms, self._contexts, self._rounds, self._noise, weights)
 
 
 # Exact values, by dynamic programming over beliefs. Contexts are independent of each other and
-# drawn by chance, so the value of a trial is the number of contexts times the value of one context.
+# drawn at random, so the value of a trial is the number of contexts times the value of one context.
 
 Belief = tuple[int, ...]
-"""For each arm of one context, how often it has paid minus how often it has not. With noise `n`,
-the odds of two arms are `((1 - n) / n) ** difference`.
+"""For each arm of one context, the number of times that it paid minus the number of times that it
+did not. With noise `n`, the odds of two arms are `((1 - n) / n) ** difference`.
 """
 Returns = tuple[float, ...]
-"""Return of each episode."""
+"""Expected return of each episode."""
 _TIE = 1e-9
-"""Weight that decides between plans of equal value: the higher return over the whole trial wins."""
+"""Weight of the return over the whole trial, so small that it decides only between plans of equal
+value.
+"""
 
 
 def posterior(belief: Belief, noise: float) -> list[float]:
@@ -209,7 +216,7 @@ def best_returns(
     """Return the return per round of each episode under the best plan for weighted returns.
 
     Args:
-        weights: weight of each episode's return, one per episode.
+        weights: Weight of each episode's return.
     """
 
     def worth(returns: Returns) -> float:
@@ -218,7 +225,9 @@ def best_returns(
         return weighted + _TIE * sum(returns)
 
     def pulled(belief: Belief, arm: int, episode: int) -> Returns:
-        """Return the expected returns from a pull of `arm` on, in the context that is shown."""
+        """Return the expected returns of this pull of `arm` and all later turns, in the shown
+        context.
+        """
         right = posterior(belief, noise)[arm]
         pays = right * (1 - noise) + (1 - right) * noise
         after = [later[_update(belief, arm, change)] for change in (1, -1)]
@@ -227,13 +236,16 @@ def best_returns(
         return tuple(returns)
 
     def value(belief: Belief, episode: int) -> Returns:
-        """Return the expected returns from a turn on, before its context is drawn."""
+        """Return the expected returns of this turn and all later ones, before its context is
+        drawn.
+        """
         best = max((pulled(belief, arm, episode) for arm in _distinct(belief)), key=worth)
         # The turn shows this context with probability 1 / num_contexts; otherwise nothing changes.
         pairs = zip(best, later[belief], strict=True)
         return tuple((one + (num_contexts - 1) * other) / num_contexts for one, other in pairs)
 
-    # From the last turn back to the first; `later` has the values of beliefs after the turn.
+    # Go from the last turn back to the first. `later` has the values of the beliefs after a turn,
+    # and `len(reachable) - 1` is the number of the turn, from 0.
     reachable = _reachable(num_arms, rounds * len(weights))
     later: dict[Belief, Returns] = dict.fromkeys(reachable.pop(), (0.0,) * len(weights))
     while reachable:
@@ -257,11 +269,15 @@ def _reachable(num_arms: int, num_turns: int) -> list[set[Belief]]:
 
 
 def _distinct(belief: Belief) -> list[int]:
-    """Return one arm for each distinct count: arms with equal counts have equal values."""
+    """Return one arm for each distinct count, because arms with equal counts have equal values."""
     return [belief.index(each) for each in sorted(set(belief))]
 
 
 def _update(belief: Belief, arm: int, change: int) -> Belief:
-    """Return the belief after an arm has paid (+1) or not (-1), sorted: only differences matter."""
+    """Return the belief after an arm has paid (`change` 1) or not (-1), in a standard form.
+
+    Only differences between counts matter, and arms may be exchanged. So the smallest count is
+    made 0, and the counts are sorted.
+    """
     changed = [each + change * (number == arm) for number, each in enumerate(belief)]
     return tuple(sorted(each - min(changed) for each in changed))

@@ -1,7 +1,7 @@
-"""Blackjack: a few hands from a stacked deck.
+"""Play Blackjack: a few hands from a stacked deck.
 
 Rules: hit for another card or stand; the dealer draws up to 17. The higher total that is not above
-21 wins 1, the lower loses 1. Hidden is how the deck is stacked: every episode of a trial deals the
+21 wins 1, the lower loses 1. The order of the cards is hidden: every episode of a trial deals the
 same cards in the same order. Hands that cannot be won are never dealt, so a player that knows the
 deck wins every hand.
 """
@@ -19,8 +19,11 @@ from mage_async.trajectory import Task
 
 RANKS = (2, 3, 4, 5, 6, 7, 8, 9, 10)
 WEIGHTS = (1, 1, 1, 1, 1, 1, 1, 1, 4)
-"""A ten comes as ten, jack, queen or king; there are no aces."""
+"""Relative frequency of each rank. A ten is a ten, jack, queen or king; there are no aces."""
 MOST, DEALER_STANDS, MAX_HITS = 21, 17, 4
+"""Total above which a hand is bust, total at which the dealer stands, and largest number of
+hits.
+"""
 
 HIT, STAND = "hit", "stand"
 ACTIONS = (HIT, STAND)
@@ -40,14 +43,14 @@ Every episode deals the same cards in the same order."""
 
 @dataclass(frozen=True, slots=True)
 class Hand:
-    """The fixed cards of one hand."""
+    """Hold the fixed cards of one hand."""
 
     totals: tuple[int, ...]
-    """The player's total after each number of hits, up to the first total above 21."""
+    """Player's total after each number of hits, up to the first total above 21."""
     shows: int
-    """The dealer's open card."""
+    """Value of the dealer's open card."""
     dealer: int
-    """The dealer's final total."""
+    """Final total of the dealer."""
 
     def result(self, num_hits: int) -> int:
         """Return 1, 0 or -1 for standing after `num_hits` hits."""
@@ -59,8 +62,8 @@ class Hand:
 
 
 class BlackjackPlay(SoloPlay):
-    """Hands, one after the other. The anchor, the key by which equal states of different trials are
-    compared, is the hand and the number of hits in it.
+    """Play hands, one after the other. The anchor, the key by which equal states of different
+    trials are compared, is the hand and the number of hits in it.
     """
 
     def __init__(self, hands: Sequence[Hand], chance: Chance) -> None:
@@ -68,7 +71,7 @@ class BlackjackPlay(SoloPlay):
         self.number, self.hits = 0, 0
         self.observation = self._dealt()
         self.seen: list[tuple[list[int], int]] = []
-        """For each finished hand, the totals that were seen, and the dealer's total."""
+        """For each finished hand, the player's totals that were seen, and the dealer's total."""
 
     @property
     def anchor(self) -> str:
@@ -101,6 +104,7 @@ class BlackjackPlay(SoloPlay):
         return Outcome(observation, float(earned), is_valid, is_done)
 
     def _dealt(self) -> str:
+        """Return the text of a new hand: its number, the player's total, the dealer's open card."""
         hand = self.hand
         return f"{ORDINALS[self.number]} {_number(hand.totals[0])} {DEALER} {_number(hand.shows)}"
 
@@ -114,12 +118,12 @@ def _number(total: int) -> str:
 
 @dataclass(slots=True)
 class BlackjackScript(TrialScript[BlackjackPlay]):
-    """Plays an unknown hand in the best way, and a remembered hand by what it knows."""
+    """Play an unknown hand in the best way, and a remembered hand by its remembered cards."""
 
     care: float
     """Probability of not playing at random."""
     memory: float
-    """Probability that it uses earlier episodes for a hand."""
+    """Probability of using earlier episodes for a hand."""
     _wanted: int | None = None
     """Planned number of hits in the current hand, if it is remembered."""
 
@@ -135,8 +139,8 @@ class BlackjackScript(TrialScript[BlackjackPlay]):
         return HIT if should_hit(total, play.hand.shows, play.hits) else STAND
 
     def _plan(self, play: BlackjackPlay) -> int | None:
-        """Return the best known number of hits, or one hit more than were tried if all of them
-        lost.
+        """Return the best known number of hits, or one more than the largest tried number if all of
+        them lost.
         """
         seen = [each.seen[play.number] for each in self.plays[:-1]]
         if not seen:
@@ -150,11 +154,11 @@ class BlackjackScript(TrialScript[BlackjackPlay]):
 
 
 class Blackjack(Game[str]):
-    """Blackjack; the task variant is a deck, such as `deck-17`.
+    """Play Blackjack; the task variant is a deck, such as `deck-17`.
 
     Args:
-        hands: number of hands in an episode.
-        decks: number of decks, a quarter of them held out.
+        hands: Number of hands in an episode.
+        decks: Number of decks, a quarter of them held out.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -194,7 +198,7 @@ class Blackjack(Game[str]):
         return BlackjackScript(source, care, memory)
 
     def overlap(self, one: str, other: str) -> int:
-        """Return the number of hands that look alike in both decks when they are dealt."""
+        """Return the number of hands for which both decks show the same cards at first."""
         decks = self.hands(one), self.hands(other)
         return num_equal(*([(hand.totals[0], hand.shows) for hand in hands] for hands in decks))
 
@@ -246,7 +250,8 @@ def _hand(source: random.Random) -> Hand:
 
 
 def by_chance(hand: Hand) -> float:
-    """Return the expected result of hitting and standing with equal probability."""
+    """Return the expected result of a player that hits or stands with equal probability."""
+    # From the last number of hits back to none: stand now, or take one hit more.
     *earlier, expected = map(float, hand.results())
     for standing in reversed(earlier):
         expected = 0.5 * standing + 0.5 * expected
@@ -263,7 +268,7 @@ _CARDS = tuple((rank, weight / sum(WEIGHTS)) for rank, weight in zip(RANKS, WEIG
 
 
 def best_hits(hand: Hand) -> int:
-    """Return the number of hits of the best player to whom the hand is unknown."""
+    """Return the number of hits of the best player that does not know the deck."""
     hits = 0
     while hits < len(hand.totals) - 1 and should_hit(hand.totals[hits], hand.shows, hits):
         hits += 1
@@ -272,7 +277,9 @@ def best_hits(hand: Hand) -> int:
 
 @cache
 def should_hit(total: int, shows: int, num_hits: int) -> bool:
-    """Return whether another card is worth more than standing."""
+    """Return whether another card has a higher expected result than standing, in an unknown
+    hand.
+    """
     if num_hits == MAX_HITS or total > MOST:
         return False
     return _after_hit(total, shows, num_hits) > _standing(total, shows, num_hits)
@@ -280,7 +287,7 @@ def should_hit(total: int, shows: int, num_hits: int) -> bool:
 
 @cache
 def _value(total: int, shows: int, num_hits: int) -> float:
-    """Return the best return from here, times the probability that the hand can be won."""
+    """Return the best expected result, times the probability that the hand can be won."""
     standing = _standing(total, shows, num_hits)
     return standing if num_hits == MAX_HITS else max(standing, _after_hit(total, shows, num_hits))
 
@@ -329,8 +336,8 @@ def _dealer_totals(shows: int, chance: float = 1.0) -> Iterator[tuple[int, float
     """Yield the dealer's final totals with the probability of each way to reach them.
 
     Args:
-        shows: the dealer's total so far, at first the open card.
-        chance: probability of that total.
+        shows: Total of the dealer so far, at first the open card.
+        chance: Probability of that total.
     """
     if shows >= DEALER_STANDS:
         yield shows, chance

@@ -1,8 +1,8 @@
-"""Boxes: one of two buttons opens each box.
+"""Play Boxes: one of two buttons opens each box.
 
 Rules: an episode visits each box once; at a box the agent presses one button, and then sees the
-right one. The code of right buttons is hidden, and the same in all episodes. What the agent sees at
-a box helps only in later episodes: without memory half of the boxes open, with it all of them.
+right one. The code of right buttons is hidden, and the same in all episodes. The button seen at a
+box helps only in later episodes: without memory half of the boxes open, with it all of them.
 Nothing is random.
 """
 
@@ -30,30 +30,31 @@ BUTTONS = ("left", "right")
 BOXES = ("red", "green", "blue", "gold", "black", "white")
 OPENED, SHUT, OVER, INVALID = "opened", "shut", "over", "invalid"
 Code = tuple[str, ...]
-"""The right button of each box."""
+"""Right button of each box."""
 Scripted = Literal["remembers", "guesses"]
+"""Styles of the script: it remembers the buttons of earlier episodes, or guesses."""
 _HELDOUT = {
     3: ("lll",),
     4: ("llll", "llrr"),
     5: ("lllll", "lllrr", "llrlr", "lrllr"),
     6: ("llllll", "lllrlr", "llrlrr", "llrrrl", "lrllrr", "lrlrrl", "lrrlll", "lrrrlr"),
 }
-"""Held-out codes by the number of boxes, by their initials. The complement of each is held out too,
-so both buttons of every box are equally frequent in both splits. The codes are chosen so that the
-buttons of any two boxes are as independent as a quarter of all codes allows.
+"""Held-out codes for each number of boxes, by the initials of their buttons. The complement of each
+is held out too, so both buttons of every box are equally frequent in both splits. The codes are
+chosen so that the buttons of any two boxes are as independent as a quarter of all codes allows.
 """
 _RULES = """Each of {count} boxes, {names}, is opened by one button: left or right.
 At each box press one. You are told the right button. It stays the same in all episodes."""
 
 
 class BoxesPlay(SoloPlay):
-    """One visit to each box. The anchor is the box, because no other turn affects its reward."""
+    """Visit each box once. The anchor is the box, because no other turn affects its reward."""
 
     def __init__(self, code: Code, chance: Chance) -> None:
         self._code, self.chance, self.box = code, chance, 0
         self.observation = BOXES[0]
         self.known: dict[int, str] = {}
-        """Right buttons that this episode has shown, by box."""
+        """Right buttons that this episode has shown, by the index of the box."""
 
     @property
     def anchor(self) -> str:
@@ -77,11 +78,13 @@ class BoxesPlay(SoloPlay):
 
 @dataclass(slots=True)
 class BoxesScript(TrialScript[BoxesPlay]):
-    """Presses at random or, where it remembers, the button that an earlier episode has shown."""
+    """Press the button that an earlier episode has shown, if the script remembers, or a random
+    one.
+    """
 
     style: Scripted
     slip: float
-    """Probability of pressing at random although the right button is known."""
+    """Probability of pressing a random button although the right one is known."""
 
     def action(self, play: BoxesPlay) -> str:
         """Return the next button."""
@@ -92,15 +95,15 @@ class BoxesScript(TrialScript[BoxesPlay]):
 
 
 class Boxes(Game[Code]):
-    """Boxes in a row; the task variant is the code of their buttons, such as
-    `left-right-right-left`.
+    """Play Boxes; the task variant is the code of the buttons, such as `left-right-right-left`.
 
     Args:
-        boxes: from 3 to 6; 4 have 16 codes and 5 have 32, a quarter of them held out.
-        scripted: whether the script of a warm start `remembers` earlier episodes or `guesses`.
-        near: a code, such as `left-right-right-left`, to which the codes of all tasks are similar,
-            held-out ones included; a memory across tasks can learn it. Empty: any code.
-        differ: number of boxes in which a code may differ from `near`.
+        boxes: Number of boxes, from 3 to 6; 4 have 16 codes and 5 have 32, a quarter of them held
+            out.
+        scripted: Whether the script of a warm start `remembers` earlier episodes or `guesses`.
+        near: Code, such as `left-right-right-left`, to which the codes of all tasks are similar,
+            including held-out ones; a memory across tasks can learn it. "" for any codes.
+        differ: Number of boxes in which a code may differ from `near`.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -120,6 +123,7 @@ class Boxes(Game[Code]):
             every = split_by(codes, _is_heldout)
             check_one_of("boxes", "near", near, (*every["train"], *every["heldout"]))
             check_whole("boxes", "differ", differ, 1, boxes)
+            # Smallest number of boxes in which a code agrees with `near`.
             least = boxes - differ
             played = {
                 name: code for name, code in codes.items() if num_equal(code, codes[near]) >= least
@@ -144,7 +148,7 @@ class Boxes(Game[Code]):
         return BoxesScript(source, self._scripted, source.choice((0.05, 0.2)))
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the complement, with which knowledge of `member` opens no box."""
+        """Return the complement of `member`: knowledge of `member` opens no box of it."""
         return ("-".join(_complement(self.variant(member))),)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
@@ -166,9 +170,11 @@ class Boxes(Game[Code]):
 
 
 def best_first_episode(codes: Sequence[Code]) -> float:
-    """Return the best expected return of one episode for a player that knows only these codes.
+    """Return the best expected return of a first episode, for a player that knows only that the
+    code is one of `codes`.
 
-    The player presses the more frequent button among the codes that agree with the boxes so far.
+    At each box the player presses the button that is more frequent among the codes that agree with
+    the buttons seen so far.
     """
     num_boxes, num_right = len(codes[0]), 0
     for box in range(num_boxes):

@@ -1,8 +1,8 @@
-"""A family of small text games: a new game is generated for each task.
+"""Play a family of small text games: a new game is generated for each task.
 
 Rules: a task draws a structure (eleven of them: a hidden mapping, an arm that pays, an opponent
 with a pattern, …), its size, its words for things, actions and answers, its phrasing and layout,
-and whether an answer tells the right action or only right and wrong. All of it, and what is hidden,
+and whether a reply names the right action or only right and wrong. All of it, and what is hidden,
 stays the same in all episodes of a task. A policy memorises everything that all tasks share, so the
 tasks share as little as possible. A return lies between 0 and 1. There is no chance.
 
@@ -27,11 +27,15 @@ from mage_async.trajectory import Task
 Heldout = Literal["words", "sizes", "structures"]
 Feedback = Literal["both", "told", "right_or_wrong"]
 Hidden = tuple[Any, ...]
+"""What a game hides, as a tuple whose meaning depends on the structure: actions, things, or an
+index.
+"""
 
-# The words of training, and those of the held-out split `words`.
+# Words and phrases of the tasks: those of training, and those of the held-out split `words`.
 
 
 def _words(text: str) -> tuple[str, ...]:
+    """Split a text into its words."""
     return tuple(text.split())
 
 
@@ -71,15 +75,20 @@ LISTS = {
 JOINTS = {"train": (" ", " | ", " ... ", " - "), "words": (" / ", " => ")}
 INVALID = "invalid"
 MAX_TURNS = 16
+"""Largest number of turns of an episode, over all structures."""
 TWIN = "~"
-"""Suffix of a name: the same game, in which something else is hidden."""
+"""Suffix of a task variant's name that stands for the same game in which something else is
+hidden.
+"""
 
 
 class Turn(NamedTuple):
-    """The answer to the last action and its reward, and the next question."""
+    """Hold the reply to the last action, its reward, and the next question with its legal
+    actions.
+    """
 
-    said: str
-    asked: str
+    reply: str
+    question: str
     legal: Sequence[str]
     reward: float
 
@@ -90,7 +99,7 @@ Episode = Generator[Turn, str, None]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The words, the phrasing and the size of a task."""
+    """Hold the words, the phrasing and the size of a task."""
 
     things: tuple[str, ...]
     actions: tuple[str, ...]
@@ -99,11 +108,13 @@ class Look:
     joint: str
     phrasing: int
     tells: bool
-    """Whether a wrong action is answered with the right one."""
+    """Whether the reply to a wrong action names the right one."""
 
     def tell(self, is_right: bool, right: str = "") -> str:
-        """Return the answer to an action."""
-        answer = self.answers[not is_right]
+        """Return the reply to an action; `right` is the right action, if the structure may name
+        it.
+        """
+        answer = self.answers[not is_right]  # the first of the two answers is the good one
         return f"{answer}, {right}" if self.tells and right else answer
 
     def listed(self, words: Sequence[str]) -> str:
@@ -113,89 +124,102 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A kind of game."""
+    """Describe a kind of game."""
 
     phrasings: tuple[str, str, str]
-    """The rules in three wordings, the last one for the split `words`; `{}` lists the things."""
+    """The rules in three wordings, the last one for the split `words`; `{}` stands for the
+    things.
+    """
     hidden: Callable[[Look], Sequence[Hidden]]
-    """Returns everything that may be hidden in a game of this look."""
+    """Returns everything that a game of this look may hide."""
     episode: Callable[[Look, Hidden], Episode]
-    """Begins an episode in which this is hidden."""
+    """Begins an episode of a game that hides a given object."""
     sizes: dict[str, tuple[tuple[int, int], ...]]
-    """Numbers of things and of actions, in training and in the split `sizes`."""
+    """Possible numbers of things and of actions, in training and in the split `sizes`."""
 
 
 def _codes(look: Look) -> list[Hidden]:
+    """Return every assignment of an action to each thing."""
     return list(itertools.product(look.actions, repeat=len(look.things)))
 
 
 def _orders(look: Look) -> list[Hidden]:
+    """Return every order of the things."""
     return list(itertools.permutations(look.things))
 
 
 def _one_action(look: Look) -> list[Hidden]:
+    """Return every single action."""
     return [(action,) for action in look.actions]
 
 
-def _asks_each(
-    look: Look, asked: Sequence[str], rights: Sequence[str], legal: Sequence[Sequence[str]]
+def _ask_each(
+    look: Look, questions: Sequence[str], rights: Sequence[str], legal: Sequence[Sequence[str]]
 ) -> Episode:
     """Ask one question after the other, each with one right action."""
-    said, reward = "", 0.0
-    for question, right, actions in zip(asked, rights, legal, strict=True):
-        action = yield Turn(said, question, actions, reward)
-        said, reward = look.tell(action == right, right), (action == right) / len(asked)
-    yield Turn(said, "", (), reward)
+    reply, reward = "", 0.0
+    for question, right, actions in zip(questions, rights, legal, strict=True):
+        action = yield Turn(reply, question, actions, reward)
+        reply, reward = look.tell(action == right, right), (action == right) / len(questions)
+    yield Turn(reply, "", (), reward)
 
 
 def _mapping(look: Look, hidden: Hidden) -> Episode:
-    asked = [f"{thing}:" for thing in look.things]
-    return _asks_each(look, asked, hidden, [look.actions] * len(asked))
+    """Play "mapping": the agent names the right action of each thing."""
+    questions = [f"{thing}:" for thing in look.things]
+    return _ask_each(look, questions, hidden, [look.actions] * len(questions))
 
 
 def _arm(look: Look, hidden: Hidden) -> Episode:
+    """Play "arm": one action pays in every turn."""
     # The answer never names the right arm, because it is the same in all turns.
-    said, reward, turns = "", 0.0, len(look.things)
+    reply, reward, turns = "", 0.0, len(look.things)
     for number in range(turns):
-        action = yield Turn(said, f"{number + 1}:", look.actions, reward)
-        said, reward = look.tell(action == hidden[0]), (action == hidden[0]) / turns
-    yield Turn(said, "", (), reward)
+        action = yield Turn(reply, f"{number + 1}:", look.actions, reward)
+        reply, reward = look.tell(action == hidden[0]), (action == hidden[0]) / turns
+    yield Turn(reply, "", (), reward)
 
 
 def _trap(look: Look, hidden: Hidden) -> Episode:
-    said, reward, turns = "", 0.0, len(look.things)
+    """Play "trap": every action but one pays."""
+    reply, reward, turns = "", 0.0, len(look.things)
     for number in range(turns):
-        action = yield Turn(said, f"{number + 1}:", look.actions, reward)
+        action = yield Turn(reply, f"{number + 1}:", look.actions, reward)
         pays = action in look.actions and action != hidden[0]
-        said, reward = look.tell(pays), pays / turns
-    yield Turn(said, "", (), reward)
+        reply, reward = look.tell(pays), pays / turns
+    yield Turn(reply, "", (), reward)
 
 
 def _opponent(look: Look, hidden: Hidden) -> Episode:
+    """Play "opponent": the agent answers a fixed sequence of moves."""
     # Each action beats the one before it in the list, the first one beats the last.
     beats = {action: look.actions[place - 1] for place, action in enumerate(look.actions)}
     wins = {beaten: action for action, beaten in beats.items()}
-    said, reward = "", 0.0
+    reply, reward = "", 0.0
     for number, move in enumerate(hidden, 1):
-        action = yield Turn(said, f"{number}:", look.actions, reward)
+        action = yield Turn(reply, f"{number}:", look.actions, reward)
         is_won = action == wins[move]
-        said, reward = look.tell(is_won, f"it played {move}"), is_won / len(hidden)
-    yield Turn(said, "", (), reward)
+        reply, reward = look.tell(is_won, f"it played {move}"), is_won / len(hidden)
+    yield Turn(reply, "", (), reward)
 
 
 def _order(look: Look, hidden: Hidden) -> Episode:
-    asked = [f"place {number}:" for number in range(1, len(hidden) + 1)]
-    return _asks_each(look, asked, hidden, [look.things] * len(asked))
+    """Play "order": the agent names the thing at each place."""
+    questions = [f"place {number}:" for number in range(1, len(hidden) + 1)]
+    return _ask_each(look, questions, hidden, [look.things] * len(questions))
 
 
 def _code(look: Look, hidden: Hidden) -> Episode:
+    """Play "code": the agent enters the signs of a code, and sees the number of right ones at the
+    end.
+    """
     # Each sign of the code is paid at once, but the observation reports it only at the end.
     right, reward = 0, 0.0
     for number, wanted in enumerate(hidden, 1):
         action = yield Turn("", f"sign {number}:", look.actions, reward)
         right, reward = right + (action == wanted), (action == wanted) / len(hidden)
-    said = f"{right} of {len(hidden)} {look.answers[0]}"
-    yield Turn(said, "", (), reward)
+    reply = f"{right} of {len(hidden)} {look.answers[0]}"
+    yield Turn(reply, "", (), reward)
 
 
 def _places(look: Look) -> dict[str, list[str]]:
@@ -209,10 +233,12 @@ def _places(look: Look) -> dict[str, list[str]]:
 
 
 def _goals(look: Look) -> list[Hidden]:
+    """Return every place but the start."""
     return [(thing,) for thing in look.things[1:]]
 
 
 def _far(look: Look, start: str, goal: str) -> int:
+    """Return the number of steps on the shortest way, by breadth-first search."""
     ways, far, waiting = _places(look), {start: 0}, deque([start])
     while waiting:
         place = waiting.popleft()
@@ -224,18 +250,21 @@ def _far(look: Look, start: str, goal: str) -> int:
 
 
 def _maze(look: Look, hidden: Hidden) -> Episode:
+    """Play "maze": the agent walks to a hidden place; each step over the shortest way costs
+    reward.
+    """
     ways, place, most = _places(look), look.things[0], 2 * len(look.things)
     shortest = _far(look, place, hidden[0])
-    said = ""
+    reply = ""
     for steps in range(1, most + 1):
-        action = yield Turn(said, f"you are at {place}:", ways[place], 0.0)
+        action = yield Turn(reply, f"you are at {place}:", ways[place], 0.0)
         place = action if action in ways[place] else place
         if place == hidden[0]:
             earned = 1.0 if steps == shortest else 1 - (steps - shortest) / most
             yield Turn(look.tell(True), "", (), earned)
             return
-        said = look.tell(False)
-    yield Turn(said, "", (), 0.0)
+        reply = look.tell(False)
+    yield Turn(reply, "", (), 0.0)
 
 
 def _rules_of_kinds(look: Look) -> list[Hidden]:
@@ -249,17 +278,18 @@ def _rules_of_kinds(look: Look) -> list[Hidden]:
 
 
 def _category(look: Look, hidden: Hidden) -> Episode:
+    """Play "category": one word of each pair decides which action is right."""
     middle = len(look.things) // 2
     words = look.things[:middle], look.things[middle:]
     pairs = list(itertools.product(*words))
-    asked = [f"{first} {second}:" for first, second in pairs]
+    questions = [f"{first} {second}:" for first, second in pairs]
     place, *actions = hidden
     rights = [actions[words[place].index(pair[place])] for pair in pairs]
-    return _asks_each(look, asked, rights, [look.actions[:2]] * len(asked))
+    return _ask_each(look, questions, rights, [look.actions[:2]] * len(questions))
 
 
 def _partners(look: Look) -> list[Hidden]:
-    """For each thing its partner, as a permutation without a fixed point."""
+    """Return every way to give each thing another thing as its partner."""
     return [
         each
         for each in itertools.permutations(look.things)
@@ -268,46 +298,51 @@ def _partners(look: Look) -> list[Hidden]:
 
 
 def _pairs(look: Look, hidden: Hidden) -> Episode:
-    asked = [f"{thing} wants:" for thing in look.things]
+    """Play "pairs": the agent names the partner of each thing."""
+    questions = [f"{thing} wants:" for thing in look.things]
     legal = [[other for other in look.things if other != thing] for thing in look.things]
-    return _asks_each(look, asked, hidden, legal)
+    return _ask_each(look, questions, hidden, legal)
 
 
 def _lock(look: Look, hidden: Hidden) -> Episode:
+    """Play "lock": the agent presses a hidden sequence of buttons; progress is paid once."""
     # A wrong button sends back to the start.
     done, best, turns = 0, 0, 2 * len(hidden)
-    said = ""
+    reply = ""
     reward = 0.0
     for _ in range(turns):
-        action = yield Turn(said, f"{done} pressed:", look.actions, reward)
+        action = yield Turn(reply, f"{done} pressed:", look.actions, reward)
         is_right = action == hidden[done]
         done = done + 1 if is_right else 0
-        said, reward = look.tell(is_right), max(0, done - best) / len(hidden)
+        reply, reward = look.tell(is_right), max(0, done - best) / len(hidden)
         best = max(best, done)
         if done == len(hidden):
             break
-    yield Turn(said, "", (), reward)
+    yield Turn(reply, "", (), reward)
 
 
 def _floors(look: Look) -> list[Hidden]:
+    """Return the index of each place."""
     return [(place,) for place in range(len(look.things))]
 
 
 def _search(look: Look, hidden: Hidden) -> Episode:
+    """Play "search": the agent looks for a place in a row, and sees on which side it lies."""
     # The things stand in a row that is known; the answer says on which side the hidden one is.
     turns = len(look.things)
-    said = ""
+    reply = ""
     for number in range(turns):
-        action = yield Turn(said, f"guess {number + 1}:", look.things, 0.0)
+        action = yield Turn(reply, f"guess {number + 1}:", look.things, 0.0)
         place = look.things.index(action) if action in look.things else -1
         if place == hidden[0]:
             yield Turn(look.tell(True), "", (), 1 - number / turns)
             return
         side = "after it" if place < hidden[0] else "before it"
-        said = f"{look.tell(False)}, {side}"
-    yield Turn(said, "", (), 0.0)
+        reply = f"{look.tell(False)}, {side}"
+    yield Turn(reply, "", (), 0.0)
 
 
+# Numbers of things and of actions, for the structures below.
 _FLAT: dict[str, tuple[tuple[int, int], ...]] = {
     "train": ((3, 2), (3, 3), (4, 2)),
     "sizes": ((5, 2), (4, 3), (5, 3)),
@@ -442,7 +477,7 @@ TRAINED = tuple(name for name in STRUCTURES if name not in HELD_OUT)
 
 @dataclass(frozen=True)
 class SmallGame:
-    """One task: a structure with its look, and what is hidden."""
+    """Describe one task: a structure with its look, and what is hidden."""
 
     structure: str
     look: Look
@@ -453,7 +488,7 @@ class SmallGame:
         """The rules, in the task's own words."""
         look, structure = self.look, STRUCTURES[self.structure]
         text = structure.phrasings[look.phrasing].format(", ".join(look.things))
-        # Where actions differ from turn to turn, the question lists them.
+        # If actions differ from turn to turn, the question lists them instead.
         return text if self.lists_each_turn else f"{text} {look.listed(self.listed_actions)}"
 
     @property
@@ -478,7 +513,7 @@ class SmallGame:
 @lru_cache(maxsize=8192)
 def game_of(member: str, feedback: Feedback = "both") -> SmallGame:
     """Return the game of a task variant, such as `train-mapping-17` or `sizes-arm-3`. A name that
-    ends with `~` is the same game with something else hidden.
+    ends with `~` is the same game with something else hidden, as different as possible.
 
     Raises:
         EnvironmentFault: there is no such variant.
@@ -521,11 +556,12 @@ def _parts(member: str) -> tuple[str, str]:
 
 
 def _num_equal(one: Hidden, other: Hidden) -> int:
+    """Count the positions at which two hidden objects agree."""
     return sum(mine == theirs for mine, theirs in zip(one, other, strict=True))
 
 
 class FamilyPlay(SoloPlay):
-    """One episode of a small game. The anchor is the question, and how often it was asked."""
+    """Play one episode of a small game. The anchor is the number of the turn, and the question."""
 
     def __init__(self, game: SmallGame, chance: Chance) -> None:
         self.game, self.chance = game, chance
@@ -535,12 +571,12 @@ class FamilyPlay(SoloPlay):
         """Actions so far."""
         self.seen = [self._turn]
         """Turns so far."""
-        self.observation = f"{game.rules} {self._asked()}"
+        self.observation = f"{game.rules} {self._question_text()}"
 
     @property
     def anchor(self) -> str:
         """The number of the turn, and its question."""
-        return f"{len(self.done)} {self._turn.asked}"
+        return f"{len(self.done)} {self._turn.question}"
 
     def actions(self) -> Sequence[str]:
         """Return the actions of this turn."""
@@ -553,30 +589,31 @@ class FamilyPlay(SoloPlay):
         self.done.append(action if is_valid else INVALID)
         self.seen.append(self._turn)
         is_done = not self._turn.legal
-        said = [INVALID] if not is_valid else []
-        said += [self._turn.said] if self._turn.said else []
-        said += [] if is_done else [self._asked()]
-        text = self.game.look.joint.join(said)
+        parts = [INVALID] if not is_valid else []
+        parts += [self._turn.reply] if self._turn.reply else []
+        parts += [] if is_done else [self._question_text()]
+        text = self.game.look.joint.join(parts)
         return Outcome(text, self._turn.reward, is_valid, is_done)
 
-    def _asked(self) -> str:
-        asked = self._turn.asked
+    def _question_text(self) -> str:
+        """Return the question of this turn, with its actions if they differ from turn to turn."""
+        question = self._turn.question
         if self.game.lists_each_turn:
-            return f"{asked} {self.game.look.listed(self._turn.legal)}"
-        return asked
+            return f"{question} {self.game.look.listed(self._turn.legal)}"
+        return question
 
 
 @dataclass(slots=True)
 class FamilyScript(TrialScript[FamilyPlay]):
-    """Plays by exact inference.
+    """Play by exact inference.
 
-    It lists everything that may still be hidden after the answers so far, and takes the action with
-    the largest reward on average over this list.
+    The script lists everything that may still be hidden after the replies so far, and takes the
+    action with the largest reward on average over this list.
     """
 
     remembers: bool = True
     slip: float = 0.0
-    """Probability of a random legal action instead."""
+    """Probability of taking a random legal action instead."""
 
     def action(self, play: FamilyPlay) -> str:
         """Return the next action."""
@@ -589,7 +626,7 @@ class FamilyScript(TrialScript[FamilyPlay]):
             for hidden in play.game.every_hidden()
             if all(_agrees(each, hidden) for each in seen)
         ]
-        # Many codes may be left; a few of them decide as well.
+        # Many candidates may be left; a sample of 64 is enough to choose an action.
         left = self.source.sample(left, min(len(left), 64))
         if play.game.structure == "maze":
             return self._way(play, legal, [hidden[0] for hidden in left])
@@ -618,10 +655,10 @@ class FamilyScript(TrialScript[FamilyPlay]):
 
 
 def _agrees(play: FamilyPlay, hidden: Hidden) -> bool:
-    """Return whether this hidden object explains the answers that an episode has given so far."""
+    """Return whether this hidden object explains the replies of an episode so far."""
     episode = play.game.begin(hidden)
     turn = next(episode)
-    # What was earned is not compared: the agent does not see it.
+    # Rewards (the last field of a turn) are not compared: the agent does not see them.
     for action, seen in zip(play.done, play.seen[1:], strict=True):
         if not turn.legal:
             return False
@@ -632,7 +669,7 @@ def _agrees(play: FamilyPlay, hidden: Hidden) -> bool:
 
 
 def _pays(play: FamilyPlay, hidden: Hidden, action: str) -> float:
-    """Return the reward of an action if this is what the task hides."""
+    """Return the reward of an action if the task hides this object."""
     episode = play.game.begin(hidden)
     next(episode)
     for done in play.done:
@@ -641,17 +678,17 @@ def _pays(play: FamilyPlay, hidden: Hidden, action: str) -> float:
 
 
 class Family(Environment):
-    """Small games, a new one in each task; the task variant is its name, such as
+    """Play small games, a new one in each task; the task variant is its name, such as
     `train-mapping-17`.
 
     Args:
-        structures: number of structures that are trained on, from 1 to 8, in the order of
+        structures: Number of structures that are trained on, from 1 to 8, in the order of
             `STRUCTURES`; or their names.
-        heldout: what distinguishes held-out tasks from those of training: their `words` and
+        heldout: Difference between held-out tasks and those of training: their `words` and
             phrasings, their `sizes`, or their `structures`.
-        feedback: whether the right action is `told` after each action, or only `right_or_wrong`
-            (where the structure can tell it); `both`: drawn for each task.
-        games: number of training tasks of each structure; a quarter as many are held out.
+        feedback: Whether the reply to each action names the right one (`told`) or not
+            (`right_or_wrong`), in structures that may name it; `both` draws it for each task.
+        games: Number of training tasks of each structure; a quarter as many are held out.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -684,11 +721,13 @@ class Family(Environment):
         )
 
     def members(self, split: Split) -> tuple[str, ...]:
-        """Return the names of a split's games; structures take turns, twins come last."""
+        """Return the names of a split's games: one of each structure in turn, and the twins at the
+        end.
+        """
         return self._members[split]
 
     def family(self, member: str) -> str:
-        """Return the structure."""
+        """Return the structure of a task variant."""
         return _parts(member)[1]
 
     def game(self, member: str) -> SmallGame:
@@ -744,6 +783,7 @@ class Family(Environment):
         }
 
     def _inferred(self, member: str, num_episodes: int, remembers: bool) -> list[float]:
+        """Return the rewards of a script without slips, in each episode of one trial."""
         script = FamilyScript(random.Random(member), remembers=remembers)
         returns = []
         for episode in range(num_episodes):
@@ -755,11 +795,13 @@ class Family(Environment):
 
 
 def _names(split: str, structures: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return the names of a split's games, and those of their twins."""
     names = [f"{split}-{name}-{n}" for n in range(count) for name in structures]
     return (*names, *(f"{name}{TWIN}" for name in names))
 
 
 def _every_word() -> tuple[str, ...]:
+    """Return all single words of things and actions."""
     pools = (ACTIONS, THINGS)
     words = (word for pool in pools for each in pool.values() for word in each)
     return tuple(dict.fromkeys((*words, INVALID)))
@@ -770,9 +812,9 @@ def _random_return(game: SmallGame) -> float:
     known: dict[tuple[int, str, float], float] = {}
 
     def value(done: tuple[str, ...], earned: float, turn: Turn) -> float:
-        """Return what is earned after these actions."""
-        # The question and what was earned say all that later turns depend on.
-        state = len(done), turn.asked, round(earned, 9)
+        """Return the expected reward of all turns after the actions `done`."""
+        # Later turns depend on nothing but the question and the rewards so far.
+        state = len(done), turn.question, round(earned, 9)
         if not turn.legal:
             return 0.0
         if state not in known:
@@ -787,6 +829,7 @@ def _random_return(game: SmallGame) -> float:
 
 
 def _turn_after(game: SmallGame, done: Sequence[str]) -> Turn:
+    """Return the turn after some actions."""
     episode = game.begin(game.hidden)
     turn = next(episode)
     for action in done:

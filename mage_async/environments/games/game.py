@@ -1,6 +1,6 @@
-"""Base classes and helpers of the shipped games: games whose task variants have names; episodes of
-a single player; scripted players of a whole trial; and boards (directions, names of rows and
-columns, sets of cells as integers, boards as text).
+"""Provide base classes and helpers of the shipped games: games whose task variants have names;
+episodes of a single player; scripted players of a whole trial; and boards (directions, names of
+rows and columns, sets of cells as integers, boards as text).
 """
 
 import math
@@ -38,12 +38,12 @@ def facts_of(
     """Return the facts of a game.
 
     Args:
-        name: of the game.
-        max_turns: upper bound on the agent's turns in one episode.
-        words: all words of observations and actions; the first one is an action.
-        returns: the least and the largest return of an episode.
-        threshold: an episode with a larger return is won, one with a smaller return is lost.
-        more: further fields of `Facts`.
+        name: Name of the game.
+        max_turns: Upper bound on the agent's turns in one episode.
+        words: All words of observations and actions; the first one is an action.
+        returns: Least and largest return of an episode.
+        threshold: Return above which an episode is won, and below which it is lost.
+        more: Further fields of `Facts`.
     """
     least, most = returns
     return Facts(
@@ -61,7 +61,7 @@ def facts_of(
 def ladders_of(**ladders: Iterable[object]) -> Ladders:
     """Return ladders, for curricula and harder evaluations, of one option each.
 
-    Every argument is an option of the game with its values, easiest first.
+    Each argument names an option of the game, and lists the option's values, easiest first.
     """
     return MappingProxyType(
         {option: tuple({option: each} for each in values) for option, values in ladders.items()}
@@ -81,7 +81,7 @@ def num_equal(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 class SoloPlay(ABC):
-    """An episode of a single player."""
+    """Play an episode of a single player; base class."""
 
     is_over = False
     """Whether the episode has ended."""
@@ -108,11 +108,11 @@ class SoloPlay(ABC):
 
 @dataclass(slots=True)
 class TrialScript(Generic[P]):
-    """A scripted player of one trial, which can look at all of its episodes."""
+    """Play one trial by a script that can look at all episodes so far; base class."""
 
     source: random.Random
     plays: list[P] = field(default_factory=list, init=False)
-    """Episodes so far; the last one is being played."""
+    """Episodes so far; the last one is in progress."""
 
     def choose(self, play: Play) -> str:
         """Return the next action."""
@@ -130,17 +130,17 @@ class TrialScript(Generic[P]):
 
 
 class Game(Environment, Generic[V]):
-    """A game whose task variants are known by name.
+    """Describe a game whose task variants are known by name; base class.
 
     Args:
-        facts: what the game declares.
-        splits: task variants by name, for each split.
-        noun: what error messages call a task variant, such as "code".
-        unsplit: further task variants, which exist but belong to no split.
+        facts: Declarations of the game.
+        splits: Task variants by name, for each split.
+        noun: Word for a task variant in error messages, such as "code".
+        unsplit: Further task variants, which exist but belong to no split.
     """
 
     num_reference_trials = NUM_TRIALS
-    """Trials for each measured return."""
+    """Number of trials for each measured return."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Game(Environment, Generic[V]):
         return self._variants[member]
 
     def family(self, member: str) -> str:
-        """Return the noun: all task variants are of one kind."""
+        """Return the noun, because all task variants are of one kind."""
         return self._noun
 
     def seats(self) -> tuple[int, ...]:
@@ -209,7 +209,7 @@ class Game(Environment, Generic[V]):
 Cell = tuple[int, int]
 """Row and column, from 0."""
 DIRECTIONS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-"""By name, what a step adds to row and column."""
+"""For each direction, the numbers that a step adds to row and column."""
 ROWS = ("alpha", "beta", "gamma", "delta", "omega", "sigma", "tau", "zeta", "kappa")
 COLUMNS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -230,6 +230,7 @@ def cells_of(cells: int) -> Iterator[int]:
     `i`.
     """
     while cells:
+        # `cells & -cells` is the lowest set bit alone.
         lowest = cells & -cells
         yield lowest.bit_length() - 1
         cells ^= lowest

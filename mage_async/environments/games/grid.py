@@ -1,12 +1,12 @@
-"""Grid: walk to a goal that the observation names.
+"""Play Grid: walk to a goal that the observation names.
 
 Rules: a square grid without walls; a step goes up, down, left or right. Reaching the goal earns 1
-and ends the episode, nothing else earns anything. Nothing is hidden: the task is hard because a
-random walk rarely comes to a far goal, so most trials earn nothing. Every trial comes to some cell,
+and ends the episode; nothing else earns anything. Nothing is hidden: the task is hard because a
+random walk rarely reaches a far goal, so most trials earn nothing. Every trial ends in some cell,
 however, and would have been a success with that cell as its goal: `Grid.reached` returns it, and
-hindsight relabelling trains on it. From a corner, a policy that keeps to two directions reaches
-many goals without reading which one is meant; from the middle, with goals on all sides, it does
-not.
+hindsight relabelling trains on it. From a corner, a policy that walks in two directions only
+reaches many goals without reading the observation; from the middle, with goals on all sides, it
+does not.
 """
 
 import random
@@ -34,6 +34,7 @@ from mage_async.trajectory import Task
 
 GOAL, REACHED, OVER, INVALID = "goal", "reached", "over", "invalid"
 Start = Literal["corner", "middle"]
+"""Place where an episode begins."""
 _RULES = """A grid of {size} times {size} cells, with rows {rows} from top to bottom and
 columns {columns} from left to right. You are told the goal, by row and column, and your cell. Say
 up, down, left or right. Reaching the goal earns 1 and ends the episode; nothing else earns
@@ -41,7 +42,7 @@ anything. You have {turns} steps. The goal is the same in all episodes."""
 
 
 class GridPlay(SoloPlay):
-    """Steps until the goal is reached or the turns are used up. The anchor is the goal and the
+    """Take steps until the goal is reached or the turns are used up. The anchor is the goal and the
     cell.
     """
 
@@ -64,7 +65,7 @@ class GridPlay(SoloPlay):
         return [way for way in DIRECTIONS if self._to(way) is not None]
 
     def towards_goal(self) -> list[str]:
-        """Return the directions on a shortest way."""
+        """Return the directions in which the next step lies on a shortest way."""
         far = steps_between(self.cell, self._goal)
         steps = ((way, self._to(way)) for way in DIRECTIONS)
         return [way for way, to in steps if to is not None and steps_between(to, self._goal) < far]
@@ -80,6 +81,7 @@ class GridPlay(SoloPlay):
         return Outcome(observation, float(is_there), to is not None, is_over)
 
     def _to(self, action: str) -> Cell | None:
+        """Return the cell one step away; None if it lies outside, or the action is no direction."""
         if action not in DIRECTIONS:
             return None
         row, column = step(self.cell, action)
@@ -88,10 +90,10 @@ class GridPlay(SoloPlay):
 
 @dataclass(slots=True)
 class GridScript(TrialScript[GridPlay]):
-    """Walks to the goal, or anywhere."""
+    """Walk to the goal, or in a random direction."""
 
     care: float
-    """Probability of a step towards the goal."""
+    """Probability of a step towards the goal rather than a random one."""
 
     def action(self, play: GridPlay) -> str:
         """Return the next direction."""
@@ -100,14 +102,14 @@ class GridScript(TrialScript[GridPlay]):
 
 
 class Grid(Game[Cell]):
-    """The grid; its task variant is the goal, such as `beta-three`.
+    """Play Grid; the task variant is the goal, such as `beta-three`.
 
     Args:
-        size: number of rows and of columns.
-        turns: steps of an episode.
-        nearest: smallest number of steps to a goal that is played; hindsight may relabel to nearer
+        size: Number of rows and of columns.
+        turns: Number of steps of an episode.
+        nearest: Smallest number of steps to a goal that is played; hindsight may relabel to nearer
             cells.
-        start: where an episode begins: in the upper left `corner` or in the `middle`.
+        start: Place where an episode begins: the upper left `corner` or the `middle`.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -137,7 +139,7 @@ class Grid(Game[Cell]):
         super().__init__(facts, split_by(played, _is_heldout), "goal", unsplit=goals)
 
     def family(self, member: str) -> str:
-        """Return the number of steps on the shortest way."""
+        """Return the number of steps on the shortest way to the goal."""
         return f"steps-{steps_between(self._start, self.variant(member))}"
 
     def rules(self) -> str:
@@ -175,7 +177,7 @@ class Grid(Game[Cell]):
 
 
 def steps_between(one: Cell, other: Cell) -> int:
-    """Return the number of steps on the shortest way."""
+    """Return the number of steps on a shortest way between two cells."""
     return abs(one[0] - other[0]) + abs(one[1] - other[1])
 
 

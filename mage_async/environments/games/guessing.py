@@ -1,9 +1,9 @@
-"""The guessing games: Mastermind, the number lock and Wordle.
+"""Play the guessing games: Mastermind, the number lock and Wordle.
 
-Rules: the agent guesses a hidden code; after each guess it is told how well the guess fits. Half of
-the return is for the best guess, by its number of symbols in place; the other half is for the
-solution, and is larger the sooner it comes. The code is the same in all episodes, so every answer
-still holds in the next one, and an agent that remembers a solved code guesses it at once.
+Rules: the agent guesses a hidden code; after each guess an answer says how well the guess fits.
+Half of the return is for the best guess, by its number of symbols in place; the other half is for
+the solution, and is larger the sooner it comes. The code is the same in all episodes, so every
+answer still holds in the next one, and an agent that remembers a solved code guesses it at once.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
 Code = tuple[str, ...]
-"""Letters, colours or digits, in order."""
+"""Letters, colours or digits of a code, in order."""
 DIGITS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 NUMBERS = ("none", *DIGITS)
 SOLVED, OVER, INVALID = "solved", "over", "invalid"
@@ -35,25 +35,26 @@ _REWARD_RULES = """Half of the reward is for what stands in its place, half for 
 which is worth more the sooner it comes. You have {turns} guesses.
 The {what} is the same in all episodes."""
 TURN_LADDER = range(10, 1, -1)
-"""Numbers of guesses, easiest first.
+"""Numbers of guesses of an episode, easiest first.
 
 A policy that was trained on an easier rung must not have met the held-out codes of a harder one. So
 there are ladders of fewer guesses, which do not change the split, and of longer codes, which are
-all new. There are none of more symbols or more words, because these draw the split anew.
+all new. There are none of more symbols or more words, because these would draw the split again.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
-    """What distinguishes one guessing game from the others."""
+    """Describe what distinguishes one guessing game from the others."""
 
     codes: tuple[Code, ...]
     """All codes, which are also all guesses."""
     joint: str
-    """Separator between the symbols of a guess: a space, or nothing in a word."""
+    """Separator between the symbols of a guess: a space, or "" in a word."""
     answer: Callable[[Code, Code], str]
-    """Maps the code and a guess to the answer."""
+    """Returns the answer to a guess; called with the code and the guess."""
     turns: int
+    """Number of guesses of an episode."""
 
     def text(self, code: Code) -> str:
         """Return a code as an action."""
@@ -65,9 +66,7 @@ class Puzzle:
 
 
 class GuessingPlay(SoloPlay):
-    """Guesses until the code is found or the turns are used up. The anchor is the guesses so
-    far.
-    """
+    """Guess until the code is found or the turns are used up. The anchor is the guesses so far."""
 
     def __init__(
         self, puzzle: Puzzle, actions: dict[str, Code], code: Code, chance: Chance
@@ -76,7 +75,7 @@ class GuessingPlay(SoloPlay):
         self.observation = ""
         self._most_placed = 0
         self.answers: list[tuple[Code | None, str]] = []
-        """Guesses and their answers; the guess is `None` for an invalid action."""
+        """Guesses and their answers; the guess is None for an invalid action."""
 
     @property
     def anchor(self) -> str:
@@ -98,6 +97,7 @@ class GuessingPlay(SoloPlay):
         return Outcome(observation, reward, guess is not None, is_solved or is_last)
 
     def _reward(self, guess: Code | None, is_solved: bool) -> float:
+        """Return the reward of a guess: for further symbols in place, and for the solution."""
         placed = 0 if guess is None else num_equal(self._code, guess)
         gained = max(0, placed - self._most_placed)
         self._most_placed += gained
@@ -108,7 +108,7 @@ class GuessingPlay(SoloPlay):
 
 @dataclass(slots=True)
 class GuessingScript(TrialScript[GuessingPlay]):
-    """Guesses a code that fits the answers, or any code."""
+    """Guess a code that fits the answers, or any code."""
 
     puzzle: Puzzle
     care: float
@@ -131,14 +131,14 @@ class GuessingScript(TrialScript[GuessingPlay]):
 
 
 class Guessing(Game[Code]):
-    """A guessing game; the task variant is the code, with hyphens for spaces.
+    """Play a guessing game; the task variant is the code, with hyphens for spaces.
 
     Args:
-        name: of the game.
-        puzzle: what distinguishes the game from the others.
-        words: words of guesses and answers, without the words that all games have.
-        rules: the rules in plain words, without those about rewards.
-        noun: what the rules call the hidden code.
+        name: Name of the game.
+        puzzle: What distinguishes the game from the others.
+        words: Words of guesses and answers, without the words that all guessing games have.
+        rules: The rules in plain words, without those about rewards.
+        noun: Word for the hidden code in the rules.
 
     Raises:
         ConfigError: the number of turns is out of its range.
@@ -167,7 +167,7 @@ class Guessing(Game[Code]):
         return self._rules
 
     def begin(self, task: Task, episode: int) -> GuessingPlay:
-        """Start with nothing known."""
+        """Start an episode without guesses."""
         code, chance = self.variant(task.member), Chance(task.seed, episode)
         return GuessingPlay(self.puzzle, self._by_action, code, chance)
 
@@ -210,6 +210,7 @@ def random_return(puzzle: Puzzle, secrets: Sequence[Code]) -> float:
 
 
 def _random_return(puzzle: Puzzle, secret: Code) -> float:
+    """Return the expected return of uniform guesses at one secret."""
     # A solution, which ends the episode, has all symbols in place, so the largest number of symbols
     # in place is the same as if the player went on for all turns.
     width, turns, num_codes = puzzle.width(), puzzle.turns, len(puzzle.codes)
@@ -231,13 +232,13 @@ colours are elsewhere in the code.
 
 
 class Mastermind(Guessing):
-    """A code of colours. Each answer counts the colours in place, and the further colours that are
-    elsewhere in the code.
+    """Play Mastermind: guess a code of colours. Each answer counts the colours in place, and the
+    further colours that are elsewhere in the code.
 
     Args:
-        pegs: number of colours in a code.
-        colours: number of different colours.
-        turns: guesses of an episode.
+        pegs: Number of colours in a code.
+        colours: Number of different colours.
+        turns: Number of guesses of an episode.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -260,6 +261,7 @@ class Mastermind(Guessing):
 # Cached, because solvers compare each guess with every code many times.
 @lru_cache(maxsize=1 << 17)
 def _colours_in_place(code: Code, guess: Code) -> str:
+    """Return the answer of Mastermind to a guess."""
     placed = num_equal(code, guess)
     num_shared = sum(min(code.count(colour), guess.count(colour)) for colour in set(guess))
     return f"place {NUMBERS[placed]} elsewhere {NUMBERS[num_shared - placed]}"
@@ -271,12 +273,13 @@ Guess all {dials}, such as: {example}. You are told how many of them are in plac
 
 
 class NumberLock(Guessing):
-    """A code of different digits. Each answer counts only the digits in place.
+    """Play the number lock: guess a code of different digits. Each answer counts only the digits in
+    place.
 
     Args:
-        dials: number of digits in a code.
-        digits: number of different digits, at least 4 and more than `dials`.
-        turns: guesses of an episode.
+        dials: Number of digits in a code.
+        digits: Number of different digits, at least 4 and more than `dials`.
+        turns: Number of guesses of an episode.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -299,6 +302,7 @@ class NumberLock(Guessing):
 
 
 def _digits_in_place(code: Code, guess: Code) -> str:
+    """Return the answer of the number lock to a guess."""
     return f"place {NUMBERS[num_equal(code, guess)]}"
 
 
@@ -321,11 +325,12 @@ Each of your letters is told back: green in its place, gold elsewhere in the wor
 
 
 class Wordle(Guessing):
-    """A word of five letters. The answer colours each letter: green, gold or grey.
+    """Play Wordle: guess a word of five letters. The answer colours each letter: green, gold or
+    grey.
 
     Args:
-        words: number of words, which are also the allowed guesses.
-        turns: guesses of an episode.
+        words: Number of words, which are also the allowed guesses.
+        turns: Number of guesses of an episode.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -336,14 +341,17 @@ class Wordle(Guessing):
         used = WORDS[:words]
         puzzle = Puzzle(tuple(tuple(word) for word in used), "", _letter_colours, turns)
         letters = sorted({letter for word in used for letter in word})
-        told = (*used, *letters, GREEN, GOLD, GREY)
-        super().__init__("wordle", puzzle, told, _WORDLE.format(example=used[0]), noun="word")
+        vocabulary = (*used, *letters, GREEN, GOLD, GREY)
+        super().__init__("wordle", puzzle, vocabulary, _WORDLE.format(example=used[0]), noun="word")
 
 
 # Cached, because solvers compare each guess with every word many times.
 @lru_cache(maxsize=1 << 17)
 def _letter_colours(code: Code, guess: Code) -> str:
-    """Colour a guess. A letter is gold as often as the word has it beyond the green ones."""
+    """Return the answer of Wordle to a guess: each letter with its colour.
+
+    Of a letter, as many are gold as the word has besides the green ones; further ones are grey.
+    """
     left = [letter for letter, other in zip(code, guess, strict=True) if letter != other]
     colours = []
     for letter, other in zip(guess, code, strict=True):

@@ -1,9 +1,9 @@
-"""Hangman: find a hidden word letter by letter.
+"""Play Hangman: find a hidden word letter by letter.
 
 Rules: the agent sees a blank for each letter of the word and tries one letter a turn. Each of the n
-letters of the word earns 1/n; any other answer costs one of L lives and 1/L. The word is hidden,
+letters of the word earns 1/n; any other action costs one of L lives and 1/L. The word is hidden,
 and the same in all episodes. Knowing the list of words helps within one episode; knowing the word
-itself takes memory of earlier episodes.
+itself needs memory of earlier episodes.
 """
 
 import random
@@ -21,6 +21,7 @@ from mage_async.trajectory import Task
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 HIT, MISS, BLANK, WON, LOST, INVALID = "hit", "miss", "blank", "won", "lost", "invalid"
 _WIDTH = 4
+"""Number of letters of each word."""
 _TEXT = """
 sofa dawn rust horn skip fork maze knot road pony yard crab frog lime gulf walk ring line ship
 joke goat bear fire spin glow lake verb wolf cups dusk unit salt jars rain tide lace duck year
@@ -42,7 +43,7 @@ The word is the same in all episodes."""
 
 
 class HangmanPlay(SoloPlay):
-    """Letters, one a turn, until the word is complete or the lives are used up.
+    """Try one letter a turn, until the word is complete or the lives are used up.
 
     The anchor is the set of letters tried, and the lives left.
     """
@@ -85,11 +86,11 @@ class HangmanPlay(SoloPlay):
 
 @dataclass(slots=True)
 class HangmanScript(TrialScript[HangmanPlay]):
-    """Tries the letter that occurs in most of the fitting words, or any letter."""
+    """Try the letter that occurs in most of the fitting words, or any letter."""
 
     words: tuple[str, ...]
     care: float
-    """Probability of a letter chosen by the fitting words."""
+    """Probability of a letter chosen by the fitting words rather than any letter."""
     memory: float
     """Probability that the fitting words must fit earlier episodes too."""
 
@@ -107,8 +108,8 @@ class HangmanScript(TrialScript[HangmanPlay]):
 
 @lru_cache(maxsize=1 << 14)
 def _fitting(words: tuple[str, ...], shown: str, tried: frozenset[str]) -> frozenset[str]:
-    """Return the words with the shown letters and, where blank (a space), no letter that was
-    tried.
+    """Return the words that have the shown letters in their places and, where `shown` has a space,
+    no letter that was tried.
     """
     return frozenset(
         word
@@ -118,11 +119,11 @@ def _fitting(words: tuple[str, ...], shown: str, tried: frozenset[str]) -> froze
 
 
 class Hangman(Game[str]):
-    """Hangman; the task variant is the word, such as `cold`.
+    """Play Hangman; the task variant is the word, such as `cold`.
 
     Args:
-        words: number of words, a quarter of them held out.
-        lives: number of wrong answers that ends an episode.
+        words: Number of words, a quarter of them held out.
+        lives: Number of wrong actions that end an episode.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -161,7 +162,7 @@ class Hangman(Game[str]):
 
         `random` tries letters in any order. `solver_without_memory` tries the letter of most words
         that fit the episode, `solver` of most words that fit all episodes; both know all words, but
-        not which are held out. `known` says the word's letters.
+        not which are held out. `known` tries only the word's letters.
         """
         solver = partial(HangmanScript, words=self._words, care=1.0)
         return {
@@ -181,6 +182,7 @@ def random_return(lives: int) -> float:
 
     @cache
     def value(hits: int, misses: int) -> float:
+        """Return the expected return after so many hits and misses."""
         if hits == _WIDTH or misses == lives:
             return 0.0
         hit = (_WIDTH - hits) / (len(LETTERS) - hits - misses)
