@@ -32,6 +32,7 @@ OF_A_READER = {
     "agent_server.py",
     "buttons.py",
     "my_agent.py",
+    "check.sh",
     "clocks.py",
     "lock.py",
     "wages.py",
@@ -151,6 +152,10 @@ def test_the_ways_of_a_key_and_of_a_trial_name_files_and_count_crossings() -> No
 EXECUTED = {
     "README.md": ("environments/test_reset_step.py",),
     "docs/agents.md": ("end_to_end/test_own_task.py", "gateway/test_programs.py"),
+    "docs/agents/coding_agent.md": ("other_libraries/test_agent_harnesses.py",),
+    "docs/agents/langgraph.md": ("other_libraries/test_agent_harnesses.py",),
+    "docs/agents/openai_agents.md": ("other_libraries/test_agent_harnesses.py",),
+    "docs/agents/smolagents.md": ("other_libraries/test_agent_harnesses.py",),
     "docs/architecture.md": ("end_to_end/test_examples.py",),
     "docs/examples/compare.md": ("end_to_end/test_examples.py",),
     "docs/examples/own_environment.md": ("end_to_end/test_examples.py",) * 2,

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2s
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -85,6 +85,8 @@ class Asked:
     """JSON schema, as JSON, that the answer follows; None: it may be any text."""
     must_call: tuple[str, ...] = ()
     """Names of the tools of which the answer calls one or more; empty: it may be any text."""
+    is_parallel: bool = True
+    """Whether an answer that must call tools may call more than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,7 +515,7 @@ class AgentRun:
                     "type": "object",
                     "properties": {
                         "name": {"const": each["function"]["name"]},
-                        "arguments": each["function"].get("parameters") or {"type": "object"},
+                        "arguments": _closed(each["function"].get("parameters")),
                     },
                     "required": ["name", "arguments"],
                     "additionalProperties": False,
@@ -521,7 +523,7 @@ class AgentRun:
                 for each in asked.tools
                 if each["function"]["name"] in asked.must_call
             ]
-            return tool_form(self._chat, json.dumps({"anyOf": calls}))
+            return tool_form(self._chat, {"anyOf": calls}, is_parallel=asked.is_parallel)
         if asked.schema is not None:
             return f"%json {asked.schema}"
         return None if asked.pattern is None else regex_form(asked.pattern)
@@ -661,6 +663,17 @@ def _own_task(environment: Environment, task: Task) -> tuple[AgentTasks, Task]:
         environment, task = part.environment, replace(task, member=own)
     assert isinstance(environment, AgentTasks)
     return environment, task
+
+
+def _closed(parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the schema of a tool's arguments, without others than it lists unless it allows them.
+
+    JSON Schema allows any, but a tool refuses an argument that it does not know.
+    """
+    parameters = parameters or {"type": "object"}
+    return (
+        {"additionalProperties": False} | parameters if "properties" in parameters else parameters
+    )
 
 
 def _head(messages: Sequence[Message]) -> str:

@@ -6,10 +6,12 @@ says how the policy samples from them.
 """
 
 # `re` does not tell the lengths of what a pattern matches; its parser has done so since Python 2.
+import json
 import re
 import re._parser  # type: ignore[import-not-found]
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -154,18 +156,22 @@ def answer_restriction(form: str, chat: ChatFormat, max_length: int) -> TokenPat
     return TokenPattern(_answer_matcher(form, chat).deep_copy(), max_length)
 
 
-def tool_form(chat: ChatFormat, schema: str) -> str:
-    """Return the form of one tool call or several.
+def tool_form(chat: ChatFormat, schema: dict[str, Any], *, is_parallel: bool) -> str:
+    """Return the form of a tool call, or of one or several, with the spaces that chat templates
+    write.
 
     Args:
-        schema: of a call, as JSON.
+        schema: of a call.
+        is_parallel: whether there may be several.
     """
+    # With any spaces allowed, a policy may fill its answer with them, and then the call is cut off.
+    spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     opening, between, closing = (
         " ".join(f"<[{token}]>" for token in chat.encode(text))
         for text in ("<tool_call>\n", "\n", "\n</tool_call>")
     )
-    call = f"{opening} %json {schema} {closing}"
-    return f"{call} ({between} {call})*"
+    call = f"{opening} %json {json.dumps(schema | {'x-guidance': spaces})} {closing}"
+    return f"{call} ({between} {call})*" if is_parallel else call
 
 
 def regex_form(pattern: str) -> str:

@@ -12,10 +12,9 @@ from mage_async.errors import CallFault, ContextFull
 from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
 from tests.helpers.agent_site import asked, played, post, said, scripted, small_chat, tasks_of
+from tests.helpers.faulty_programs import DEADLINE_S, FAULTS, KEYS
 
 SOON_S = 10.0
-KEYS: dict[str, tuple[str, str]] = {}
-"""Address and key of each task's program."""
 
 
 @pytest.fixture(scope="module")
@@ -23,69 +22,16 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     return small_chat(tmp_path_factory.mktemp("policy"))
 
 
-async def crash(url: str, key: str) -> float:
-    await asked(url, said("a"))
-    raise ValueError("no more")
-
-
-async def hang(url: str, key: str) -> float:
-    await asked(url, said("a"))
-    await asyncio.Event().wait()
-    return 1.0
-
-
-async def exit_(url: str, key: str) -> float:
-    raise SystemExit(3)
-
-
-async def flood(url: str, key: str) -> float:
-    await asyncio.gather(*(asked(url, said(str(n))) for n in range(100)), return_exceptions=True)
-    return 1.0
-
-
-async def endless(url: str, key: str) -> float:
-    while True:
-        await asked(url, said("a"))
-
-
-async def silent(url: str, key: str) -> float:
-    return 1.0
-
-
-async def wordless(url: str, key: str) -> float:
-    await asked(url, said("a"))
-    return "much"  # type: ignore[return-value]
-
-
-async def another(url: str, key: str) -> float:
-    await asyncio.sleep(0.3)  # until the other program has begun
-    _, their_key = KEYS["4"]
-    status, answer = await post(url, "chat/completions", {"messages": said("a")}, their_key)
-    raise ValueError(f"{status} {answer['error']['message']}")
-
-
-@pytest.mark.parametrize(
-    ("program", "why"),
-    [
-        (crash, "run() raised ValueError: no more"),
-        (hang, "run() took longer than environment.step_deadline_s = 4"),
-        (exit_, "run() raised SystemExit: 3"),
-        (flood, "calls"),
-        (endless, "made more than 64 calls in an episode: raise environment.options.turns"),
-        (silent, "returned without a call of the policy"),
-        (wordless, "must return a finite reward, got 'much'"),
-        (another, "403 `base_url` and `api_key` are those of different episodes"),
-    ],
-)
+@pytest.mark.parametrize(("program", "why"), FAULTS.values(), ids=FAULTS)
 def test_a_program_that_goes_wrong_costs_its_trial_alone(
     chat: ChatFormat, program: Any, why: str
 ) -> None:
     KEYS.clear()
 
     async def run(self: Any, task: int, episode: int, seed: int, url: str, key: str) -> float:
-        KEYS[str(task)] = url, key
+        KEYS[task] = url, key
         if task == 3:
-            return await program(url, key)
+            return await program(task, url, key)
         await asked(url, said("a"))
         await asyncio.sleep(0.5)
         await asked(url, said("a", " rock", "b"), stop=[" paper"])
@@ -93,7 +39,7 @@ def test_a_program_that_goes_wrong_costs_its_trial_alone(
 
     began = time.monotonic()
     engine = scripted(chat, " rock")
-    bad, good = played(tasks_of(run), chat, engine, tasks=("3", "4"), deadline_s=4.0)
+    bad, good = played(tasks_of(run), chat, engine, tasks=("3", "4"), deadline_s=DEADLINE_S)
     assert time.monotonic() - began < SOON_S
     assert isinstance(bad, CallFault)
     assert why in str(bad)

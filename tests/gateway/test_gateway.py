@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mage_async.restriction import Restriction
 from mage_async.trajectory import Kind, Trial
 from mage_async.trials.chat_format import ChatFormat
 from tests.helpers.agent_site import asked, played, post, said, scripted, small_chat, tasks_of
@@ -210,3 +212,60 @@ def test_special_tokens_in_a_clients_words_stay_plain_text(chat: ChatFormat) -> 
     marks = {chat.encode(each)[0] for each in ("<|assistant|>", "<|user|>", "<|endoftext|>")}
     assert sum(int(token) in marks for token in trial.segments[0].tokens) == 3
     assert trial.num_injections == 2
+
+
+SCHEMA = {"type": "object", "properties": {"box": {"enum": [1, 22]}}, "required": ["box"]}
+FORCED = {
+    "chat/completions": {
+        "tools": [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    },
+    "responses": {
+        "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    },
+    "messages": {
+        "tools": [{"name": "look", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    },
+}
+
+
+def drawn_at_random(restriction: Restriction, source: random.Random) -> list[int]:
+    """A sequence that is allowed, each of its tokens as likely as the other allowed ones."""
+    node, tokens = 0, []
+    while not restriction.is_end(node):
+        tokens.append(source.choice(restriction.allowed(node).tolist()))
+        node = restriction.after(node, tokens[-1])
+    return tokens
+
+
+@pytest.mark.parametrize("path", list(FORCED))
+def test_an_answer_that_must_call_one_tool_has_one_call_and_no_other_argument(
+    chat: ChatFormat, path: str
+) -> None:
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        await post(url, path, {"messages": said("a"), "input": "a", **FORCED[path]})
+        return 1.0
+
+    engine, source = scripted(chat, CALL), random.Random(0)
+    played(tasks_of(run), chat, engine, "trial.memory=none")
+    restriction = engine.completions[0][0].restriction
+    assert restriction is not None
+    texts = {chat.decode(drawn_at_random(restriction, source)[:-1]) for _ in range(40)}
+    assert texts == {CALL, CALL.replace("1", "22")}
+
+
+def test_an_answer_may_call_several_tools_unless_the_client_forbids_it(chat: ChatFormat) -> None:
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        body = FORCED["chat/completions"] | {"parallel_tool_calls": True}
+        await post(url, "chat/completions", {"messages": said("a"), **body})
+        return 1.0
+
+    engine, source = scripted(chat, CALL), random.Random(0)
+    played(tasks_of(run), chat, engine, "trial.memory=none")
+    restriction = engine.completions[0][0].restriction
+    texts = [chat.decode(drawn_at_random(restriction, source)[:-1]) for _ in range(40)]
+    assert {text.count("<tool_call>") for text in texts} > {1, 2}

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,18 +35,31 @@ def steps_of(page: Path) -> Iterator[tuple[str, str]]:
             yield names[-1], code
 
 
-def carry_out(page: Path, folder: Path, timeout_s: float = 600) -> str:
+def carry_out(
+    page: Path,
+    folder: Path,
+    timeout_s: float = 600,
+    *,
+    python: str | Path = sys.executable,
+    replaced: Mapping[str, str] | None = None,
+) -> str:
     """Do in a folder, in one shell, what a page says; return what its commands printed.
 
-    `mage` and `python` are those of this Python over this checkout.
+    `mage` is that of this Python over this checkout.
+
+    Args:
+        python: what the page calls `python`.
+        replaced: what a reader fills in, by what stands there.
     """
     commands = folder / "commands"
     commands.mkdir()
-    for name, module in (("mage", "-m mage_async.launch "), ("python", "")):
-        (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module}"$@"\n')
+    for name, line in (("mage", f"{sys.executable} -m mage_async.launch"), ("python", python)):
+        (commands / name).write_text(f'#!/bin/sh\nexec {line} "$@"\n')
         (commands / name).chmod(0o755)
     lines = ["set -e"]
     for name, text in steps_of(page):
+        for old, new in (replaced or {}).items():
+            text = text.replace(old, new)
         if name:
             (folder / name).write_text(text)
         else:

@@ -21,7 +21,10 @@ INSTALLED = {
         ["--no-deps", "openenv==0.10.0"],
     ],
     VERIFIERS: [["verifiers==0.4.0"]],
-    AGENTS: [["anthropic", "openai", "openai-agents", "smolagents"]],
+    AGENTS: [
+        ["anthropic", "openai", "openai-agents", "smolagents"],
+        ["langgraph", "langchain-openai", "mini-swe-agent"],
+    ],
 }
 
 

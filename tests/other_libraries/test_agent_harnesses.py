@@ -1,14 +1,19 @@
 """Agents of others, unmodified, in a Python of their own: they call the policy as any model."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
 from mage_async.environments.catalogue import load
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
 from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
 from tests.helpers.agent_site import played, scripted, small_chat
+from tests.helpers.pages import ROOT, carry_out, python_blocks
+from tests.helpers.text_model import save_text_model
 from tests.other_libraries.make_envs import AGENTS
 
 PYTHON = AGENTS / "bin" / "python"
@@ -18,6 +23,16 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(not PYTHON.exists(), reason="run tests/other_libraries/make_envs.py first"),
 ]
+STEPS = 3
+SETTINGS = (
+    "policy.dtype=float32",
+    "engine.arithmetic=float32",  # in which log-probs of engine and learner can be compared
+    "trial.episodes=2",
+    "admission.groups_per_step=2",
+    "evaluation.every=0",
+    "evaluation.final_trials=1",
+)
+"""Smaller than the defaults of a pretrained model."""
 
 
 def call(name: str, **arguments: str) -> str:
@@ -56,3 +71,34 @@ def test_a_harness_plays_two_episodes_with_tools(
     text = chat.decode(trial.segments[0].tokens.tolist())
     assert "open_door" in text.split("<|user|>")[0], "the tools are offered"
     assert trial.num_extension_faults == 0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    texts = [page.read_text() for page in sorted((ROOT / "docs").glob("*.md"))]
+    return save_text_model(tmp_path_factory.mktemp("text") / "model", texts, room=8192)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", ["openai_agents", "smolagents", "langgraph", "coding_agent"])
+def test_three_steps_are_trained_as_the_page_of_a_harness_says(
+    page: str, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "agent_server.py").write_text(python_blocks(ROOT / "docs" / "agents.md")[1])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    more = [f"policy.source={model}", *SETTINGS]
+    replaced = {
+        "policy.source=DIR": f"{' --set '.join(more)} --run-dir run",
+        "9000": port,
+        "python -m pip install": "true",
+    }
+    file = ROOT / "docs" / "agents" / f"{page}.md"
+    printed = carry_out(file, tmp_path, timeout_s=1700, python=PYTHON, replaced=replaced)
+    print(printed)
+    run = RunDirectory(tmp_path / "run")
+    lines = list(read_lines(run.metrics))
+    assert len(lines) == STEPS
+    assert any(max(line["return_by_episode"]) > 0 for line in lines), "an agent reached its goal"
+    assert any(line["zero_advantage_share"] < 1 for line in lines), "rewards differ in a group"
+    assert json.loads(run.summary.read_text())["logprob_mismatch"]["max_abs"] < 1e-3

@@ -87,6 +87,7 @@ class MessagesRequest(msgspec.Struct, frozen=True):
             max_tokens=self.max_tokens,
             stops=tuple(filter(None, self.stop_sequences or ())),
             must_call=must_call,
+            is_parallel=not chosen.get("disable_parallel_tool_use", False),
         )
 
 

@@ -76,6 +76,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     stream: bool | None = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
     stop: str | list[str] | None = None
     response_format: dict[str, Any] | None = None
     regex: str | None = None
@@ -120,6 +121,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
             pattern=pattern,
             schema=schema,
             must_call=must_call,
+            is_parallel=self.parallel_tool_calls is not False,
         )
 
 

@@ -31,6 +31,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
     stream: bool | None = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
     text: dict[str, Any] | None = None
 
     def asked(self, before: Sequence[Message]) -> Asked:
@@ -66,6 +67,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
             max_tokens=self.max_output_tokens,
             schema=None if schema is None else json.dumps(schema),
             must_call=must_call,
+            is_parallel=self.parallel_tool_calls is not False,
         )
 
 
@@ -125,7 +127,7 @@ def responses_response(
         "metadata": {},
         "model": model,
         "output": output,
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
         "temperature": 1.0,
         "top_p": 1.0,
         "tool_choice": request.tool_choice or "auto",

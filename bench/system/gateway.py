@@ -1,0 +1,300 @@
+"""What the gateway costs beside in-process play, and which prefixes it reuses.
+
+    python -m bench.system.gateway [MODEL] [--trials 64] [--rounds 4]
+
+The same trials of three episodes are played in two ways, in turns, on one embedded engine in this
+process: by a class with `reset` and `step`, and by a program with its own loop that calls the
+policy over HTTP, with the conversation growing from call to call and the history carried from
+episode to episode. All trials are played at once. A completion has 4 to 12 tokens in both ways, so
+that both do the same work.
+
+turns a second       of wall time, and of processor time of this process, which other work on the
+                     machine disturbs less
+added milliseconds   from an observation to the action behind it, less the engine's time: by the
+                     program as its HTTP client sees it, and by the class
+reuse                prompt tokens whose keys were cached, of those that an earlier call of the same
+                     sequence has computed
+
+MODEL is a model directory, such as SmolLM2-135M-Instruct; without it, the tiny model, whose turns
+cost less than a request, shows the bare cost of a call. Exits with 1 where the program plays less
+than 0.9 of the class's turns per processor second, a call's 99th percentile is over 5 ms above the
+class's, or less than 0.99 is reused; only with a MODEL.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import torch
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.assembly import trial_config_of
+from mage_async.completion import Completion, Prompt
+from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_async.environments.agent import AgentProgram, AgentTasks
+from mage_async.environments.user_class import ResetStep
+from mage_async.inference.chat_files import load_chat
+from mage_async.policy.prepare import prepare_policy
+from mage_async.trajectory import Task, Trial
+from mage_services.actor.rollout import Stage, play_trial
+from mage_services.engines.embedded import EmbeddedEngine
+from mage_services.environments.call_runner import CallRunner
+
+EPISODES, TURNS = 3, 4
+LENGTHS = range(4, 13)
+"""Tokens of a completion."""
+WORDS = ("and", "is", "on", "paper", "rock", "the")
+LEAST_RATE, MOST_ADDED_MS, LEAST_REUSE = 0.9, 5.0, 0.99
+SETTINGS = (
+    "warm_start=none",
+    "environment.name=rps",
+    f"trial.episodes={EPISODES}",
+    "trial.memory=history",
+    "transcript.forced_tags=both",
+    "transcript.rules=false",
+    f"transcript.max_action_tokens={LENGTHS[-1]}",
+    "engine.max_tokens=1024",
+)
+
+
+def told(task: int, episode: int, turn: int) -> str:
+    """An observation of eight words."""
+    source = random.Random(f"{task} {episode} {turn}")
+    return " ".join(source.choices(WORDS, k=8))
+
+
+@dataclass
+class Clock:
+    """Milliseconds between an observation and the action behind it, without the engine's."""
+
+    engine_s: dict[str, float] = field(default_factory=dict)
+    """Of the last completion of each trial."""
+    added_ms: list[float] = field(default_factory=list)
+
+    def note(self, task: int, since: float) -> None:
+        """Note an action whose observation was returned at `since`."""
+        self.added_ms.append((time.perf_counter() - since - self.engine_s[str(task)]) * 1e3)
+
+
+class FixedLengths:
+    """An engine whose completions have as many tokens as the prompt's seed says.
+
+    Args:
+        clock: is told the engine's seconds.
+    """
+
+    def __init__(self, engine: EmbeddedEngine, clock: Clock) -> None:
+        self._engine, self._clock = engine, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """Sample a completion that no stop token ends."""
+        length = LENGTHS[prompt.seed % len(LENGTHS)]
+        sampling = replace(prompt.sampling, max_tokens=length, stop_tokens=())
+        began = time.perf_counter()
+        completion = await self._engine.complete(replace(prompt, sampling=sampling))
+        self._clock.engine_s[prompt.context.partition(".")[0]] = time.perf_counter() - began
+        return completion
+
+
+def as_class(clock: Clock) -> ResetStep:
+    """The trials of a class with `reset` and `step`."""
+
+    episodes: dict[int, int] = {}
+
+    class Told:
+        max_turns = TURNS
+
+        def reset(self, seed: int, task: int) -> str:
+            self.task, self.turn = task, 0
+            self.episode = episodes[task] = episodes.get(task, -1) + 1
+            return self._observation()
+
+        def step(self, action: str) -> tuple[str, float, bool]:
+            clock.note(self.task, self.since)
+            self.turn += 1
+            return self._observation(), 1.0, self.turn == TURNS
+
+        def _observation(self) -> str:
+            self.since = time.perf_counter()
+            return told(self.task, self.episode, self.turn)
+
+    return ResetStep(Told, {})
+
+
+def as_program(clock: Clock) -> AgentTasks:
+    """The trials of a program with its own loop, and a client for each episode."""
+
+    async def run(
+        self: Any, task: int, episode: int, seed: int, base_url: str, api_key: str
+    ) -> float:
+        messages, url = [], f"{base_url}/chat/completions"
+        async with aiohttp.ClientSession() as http:
+            for turn in range(TURNS):
+                since = time.perf_counter()
+                messages.append({"role": "user", "content": told(task, episode, turn)})
+                async with http.post(url, json={"messages": messages}) as response:
+                    answer = await response.json()
+                messages.append(answer["choices"][0]["message"])
+                clock.note(task, since)
+        return float(TURNS)
+
+    return AgentTasks(type("own", (AgentProgram,), {"run": run, "max_turns": TURNS}), {})
+
+
+@dataclass
+class Played:
+    """One round of one way."""
+
+    turns: int
+    wall_s: float
+    processor_s: float
+    added_ms: list[float]
+    reuse: float
+
+
+async def play(
+    environment: ResetStep,
+    config: Config,
+    folder: Path,
+    engine: EmbeddedEngine,
+    clock: Clock,
+    n: int,
+) -> Played:
+    """Play `n` trials at once."""
+    chat = load_chat(folder)
+    limits = trial_config_of(config, environment, chat, EPISODES)
+    timed: Any = FixedLengths(engine, clock)
+    async with CallRunner(600.0) as workers:
+        stage = Stage(environment, limits, chat, timed, workers)
+        began, used = time.perf_counter(), time.process_time()
+        trials = await asyncio.gather(
+            *(
+                play_trial(stage.begin(Task("own", str(task), task), 0, f"{task}."), timed, workers)
+                for task in range(n)
+            )
+        )
+        seconds, used = time.perf_counter() - began, time.process_time() - used
+    turns = sum(len(trial.turns) for trial in trials)
+    assert turns == n * EPISODES * TURNS, "all turns are played"
+    return Played(turns, seconds, used, clock.added_ms, reuse_of(trials))
+
+
+def reuse_of(trials: list[Trial]) -> float:
+    """Reused prompt tokens, of those that earlier turns of the same segment have computed."""
+    reused = could = 0
+    for trial in trials:
+        ends: dict[int, int] = {}
+        for turn in trial.turns:
+            if turn.segment in ends:
+                # The engine computes no keys of the last token of a completion.
+                could += ends[turn.segment] - 1
+                reused += turn.num_reused
+            ends[turn.segment] = turn.stop
+    return reused / could
+
+
+async def measure(config: Config, folder: Path, n: int, rounds: int) -> dict[str, list[Played]]:
+    """Play rounds of both ways in turns, after one of each that is not counted."""
+    found: dict[str, list[Played]] = {"class": [], "program": []}
+    async with EmbeddedEngine(folder, config.engine) as engine:
+        for number in range(rounds + 1):
+            clock = Clock()
+            one = await play(as_class(clock), config, folder, engine, clock, n)
+            clock = Clock()
+            other = await play(as_program(clock), config, folder, engine, clock, n)
+            if number:
+                found["class"].append(one)
+                found["program"].append(other)
+    return found
+
+
+def figures_of(found: dict[str, list[Played]]) -> dict[str, Any]:
+    """Medians over rounds, and the spread of the ratios."""
+
+    def rates(way: str, seconds: str) -> list[float]:
+        return [each.turns / getattr(each, seconds) for each in found[way]]
+
+    figures: dict[str, Any] = {}
+    for kind, seconds in (("wall", "wall_s"), ("processor", "processor_s")):
+        one, other = rates("class", seconds), rates("program", seconds)
+        ratios = [b / a for a, b in zip(one, other, strict=True)]
+        figures[kind] = {
+            "class_turns_per_s": statistics.median(one),
+            "program_turns_per_s": statistics.median(other),
+            "ratio": statistics.median(ratios),
+            "ratios": [min(ratios), max(ratios)],
+        }
+    for way, played in found.items():
+        added = np.concatenate([each.added_ms for each in played])
+        p50, p99 = np.percentile(added, [50, 99])
+        figures[f"{way}_added_ms"] = {"p50": float(p50), "p99": float(p99), "calls": len(added)}
+        figures[f"{way}_reuse"] = min(each.reuse for each in played)
+    return figures
+
+
+def main() -> None:
+    """Measure, print and judge."""
+    parser = option_parser(__doc__)
+    parser.add_argument(
+        "model", nargs="?", type=Path, help="model directory; default: the tiny one"
+    )
+    parser.add_argument("--trials", type=int, default=64, help="at once (64)")
+    parser.add_argument("--rounds", type=int, default=4, help="of each way (4)")
+    parser.add_argument("--name", help="write the figures as this baseline")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        config, policy = policy_of(given, Path(folder))
+        found = asyncio.run(measure(config, policy, given.trials, given.rounds))
+    figures = figures_of(found)
+    for key, value in figures.items():
+        print(f"{key:18} {value}")
+    if given.name:
+        what = {"model": given.model.name if given.model else "tiny", "trials": given.trials}
+        write_baseline(given.name, what | figures)
+    if given.model:
+        added = figures["program_added_ms"]["p99"] - figures["class_added_ms"]["p99"]
+        missed = [
+            f"{text} (wanted {wanted})"
+            for is_met, text, wanted in (
+                (
+                    figures["processor"]["ratio"] >= LEAST_RATE,
+                    f"{figures['processor']['ratio']:.2f} of the turns per second",
+                    LEAST_RATE,
+                ),
+                (added <= MOST_ADDED_MS, f"{added:.1f} ms added", MOST_ADDED_MS),
+                (figures["program_reuse"] >= LEAST_REUSE, "reuse", LEAST_REUSE),
+            )
+            if not is_met
+        ]
+        print(f"missed: {'; '.join(missed)}" if missed else "all bounds are met")
+        sys.exit(bool(missed))
+
+
+def policy_of(given: argparse.Namespace, folder: Path) -> tuple[Config, Path]:
+    """The configuration of the trials, and the directory of the model."""
+    kind = [f"policy.source={given.model}"] if given.model else ["policy.kind=tiny"]
+    changes = [*kind, *SETTINGS, f"engine.max_contexts={given.trials}"]
+    config = config_file.load(config_file.find(None), changes)
+    if given.model:
+        return config, given.model
+    prepare_policy(config, folder / "policy", "a benchmark", lambda progress: None)
+    return config, folder / "policy"
+
+
+if __name__ == "__main__":
+    main()
