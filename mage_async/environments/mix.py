@@ -1,4 +1,4 @@
-"""A mix: an environment that consists of several others.
+"""Mix several environments into one.
 
 Each group of trials plays one component, with the rules, rewards, script, units and winning
 thresholds of that component. A task variant of a mix is written `label/variant`, such as
@@ -18,13 +18,13 @@ from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 
 References = dict[str, tuple[float, ...]]
-"""Known returns by name, one value per episode."""
+"""Known returns by name, one value for each episode."""
 _KEYS = ("name", "label", "share", "options")
 
 
 @dataclass(frozen=True, slots=True)
 class MixComponent:
-    """One environment of a mix."""
+    """Describe one environment of a mix."""
 
     name: str
     """Name in the catalogue, or `module:Class`."""
@@ -42,12 +42,12 @@ class MixComponent:
 
 
 class Mix(Environment):
-    """Several environments in one run.
+    """Play several environments in one run.
 
     Args:
-        parts: a table for each component: its `name` in the catalogue, or `module:Class`;
-            optionally `options`; `share`, the number of groups that play it (default 1; with 0 the
-            component is evaluated and never trained on); and `label`, its name in reports.
+        parts: Table for each component: its `name` in the catalogue, or `module:Class`; optionally
+            `options`; `share`, the number of groups that play it (default 1; with 0 the component
+            is evaluated and never trained on); and `label`, its name in reports.
 
     Raises:
         ConfigError: an element is not such a table, no component is trained on, or two have the
@@ -112,7 +112,7 @@ class Mix(Environment):
         return part.environment.begin(Task(name, own, task.seed, task.seat), episode)
 
     def script(self, source: random.Random) -> None:
-        """Return `None`: the components have scripts, a mix has none."""
+        """Return None: the components have scripts, a mix has none."""
         return None
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def component_of(environment: Environment, member: str) -> Environment:
 
 
 def label_of(environment: Environment, member: str) -> str | None:
-    """Return the label of the component of a task variant; `None` if the environment is no mix."""
+    """Return the label of the component of a task variant; None if the environment is no mix."""
     return environment.part(member)[0].label if isinstance(environment, Mix) else None
 
 
@@ -165,7 +165,7 @@ def _component(table: Mapping[str, Any]) -> MixComponent:
     options = table.get("options", {})
     if not isinstance(options, Mapping):
         raise ConfigError(f"mix: `options` of a part must be a table, got {options!r}")
-    # Imported here because the catalogue depends on `user_calls`, which depends on this module.
+    # Import it here, because the catalogue depends on `user_calls`, which depends on this module.
     from mage_async.environments import catalogue
 
     environment = catalogue.load(table["name"], **options)

@@ -1,5 +1,5 @@
-"""Options of environments: checks with messages that say what is allowed, and ladders of harder
-options.
+"""Check options of environments, with messages that name the allowed values, and find harder
+options on ladders.
 """
 
 import inspect
@@ -44,12 +44,12 @@ def harder(
     …)}`.
 
     Args:
-        name: of the environment, as in the configuration.
-        options: of the environment.
-        ladder: name of the ladder; empty: the first one.
+        name: Name of the environment, as in the configuration.
+        options: Options of the environment.
+        ladder: Name of the ladder; "" for the first one.
 
     Raises:
-        ConfigError: there is no such ladder, or the environment stands on no rung of it, or on the
+        ConfigError: there is no such ladder, or the options are on no rung of it, or on the
             highest.
     """
     ladder, rungs, at = _place(name, environment, options, ladder)
@@ -66,10 +66,10 @@ def curriculum(
 ) -> list[dict[str, Any]]:
     """Return the components of a mix: the rungs of a ladder up to an environment's own options.
 
-    Args: as those of `harder`.
+    The arguments are those of `harder`.
 
     Raises:
-        ConfigError: there is no such ladder, or the environment stands on no rung of it, or on the
+        ConfigError: there is no such ladder, or the options are on no rung of it, or on the
             lowest.
     """
     ladder, rungs, at = _place(name, environment, options, ladder)
@@ -109,6 +109,7 @@ def _place(
 
 
 def _known(ladder: str, rungs: list[dict[str, Any]]) -> str:
+    """Return the values of a ladder as text."""
     return ", ".join(str(rung[ladder]) for rung in rungs)
 
 

@@ -35,22 +35,22 @@ from mage_async.trajectory import Task
 NUM_ACTS = 8
 """Largest number of steps in each rehearsed episode of a class with `reset` and `step`."""
 _ANY_TEXT = ("1", "a", "hello world", "1 2 3")
-"""Actions for a class that lists none: it must answer any text that a policy writes."""
+"""Actions for a class that lists none: it must accept any text that a policy writes."""
 _ROUNDING = 1e-9
-"""Tolerance of bounds on returns."""
+"""Tolerance of comparisons with the bounds on returns."""
 
 
 class Lengths(NamedTuple):
-    """The longest texts of a rehearsal: callers measure their length."""
+    """Hold the longest texts of a rehearsal: callers measure their length."""
 
     opening: str
-    """The longest observation with which an episode began."""
+    """Longest observation with which an episode began."""
     answer: str
-    """The longest observation after an action."""
+    """Longest observation after an action."""
 
 
 Rehearsal = Generator[Call, Any, Lengths]
-"""A generator that yields calls, is sent their results, and returns the longest observations. If a
+"""Generator that yields calls, is sent their results, and returns the longest observations. If a
 call fails, its exception is thrown into the generator.
 """
 
@@ -60,14 +60,14 @@ def is_rehearsed(name: str, environment: Environment) -> bool:
     return ":" in name or environment.called != "at_once"
 
 
-# Declarations, which are checked without playing.
+# The functions below check declarations without playing.
 
 
 def check_declared(name: str, environment: Environment, num_episodes: int) -> None:
     """Check an environment's declarations without playing it.
 
     Args:
-        num_episodes: episodes of an evaluation, for each of which references are wanted.
+        num_episodes: Number of episodes of an evaluation, for each of which references are needed.
 
     Raises:
         ConfigError: a declaration is wrong, or a method of the environment raised.
@@ -122,12 +122,13 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _are_names(value: object) -> bool:
+    """Return whether a value is a sequence of texts that is not empty."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return False
     return bool(value) and all(isinstance(each, str) for each in value)
 
 
-# A class of the whole protocol.
+# The code below rehearses a class of the whole protocol.
 
 
 def whole_rehearsal(name: str, environment: Environment) -> Rehearsal:
@@ -149,7 +150,7 @@ def whole_rehearsal(name: str, environment: Environment) -> Rehearsal:
 
 
 class _WholeRehearsal:
-    """Plays episodes and checks them against the facts; collects all observations."""
+    """Play episodes and check them against the facts; collect all observations."""
 
     def __init__(self, name: str, environment: Environment) -> None:
         self._environment, self._want = environment, partial(_want, name)
@@ -191,6 +192,7 @@ class _WholeRehearsal:
             self._want(within, "what an episode earns", wanted, sum(rewards))
 
     def _begin(self, task: Task) -> Generator[Call, Any, WholePlay]:
+        """Begin an episode, check its first observation, and return it."""
         play = whole_play(self._environment, task, 0)
         yield from calls_of(play)
         self._check_words("play.observation", play.observation)
@@ -232,10 +234,10 @@ def _closed(play: SlowPlay) -> Generator[Call, Any, None]:
         call.take((yield call))
 
 
-# A class with `reset` and `step`.
+# The code below rehearses a class with `reset` and `step`.
 
 _Steps = list[tuple[str, Any]]
-"""The calls of an episode in words, each with the observation or the outcome that it gave."""
+"""Calls of an episode in words, each with the observation or the outcome that it gave."""
 
 
 def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal:
@@ -246,8 +248,8 @@ def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal
     its episodes differ on purpose.
 
     Args:
-        name: name of the environment in the configuration.
-        compares: whether the second episode must equal the first.
+        name: Name of the environment in the configuration.
+        compares: Whether the second episode must equal the first.
 
     Raises:
         ConfigError: the class raised outside a call, did not repeat an episode, or returned a word
@@ -262,25 +264,27 @@ def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal
             first = yield from _played(play, _chooser(environment))
             openings.append(play.observation)
             answers += [each.observation for _, each in first[1:]]
-            _check_closed(name, environment, [(first[0][0], play.observation), *_said(first)])
+            _check_closed(
+                name, environment, [(first[0][0], play.observation), *_observations(first)]
+            )
             if compares:
                 again = yield from _played(environment.begin(task, 0), _replay(play.history))
                 _compare(name, task.member, first, again)
     return Lengths(max(openings, key=len), max(answers, key=len))
 
 
-def _said(steps: _Steps) -> list[tuple[str, str]]:
+def _observations(steps: _Steps) -> list[tuple[str, str]]:
     """Return the calls of `step`, each with the observation that it gave."""
     return [(call, outcome.observation) for call, outcome in steps[1:]]
 
 
-def _check_closed(name: str, environment: ResetStep, said: Sequence[tuple[str, str]]) -> None:
+def _check_closed(name: str, environment: ResetStep, steps: Sequence[tuple[str, str]]) -> None:
     """Check that the observations of a class with `words` have no other words.
 
     Raises:
         ConfigError: one of them has; the error names the call and the word.
     """
-    for call, observation in said:
+    for call, observation in steps:
         if strange := _strange(environment, observation):
             raise ConfigError(
                 f"environment {name!r}: {call} says {strange[0]!r} in {observation!r:.80}, which "
@@ -299,7 +303,7 @@ def _chooser(environment: ResetStep) -> Callable[[ResetStepPlay], str]:
 
 
 def _replay(history: Sequence[tuple[str, str]]) -> Callable[[ResetStepPlay], str | None]:
-    """Return a function that chooses the actions of an episode again; `None` after the last one."""
+    """Return a function that repeats the actions of an episode, and returns None after the last."""
     actions = iter([action for action, _ in history])
     return lambda play: next(actions, None)
 
@@ -341,6 +345,7 @@ def _compare(name: str, member: str, first: _Steps, again: _Steps) -> None:
 
 
 def _short(value: object) -> str:
+    """Return a value as text of at most 80 characters."""
     shown = (value.observation, value.reward) if isinstance(value, Outcome) else value
     return f"{shown!r:.80}"
 
@@ -350,11 +355,11 @@ NUM_EPISODES = 12
 the codes of a lock with 120 codes.
 """
 Trace = tuple[tuple[str, float], ...]
-"""What a task answered: observations and rewards of all episodes, in order."""
+"""Observations and rewards of all episodes of a task, in order."""
 
 
 class HeldOut(NamedTuple):
-    """Held-out tasks compared with trained ones."""
+    """Compare held-out tasks with trained ones."""
 
     num_train: int
     """Number of trained tasks that were compared."""
@@ -382,7 +387,7 @@ class HeldOut(NamedTuple):
 
 
 class _OneSeed(ResetStep):
-    """A user's class whose tasks all have the same seed, so that they differ in `task` alone."""
+    """Give all tasks of a user's class the same seed, so that they differ in `task` alone."""
 
     def seed_of(self, task: Task) -> int:
         """Return the same seed for every task."""
@@ -394,7 +399,7 @@ def compare_heldout(environment: Environment) -> Iterator[HeldOut]:
 
     Raises:
         CallFault: a call failed, or is a coroutine that has to wait.
-        ConfigError: nothing says what an action may be.
+        ConfigError: the environment declares no actions that could be drawn.
     """
     if isinstance(environment, AgentTasks):
         raise ConfigError(f"{environment.facts.name}: a program's tasks need a policy to be played")
@@ -412,7 +417,7 @@ def compare_heldout(environment: Environment) -> Iterator[HeldOut]:
 
 
 def _trace(environment: Environment, member: str) -> Trace:
-    """Play a task with actions that are the same for every task, and return what it answered."""
+    """Play a task with actions that are the same for every task, and return its trace."""
     source, facts, found = random.Random(0), environment.facts, list[tuple[str, float]]()
     task = Task(facts.name, member, 0, environment.seats()[0])
     for episode in range(NUM_EPISODES):

@@ -1,5 +1,5 @@
-"""Returns of scripted players, measured by sampling where no exact value is known, with their
-confidence intervals.
+"""Measure returns of scripted players by sampling, with confidence intervals, for values that are
+not known exactly.
 """
 
 import math
@@ -11,11 +11,11 @@ from mage_async.environments.environment import Environment, Script, Split
 from mage_async.trajectory import Task
 
 NUM_TRIALS = 200
-"""Trials per measured value."""
+"""Number of trials for each measured value."""
 
 
 class Sampled(tuple[float, ...]):
-    """Sample means of returns, one per episode; exact values are a plain tuple."""
+    """Hold sample means of returns, one per episode; exact values are a plain tuple."""
 
     half_widths: tuple[float, ...]
     """Half-widths of the means' 95 % confidence intervals."""
@@ -59,7 +59,7 @@ def scripted_returns(
     in turn.
 
     Args:
-        make: creates a script from a random source.
+        make: Returns a script that draws from a random source.
     """
     members, seats, units = environment.members(split), environment.seats(), environment.facts.units
     trials = []

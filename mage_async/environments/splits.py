@@ -12,9 +12,9 @@ from mage_async.environments.environment import Split
 from mage_async.errors import ConfigError
 
 HELDOUT_SHARE = 4
-"""One of this many task variants is held out."""
+"""Number of task variants of which one is held out."""
 V = TypeVar("V")
-"""What a game hides, such as a code or an opponent."""
+"""Type of what a game hides, such as a code or an opponent."""
 Splits = Mapping[Split, Mapping[str, V]]
 """For each split, its task variants by name."""
 

@@ -22,16 +22,16 @@ import msgspec
 from mage_async.errors import ConfigError
 
 MAX_CALLS = 16
-"""Most calls in one turn; further calls get an error message."""
+"""Largest number of calls in one turn; further calls get an error message."""
 _OVER = "The episode is over."
 _MARK = "is_offered_tool"
-"""Name of the attribute that marks a method as a tool; its value is the given schema, or `None`."""
+"""Name of the attribute that marks a method as a tool; its value is the given schema, or None."""
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _ARGUMENT = re.compile(r"(\w+)(?: \(.*?\))?: (.+)")
-"""A parameter's line in a docstring: its name, perhaps its type, and its description."""
+"""Line about a parameter in a docstring: its name, perhaps its type, and its description."""
 
 
-# Parsing of calls.
+# The functions below parse calls.
 
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -45,7 +45,7 @@ _FORM = '{"name": ..., "arguments": {...}}'
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A parsed call, not yet checked against a tool."""
+    """Hold a parsed call, not yet checked against a tool."""
 
     name: str
     arguments: Any
@@ -53,7 +53,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class InvalidCall:
-    """Text that was meant as a call and cannot be parsed."""
+    """Report text that was meant as a call and cannot be parsed."""
 
     why: str
 
@@ -116,7 +116,7 @@ def _call(found: Any) -> ToolCall | InvalidCall:
     return ToolCall(found["name"], arguments)
 
 
-# Types from JSON schemas, against which arguments are checked.
+# The code below makes types from JSON schemas, against which arguments are checked.
 
 
 _TYPES: dict[str, Any] = {
@@ -128,7 +128,7 @@ _TYPES: dict[str, Any] = {
     "object": dict,
     "null": None,
 }
-"""Python types of JSON's types."""
+"""Python type of each of JSON's types."""
 _BOUNDS = {
     "minimum": "ge",
     "maximum": "le",
@@ -141,7 +141,7 @@ _BOUNDS = {
     "minItems": "min_length",
     "maxItems": "max_length",
 }
-"""Schema keywords that become constraints of msgspec."""
+"""Schema keywords, and the constraints of msgspec that they become."""
 _CHECKED_KEYS = {"type", "enum", "items", "properties", "required", *_BOUNDS}
 """Schema keywords that are checked."""
 _UNCHECKED_KEYS = {"title", "description", "default", "examples", "additionalProperties", "$schema"}
@@ -163,6 +163,7 @@ def arguments_of(place: str, schema: Mapping[str, Any]) -> type[msgspec.Struct]:
 
 
 def _type(place: str, schema: Mapping[str, Any]) -> Any:
+    """Return the type that a schema describes."""
     if unknown := set(schema) - _CHECKED_KEYS - _UNCHECKED_KEYS:
         raise ConfigError(
             f"tool {place}: the schema's {', '.join(sorted(unknown))} would not be checked; "
@@ -188,7 +189,7 @@ def _bounded_type(place: str, name: str, schema: Mapping[str, Any]) -> Any:
     return Annotated[kind, msgspec.Meta(**bounds)] if bounds and kind is not None else kind
 
 
-# Tools, from the methods of a class.
+# The code below makes tools from the methods of a class.
 
 
 @overload
@@ -204,8 +205,8 @@ def tool(method: Any = None, *, schema: Mapping[str, Any] | None = None) -> Any:
     it does, and lines `name: text` below `Args:` describe its parameters.
 
     Args:
-        schema: replaces all of that, in OpenAI's form of a function: `parameters`, `description`
-            and `name`, which must be the method's name.
+        schema: Schema that replaces all of that, in OpenAI's form of a function: `parameters`,
+            `description` and `name`, which must be the method's name.
     """
 
     def mark(marked: _Method) -> _Method:
@@ -217,7 +218,7 @@ def tool(method: Any = None, *, schema: Mapping[str, Any] | None = None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A method that the agent may call."""
+    """Describe a method that the agent may call."""
 
     name: str
     arguments: type[msgspec.Struct]
@@ -225,7 +226,7 @@ class Tool:
     is_given: bool
     """Whether the user gave the schema. The method then gets the arguments as JSON has them."""
     schema: dict[str, Any]
-    """For chat templates, in OpenAI's form of a function."""
+    """Schema for chat templates, in OpenAI's form of a function."""
     is_async: bool
 
     def read(self, arguments: object) -> dict[str, Any]:
@@ -257,6 +258,7 @@ def tools_of(kind: type) -> dict[str, Tool]:
 
 
 def _tool(kind: type, method: Any) -> Tool:
+    """Return the tool of a marked method."""
     place, given = f"{kind.__name__}.{method.__name__}", getattr(method, _MARK)
     if given:
         function = _given_function(place, method.__name__, given)
@@ -323,7 +325,7 @@ def _schema(place: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
     return {**schema, "$defs": parts} if parts else schema
 
 
-# A step of a class with tools: the calls of a turn.
+# The code below makes the calls of a turn, as the step of a class with tools.
 
 StepValue = tuple[str, float, bool, bool, dict[str, Any]]
 """Value of `step`: observation, reward, terminated, truncated, info."""
@@ -375,7 +377,7 @@ async def _step(own: Any, tools: Mapping[str, Tool], text: str) -> StepValue:
         answers, is_valid = await _answers(own, tools, calls)
         observation, is_done = "\n".join(answers), _is_done(own)
     else:
-        observation, is_done = await _last_words(own, without_end(text).strip()), True
+        observation, is_done = await _final_observation(own, without_end(text).strip()), True
     score = await _result(own.score)
     reward, own._earned = score - own._earned, score
     return observation, reward, is_done, False, {"is_valid": is_valid, "tool_answers": answers}
@@ -413,7 +415,7 @@ def _checked(
         return f"Error: {call.name}: {error}."
 
 
-async def _last_words(own: Any, text: str) -> str:
+async def _final_observation(own: Any, text: str) -> str:
     """Return the observation after an answer that is no call; `answer(text)` receives it, if the
     class has that method.
     """
@@ -430,6 +432,7 @@ async def _result(function: Callable[[], Any]) -> Any:
 
 
 def _is_done(own: Any) -> bool:
+    """Return whether the object declares that its episode is over; `is_done` may be a method."""
     found = getattr(own, "is_done", False)
     return bool(found() if callable(found) else found)
 

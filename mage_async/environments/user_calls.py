@@ -1,4 +1,4 @@
-"""Calls into users' code, which may be slow, and the plays that consist of such calls.
+"""Make calls into users' code, which may be slow, and define the plays that consist of such calls.
 
 A trial never waits. Its play hands out the `Call` that it needs; the process that plays the trial
 makes the call, in a thread, as a coroutine or in a worker process, and passes the result back. Fast
@@ -27,18 +27,18 @@ from mage_async.trajectory import Task
 Method = Literal["reset", "step", "close"]
 
 _PLAY = ("chance", "observation", "anchor", "legal_actions", "act")
-"""Attributes of a play."""
+"""Names of the attributes of a play."""
 _NO_ROOM = ("CapacityReached", "CapacityError")
 """Names of the exceptions by which a class reports that it has no room for another object."""
 _FAULT = ("Fault",)
 """Names of the exceptions by which a class reports a fault of its infrastructure."""
 
 _MOST_CODE_CHARS = 100
-"""Characters of the line of code that an error message shows."""
+"""Largest number of characters of the line of code that an error message shows."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One call, by value."""
+    """Describe one call by plain values."""
 
     method: Method
     place: str
@@ -50,36 +50,39 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """Result of a call, with the state of the called object after it."""
+    """Hold the result of a call, with the state of the called object after it."""
 
     outcome: Outcome = PENDING
-    """Outcome of a step; of a `reset`, the observation is all that counts."""
+    """Outcome of a step. For a `reset`, only its observation is used."""
     anchor: str | None = None
-    """The class's own; `None` if it has none, or the episode is done."""
+    """Anchor that the class declares; None if it declares none, or the episode is done."""
     legal_actions: tuple[str, ...] | None = None
-    """The class's own list; `None` if it declares none, or the episode is done."""
+    """Legal actions that the class lists; None if it lists none, or the episode is done."""
     legal_pattern: str | None = None
-    """The class's own regular expression; `None` if it declares none, or the episode is done."""
+    """Regular expression of legal actions that the class declares; None if it declares none, or the
+    episode is done.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Name and options with which another process loads the same class."""
+    """Hold the name and the options with which another process loads the same class."""
 
     name: str
-    """As in the configuration."""
+    """Name as in the configuration."""
     options: Mapping[str, Any]
 
 
 class Callee:
-    """The user's object to which the calls of one episode are made, in the process that makes them.
+    """Hold the user's object to which the calls of one episode are made, in the process that makes
+    them.
 
     `user_class.UserObject` is an object of a class with `reset` and `step`, `UserPlay` a play of
     the whole protocol.
     """
 
     serial_group = ""
-    """Calls of all callees of a group are made one after another; if it is empty, calls of
+    """Name of a group of callees whose calls are made one after another; if it is "", calls of
     different callees may be concurrent.
     """
 
@@ -88,7 +91,7 @@ class Callee:
         return False
 
     def method_name(self, method: Method) -> str:
-        """Return the user's name of a method; empty if there is nothing to call."""
+        """Return the user's name of a method; "" if there is nothing to call."""
         return method
 
     def perform(self, request: Request) -> Any:
@@ -101,16 +104,18 @@ class Callee:
         raise NotImplementedError
 
     def late_close(self) -> Callable[[], Any] | None:
-        """Return a coroutine function that closes what the last call left open, or `None`."""
+        """Return a coroutine function that closes what the last call left open; None if nothing
+        is.
+        """
         return None
 
 
 class UserPlay(Callee):
-    """A play of a whole `Environment` whose methods may block; the first call creates it.
+    """Call a play of a whole `Environment` whose methods may block; the first call creates it.
 
     Args:
-        begin: creates the play.
-        serial_group: see `Callee`.
+        begin: Creates the play.
+        serial_group: See `Callee`.
     """
 
     def __init__(self, begin: Callable[[], Play], serial_group: str) -> None:
@@ -145,6 +150,7 @@ class UserPlay(Callee):
 
 
 def _kind(value: object) -> str:
+    """Return the type of a value, as the end of an error message."""
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
@@ -162,12 +168,12 @@ def _is_named(error: BaseException, names: Sequence[str]) -> bool:
 
 
 Take = Callable[[Answered], Outcome | None]
-"""Receives the result of a call; returns the outcome if the call answered an action."""
+"""Receives the result of a call; returns the outcome if the call was a step, else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call that a play waits for."""
+    """Describe one call that a play waits for."""
 
     callee: Callee
     """Object to call, if the call is made in this process."""
@@ -237,14 +243,14 @@ class Call:
 
 
 class SlowPlay(Play):
-    """An episode whose results come from calls: `act` requests a call and returns `PENDING`.
+    """Play an episode whose results come from calls: `act` requests a call and returns `PENDING`.
 
-    Its first call is `reset`, which creates what is called, and its last one `close`.
+    Its first call is `reset`, which creates the called object, and its last one `close`.
 
     Args:
-        name: of the environment, for messages.
-        seed: passed to `reset`.
-        max_turns: number of steps after which the episode is done in any case.
+        name: Name of the environment, for messages.
+        seed: Seed that is passed to `reset`.
+        max_turns: Number of steps after which the episode is done in any case.
     """
 
     def __init__(
@@ -276,7 +282,7 @@ class SlowPlay(Play):
         return PENDING
 
     def next_call(self) -> Call | None:
-        """Return the call that the play waits for, or `None`; each call is returned once."""
+        """Return the call that the play waits for, else None; each call is returned once."""
         call, self._call = self._call, None
         self._is_begun = self._is_begun or call is not None
         return call
@@ -291,15 +297,18 @@ class SlowPlay(Play):
     def _call_of(
         self, method: Method, take: Take = lambda answered: None, action: str = ""
     ) -> Call:
+        """Return a call; `place` says environment, task, episode, turn and function."""
         turn = f", turn {self._num_turns}" if self._num_turns else ""
         shown = f"{action!r:.60}" if method == "step" else ""
         place = f"{self._where}{turn}: {self._callee.method_name(method)}({shown})"
         return Call(self._callee, Request(method, place, *self._identity, action), take)
 
     def _begun(self, answered: Answered) -> None:
+        """Take the result of `reset`."""
         self._seen, self._observation = answered, answered.outcome.observation
 
     def _stepped(self, action: str, answered: Answered) -> Outcome:
+        """Take the result of a step; return its outcome."""
         self._seen = answered
         self.is_done = answered.outcome.is_done or self._num_turns == self._max_turns
         return replace(answered.outcome, is_done=self.is_done)
@@ -331,7 +340,7 @@ def settled(play: Play) -> Outcome | None:
 
 
 class WholePlay(SlowPlay):
-    """An episode of a whole `Environment` whose `begin` and `act` are calls."""
+    """Play an episode of a whole `Environment` whose `begin` and `act` are calls."""
 
     _callee: UserPlay
 
@@ -384,14 +393,17 @@ def own_code(name: str) -> AbstractContextManager[None]:
 
 
 MAX_INFO_CHARS = 4096
-"""Largest length of one turn's info; what exceeds it is left out, with a note."""
+"""Largest number of characters of one turn's info; entries beyond it are left out, with a note."""
 MAX_TRIAL_INFO_CHARS = 2**17
-"""Largest total length of the infos of a trial."""
+"""Largest number of characters of all infos of a trial together."""
 TRIAL_IS_FULL = f'{{"…":"a trial keeps at most {MAX_TRIAL_INFO_CHARS:,} characters of info"}}'
-"""Replaces an info that would exceed the trial's total."""
+"""Info that replaces one which would exceed the trial's total."""
 _NOTE_CHARS = 128
-"""Characters reserved for the note that entries were left out."""
+"""Number of characters reserved for the note that entries were left out."""
 _MAX_ITEMS, _MAX_TEXT_CHARS, _MAX_KEY_CHARS, _MAX_VALUES, _MAX_DEPTH = 64, 1000, 64, 512, 6
+"""Limits of a converted info: items of a list, characters of a text and of a key, values in all,
+and levels of nesting.
+"""
 
 
 def info_text(info: Mapping[Any, Any]) -> str:
@@ -421,7 +433,7 @@ def _plain(value: Any, depth: int, budget: Iterator[int]) -> Any:
     """Return a value as JSON data, with at most `depth` levels of lists and dictionaries below it.
 
     Args:
-        budget: yields once for each value that may still be converted.
+        budget: Yields once for each value that may still be converted.
     """
     if next(budget, None) is None or depth < 0:
         return "…"
@@ -448,6 +460,7 @@ def _plain(value: Any, depth: int, budget: Iterator[int]) -> Any:
 
 
 def _key(key: Any) -> str:
+    """Return a key of a dictionary as text."""
     is_plain = isinstance(key, str | bool | float) or (isinstance(key, int) and abs(key) < 2**63)
     return _cut(str(key) if is_plain else _type_name(key), _MAX_KEY_CHARS)
 
@@ -459,6 +472,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _type_name(value: Any) -> str:
+    """Return the type of a value, which represents it."""
     return f"<{type(value).__name__}>"
 
 

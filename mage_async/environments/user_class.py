@@ -1,5 +1,4 @@
-"""Adapter of a user's class with `reset` and `step` to `Environment`; everything else has a
-default.
+"""Adapt a user's class with `reset` and `step` to `Environment`; everything else has a default.
 
 Optional parts are declared on the class itself, as an attribute or a method; attributes that
 `__init__` sets are private to the object. `docs/your_environment.md` lists what each part switches
@@ -46,29 +45,29 @@ NUM_TASKS: dict[Split, int] = {"train": 1024, "heldout": 256}
 others.
 """
 MAX_TURNS = 32
-"""Steps of an episode of a class without `max_turns`."""
+"""Number of steps of an episode of a class without `max_turns`."""
 SPLITS: tuple[Split, Split] = ("train", "heldout")
 
 INVALID = "invalid"
 """Observation after a refused action, in an environment with a closed vocabulary."""
 _NO_ACTION = "No action was found: write one between <action> and </action>."
 _MOST_ANCHOR_CHARS = 200
-"""A longer anchor is replaced by its digest."""
+"""Number of characters above which an anchor is replaced by its digest."""
 _MOST_SHOWN = 20
-"""Legal actions that the refusal of another one lists."""
+"""Largest number of legal actions that the refusal of another action lists."""
 _OWN_KEYS = ("is_valid", "tool_answers")
-"""Keys of `info` with a meaning of their own, which the record of a turn stores elsewhere."""
+"""Keys of `info` with a meaning of their own, which the record of a turn stores in other fields."""
 _ORDER = "observation, reward, terminated[, truncated, info]"
 
 
 class ResetStepPlay(SlowPlay):
-    """One episode of a user's class."""
+    """Play one episode of a user's class."""
 
     def __init__(self, environment: "ResetStep", task: Task, episode: int) -> None:
         self._environment = environment
         self.chance = Chance(task.seed, episode)
         self.history: list[tuple[str, str]] = []
-        """Actions with the observations that followed them."""
+        """Actions, each with the observation that followed it."""
         facts, seed = environment.facts, environment.seed_of(task)
         super().__init__(UserObject(environment), facts.name, task, episode, seed, facts.max_turns)
 
@@ -128,7 +127,7 @@ class ResetStepPlay(SlowPlay):
             )
 
     def _refusal(self, action: str) -> str:
-        """Return why an action is not passed to `step`; empty if it is."""
+        """Return why an action is not passed to `step`; "" if it is."""
         legal, pattern = self.legal_actions(), self._seen.legal_pattern
         if pattern is not None:
             is_legal = re.fullmatch(pattern, action) is not None
@@ -156,8 +155,8 @@ class UserObject(Callee):
     def __init__(self, environment: "ResetStep") -> None:
         self.environment = environment
         self._own: Any = None
-        self._told: tuple[str, ...] | None = None
-        """The legal actions after the last call."""
+        self._last_legal: tuple[str, ...] | None = None
+        """Legal actions after the last call."""
         # Holds the object until it is closed. `pop` is atomic, so that of two threads one closes.
         self._to_close: list[Any] = []
         self._is_over = False
@@ -182,6 +181,7 @@ class UserObject(Callee):
         return self._answered(request, value)
 
     async def _perform_async(self, request: Request) -> Answered:
+        """Make a call whose method is a coroutine function."""
         try:
             value = await _awaited(self._call(request))
         except Exception as error:  # the border to foreign code; raised again
@@ -194,13 +194,14 @@ class UserObject(Callee):
         return self._answered(request, value)
 
     def late_close(self) -> Callable[[], Any] | None:
-        """Return a coroutine function to await after a plain call, or `None`: it closes an object
+        """Return a coroutine function to await after a plain call; else None. It closes an object
         that the call left open, if `close` is a coroutine function.
         """
         is_left_open = bool(self._to_close) and (self._is_over or self._own is None)
         return self._close_left if is_left_open else None
 
     async def _close_left(self) -> None:
+        """Close the object, if it is open."""
         await _awaited(self._close_own())
 
     def _close_unless_async(self) -> None:
@@ -209,6 +210,7 @@ class UserObject(Callee):
             self._close_own()
 
     def _call(self, request: Request) -> Any:
+        """Make the call itself; create the object first, if there is none."""
         if request.method == "close":
             self._is_over = True
             return self._close_own()
@@ -224,8 +226,10 @@ class UserObject(Callee):
         return self._own.reset(*given, *more)
 
     def _check_still_legal(self, request: Request) -> None:
-        """Raise a `CallFault` if an action that was legal when it was asked for is not any more."""
-        before, now = self._told, self._legal_actions(request.place)
+        """Raise a `CallFault` if an action is not legal any more that was legal after the last
+        call.
+        """
+        before, now = self._last_legal, self._legal_actions(request.place)
         if before and request.action in before and now and request.action not in now:
             raise CallFault(
                 f"{request.place}: legal_actions listed {request.action!r:.60} when the action was "
@@ -254,16 +258,16 @@ class UserObject(Callee):
         tool_answers = tuple(info["tool_answers"]) if self.environment.tools and info else ()
         text = info_text({key: each for key, each in info.items() if key not in _OWN_KEYS})
         anchor = None if is_done else self._optional("anchor")
-        self._told = None if is_done else self._legal_actions(request.place)
+        self._last_legal = None if is_done else self._legal_actions(request.place)
         return Answered(
             Outcome(observation, reward, is_valid, is_done, tool_answers, text),
             None if anchor is None else str(anchor),
-            self._told,
+            self._last_legal,
             None if is_done else self._legal_pattern(request.place),
         )
 
     def _legal_pattern(self, place: str) -> str | None:
-        """Return the pattern of the actions that are legal now; `None` if there is none.
+        """Return the pattern of the actions that are legal now; None if there is none.
 
         Raises:
             CallFault: it is no regular expression.
@@ -278,7 +282,7 @@ class UserObject(Callee):
             ) from error
 
     def _legal_actions(self, place: str) -> tuple[str, ...] | None:
-        """Return the actions that the class lists now; `None` if it lists none.
+        """Return the actions that the class lists now; None if it lists none.
 
         Raises:
             CallFault: they are no list of texts.
@@ -296,16 +300,18 @@ class UserObject(Callee):
         return tuple(map(str, actions))
 
     def _optional(self, name: str) -> Any:
-        """Return an optional attribute, property or method result; `None` if there is none."""
+        """Return an optional attribute, property or method result; None if there is none."""
         found = getattr(self._own, name, None)
         return found() if callable(found) else found
 
 
 async def _awaited(value: Any) -> Any:
+    """Return a value, awaited if it can be."""
     return await value if inspect.isawaitable(value) else value
 
 
-# Checks of what `reset` and `step` return: Gymnasium's order, text as observation.
+# The functions below check the values of `reset` and `step`: Gymnasium's order, text as
+# observation.
 
 
 def _reset_value(place: str, value: Any) -> str:
@@ -340,6 +346,9 @@ def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, 
 
 
 def _text(place: str, value: Any) -> str:
+    """Return an observation without spaces at its ends; raise a `CallFault` if it is no valid
+    one.
+    """
     if fault := observation_fault(value):
         raise CallFault(f"{place} {fault}")
     return str(value).strip()
@@ -359,7 +368,7 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Script:
-    """A user's script, which sees only the observations of the agent."""
+    """Run a user's script, which sees only the observations of the agent."""
 
     choose_action: Any
 
@@ -377,12 +386,12 @@ def _believed(own: Any, plays: Sequence[Play]) -> Mapping[str, float]:
 
 
 class ResetStep(Environment):
-    """The adapter of a user's class.
+    """Adapt a user's class to the protocol of environments.
 
     Args:
-        kind: the class.
-        options: arguments of its constructor.
-        origin: what another process loads to have the same class; `None` if it cannot.
+        kind: The class.
+        options: Arguments of its constructor.
+        origin: Name and options with which another process loads the same class; None if it cannot.
 
     Raises:
         ConfigError: a declaration has the wrong type.
@@ -517,7 +526,7 @@ class ResetStep(Environment):
         """
         own = getattr(self.kind, method)
         if not inspect.isfunction(inspect.getattr_static(self.kind, method, None)):
-            return  # a static method, or a callable object, which says itself what it lacks
+            return  # a static method, or a callable object: a wrong call raises its own error
         signature = inspect.signature(own)
         names = wanted[-1] if method == "reset" and self.wants_episode else wanted[0]
         try:
@@ -530,6 +539,7 @@ class ResetStep(Environment):
             ) from None
 
     def _checked_words(self, words: Any) -> tuple[str, ...]:
+        """Return the declared words; raise a `ConfigError` if they are no words."""
         must = f"environment {self._name!r}: `words` must be"
         if isinstance(words, str) or not isinstance(words, Sequence):
             raise ConfigError(f"{must} a tuple of words, got {words!r}")
@@ -539,6 +549,7 @@ class ResetStep(Environment):
         return tuple(words)
 
     def _tasks(self, split: Split) -> dict[str, Any]:
+        """Return the tasks of a split by name: those of the class, or whole numbers."""
         own = self._optional("members", None, split)
         if own is None:
             first = 0 if split == "train" else NUM_TASKS["train"]

@@ -1,10 +1,10 @@
-"""Kuhn poker on OpenSpiel's engine, against a hidden opponent.
+"""Play Kuhn poker on OpenSpiel's engine, against a hidden opponent.
 
 Rules: an episode is a few hands in alternating seats. Each player has one of three cards and puts
 in one chip; a player may bet or check, and call or fold a bet. Rewards are chips. The opponent's
 strategy is hidden, and the same in all episodes. In a hand, a player decides at most once before
 any bet and at most once after the other player's bet, so a strategy for a seat is three
-probabilities, one per card, for each of these decisions. The deals, and what the opponent would do
+probabilities, one per card, for each of these decisions. The deals, and the opponent's decision
 with its card before and after a bet, are drawn before the first hand, so that all trials of a group
 meet the same chance events whatever they do. Cards are shown only at a showdown.
 """
@@ -43,12 +43,12 @@ FACING = ("fold", "call")
 POSITIONS = ("first", "second")
 CHIPS = {1: "one", 2: "two"}
 MAX_LOSS = 2
-"""Chips that a hand can cost."""
+"""Largest number of chips that a hand can cost."""
 
 Opponents = Literal["family", "archetypes", "contrasts", "mage"]
 
 _STRIDE = 5
-"""Step through a split when stakes are assigned to its opponents: neighbours in a split are
+"""Step through a split with which stakes are assigned to its opponents: neighbours in a split are
 similar, and should not have similar stakes.
 """
 
@@ -60,12 +60,12 @@ The higher card wins the pot. Cards are shown only where nobody folded.
 An invalid action loses two chips and ends the hand.
 The opponent plays by a rule of its own, the same in all episodes."""
 ByCard = tuple[float, float, float]
-"""A probability for the jack, the queen and the king."""
+"""Probabilities for the jack, the queen and the king."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeatStrategy:
-    """How to play in one seat: probabilities by card."""
+    """Hold the strategy of one seat: probabilities by card."""
 
     bets: ByCard
     """Probability of betting before any bet, by card."""
@@ -75,12 +75,12 @@ class SeatStrategy:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How to play in both seats."""
+    """Hold the strategy of both seats."""
 
     name: str
     family: str
     first: SeatStrategy
-    """For hands in which the player speaks first."""
+    """Strategy for hands in which the player speaks first."""
     second: SeatStrategy
 
     def in_seat(self, seat: int) -> SeatStrategy:
@@ -90,21 +90,21 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a hand has shown of the opponent; a player learns from nothing else."""
+    """Record what a hand has shown of the opponent; a player learns from nothing else."""
 
     seat: int
-    """The agent's seat."""
+    """Seat of the agent."""
     card: int
-    """The agent's card."""
+    """Card of the agent."""
     has_bet: int | None = None
-    """1 if the opponent bet before any bet, 0 if it checked; `None` if it had no such decision."""
+    """1 if the opponent bet before any bet, 0 if it checked; None if it had no such decision."""
     has_called: int | None = None
-    """1 if the opponent called a bet, 0 if it folded; `None` if it had no such decision."""
+    """1 if the opponent called a bet, 0 if it folded; None if it had no such decision."""
     shown: int | None = None
-    """The opponent's card, if there was a showdown."""
+    """Card of the opponent, if there was a showdown."""
 
     def joined(self, later: "Seen") -> "Seen":
-        """Return what this and a later hand with the same deal have shown."""
+        """Return what this hand and a later one with the same deal have shown together."""
         fields = ("has_bet", "has_called", "shown")
         new = {name: getattr(later, name) for name in fields}
         return replace(self, **{name: each for name, each in new.items() if each is not None})
@@ -115,10 +115,10 @@ _SIDES: tuple[Side, Side] = (AGENT, OPPONENT)
 
 @dataclass(frozen=True, slots=True)
 class Hand:
-    """The chance events of one hand of a duel."""
+    """Hold the chance events of one hand of a duel."""
 
     seat: int
-    """The agent's seat."""
+    """Seat of the agent."""
     cards: tuple[int, int]
     """Cards of the agent and of the opponent."""
 
@@ -131,12 +131,12 @@ def deal(chance: Chance, seat: int) -> Hand:
 
 
 class KuhnDuel(DuelSides):
-    """A few hands between two policies."""
+    """Play a few hands between two policies."""
 
     hands: Sequence[Hand]
     """The seat and cards of each hand, in the order of play."""
     seeing: Seen
-    """What the current hand has shown of the opponent."""
+    """What the current hand has shown of the opponent so far."""
     is_facing_bet: bool
     """Whether a player has bet in the current hand."""
 
@@ -144,7 +144,7 @@ class KuhnDuel(DuelSides):
         super().__init__(chance)
         self._game, self.hands, self.hand = game, hands, 0
         self.seen: list[Seen] = []
-        """What the finished hands have shown of the opponent."""
+        """What each finished hand has shown of the opponent."""
         self._begin_hand()
 
     @property
@@ -186,6 +186,7 @@ class KuhnDuel(DuelSides):
             self._settle()
 
     def _begin_hand(self) -> None:
+        """Deal the next hand, and show each side its seat and card."""
         hand = self.hands[self.hand]
         self._state, self.is_facing_bet = self._game.new_initial_state(), False
         self.seeing = Seen(hand.seat, hand.cards[AGENT])
@@ -199,6 +200,7 @@ class KuhnDuel(DuelSides):
             self._show(side, text)
 
     def _settle(self) -> None:
+        """End a hand by the rules: show the cards unless a player folded, and pay."""
         hand = self.hands[self.hand]
         is_fold = self.is_facing_bet and self._state.history()[-1] == 0
         for side in _SIDES:
@@ -220,7 +222,7 @@ class KuhnDuel(DuelSides):
 
 
 class KuhnPlay(DuelPlay):
-    """A few hands against a hidden opponent. The anchor is the current hand."""
+    """Play a few hands against a hidden opponent. The anchor is the current hand."""
 
     def __init__(
         self,
@@ -233,7 +235,7 @@ class KuhnPlay(DuelPlay):
     ) -> None:
         self._hands: list[Hand] = []
         self._answers: list[tuple[int, int]] = []
-        """For each hand, whether the opponent would bet, and whether it would call."""
+        """For each hand, whether the opponent would bet (0 or 1), and whether it would call."""
         for number in range(num_hands):
             hand = deal(chance, (seat + number) % 2)
             card, style = hand.cards[OPPONENT], opponent.in_seat(1 - hand.seat)
@@ -261,14 +263,16 @@ class KuhnPlay(DuelPlay):
         self.duel.act(self.duel.legal_actions()[choice])
 
 
-# The value of one hand. `weights` is float64 [P, 3]: the joint probability of each of P possible
-# opponents and of its card (jack, queen, king). `bets` and `calls` are [P, 3] or a number: the
-# probabilities that the opponent bets before any bet, and that it calls a bet.
+# The code below computes the value of one hand. `weights` is float64 [P, 3]: the joint probability
+# of each of P possible opponents and of its card (jack, queen, king). `bets` and `calls` are [P, 3]
+# or a number: the probabilities that the opponent bets before any bet, and that it calls a bet.
 
 
 Chances = np.ndarray | float
 _SIGNS = np.sign(np.subtract.outer(np.arange(3), np.arange(3))).astype(float)
-"""float64 [3, 3], [mine, theirs]: 1 where my card wins, -1 where it loses."""
+"""Sign of the result of a showdown, float64 [3, 3], by [my card, other card]: 1 if my card wins, -1
+if it loses.
+"""
 
 
 def _tables(opponents: Sequence[Strategy], seat: int) -> np.ndarray:
@@ -286,15 +290,16 @@ def _dealt(belief: np.ndarray, card: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class _HandValue:
-    """Expected chips of the agent's decisions in a hand, with those of the hands after it.
+    """Compute the expected chips of the agent's decisions in a hand, with those of the hands after
+    it.
 
     The agent plays optimally or, if `own` is given, by that strategy.
     """
 
     card: int
-    """The agent's."""
+    """Card of the agent."""
     later: Callable[[np.ndarray], float] = lambda belief: 0.0
-    """Maps an unnormalised belief over the opponents, [P], to the value of the later hands."""
+    """Returns the value of the later hands for an unnormalised belief over the opponents, [P]."""
     own: SeatStrategy | None = None
 
     def hand(self, seat: int, weights: np.ndarray, bets: Chances, calls: Chances) -> float:
@@ -325,6 +330,7 @@ class _HandValue:
         return chips * float(weights.sum()) + self.later(weights.sum(1))
 
     def _face_bet(self, weights: np.ndarray) -> float:
+        """Return the value of deciding between a call and a fold."""
         chance = self.own.calls[self.card] if self.own else None
         return _chosen(chance, self.showdown(weights, 2), self.folded(weights, -1))
 
@@ -334,15 +340,15 @@ def _chosen(chance: float | None, active: float, passive: float) -> float:
     return max(active, passive) if chance is None else chance * active + (1 - chance) * passive
 
 
-# A Bayesian model of the opponent, and the scripted player that uses it.
+# The code below is a Bayesian model of the opponent, and the scripted player that uses it.
 
 
 Deal = tuple[int, int]
-"""Identifies a deal: number of the episode that dealt it, and number of the hand."""
+"""Key of a deal: number of the episode that dealt it, and number of the hand."""
 
 _SLIP = 0.05
-"""Assumed probability that an opponent does the opposite of its strategy. An opponent of unknown
-strategy is then still read by the nearest known one.
+"""Assumed probability that an opponent does the opposite of its strategy. With it, an opponent of
+unknown strategy is still described by the nearest known one.
 """
 
 
@@ -353,8 +359,8 @@ class Reader:
     reveal about the opponent.
 
     Args:
-        prior: the `P` possible opponents, all equally likely at first.
-        slip: probability that an opponent does not follow its strategy.
+        prior: Possible opponents, `P` of them, all equally likely at first.
+        slip: Probability that an opponent does not follow its strategy.
     """
 
     def __init__(self, prior: Sequence[Strategy], slip: float = _SLIP) -> None:
@@ -364,7 +370,7 @@ class Reader:
         self._likelihoods: dict[Deal, np.ndarray] = {}
 
     def learn(self, deal: Deal, seen: Seen) -> None:
-        """Add what a hand has shown to what the same deal showed before."""
+        """Add the observations of a hand to those of earlier hands with the same deal."""
         self._seen[deal] = joined = self._seen.get(deal, seen).joined(seen)
         self._likelihoods[deal] = self._weights(self._even, joined).sum(1)
 
@@ -377,14 +383,15 @@ class Reader:
     def acts(self, deal: Deal, seeing: Seen) -> bool:
         """Return whether to bet or, if the opponent has bet, to call."""
         known = self._seen.get(deal, seeing)
-        # What this deal has shown is joined with the current hand; do not count it twice.
+        # Earlier observations of this deal are joined with the current hand below: do not count
+        # them twice.
         others = [each for number, each in self._likelihoods.items() if number != deal]
         weights = self._weights(np.prod([self._even, *others], axis=0), known.joined(seeing))
         value = _HandValue(seeing.card)
         if seeing.has_bet:
             return value.showdown(weights, 2) > value.folded(weights, -1)
         bets, calls = self._tables[1 - seeing.seat]
-        # An earlier episode of the same deal may have shown what the opponent does.
+        # An earlier episode with the same deal may have shown the opponent's decision.
         bets = bets if known.has_bet is None else known.has_bet
         calls = calls if known.has_called is None else known.has_called
         passive = value.check(weights, bets) if seeing.seat == 0 else value.showdown(weights, 1)
@@ -422,7 +429,7 @@ def posterior(
 
 @dataclass(slots=True)
 class KuhnScript(TrialScript[KuhnPlay]):
-    """Bets and calls with fixed probabilities by card or, with skill, as a reader advises.
+    """Bet and call with fixed probabilities by card or, with skill, as a reader advises.
 
     The reader sees every hand of the trial, whichever rule chose the actions.
     """
@@ -433,7 +440,7 @@ class KuhnScript(TrialScript[KuhnPlay]):
     """Share of turns in which the reader decides."""
     reader: Reader
     redeals: bool
-    """Whether each episode has its own deals, or all repeat the first one's."""
+    """Whether each episode has its own deals; if not, all repeat those of the first."""
 
     def action(self, play: KuhnPlay) -> str:
         """Return the next action."""
@@ -447,6 +454,7 @@ class KuhnScript(TrialScript[KuhnPlay]):
         return words[self.source.random() < chances[play.card]]
 
     def _deal(self, episode: int, hand: int) -> Deal:
+        """Return the key of the deal of a hand."""
         return (episode if self.redeals else 0, hand)
 
 
@@ -454,18 +462,18 @@ class KuhnScript(TrialScript[KuhnPlay]):
 
 
 class Kuhn(Game[Strategy]):
-    """Kuhn poker; the task variant is the opponent, such as `bet-jack-call-queen-king` or `maniac`.
-    The task's seat is that of the first hand.
+    """Play Kuhn poker; the task variant is the opponent, such as `bet-jack-call-queen-king` or
+    `maniac`. The task's seat is that of the first hand.
 
     Args:
-        opponents: `family`, all 32 deterministic strategies that call with every card higher than
-            one with which they call; `contrasts`, 16 patterns whose best responses differ most;
-            `archetypes`, 14 named ones; or `mage`, the three of MAGE's code, with its greedy
-            equilibrium and a mixed one held out.
-        hands: number of hands in an episode.
-        redeals: whether each episode has its own deals. Without, a trial repeats the first
-            episode's deals and the opponent's answers in them, as LaMer and MAGE restart a game.
-        stakes: value of a chip against the most expensive opponent of a split. It is 1 against the
+        opponents: Set of opponents: `family`, all 32 deterministic strategies that call with every
+            card higher than one with which they call; `contrasts`, 16 patterns whose best responses
+            differ most; `archetypes`, 14 named ones; or `mage`, the three of MAGE's code, with its
+            greedy equilibrium and a mixed one held out.
+        hands: Number of hands in an episode.
+        redeals: Whether each episode has its own deals. If not, a trial repeats the first episode's
+            deals and the opponent's decisions in them, as LaMer and MAGE restart a game.
+        stakes: Value of a chip against the most expensive opponent of a split. It is 1 against the
             cheapest one, and rises in geometric steps. Observations do not show it.
 
     Raises:
@@ -589,12 +597,13 @@ def _cards(chosen: ByCard) -> str:
 
 
 def _pattern(bets: ByCard, calls: ByCard) -> Strategy:
+    """Return a strategy named after the cards with which it bets and calls."""
     family = f"call-{_cards(calls)}"
     return _strategy(f"bet-{_cards(bets)}-{family}", bets, calls, family)
 
 
 _CALLS: tuple[ByCard, ...] = ((0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 1))
-"""Each of these calls with every card from some card on."""
+"""Probabilities of calling: each entry calls with every card from some card on."""
 _PATTERNS = tuple(
     _pattern((jack, queen, king), calls)
     for jack, queen, king in itertools.product((0, 1), repeat=3)
@@ -612,9 +621,9 @@ _HELDOUT_PATTERNS = (
 )
 
 FAMILY_TRAIN = tuple(each for each in _PATTERNS if each.name not in _HELDOUT_PATTERNS)
-"""24 of the 32 patterns that always do the same with a card."""
+"""Opponents to train on: 24 of the 32 patterns that always do the same with a card."""
 FAMILY_HELDOUT = tuple(each for each in _PATTERNS if each.name in _HELDOUT_PATTERNS)
-"""The other 8, drawn once and written out above."""
+"""Held-out opponents: the other 8, drawn once and written out above."""
 
 _CONTRASTING_BETS: tuple[ByCard, ...] = ((1, 0, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1))
 _CONTRASTING_CALLS: tuple[ByCard, ...] = ((0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 1, 1))
@@ -623,14 +632,14 @@ _CONTRASTS = {
     for bets, calls in itertools.product(range(4), repeat=2)
 }
 CONTRASTS_TRAIN = tuple(each for (bets, calls), each in _CONTRASTS.items() if (bets + calls) % 4)
-"""12 of 16 patterns whose best responses differ most: they bet with weak or with strong cards, and
-call with none, the weak, the strong or all cards.
+"""Opponents to train on: 12 of 16 patterns whose best responses differ most. They bet with weak or
+with strong cards, and call with none, the weak, the strong or all cards.
 """
 CONTRASTS_HELDOUT = tuple(
     each for (bets, calls), each in _CONTRASTS.items() if not (bets + calls) % 4
 )
-"""The other 4, a Latin square: each way to bet and each way to call is equally frequent in both
-splits.
+"""Held-out opponents: the other 4, a Latin square: each way to bet and each way to call is equally
+frequent in both splits.
 """
 
 
@@ -640,7 +649,7 @@ NASH = Strategy(
     SeatStrategy((1 / 3, 0, 1), (0, 2 / 3, 1)),
     SeatStrategy((1 / 3, 0, 1), (0, 1 / 3, 1)),
 )
-"""An equilibrium: the queen calls more often when it spoke first."""
+"""An equilibrium strategy: the queen calls more often when it spoke first."""
 UNIFORM = _strategy("uniform", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 ARCHETYPES_TRAIN = (
@@ -667,14 +676,14 @@ MAGE_TRAIN = (
     _strategy("aggressive", (1, 1, 1), (0, 1, 1)),
     _strategy("intermediate", (0, 1, 1), (0, 0, 1)),
 )
-"""The population of MAGE's code (arXiv 2603.03680)."""
+"""Opponents to train on, as in MAGE's code (arXiv 2603.03680)."""
 CFR_GREEDY = Strategy(
     "cfr-greedy",
     "cfr-greedy",
     SeatStrategy((0, 0, 1), (0, 1, 1)),
     SeatStrategy((0, 0, 1), (0, 0, 1)),
 )
-"""The opponent in the validation of MAGE's code: always the most probable move of a solved
+"""Opponent in the validation of MAGE's code, which always takes the most probable move of a solved
 equilibrium.
 """
 MAGE_HELDOUT = (CFR_GREEDY, NASH)
@@ -687,7 +696,8 @@ _SPLITS: dict[Opponents, dict[Split, tuple[Strategy, ...]]] = {
 }
 
 
-# Exact values in chips per hand. The agent takes both seats equally often.
+# The functions below compute exact values in chips per hand. The agent takes both seats equally
+# often.
 
 
 _SEATS = (0, 1)
@@ -750,7 +760,7 @@ def one_episode(opponents: tuple[Strategy, ...], num_hands: int) -> float:
     return sum(best(prior, seat, num_hands) for seat in _SEATS) / 2 / num_hands
 
 
-# Cached, because a matchmaker asks for the best return against every opponent at each draw.
+# Cached, because a matchmaker needs the best return against every opponent at each draw.
 @cache
 def hindsight(opponents: tuple[Strategy, ...]) -> float:
     """Return the value per hand of a player that knows both cards and the opponent's answers."""

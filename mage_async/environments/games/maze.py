@@ -1,4 +1,4 @@
-"""Maze: find the goal; in later episodes, go straight to it.
+"""Play Maze: find the goal; in later episodes, go straight to it.
 
 Rules: the agent sees its cell and the exits of the cell. Reaching the goal earns 1 on the shortest
 way and less with every further step. Walls and goal are hidden, and the same in all episodes: the
@@ -31,6 +31,7 @@ from mage_async.trajectory import Task
 
 GOAL, OVER, INVALID = "goal", "over", "invalid"
 _LARGEST = 6
+"""Largest number of rows and of columns."""
 _RULES = """A maze of {size} times {size} cells. You see the name of your cell and its exits.
 Say one of them, up, down, left or right, and find the goal, which is hidden in one cell.
 Reaching the goal earns 1 on the shortest way, less with every step more. You have {turns} steps.
@@ -39,7 +40,7 @@ The maze, the start and the goal are the same in all episodes."""
 
 @dataclass(frozen=True, slots=True)
 class Maze:
-    """A square of cells; every cell can be reached from every other."""
+    """Hold a square of cells; every cell can be reached from every other."""
 
     exits: dict[Cell, dict[str, Cell]]
     """For each cell, the neighbours without a wall between, by direction."""
@@ -63,7 +64,7 @@ class Maze:
 
 
 class MazePlay(SoloPlay):
-    """Steps until the goal is reached or the turns are used up. The anchor is the cell."""
+    """Take steps until the goal is reached or the turns are used up. The anchor is the cell."""
 
     def __init__(self, maze: Maze, turns: int, chance: Chance) -> None:
         self._maze, self._turns, self.chance = maze, turns, chance
@@ -110,14 +111,12 @@ def reward(shortest: int, steps: int, turns: int) -> float:
 
 @dataclass(slots=True)
 class MazeScript(TrialScript[MazePlay]):
-    """Explorer: goes to the nearest cell that it has not seen or, once it has seen the goal, to the
-    goal.
-    """
+    """Explore: go to the nearest cell not seen yet or, once the goal was seen, to the goal."""
 
     care: float
-    """Probability of not taking a random exit."""
+    """Probability of choosing a direction with care rather than at random."""
     remembers: bool
-    """Whether it uses earlier episodes."""
+    """Whether the script uses earlier episodes."""
 
     def action(self, play: MazePlay) -> str:
         """Return the next direction."""
@@ -146,13 +145,13 @@ class MazeScript(TrialScript[MazePlay]):
 
 
 class MazeGame(Game[str]):
-    """A maze; its task variant is a maze, such as `maze-17`.
+    """Play Maze; the task variant is a maze, such as `maze-17`.
 
     Args:
-        size: number of rows and of columns.
-        loops: walls removed from a maze in which exactly one way leads to each cell.
-        turns: steps of an episode.
-        mazes: number of mazes; a quarter of them is held out.
+        size: Number of rows and of columns.
+        loops: Number of walls removed from a maze in which exactly one way leads to each cell.
+        turns: Number of steps of an episode.
+        mazes: Number of mazes; a quarter of them is held out.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -180,7 +179,7 @@ class MazeGame(Game[str]):
         super().__init__(facts, numbered("maze", mazes), "maze")
 
     def family(self, member: str) -> str:
-        """Return the number of steps on the shortest way."""
+        """Return the number of steps on the shortest way to the goal."""
         return f"steps-{self.maze(member).shortest()}"
 
     def maze(self, member: str) -> Maze:
@@ -227,7 +226,7 @@ class MazeGame(Game[str]):
 def random_return(maze: Maze, turns: int) -> float:
     """Return the exact expected return of a uniform random walk."""
     shortest = maze.shortest()
-    # Backwards from the last turn: `values` has each cell's expected reward after `steps` steps.
+    # Go backwards from the last turn: `values` has each cell's expected reward after `steps` steps.
     values = dict.fromkeys(maze.exits, 0.0)
     for steps in range(turns, 0, -1):
         values[maze.goal] = reward(shortest, steps, turns)
@@ -238,7 +237,7 @@ def random_return(maze: Maze, turns: int) -> float:
     return values[maze.start]
 
 
-# How mazes are generated.
+# The functions below generate mazes.
 
 
 @lru_cache(maxsize=4096)
@@ -287,9 +286,11 @@ def _remove_wall(exits: dict[Cell, dict[str, Cell]], source: random.Random) -> N
 
 
 def _neighbours(exits: dict[Cell, dict[str, Cell]], cell: Cell) -> list[tuple[str, Cell]]:
+    """Return the direction and the cell of each neighbour, walls ignored."""
     return [(way, step(cell, way)) for way in DIRECTIONS if step(cell, way) in exits]
 
 
 def _join(exits: dict[Cell, dict[str, Cell]], cell: Cell, way: str, to: Cell) -> None:
+    """Open a passage between two neighbours, in both directions."""
     back = next(each for each in DIRECTIONS if step(to, each) == cell)
     exits[cell][way], exits[to][back] = to, cell

@@ -1,10 +1,9 @@
-"""MineSweeper: every episode of a trial has the same mines.
+"""Play MineSweeper: every episode of a trial has the same mines.
 
 Rules: the agent opens one cell a turn. A cell without a mine shows how many of its neighbours have
-one; a mine ends the episode. Hidden is where the mines lie. They, and the opening that starts an
-episode, are the same in all episodes, so everything that an episode has shown, even a lost one,
-helps to win a later one. Cells are numbers, row by row from 0; a set of cells is an integer
-(`game.py`).
+one; a mine ends the episode. The places of the mines are hidden. They, and the opening that starts
+an episode, are the same in all episodes, so all that an episode has shown, even a lost one, helps
+to win a later one. Cells are numbers, row by row from 0; a set of cells is an integer (`game.py`).
 """
 
 import itertools
@@ -39,12 +38,12 @@ STRUCK, WON, LOST, OVER, INVALID = "mine", "win", "lose", "over", "invalid"
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """Rewards of a turn, as in LaMer (arXiv 2512.16848)."""
+    """Hold the rewards of a turn, as in LaMer (arXiv 2512.16848)."""
 
     win: float = 10.0
-    """Opening the last safe cell, instead of its other reward."""
+    """Reward for opening the last safe cell, in place of its other reward."""
     cascade: float = 2.0
-    """Opening more than one cell."""
+    """Reward for opening more than one cell."""
     single: float = 0.5
     mine: float = -0.1
     invalid: float = -1.0
@@ -65,7 +64,7 @@ _VIEWS = {
 }
 
 MINE = -1
-"""What a cell with a mine shows; any other cell shows its number of neighbouring mines."""
+"""Value of a cell with a mine; the value of any other cell is its number of neighbouring mines."""
 
 
 @cache
@@ -90,17 +89,17 @@ def neighbours(size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """The mines and what follows from them."""
+    """Hold the mines and what follows from them."""
 
     size: int
     shown: tuple[int, ...]
-    """What each cell shows: `MINE`, or the number of mines around it."""
+    """For each cell, `MINE`, or the number of mines around it."""
     opens: tuple[int, ...]
-    """For each cell, the set that opening it opens: the cell, and the neighbourhoods of all
-    connected cells that show 0.
+    """For each cell, the set of cells that open with it: the cell itself, and the neighbourhoods of
+    all connected cells that show 0.
     """
     safe: int
-    """The set of cells without a mine."""
+    """Set of the cells without a mine."""
 
     def openings(self) -> list[int]:
         """Return the cells with which an episode may begin: safe, and not opening the whole
@@ -118,18 +117,20 @@ class Board:
 
 
 class MineSweeperPlay(SoloPlay):
-    """One episode: the opening is made, then one cell a turn. The anchor is the visible board."""
+    """Play one episode: the opening is made, then one cell a turn. The anchor is the visible
+    board.
+    """
 
     def __init__(self, board: Board, opening: int, turns: int, view: View, chance: Chance) -> None:
         self._board, self._turns_left, self._view, self.chance = board, turns, view, chance
         self._names = cell_names(board.size)
         self._faces = list(self._names)
         self.chosen: list[int] = []
-        """Cells opened by the agent, in order, a mine included."""
+        """Cells opened by the agent, in order, including a mine."""
         self.opened = 0
-        """The set of open cells."""
+        """Set of the open cells."""
         self.struck: int | None = None
-        """The cell with the mine that ended the episode."""
+        """Cell with the mine that ended the episode; None if none did."""
         self.observation = self._show(self._open(opening))
 
     @property
@@ -180,7 +181,7 @@ class MineSweeperPlay(SoloPlay):
         fresh = self._open(cell)
         if self.opened == self._board.safe:
             return self._show(fresh), REWARDS.win, WON
-        # A set with more than one cell keeps some after its lowest is removed.
+        # `fresh & (fresh - 1)` is the set without its lowest cell: it is empty for a single cell.
         is_cascade = fresh & (fresh - 1)
         return self._show(fresh), REWARDS.cascade if is_cascade else REWARDS.single, ""
 
@@ -201,14 +202,14 @@ class MineSweeperPlay(SoloPlay):
 
 @dataclass(slots=True)
 class MineSweeperScript(TrialScript[MineSweeperPlay]):
-    """Opens cells that earlier episodes have shown to be safe; then the cell least likely to have a
-    mine, or any.
+    """Open cells that earlier episodes have shown to be safe; then the cell least likely to have a
+    mine, or any cell.
 
     Args:
-        source: random source.
-        num_mines: number of mines on the board.
-        care: probability of reasoning.
-        memory: probability of using earlier episodes, whose numbers, safe cells and struck mines
+        source: Random source.
+        num_mines: Number of mines on the board.
+        care: Probability of reasoning.
+        memory: Probability of using earlier episodes, whose numbers, safe cells and struck mines
             still hold.
     """
 
@@ -241,15 +242,15 @@ class MineSweeperScript(TrialScript[MineSweeperPlay]):
 
 
 class MineSweeper(Game[int]):
-    """MineSweeper; the task variant is a board, named after the cells of its mines, such as
+    """Play MineSweeper; the task variant is a board, named after the cells of its mines, such as
     `ac-bd-fa`.
 
     Args:
-        size: number of rows and of columns.
-        mines: number of mines; at most a quarter of the cells.
-        turns: largest number of turns in an episode.
-        view: whether observations show the whole `board` or only `news`, the newly opened cells.
-        boards: number of boards, a quarter of them held out; fewer if there are not so many.
+        size: Number of rows and of columns.
+        mines: Number of mines; at most a quarter of the cells.
+        turns: Largest number of turns in an episode.
+        view: Content of observations: the whole `board`, or only `news`, the newly opened cells.
+        boards: Number of boards, a quarter of them held out; fewer if there are not so many.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -337,6 +338,7 @@ class MineSweeper(Game[int]):
         return self.measured(split, num_episodes, **players)
 
     def _player(self, care: float, memory: float, source: random.Random) -> MineSweeperScript:
+        """Return a script with this care and memory."""
         return MineSweeperScript(source, self._num_mines, care, memory)
 
 
@@ -355,6 +357,7 @@ def board_of(size: int, mines: int) -> Board:
 
 
 def _cascade(shown: tuple[int, ...], around: tuple[int, ...], start: int) -> int:
+    """Return the set of cells that open with a cell that shows 0."""
     opened, waiting = 1 << start, [start]
     while waiting:
         fresh = around[waiting.pop()] & ~opened
@@ -377,7 +380,8 @@ def layouts(size: int, num_mines: int, most: int) -> list[int]:
     return list(drawn)
 
 
-# Probabilities of mines from the numbers shown, by counting all layouts that agree with them.
+# The code below computes probabilities of mines, by counting all layouts that agree with the
+# numbers.
 
 
 _Need = tuple[int, int]
@@ -390,10 +394,10 @@ def mine_chances(
     """Return the probability of a mine at each closed cell, with all layouts equally likely.
 
     Args:
-        size: cells in a row.
-        num_mines: number of mines on the board.
-        shown: number shown by each open cell.
-        struck: set of cells known to have a mine.
+        size: Number of cells in a row.
+        num_mines: Number of mines on the board.
+        shown: Number shown by each open cell.
+        struck: Set of cells known to have a mine.
     """
     around = neighbours(size)
     unknown = (1 << size * size) - 1 & ~struck
@@ -425,7 +429,7 @@ def _alike(unknown: int, needs: Sequence[_Need]) -> list[int]:
 
 
 class _Counts:
-    """Counts, by backtracking, the layouts that agree with all numbers, and the mines of each group
+    """Count, by backtracking, the layouts that agree with all numbers, and the mines of each group
     in them.
     """
 

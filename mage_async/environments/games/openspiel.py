@@ -1,8 +1,8 @@
-"""Any two-player game of OpenSpiel: Leduc poker, liar's dice, connect four, goofspiel, hex …
+"""Play any two-player game of OpenSpiel: Leduc poker, liar's dice, connect four, goofspiel, hex …
 
 Rules are the engine's. The agent reads and writes the engine's own words, so the text is open and
-needs a model that reads. Hidden is the opponent's way to play, the same in all episodes. Kuhn poker
-and tic-tac-toe have environments of their own with a small vocabulary.
+needs a language model. The opponent's way to play is hidden, and the same in all episodes. Kuhn
+poker and tic-tac-toe have environments of their own with a small vocabulary.
 """
 
 import random
@@ -38,19 +38,23 @@ from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 
 Look = Callable[[Any, int], str]
-"""Maps a state and a seat to what the player sees."""
+"""Returns the text that a player sees; called with a state and a seat."""
 
 Restart = Literal["same", "deal", "new"]
+"""What the episodes of a task share; see `OpenSpielGame`."""
 
 _PERFECT = (("random", "mcts-10", "mcts-100"), ("mcts-30", "mcts-1000"))
+"""Opponents by default, to train on and held out, of games in which both players see everything."""
 _HIDDEN = (("random", "cfr-greedy"), ("cfr", "best-response-random"))
+"""Opponents by default, to train on and held out, of games with hidden cards."""
 _NUM_REFERENCE_TRIALS = 40
+"""Number of trials for each measured return."""
 _RULES = """You play {name} against one opponent; moves are written as OpenSpiel writes them.
 You see the game as a player of it does, one line after another with a bar between them.
 {hint}An invalid action leaves the game as it is. A game that is not over after {turns} of your
 turns counts as lost. The result is what you win: from {least:g} to {most:g}.
-The opponent has its own way to play, the same in all episodes. {luck}"""
-_LUCK = {
+The opponent has its own way to play, the same in all episodes. {restart}"""
+_RESTART_RULES = {
     "same": "All luck is the same in all episodes.",
     "deal": "The deal is the same in all episodes.",
     "new": "Each episode is dealt anew.",
@@ -69,7 +73,7 @@ _HINTS = {
 
 
 class OpenSpielDuel(EngineDuel):
-    """One game between two policies."""
+    """Play one game between two policies."""
 
     def __init__(
         self,
@@ -99,6 +103,7 @@ class OpenSpielDuel(EngineDuel):
         return _actions(self.state, self._seat_of(self.turn))
 
     def _apply(self, side: Side, number: int) -> None:
+        """Apply a move, and draw the outcomes of the chance nodes after it."""
         self.state.apply_action(number)
         self._deal()
 
@@ -110,11 +115,12 @@ class OpenSpielDuel(EngineDuel):
             self.state.apply_action(outcomes[index][0])
 
     def _seat_of(self, side: Side) -> int:
+        """Return the seat of a side."""
         return self._seat if side == AGENT else 1 - self._seat
 
 
 class OpenSpielPlay(DuelPlay):
-    """One game against a hidden opponent. The anchor is what the agent sees."""
+    """Play one game against a hidden opponent. The anchor is what the agent sees."""
 
     def __init__(self, duel: OpenSpielDuel, move: Mover) -> None:
         self.duel = duel
@@ -128,15 +134,15 @@ def _actions(state: Any, seat: int) -> dict[str, int]:
 
 @dataclass(slots=True)
 class OpenSpielScript(TrialScript[OpenSpielPlay]):
-    """Plays as one of the opponents would, or moves at random."""
+    """Play as one of the opponents would, or move at random."""
 
     care: float
     make: Callable[[Chance], Mover]
-    """Creates the imitated opponent for an episode."""
+    """Returns the imitated opponent for an episode."""
     _move: Mover = field(init=False)
 
     def begin(self) -> None:
-        """Create the imitated opponent anew."""
+        """Create the imitated opponent for a new episode."""
         self._move = self.make(Chance(self.source.getrandbits(32), 0))
 
     def action(self, play: OpenSpielPlay) -> str:
@@ -163,19 +169,20 @@ def look_at(game: Any) -> Look:
 
 
 class OpenSpielGame(Game[str]):
-    """A game of OpenSpiel; the task variant is the opponent, such as `mcts-100` or `cfr-greedy`.
+    """Play a game of OpenSpiel; the task variant is the opponent, such as `mcts-100` or
+    `cfr-greedy`.
 
     Args:
-        game: the engine's name for it, with its parameters, such as `hex(board_size=4)`.
-        train: opponents to train against: `random`; `mcts-N`, a search with N simulations; `cfr`,
+        game: Name of the game in OpenSpiel, with its parameters, such as `hex(board_size=4)`.
+        train: Opponents to train against: `random`; `mcts-N`, a search with N simulations; `cfr`,
             an equilibrium, which draws from its probabilities; `cfr-greedy`, which does not, and so
-            can be beaten; `best-response-random` and `best-response-cfr-greedy`. All but the
-            first two need a game small enough to be solved. Empty: some that suit the game.
-        heldout: opponents held out.
-        restart: what episodes of a task share: `same`, all luck; `deal`, the deals, while the
-            opponent's luck is drawn again (as MAGE does); `new`, nothing.
-        turns: largest number of turns in an episode; 0 for as many as the longest game has.
-        iterations: of CFR, for the opponents that need it.
+            can be beaten; `best-response-random` and `best-response-cfr-greedy`. All but the first
+            two need a game small enough to be solved. Empty for some that suit the game.
+        heldout: Opponents held out.
+        restart: What the episodes of a task share: `same`, all random events; `deal`, the deals,
+            while the opponent's random moves are drawn again (as MAGE does); `new`, nothing.
+        turns: Largest number of turns in an episode; 0 for as many as the longest game has.
+        iterations: Number of iterations of CFR, for the opponents that need it.
 
     Raises:
         ConfigError: there is no such game, it is not for two, an opponent is unknown or in both
@@ -223,31 +230,34 @@ class OpenSpielGame(Game[str]):
             turns=self._turns,
             least=self.facts.min_return,
             most=self.facts.max_return,
-            luck=_LUCK[self._restart],
+            restart=_RESTART_RULES[self._restart],
         )
 
     def begin(self, task: Task, episode: int) -> OpenSpielPlay:
         """Deal, and let the opponent move if it is first."""
-        deals, luck = self._luck(task, episode)
-        move = self._opponents.mover(self.variant(task.member), luck)
-        return OpenSpielPlay(self._duel(task.seat, deals, luck, is_scripted=True), move)
+        deals, chance = self._chances(task, episode)
+        move = self._opponents.mover(self.variant(task.member), chance)
+        return OpenSpielPlay(self._duel(task.seat, deals, chance, is_scripted=True), move)
 
     def duel(self, task: Task, episode: int) -> OpenSpielDuel:
         """Deal to two policies."""
-        return self._duel(task.seat, *self._luck(task, episode), is_scripted=False)
+        return self._duel(task.seat, *self._chances(task, episode), is_scripted=False)
 
-    def _duel(self, seat: int, deals: Chance, luck: Chance, *, is_scripted: bool) -> OpenSpielDuel:
+    def _duel(
+        self, seat: int, deals: Chance, chance: Chance, *, is_scripted: bool
+    ) -> OpenSpielDuel:
+        """Return a new game, with `Chance` for the deals and for the opponent's moves."""
         return OpenSpielDuel(
-            self._game, seat, self._turns, self._look, deals, luck, is_scripted=is_scripted
+            self._game, seat, self._turns, self._look, deals, chance, is_scripted=is_scripted
         )
 
-    def _luck(self, task: Task, episode: int) -> tuple[Chance, Chance]:
+    def _chances(self, task: Task, episode: int) -> tuple[Chance, Chance]:
         """Return `Chance` for the deals and for the opponent: two streams that share one list of
         draws.
         """
-        luck = Chance(task.seed, 0 if self._restart == "same" else episode)
+        chance = Chance(task.seed, 0 if self._restart == "same" else episode)
         dealt = episode if self._restart == "new" else 0
-        return Chance(task.seed, -1 - dealt, luck.draws), luck
+        return Chance(task.seed, -1 - dealt, chance.draws), chance
 
     def script(self, source: random.Random) -> OpenSpielScript:
         """Return a script that plays as a training opponent would, with a care drawn for the
@@ -277,6 +287,7 @@ class OpenSpielGame(Game[str]):
 
 
 def _load(name: str) -> Any:
+    """Load a game; raise a `ConfigError` if it is not one for two that can be repeated."""
     spiel = engine()
     try:
         game = spiel.load_game_as_turn_based(name)
@@ -303,7 +314,7 @@ def _first_actions(game: Any) -> tuple[str, ...]:
     return tuple(_actions(state, state.current_player()))
 
 
-# The opponents, by name.
+# The code below makes the opponents, by name.
 
 
 _SEARCH = re.compile(r"mcts-([1-9]\d{0,5})")
@@ -334,19 +345,20 @@ def _check_opponents(game: Any, train: Sequence[str], heldout: Sequence[str]) ->
 
 
 class Opponents:
-    """The opponents of a game; tables are solved when first needed."""
+    """Hold the opponents of a game; tables are solved when first needed."""
 
     def __init__(self, game: Any, iterations: int) -> None:
         self._game, self._iterations = game, iterations
         self._table = cache(self._solve)
 
     def mover(self, member: str, chance: Chance) -> Mover:
-        """Return an opponent's policy for one episode; its luck is drawn from `chance`."""
+        """Return an opponent's policy for one episode; its random moves are drawn from `chance`."""
         if found := _SEARCH.fullmatch(member):
             return searcher(self._game, int(found[1]), chance)
         table = None if member == "random" else self._table(member)
 
         def move(state: Any) -> int:
+            """Return the opponent's move: drawn uniformly, or by the probabilities of its table."""
             actions: Sequence[tuple[int, float]] = (
                 [(action, 1.0) for action in state.legal_actions()]
                 if table is None
@@ -357,13 +369,14 @@ class Opponents:
         return move
 
     def best_value(self, member: str) -> float:
-        """Return what a best response to an opponent that does not search earns, averaged over the
-        seats.
+        """Return the return of a best response to an opponent that does not search, averaged over
+        the seats.
         """
         table = {} if member == "random" else self._table(member)
         return sum(best_value(self._game, seat, table) for seat in range(2)) / 2
 
     def _solve(self, member: str) -> Table:
+        """Compute the table of an opponent."""
         if member == "cfr":
             return equilibrium(self._game, self._iterations)
         if member == "cfr-greedy":

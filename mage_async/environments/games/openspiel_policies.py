@@ -1,4 +1,4 @@
-"""Policies for games of OpenSpiel: search by sampling, equilibria by counterfactual regret
+"""Make policies for games of OpenSpiel: search by sampling, equilibria by counterfactual regret
 minimisation (CFR), best responses; and the duel between two policies on an engine's state.
 
 This is the only module that imports OpenSpiel, when a game of it is created. A table gives the
@@ -20,12 +20,14 @@ from mage_async.environments.environment import AGENT, OPPONENT, Chance, DuelSid
 from mage_async.errors import ConfigError
 
 Mover = Callable[[Any], int]
-"""Maps OpenSpiel's state to one of its actions."""
+"""Returns one of the actions of an OpenSpiel state."""
 
 INVALID, WIN, DRAW, LOSE = "invalid", "win", "draw", "lose"
 
 _EXPLORATION = 1.4
+"""Exploration constant of the search."""
 _MEMORY_MB = 16
+"""Largest memory of a search tree, in megabytes."""
 
 
 def engine() -> Any:
@@ -140,11 +142,13 @@ def _complete(game: Any, table: Table) -> dict[str, list[tuple[int, float]]]:
 
 
 def _cache_folder() -> Path:
+    """Return the folder of solved tables."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "mage_async" / "openspiel"
 
 
 def _key(game: Any, iterations: int) -> str:
+    """Return a digest of everything that a table depends on."""
     text = f"{game}/cfr/{iterations}/{version('open_spiel')}"
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -158,14 +162,14 @@ def _store(file: Path, table: Table) -> None:
 
 
 class EngineDuel(DuelSides):
-    """A duel on an engine's state. A side that has used its turns before the game ends gets the
-    least return, and the other side the opposite.
+    """Play a duel on an engine's state. A side that has used its turns before the game ends gets
+    the smallest return, and the other side the opposite.
 
     Args:
-        state: OpenSpiel's, before the first move.
-        seat: the agent's.
-        turns: of a side.
-        is_scripted: whether a script plays the opponent. It has no limit of turns, and it still
+        state: State of OpenSpiel before the first move.
+        seat: Seat of the agent.
+        turns: Largest number of turns of a side.
+        is_scripted: Whether a script plays the opponent. It has no limit of turns, and it still
             answers the agent's last action.
     """
 
@@ -202,7 +206,7 @@ class EngineDuel(DuelSides):
         self.move(self.actions().get(action))
 
     def move(self, number: int | None) -> None:
-        """Make the move of a number; `None` stands for an invalid action."""
+        """Make the move of a number; None stands for an invalid action."""
         side = self.turn
         assert side is not None, "the episode is done"
         self._left[side] -= 1
@@ -227,13 +231,15 @@ class EngineDuel(DuelSides):
         self._end(*(least, pays) if late == AGENT else (pays, least))
 
     def _apply(self, side: Side, number: int) -> None:
-        """Apply the legal move of a side, and the luck that follows it."""
+        """Apply the legal move of a side, and the random events that follow it."""
         self.state.apply_action(number)
 
     def _show_state(self, side: Side) -> None:
+        """Add the state, as a side sees it, to the side's next observation."""
         self._show(side, self.anchor(side))
 
     def _end(self, agents: float, opponents: float) -> None:
+        """End the game, and show and pay each side its result."""
         self._is_done = True
         for side, earned in ((AGENT, agents), (OPPONENT, opponents)):
             self._show_state(side)

@@ -1,9 +1,9 @@
-"""Rock-paper-scissors, iterated against one hidden opponent.
+"""Play rock-paper-scissors, iterated against one hidden opponent.
 
-Rules: four rounds an episode; a win earns 1, a draw 0, a loss -1. Hidden is the opponent's rule: it
+Rules: four rounds an episode; a win earns 1, a draw 0, a loss -1. The opponent's rule is hidden: it
 repeats a pattern of moves or answers the agent's last move, and starts anew in every episode. In
 one round of twenty the opponent's move is noise. The noise is drawn in every round, whatever the
-agent does, so that all trials of a group have the same luck.
+agent does, so that all trials of a group have the same random events.
 """
 
 import random
@@ -48,7 +48,7 @@ The opponent follows a rule, which starts anew in each episode; now and then it 
 
 @dataclass(frozen=True, slots=True)
 class Opponent:
-    """A rule. It repeats `pattern` or, with a `shift`, plays the agent's last move plus `shift`
+    """Follow a rule: repeat `pattern` or, with a `shift`, play the agent's last move plus `shift`
     (mod 3).
     """
 
@@ -74,23 +74,23 @@ def result(mine: int, theirs: int) -> int:
 
 
 class Seen(NamedTuple):
-    """One round from the agent's seat."""
+    """Record one round from the agent's seat."""
 
     turn: int
     last: int | None
-    """The agent's last valid move before the round: all that a rule can answer."""
+    """Last valid move of the agent before the round: all that a rule can answer."""
     theirs: int
 
 
 class RpsPlay:
-    """Four rounds. The anchor is the moves of this episode, all that a rule can depend on."""
+    """Play four rounds. The anchor is the moves of this episode, all that a rule can depend on."""
 
     def __init__(self, opponent: Opponent, chance: Chance) -> None:
         self._opponent, self.chance = opponent, chance
         self.observation, self.anchor = "", "start"
         self.turn = 0
         self.last: int | None = None
-        """The agent's last valid move."""
+        """Last valid move of the agent; None before the first."""
         self.opponent_last: int | None = None
         self.seen: list[Seen] = []
 
@@ -115,13 +115,14 @@ class RpsPlay:
         return Outcome(f"opp {MOVES[theirs]} {_RESULTS[reward]}", float(reward), True, is_done)
 
     def _opponent_move(self) -> int:
+        """Return the opponent's move: noise, or the move of its rule."""
         is_noise = self.chance.choose("noise", (1 - NOISE, NOISE))
         noise = self.chance.choose("noise move", (1, 1, 1))
         return noise if is_noise else self._opponent.move(self.turn, self.last)
 
 
 class RpsDuel(DuelSides):
-    """Four rounds without noise; each side observes what `RpsPlay` would show it.
+    """Play four rounds without noise; each side observes what `RpsPlay` would show it.
 
     Both move at once: the opponent chooses first, and the agent observes that move only after its
     own.
@@ -159,6 +160,7 @@ class RpsDuel(DuelSides):
         self._settle(OPPONENT, *reversed(moves))
 
     def _settle(self, side: Side, mine: str, theirs: str) -> None:
+        """Show a side the result of a round, and pay it."""
         shown = theirs if theirs in MOVES else "invalid"
         played = mine if mine in MOVES else "invalid"
         self._anchors[side] += f" {played}/{shown}"
@@ -174,7 +176,7 @@ class RpsDuel(DuelSides):
 
 @dataclass(slots=True)
 class RpsScript(TrialScript[RpsPlay]):
-    """Plays one style in all episodes of a trial."""
+    """Play one style in all episodes of a trial."""
 
     style: str
     first: int
@@ -185,6 +187,7 @@ class RpsScript(TrialScript[RpsPlay]):
         return MOVES[self._move(play)]
 
     def _move(self, play: RpsPlay) -> int:
+        """Return the number of the style's next move."""
         if self.style == "fixed":
             return self.first
         if self.style == "cycle":
@@ -195,7 +198,7 @@ class RpsScript(TrialScript[RpsPlay]):
 
 
 class Rps(Environment):
-    """Iterated rock-paper-scissors; the task variant is the opponent, such as
+    """Play iterated rock-paper-scissors; the task variant is the opponent, such as
     `seq-rock-paper-rock`.
     """
 
@@ -227,7 +230,9 @@ class Rps(Environment):
         return _RULES
 
     def begin(self, task: Task, episode: int) -> RpsPlay:
-        """Start an episode: the opponent begins anew, and the noise is the episode's own."""
+        """Start an episode: the opponent starts its rule again, and the noise is drawn for this
+        episode.
+        """
         return RpsPlay(_opponent(task.member), Chance(task.seed, episode))
 
     def duel(self, task: Task, episode: int) -> RpsDuel:
@@ -242,7 +247,7 @@ class Rps(Environment):
         return RpsScript(source, style, source.randrange(3), source.choice((1, 2)))
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the opponents against which the moves that beat `member` in every round win
+        """Return the opponents against which the moves that beat `member` in every round earn
         nothing.
         """
         moves = best_moves(_opponent(member))
@@ -276,6 +281,7 @@ class Rps(Environment):
 
 
 def _opponent(member: str) -> Opponent:
+    """Return an opponent by name; raise an `EnvironmentFault` if there is none."""
     if member not in _OPPONENTS:
         raise EnvironmentFault(
             f"rps: no opponent is called {member!r}, as is e.g. {TRAIN[0].name!r}"
@@ -297,10 +303,10 @@ def posterior(opponents: Sequence[Opponent], plays: Sequence[Play]) -> dict[str,
     return {each.name: float(share) for each, share in zip(opponents, shares, strict=True)}
 
 
-# The hidden opponents. Moves are numbers: 0 rock, 1 paper, 2 scissors; move m + 1 (mod 3) beats m.
-# Sequences are split by orbits under x -> x + k (mod 3), with all three shifts of a sequence in the
-# same split, so that every move stays equally likely in both splits. With a random split, the first
-# move alone was worth 0.28 a round to a player without any memory.
+# The hidden opponents follow. Moves are numbers: 0 rock, 1 paper, 2 scissors; move m + 1 (mod 3)
+# beats m. Sequences are split by orbits under x -> x + k (mod 3), with all three shifts of a
+# sequence in the same split, so that every move stays equally likely in both splits. With a random
+# split, the first move alone was worth 0.28 a round to a player without any memory.
 
 
 _SHIFTS = {"copy": 0, "beat": 1, "lose": 2}
@@ -309,11 +315,13 @@ _HELDOUT_ORBITS = ((0, 1, 1), (0, 2, 2), (0, 2, 1))
 
 
 def _pattern(family: str, pattern: tuple[int, ...]) -> Opponent:
+    """Return an opponent named after its family and its moves."""
     name = "-".join((family, *(MOVES[move] for move in pattern)))
     return Opponent(name, pattern, _SHIFTS.get(family))
 
 
 def _orbits(orbits: tuple[tuple[int, ...], ...]) -> tuple[Opponent, ...]:
+    """Return the three shifts of each sequence as opponents."""
     return tuple(
         _pattern("seq", tuple((move + shift) % 3 for move in orbit))
         for orbit in orbits
@@ -322,13 +330,16 @@ def _orbits(orbits: tuple[tuple[int, ...], ...]) -> tuple[Opponent, ...]:
 
 
 def _each_first(family: str) -> tuple[Opponent, ...]:
+    """Return the three opponents of a family, by their first move."""
     return tuple(_pattern(family, (first,)) for first in range(3))
 
 
 TRAIN = _each_first("fixed") + _orbits(_TRAIN_ORBITS) + _each_first("copy") + _each_first("beat")
-"""24 opponents: the constants, five orbits of sequences, and two families that react."""
+"""Opponents to train on, 24: the constants, five orbits of sequences, and two families that
+react.
+"""
 HELDOUT = _orbits(_HELDOUT_ORBITS) + _each_first("lose")
-"""12 opponents: three other orbits, and another family that reacts."""
+"""Held-out opponents, 12: three other orbits, and another family that reacts."""
 _SPLITS: dict[Split, tuple[Opponent, ...]] = {"train": TRAIN, "heldout": HELDOUT}
 _OPPONENTS = {opponent.name: opponent for opponent in TRAIN + HELDOUT}
 
@@ -347,10 +358,12 @@ def payoff(moves: Sequence[int], opponent: Opponent) -> int:
     return sum(result(mine, opponent.move(turn, lasts[turn])) for turn, mine in enumerate(moves))
 
 
-# Exact values per round. A belief is the likelihood of each of `P` opponents of a prior.
+# The functions below compute exact values per round. A belief is the likelihood of each of `P`
+# opponents of a prior.
 
 
 _PAYOFFS = np.array([[result(mine, theirs) for theirs in range(3)] for mine in range(3)])
+"""Result of each pair of moves, int [3, 3], by [mine, theirs]."""
 
 
 def best_response(opponent: Opponent) -> float:
@@ -393,10 +406,12 @@ def _best_under(
     )
 
 
-# The value of a Bayes player without a plan.
+# The functions below compute the value of a Bayes player without a plan.
 
 _NO_MOVE = 3
+"""Number that stands for no last move."""
 _RAREST = 1e-6
+"""Probability below which a belief is dropped between episodes."""
 
 
 @cache
@@ -429,13 +444,13 @@ def _follow_episode(
     opponents: Sequence[Opponent],
     prior: Sequence[Opponent],
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Follow every course of an episode. `N` beliefs, `P` opponents of the prior, `M` opponents of
-    the draw.
+    """Follow every course of an episode, for `N` beliefs, `P` opponents of the prior and `M`
+    opponents of the draw.
 
     Args:
-        misses: int16 [N, P], number of observed moves that an opponent would have played by noise
-            alone.
-        reach: float64 [N, M], probability of having met an opponent and reached a belief.
+        misses: Number of observed moves that an opponent would have played by noise alone: int16
+            [N, P].
+        reach: Probability of having met an opponent and reached a belief: float64 [N, M].
     """
     last = np.full(len(misses), _NO_MOVE)
     earned = 0.0

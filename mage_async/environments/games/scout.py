@@ -1,8 +1,8 @@
-"""Scout: exploring costs reward now and pays only in a later episode.
+"""Play Scout, in which exploring costs reward now and pays only in a later episode.
 
 Rules: a lock has three dials with one of four keys each. An episode visits each dial once; at a
-dial the agent names a key, scouts (pays to see the key) or passes. Hidden is the code of keys,
-which stays for the whole trial. Knowledge of a dial helps only in later episodes. There is no
+dial the agent names a key, scouts (pays to see the key) or passes. The code of keys is hidden,
+and the same in the whole trial. Knowledge of a dial helps only in later episodes. There is no
 chance.
 """
 
@@ -34,7 +34,7 @@ ACTIONS = (*KEYS, SCOUT, PASS)
 NUM_DIALS = len(DIALS)
 
 Code = tuple[int, ...]
-"""The key of each dial, as an index into `KEYS`."""
+"""Key of each dial, as an index into `KEYS`."""
 
 _CODES: dict[str, Code] = {
     "-".join(KEYS[key] for key in code): code
@@ -57,8 +57,8 @@ The keys stay the same in all episodes."""
 
 @dataclass(frozen=True, slots=True)
 class Payoffs:
-    """Rewards of a turn: a right key earns 1, a wrong one -`wrong`, passing `safe`, scouting
-    -`cost`.
+    """Hold the rewards of a turn: a right key earns 1, a wrong one -`wrong`, passing `safe`,
+    scouting -`cost`.
     """
 
     safe: float = 0.3
@@ -67,15 +67,15 @@ class Payoffs:
 
 
 class ScoutPlay(SoloPlay):
-    """One visit to each dial. The anchor is the dial: no other turn affects its reward."""
+    """Visit each dial once. The anchor is the dial: no other turn affects its reward."""
 
     def __init__(self, code: Code, payoffs: Payoffs, chance: Chance) -> None:
         self._code, self._payoffs, self.chance = code, payoffs, chance
         self.dial, self.observation = 0, DIALS[0]
         self.known: dict[int, str] = {}
-        """Keys that this episode has shown, by dial."""
+        """Keys that this episode has shown, by the number of the dial."""
         self.missed: dict[int, str] = {}
-        """Keys that this episode has shown to be wrong, by dial."""
+        """Keys that this episode has shown to be wrong, by the number of the dial."""
 
     @property
     def anchor(self) -> str:
@@ -95,6 +95,7 @@ class ScoutPlay(SoloPlay):
         return Outcome(observation, reward, feedback != "invalid", is_done)
 
     def _visit(self, action: str) -> tuple[str, float]:
+        """Act at the current dial; return the observation and the reward."""
         dial, key = self.dial, KEYS[self._code[self.dial]]
         if action == PASS:
             return "ok", self._payoffs.safe
@@ -110,9 +111,7 @@ class ScoutPlay(SoloPlay):
 
 @dataclass(slots=True)
 class ScoutScript(TrialScript[ScoutPlay]):
-    """Scouts and guesses with fixed probabilities; plays a key that it has seen with probability
-    0.95.
-    """
+    """Scout and guess with fixed probabilities; play a key that was seen with probability 0.95."""
 
     scouts: float
     guesses: float
@@ -122,23 +121,24 @@ class ScoutScript(TrialScript[ScoutPlay]):
         known = [seen.known[play.dial] for seen in self.plays if play.dial in seen.known]
         if known and self.source.random() < 0.95:
             return known[0]
-        luck = self.source.random()
-        if luck < self.scouts:
+        drawn = self.source.random()
+        if drawn < self.scouts:
             return SCOUT
-        return self._guess(play.dial) if luck < self.scouts + self.guesses else PASS
+        return self._guess(play.dial) if drawn < self.scouts + self.guesses else PASS
 
     def _guess(self, dial: int) -> str:
+        """Return a random key that no episode has shown to be wrong."""
         missed = [seen.missed[dial] for seen in self.plays if dial in seen.missed]
         return self.source.choice([key for key in KEYS if key not in missed])
 
 
 class Scout(Game[Code]):
-    """The lock; its task variant is a code, such as `red-blue-gold`: 48 to train on, 16 held out.
+    """Play Scout; the task variant is a code, such as `red-blue-gold`: 48 to train on, 16 held out.
 
     Args:
-        safe: reward of passing.
-        cost: price of scouting, and of an invalid action.
-        wrong: price of a wrong key.
+        safe: Reward of passing.
+        cost: Price of scouting, and of an invalid action.
+        wrong: Price of a wrong key.
 
     Raises:
         ConfigError: a payoff is not a finite number, or a price is negative.
@@ -206,16 +206,19 @@ class Scout(Game[Code]):
     def _best(
         self, split: Split, weights: tuple[float, ...], *, may_scout: bool = True
     ) -> tuple[float, ...]:
+        """Return the returns of the best plan for weighted episodes."""
         codes = tuple(_SPLITS[split].values()) if split == "train" else _ONE_DIAL
         return solve(codes, weights, self.payoffs, may_scout=may_scout).returns
 
     def _uniform_value(self) -> float:
+        """Return the expected reward of a random action."""
         wrong_keys = len(KEYS) - 1
         payoffs = self.payoffs
         return (1 - wrong_keys * payoffs.wrong - payoffs.cost + payoffs.safe) / len(ACTIONS)
 
 
 def _consistent(codes: Mapping[str, Code], plays: Sequence[Play]) -> dict[str, float]:
+    """Return equal probabilities for all codes that agree with all episodes."""
     agree = {name: all(_agrees(code, play) for play in plays) for name, code in codes.items()}
     return {name: agrees / sum(agree.values()) for name, agrees in agree.items()}
 
@@ -228,16 +231,18 @@ def _agrees(code: Code, play: Play) -> bool:
     return found and all(keys[dial] != key for dial, key in play.missed.items())
 
 
-# Exact values, by dynamic programming, per dial.
+# The code below computes exact values per dial, by dynamic programming.
 
 
 _TIE = 1e-9
-"""Weight that decides between plans of equal value: the higher return over the whole trial wins."""
+"""Weight of the return over the whole trial, so small that it decides only between plans of equal
+value.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Value of the best plan for some weights, per dial."""
+    """Hold the value of the best plan for some weights, per dial."""
 
     total: float
     """Weighted sum over episodes."""
@@ -264,8 +269,8 @@ def solve(
     `codes`.
 
     Args:
-        weights: weight of each episode's return. The weights decide whether scouting pays at all,
-            so an error in the return between episodes shows in what is learned.
+        weights: Weight of each episode's return. The weights decide whether scouting pays at all,
+            so an error in the return between episodes changes what is learned.
     """
     num_dials = len(codes[0])
     search = _Search(codes, weights, payoffs, may_scout)
@@ -280,7 +285,8 @@ _ANY: _Known = frozenset()
 
 
 class _Search:
-    """Dynamic programming over the turns of a trial and the beliefs about its code.
+    """Search the best plan by dynamic programming over the turns of a trial and the beliefs about
+    its code.
 
     A plan from some turn on has as value float64 [2, episodes]: the return and the number of dials
     scouted, of each episode.
@@ -305,6 +311,7 @@ class _Search:
         return self._found[turn, belief]
 
     def _options(self, turn: int, belief: _Belief) -> list[np.ndarray]:
+        """Return the value of each possible action in a turn."""
         dial = turn % self._num_dials
         chances = self._chances(belief, dial)
         options = [self._after(turn, self._payoffs.safe, {belief: 1.0}, is_probe=False)]
@@ -314,6 +321,7 @@ class _Search:
         return options + [self._guess(turn, belief, key, chances[key]) for key in chances]
 
     def _guess(self, turn: int, belief: _Belief, key: int, chance: float) -> np.ndarray:
+        """Return the value of naming a key, which is right with probability `chance`."""
         dial = turn % self._num_dials
         seen = {_learn(belief, dial, key): chance}
         if chance < 1:
@@ -349,4 +357,5 @@ def _fits(known: _Known, key: int) -> bool:
 
 
 def _learn(belief: _Belief, dial: int, known: _Known) -> _Belief:
+    """Return the belief with new knowledge of one dial."""
     return (*belief[:dial], known, *belief[dial + 1 :])

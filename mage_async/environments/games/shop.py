@@ -1,8 +1,8 @@
-"""Shop: a web shop with a search engine, after WebShop (arXiv 2207.01206).
+"""Play Shop: a web shop with a search engine, after WebShop (arXiv 2207.01206).
 
 Rules: search, follow links, choose options and buy. A purchase with the right kind, attributes,
-options and price earns 10, any other nothing. Hidden is which product fits; the customer wants the
-same in all episodes, so a purchase that did not fit rules a product out. WebShop's data cannot be
+options and price earns 10, any other nothing. The fitting product is hidden; the customer wants the
+same in all episodes, so a wrong purchase rules a product out. WebShop's data cannot be
 fetched by a program, so the shipped catalogue is synthetic and its numbers are not WebShop's
 numbers. To play on WebShop's catalogue, give the path of `items_shuffle_1000.json`, with
 `items_ins_v2_1000.json` in the same folder.
@@ -51,6 +51,7 @@ DESCRIPTION = "click[description]"
 REWARD = 10.0
 """Reward of a perfect purchase; any other earns nothing, as in MAGE and LaMer."""
 _PER_PAGE, _MOST_FOUND = 10, 50
+"""Number of results on a page, and largest number of results of a search."""
 _SEP = " [SEP] "
 _RULES = """You are in a web shop, and buy what the customer asks for.
 On the search page write search[words]. Elsewhere follow a link: click[number of a product],
@@ -63,14 +64,14 @@ episodes."""
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of the shop."""
+    """Describe a product of the shop."""
 
     name: str
-    """The shop's number for it."""
+    """Number of the product in the shop."""
     title: str
     category: str
     kind: str
-    """What one would search for."""
+    """Words by which one would search for the product."""
     attributes: tuple[str, ...]
     options: Mapping[str, tuple[str, ...]]
     price: float
@@ -84,13 +85,13 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A product as the customer describes it."""
+    """Describe a product as the customer wants it."""
 
     product: Product
     attributes: tuple[str, ...]
     options: Mapping[str, str]
     most: float
-    """The price must be lower."""
+    """Bound of the price, which must be lower."""
 
     def instruction(self) -> str:
         """Return the customer's instruction."""
@@ -102,7 +103,7 @@ class Goal:
 
 
 _K1, _B = 0.9, 0.4
-"""BM25's parameters in WebShop's engine."""
+"""Parameters of BM25 in WebShop's engine."""
 
 
 def words_of(text: str) -> list[str]:
@@ -111,14 +112,14 @@ def words_of(text: str) -> list[str]:
 
 
 class Index:
-    """Search index over texts (Robertson and Zaragoza 2009, section 3)."""
+    """Search texts by BM25 (Robertson and Zaragoza 2009, section 3)."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         counts = [Counter(words_of(text)) for text in texts]
         lengths = [count.total() for count in counts]
         mean = sum(lengths) / max(1, len(lengths))
         self._weights: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        """For each word, the texts that contain it, with its weight in each text."""
+        """For each word, the numbers of the texts that contain it, with its weight in each text."""
         frequencies = Counter(word for count in counts for word in count)
         for number, (count, length) in enumerate(zip(counts, lengths, strict=True)):
             norm = _K1 * (1 - _B + _B * length / mean)
@@ -137,7 +138,7 @@ class Index:
 
 
 class Searches(tuple[str, ...]):
-    """The legal actions of the search page: every search, of which only one is listed."""
+    """Represent the legal actions of the search page: every search, of which only one is listed."""
 
     is_whole = False
 
@@ -146,14 +147,14 @@ class Searches(tuple[str, ...]):
 
 
 def query_of(action: str) -> str | None:
-    """Return the words of a search; `None` if the action is no search."""
+    """Return the words of a search; None if the action is no search."""
     inside = action.removeprefix("search[").removesuffix("]")
     is_search = action.startswith("search[") and action.endswith("]") and inside.strip()
     return inside.strip() if is_search else None
 
 
 class ShopPlay(SoloPlay):
-    """One visit. The anchor is the page."""
+    """Play one visit to the shop. The anchor is the page."""
 
     def __init__(
         self, products: Sequence[Product], index: Index, goal: Goal, turns: int, chance: Chance
@@ -162,13 +163,13 @@ class ShopPlay(SoloPlay):
         self.goal, self.chance = goal, chance
         self.observation = f"Instruction: {goal.instruction()}{_SEP}Search"
         self._found: list[Product] | None = None
-        """Results of the last search; `None` on the search page."""
+        """Results of the last search; None on the search page."""
         self._page = 0
         self._reads_description = False
         self.item: Product | None = None
-        """The open product page."""
+        """Product whose page is open; None on other pages."""
         self.chosen: dict[str, str] = {}
-        """Options chosen on that page."""
+        """Options chosen on that page, by name."""
 
     @property
     def anchor(self) -> str:
@@ -212,6 +213,7 @@ class ShopPlay(SoloPlay):
         return Outcome(" ".join(observation.split()), 0.0, is_valid, is_over)
 
     def _follow(self, action: str) -> None:
+        """Follow a link or search."""
         self._reads_description = action == DESCRIPTION
         query = query_of(action)
         if query is not None:
@@ -235,6 +237,7 @@ class ShopPlay(SoloPlay):
         return found[self._page * _PER_PAGE : (self._page + 1) * _PER_PAGE]
 
     def _item_page(self, item: Product) -> list[str]:
+        """Return the fields of a product's page."""
         fields = ["Back to Search", "< Prev"]
         for name, values in item.options.items():
             fields += [
@@ -247,7 +250,7 @@ class ShopPlay(SoloPlay):
 
 @dataclass(slots=True)
 class ShopScript(TrialScript[ShopPlay]):
-    """Searches for the instruction, chooses the options that fit, and buys; or follows any link."""
+    """Search for the instruction, choose the options that fit, and buy; or follow any link."""
 
     care: float
     _bought: list[str] = field(default_factory=list)
@@ -266,6 +269,7 @@ class ShopScript(TrialScript[ShopPlay]):
         return fresh[0] if fresh else self.source.choice(legal)
 
     def _on_item(self, play: ShopPlay, item: Product) -> str:
+        """Return the next action on a product's page: an option that fits, or the purchase."""
         for name, value in play.goal.options.items():
             action = f"click[{value}]"
             if play.chosen.get(name) != value and action in play.legal_actions():
@@ -275,12 +279,12 @@ class ShopScript(TrialScript[ShopPlay]):
 
 
 class Shop(Game[Product]):
-    """The shop; the task variant is the customer's goal, named after its product.
+    """Play Shop; the task variant is the customer's goal, named after its product.
 
     Args:
-        products: path of WebShop's `items_shuffle_1000.json`; empty for a synthetic catalogue.
-        size: number of products of the synthetic catalogue.
-        turns: largest number of turns in an episode.
+        products: Path of WebShop's `items_shuffle_1000.json`; "" for a synthetic catalogue.
+        size: Number of products of the synthetic catalogue.
+        turns: Largest number of turns in an episode.
 
     Raises:
         ConfigError: an option is out of its range, or the file cannot be used.
@@ -332,7 +336,7 @@ class Shop(Game[Product]):
         )
 
 
-# Products: generated from a seed, or read from WebShop's files.
+# The functions below generate products from a seed, or read them from WebShop's files.
 
 
 def make_products(num_products: int, seed: int = 0) -> tuple[Product, ...]:
@@ -342,6 +346,7 @@ def make_products(num_products: int, seed: int = 0) -> tuple[Product, ...]:
 
 
 def _make_product(source: random.Random, number: int) -> Product:
+    """Draw a product."""
     category = source.choice(tuple(_KINDS))
     kind = source.choice(_KINDS[category])
     attributes = tuple(sorted(source.sample(_ATTRIBUTES, source.randint(2, 4))))
@@ -382,6 +387,7 @@ def read_products(path: str) -> tuple[Product, ...]:
 
 
 def _read_product(item: dict[str, Any], more: dict[str, Any]) -> Product:
+    """Return a product of WebShop's file; `more` is its entry in the file of attributes."""
     options = {
         name.lower(): tuple(each["value"].strip().replace("/", " | ").lower() for each in values)
         for name, values in (item.get("customization_options") or {}).items()
@@ -407,7 +413,7 @@ def _price(text: str) -> float:
     return min(prices, default=100.0)
 
 
-# Goals and their score.
+# The functions below make goals, and compute their score.
 
 
 _STEP = 10  # prices are bounded by a multiple of ten dollars
@@ -439,6 +445,7 @@ def score(goal: Goal, bought: Product, chosen: Mapping[str, str]) -> float:
 
 
 def _type_score(wanted: Product, bought: Product) -> float:
+    """Return the share of the score for the right type: 1, 0.5 or 0.1."""
     mine, theirs = set(words_of(wanted.title)), set(words_of(bought.title))
     shared = len(mine & theirs) / max(1, len(mine))
     if wanted.kind == bought.kind or (wanted.category == bought.category and shared > 0.2):

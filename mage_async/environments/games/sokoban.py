@@ -1,9 +1,9 @@
-"""Sokoban: push every box onto a target.
+"""Play Sokoban: push every box onto a target.
 
 Rules: the agent walks in a room of walls, boxes and targets; it can push a box but never pull one.
-Nothing is hidden, but a box pushed wrong cannot be pulled back, so an episode shows which moves to
-avoid in the next. The room is the same in all episodes. Cells are numbers, row by row from 0; a set
-of cells is an integer (`game.py`). The border is wall, so a step never leaves the room.
+Nothing is hidden, but a wrongly pushed box cannot be pulled back, so an episode shows which moves
+to avoid in the next. The room is the same in all episodes. Cells are numbers, row by row from 0; a
+set of cells is an integer (`game.py`). The border is wall, so a step never leaves the room.
 """
 
 import itertools
@@ -38,7 +38,7 @@ ROW, SOLVED, STUCK, OVER, INVALID = "row", "solved", "stuck", "over", "invalid"
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """Rewards of a step, as in gym-sokoban. An invalid action costs one step."""
+    """Hold the rewards of a step, as in gym-sokoban. An invalid action costs one step."""
 
     step: float = -0.1
     on: float = 1.0
@@ -56,31 +56,33 @@ Any other answer earns what a step does. An episode ends after {turns} turns, an
 no longer be pushed to any target."""
 
 Position = tuple[int, int]
-"""The player's cell, and the set of cells with a box."""
+"""Cell of the player, and set of the cells with a box."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The initial state."""
+    """Describe a room in its initial state."""
 
     size: int
-    """Number of rows and of columns, the border included."""
+    """Number of rows and of columns, including the border."""
     floor: int
-    """The set of cells that are not wall."""
+    """Set of the cells that are not wall."""
     targets: int
     start: Position
     length: int
-    """Steps of the shortest solution."""
+    """Number of steps of the shortest solution."""
     dead: int
-    """Floor cells from which a box can be pushed to no target, whatever else stands where."""
+    """Set of the floor cells from which a box cannot be pushed to any target, wherever other boxes
+    are.
+    """
 
     def steps(self) -> tuple[int, int, int, int]:
-        """Return what up, down, left and right add to a cell."""
+        """Return the numbers that up, down, left and right add to a cell's number."""
         return (-self.size, self.size, -1, 1)
 
 
 class SokobanPlay(SoloPlay):
-    """One episode. The anchor is the current room."""
+    """Play one episode. The anchor is the current room."""
 
     def __init__(self, room: Room, turns: int, steps_per_turn: int, chance: Chance) -> None:
         self.room, self._turns_left, self.chance = room, turns, chance
@@ -125,6 +127,7 @@ class SokobanPlay(SoloPlay):
         return Outcome(" ".join(filter(None, words)), reward, numbers is not None, bool(end))
 
     def _step(self, step: int) -> float:
+        """Take one step; return its reward."""
         room, before = self.room, self.position
         self.position = push(room, before, step)
         stored, were = ((boxes & room.targets).bit_count() for _, boxes in (self.position, before))
@@ -132,6 +135,7 @@ class SokobanPlay(SoloPlay):
         return reward + REWARDS.solved * self.is_solved
 
     def _end(self) -> str:
+        """Return the word for the end of the episode; "" if it goes on."""
         if self.is_solved:
             return SOLVED
         if self.position[1] & self.room.dead:
@@ -161,21 +165,21 @@ def _bare(room: Room) -> list[str]:
 
 @dataclass(slots=True)
 class SokobanScript(TrialScript[SokobanPlay]):
-    """Steps towards the solution, or anywhere; repeats what has solved the room in an earlier
+    """Take steps towards the solution, or any steps; repeat what has solved the room in an earlier
     episode.
 
     Args:
-        source: random source.
-        steps_per_turn: largest number of steps in an action.
-        care: probability that a step is one of a shortest solution.
-        memory: probability of following a solution of an earlier episode.
+        source: Random source.
+        steps_per_turn: Largest number of steps in an action.
+        care: Probability that a step is one of a shortest solution.
+        memory: Probability of following a solution of an earlier episode.
     """
 
     steps_per_turn: int
     care: float
     memory: float
     _distances: dict[Position, int] = field(default_factory=dict)
-    """Steps to the solution from each position of the current room."""
+    """Number of steps to the solution, from each position of the current room."""
 
     def begin(self) -> None:
         """Solve the room, which is the same in all episodes."""
@@ -200,6 +204,7 @@ class SokobanScript(TrialScript[SokobanPlay]):
         return None
 
     def _steps(self, play: SokobanPlay) -> list[int]:
+        """Return the numbers of the steps of an action."""
         position, numbers = play.position, list[int]()
         while len(numbers) < self.steps_per_turn and position[1] != play.room.targets:
             number = self._step(play.room, position)
@@ -208,6 +213,7 @@ class SokobanScript(TrialScript[SokobanPlay]):
         return numbers
 
     def _step(self, room: Room, position: Position) -> int:
+        """Return the number of a step that shortens the way to the solution, or of any step."""
         numbers = range(len(MOVES))
         if self.source.random() >= self.care:
             return self.source.choice(numbers)
@@ -217,16 +223,16 @@ class SokobanScript(TrialScript[SokobanPlay]):
 
 
 class Sokoban(Game[str]):
-    """Sokoban; the task variant is a room, such as `room-17`.
+    """Play Sokoban; the task variant is a room, such as `room-17`.
 
     Args:
-        size: number of rows and of columns, the border of walls included.
-        boxes: number of boxes.
-        turns: largest number of turns in an episode.
-        steps_per_turn: largest number of steps in one action.
-        shortest: smallest length of a room's shortest solution.
-        longest: largest length of a room's shortest solution.
-        rooms: number of rooms, a quarter of them held out.
+        size: Number of rows and of columns, including the border of walls.
+        boxes: Number of boxes.
+        turns: Largest number of turns in an episode.
+        steps_per_turn: Largest number of steps in one action.
+        shortest: Smallest number of steps of a room's shortest solution.
+        longest: Largest number of steps of a room's shortest solution.
+        rooms: Number of rooms, a quarter of them held out.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -303,6 +309,7 @@ class Sokoban(Game[str]):
         return self.measured(split, num_episodes, **players)
 
     def _player(self, care: float, memory: float, source: random.Random) -> SokobanScript:
+        """Return a script with this care and memory."""
         return SokobanScript(source, self._steps, care, memory)
 
     def _make_room(self, member: str) -> Room:
@@ -347,15 +354,15 @@ def push(room: Room, position: Position, step: int) -> Position:
     return ahead, boxes
 
 
-# How rooms are made: backwards from a solved position, so that each can be solved.
+# The functions below make rooms, backwards from a solved position, so that each can be solved.
 
 
 _TURN = 0.35
-"""Probability that the walk which carves a room changes its direction."""
+"""Probability that the random walk that carves a room changes its direction."""
 _MAX_POSITIONS = 100_000
-"""Positions after which the search backwards from the solved ones stops."""
+"""Number of positions after which the search backwards from the solved ones stops."""
 _MAX_TRIES = 2000
-"""Rooms that are drawn for one task variant."""
+"""Largest number of rooms that are drawn for one task variant."""
 
 
 def _carve(source: random.Random, size: int) -> int:
@@ -400,8 +407,8 @@ def distances(size: int, floor: int, targets: int, most: int) -> dict[Position, 
     """Return the steps to the nearest solved position, for all positions at most `most` steps from
     one.
 
-    Plays backwards: a step away from a cell may pull the box behind along. Stops after 100,000
-    positions, the nearest ones.
+    The search plays backwards: a step away from a cell may pull along the box on the other side. It
+    stops after 100,000 positions, the nearest ones.
     """
     found: dict[Position, int] = {(cell, targets): 0 for cell in cells_of(floor & ~targets)}
     waiting = deque(found)

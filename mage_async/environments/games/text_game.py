@@ -1,5 +1,5 @@
-"""Base of the games on other engines (TextWorld, ALFWorld): a list of games by name, played in free
-text.
+"""Share the base of games on other engines (TextWorld, ALFWorld): a list of games by name, played
+in free text.
 
 Every episode creates its game anew from the name of the task variant, so a restart returns to the
 game's beginning; nothing else is drawn. Engines that use the global random state run inside
@@ -25,7 +25,7 @@ INVALID, OVER = "invalid", "over"
 
 
 class Session(Protocol):
-    """One run of an engine's game."""
+    """Run an engine's game once."""
 
     observation: str
 
@@ -39,7 +39,7 @@ class Session(Protocol):
 
 
 class TextPlay(SoloPlay):
-    """One episode. The anchor is the last observation."""
+    """Play one episode. The anchor is the last observation."""
 
     def __init__(self, session: Session, turns: int, chance: Chance) -> None:
         self._session, self._turns_left, self.chance = session, turns, chance
@@ -69,9 +69,10 @@ class TextPlay(SoloPlay):
 
 @dataclass(slots=True)
 class RepeatScript(TrialScript[TextPlay]):
-    """Takes any action, or the next one of the earlier episode that earned most."""
+    """Take any action, or the next one of the earlier episode that earned most."""
 
     memory: float
+    """Probability of repeating that episode."""
 
     def action(self, play: TextPlay) -> str:
         """Return the next action."""
@@ -84,13 +85,13 @@ class RepeatScript(TrialScript[TextPlay]):
 
 
 class TextGames(Game[str], ABC):
-    """Games of an engine by name.
+    """Offer games of an engine by name; base class.
 
     Args:
-        name: of the environment.
-        games: names of the games of each split.
-        turns: largest number of turns in an episode.
-        example: an action that a game offers at its beginning.
+        name: Name of the environment.
+        games: Names of the games of each split.
+        turns: Largest number of turns in an episode.
+        example: Action that a game offers at its beginning.
     """
 
     called = "in_turn"
@@ -117,7 +118,7 @@ class TextGames(Game[str], ABC):
         return self.kind(self.variant(member))
 
     def begin(self, task: Task, episode: int) -> TextPlay:
-        """Start the game anew."""
+        """Start the game from its beginning."""
         session = self.session(self.variant(task.member))
         return TextPlay(session, self._turns, Chance(task.seed, episode))
 
@@ -141,7 +142,7 @@ def import_engine(name: str, *modules: str) -> list[Any]:
     """Import an engine's modules, which draw from the process's random state when they are loaded.
 
     Args:
-        name: the engine's, which in lower case is also the name of its extra.
+        name: Name of the engine, which in lower case is also the name of its extra.
 
     Raises:
         ConfigError: the engine is not installed.

@@ -1,7 +1,7 @@
-"""TextWorld: text adventures that TextWorld generates (a house, a kitchen, coins).
+"""Play TextWorld: text adventures that TextWorld generates (a house, a kitchen, coins).
 
-Rules: one command a turn; the game itself says what it asks for. Each step of the score pays its
-share, so a won game has paid 1. Hidden is where things are and what is asked for; the game is the
+Rules: one command a turn; the first observation states the goal. Each step of the score pays its
+share, so a won game has paid 1. The places of things are hidden; the game is the
 same in all episodes. Generating a game takes some seconds; games are kept in the user's cache.
 """
 
@@ -28,12 +28,12 @@ CHALLENGES: dict[str, dict[str, Any]] = {
         **{"cook": False, "cut": False, "open": False, "drop": False},
     },
 }
-"""TextWorld's challenges, with the settings of their generator."""
+"""Challenges of TextWorld, with the settings of their generator."""
 _STATUS_LINE = re.compile(r"^>.*", re.MULTILINE | re.DOTALL)
 
 
 class _Session:
-    """One game."""
+    """Play one game on TextWorld's engine."""
 
     def __init__(self, engine: Any, file: Path, number: int) -> None:
         self._random_state, self._best = IsolatedRandomState(number), 0.0
@@ -60,12 +60,12 @@ class _Session:
 
 
 class TextWorld(TextGames):
-    """TextWorld; the task variant is a game, such as `game-17`.
+    """Play TextWorld; the task variant is a game, such as `game-17`.
 
     Args:
-        challenge: one of TextWorld's, such as `tw-cooking`.
-        games: number of games, a quarter of them held out.
-        turns: largest number of turns in an episode.
+        challenge: Name of one of TextWorld's challenges, such as `tw-cooking`.
+        games: Number of games, a quarter of them held out.
+        turns: Largest number of turns in an episode.
 
     Raises:
         ConfigError: an option is out of its range, or TextWorld is not installed.
@@ -88,7 +88,7 @@ class TextWorld(TextGames):
         return self._challenge
 
     def rules(self) -> str:
-        """Return the rules in plain words; the game itself says what it asks for."""
+        """Return the rules in plain words; the first observation states the goal."""
         return (
             "You play a text adventure: answer with one command, such as look, inventory, "
             "go east, open fridge, take apple, examine table. The game says what is asked for; "
@@ -97,6 +97,7 @@ class TextWorld(TextGames):
         )
 
     def _file(self, number: int) -> Path:
+        """Return the file of a game; generate it if it is not in the cache."""
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(base) / "mage_async" / f"textworld-{version('textworld')}"
         file = folder / f"{self._challenge}-{number}.z8"
@@ -104,12 +105,13 @@ class TextWorld(TextGames):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as working:
                 self._make(number, Path(working) / file.name)
-                for suffix in (".json", ".z8"):  # the one that is looked for comes last
+                for suffix in (".json", ".z8"):  # `.z8` last: its presence marks a complete game
                     made = Path(working) / file.with_suffix(suffix).name
                     made.replace(file.with_suffix(suffix))
         return file
 
     def _make(self, number: int, file: Path) -> None:
+        """Generate a game into a file; its number is the seed."""
         make = importlib.import_module("textworld.challenges").CHALLENGES[self._challenge][1]
         options = self._engine.GameOptions()
         options.seeds, options.path = number, str(file)

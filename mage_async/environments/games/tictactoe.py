@@ -1,7 +1,8 @@
-"""Tic-tac-toe on OpenSpiel's engine, against a hidden opponent.
+"""Play tic-tac-toe on OpenSpiel's engine, against a hidden opponent.
 
-Rules: one game an episode, from either seat; a win earns 1, a draw 0, a loss -1. Hidden is the
-opponent's way to play, the same in all episodes. Cells are numbers, row by row from 0.
+Rules: one game an episode, from either seat; a win earns 1, a draw 0, a loss -1. The
+opponent's way to play is hidden, and the same in all episodes. Cells are numbers, row by row from
+0.
 """
 
 import itertools
@@ -64,7 +65,7 @@ _WORDS = {"board": (MINE, THEIRS), "news": SEATS}
 
 
 class TicTacToeDuel(EngineDuel):
-    """One game between two policies. The anchor is the board: nine words, row by row; each is
+    """Play one game between two policies. The anchor is the board: nine words, row by row; each is
     `mine`, `theirs` or the name of a free cell.
     """
 
@@ -74,7 +75,7 @@ class TicTacToeDuel(EngineDuel):
         super().__init__(state, seat, MAX_TURNS, chance, is_scripted=is_scripted)
         self._view = view
         self.boards = list(CELLS), list(CELLS)
-        """What each cell shows to each side."""
+        """Words of the nine cells, for each side."""
         if view == "news":
             self._show(AGENT, SEATS[seat])
             self._show(OPPONENT, SEATS[1 - seat])
@@ -90,27 +91,29 @@ class TicTacToeDuel(EngineDuel):
         return {cell: NUMBERS[cell] for cell in board if cell in NUMBERS}
 
     def _apply(self, side: Side, number: int) -> None:
+        """Apply a move, and mark the cell on both boards."""
         self.state.apply_action(number)
         self.boards[side][number], self.boards[other(side)][number] = MINE, THEIRS
         if self._view == "news":
             self._show(other(side), CELLS[number])
 
     def _show_state(self, side: Side) -> None:
+        """Add the board to a side's next observation, if observations show it."""
         if self._view == "board":
             self._show(side, self.anchor(side))
 
 
 class TicTacToePlay(DuelPlay):
-    """One game against a hidden opponent."""
+    """Play one game against a hidden opponent."""
 
     def __init__(self, state: Any, move: Mover, seat: int, view: View, chance: Chance) -> None:
         duel = TicTacToeDuel(state, seat, view, chance, is_scripted=True)
         self.board = duel.boards[AGENT]
-        """What each cell shows."""
+        """Words of the nine cells, for the agent."""
         self.taken: list[str] = []
-        """The agent's cells, in the order in which it took them."""
+        """Cells of the agent, in the order in which it took them."""
         self.result: float | None = None
-        """The agent's result, once the game is over."""
+        """Result of the agent; None before the game is over."""
         super().__init__(duel, lambda: duel.move(move(state)))
 
     def act(self, action: str) -> Outcome:
@@ -128,13 +131,12 @@ _LINES = (
     *((0, 3, 6), (1, 4, 7), (2, 5, 8)),
     *((0, 4, 8), (2, 4, 6)),
 )
+"""Cells of the eight lines."""
 
 
 @dataclass(slots=True)
 class TicTacToeScript(TrialScript[TicTacToePlay]):
-    """Wins or blocks where one move does, with probability `care`; otherwise takes any free
-    cell.
-    """
+    """Win or block if one move does, with probability `care`; else take any free cell."""
 
     care: float
 
@@ -150,10 +152,10 @@ class TicTacToeScript(TrialScript[TicTacToePlay]):
 
 @dataclass(slots=True)
 class TicTacToeExplorer(TrialScript[TicTacToePlay]):
-    """Repeats a game that it has won; opens with untried cells until it has won one."""
+    """Repeat a game that was won; open with untried cells until one was won."""
 
     care: float
-    """See `TicTacToeScript`, for moves about which it knows nothing."""
+    """See `TicTacToeScript`; for moves about which the script knows nothing."""
     memory: float
     """Probability of using earlier games."""
 
@@ -189,15 +191,18 @@ def _completes(play: TicTacToePlay, line: tuple[int, ...], whose: str) -> str | 
 
 
 class TicTacToe(Game[str]):
-    """Tic-tac-toe; the task variant is the opponent, such as `mcts-100` or
+    """Play tic-tac-toe; the task variant is the opponent, such as `mcts-100` or
     `careless-centre-one-two-nine`.
 
     Args:
-        simulations: of the searching opponent to train on; 0 for none.
-        heldout_simulations: of the held-out one; 0 for none.
-        opponents: `mixed`, named ones and those two, or `careless`, 336 (84 of them held out) that
-            play well only if the agent's first cell is not one of three that they take lightly.
-        view: whether observations show the whole `board` or only `news`, the opponent's cell.
+        simulations: Number of simulations of the searching opponent to train on; 0 for no such
+            opponent.
+        heldout_simulations: Number of simulations of the held-out searching opponent; 0 for no such
+            opponent.
+        opponents: Set of opponents: `mixed`, named ones and those two, or `careless`, 336 (84 of
+            them held out) that play well only if the agent's first cell is not one of three that
+            they take lightly.
+        view: Content of observations: the whole `board`, or only `news`, the opponent's cell.
 
     Raises:
         ConfigError: an option is out of its range, both searching opponents are the same, or
@@ -226,8 +231,8 @@ class TicTacToe(Game[str]):
             splits = split_by(named(_CARELESS), _is_heldout_careless)
         self._game = engine().load_game(GAME)
         words = (*CELLS, *_WORDS[view], WIN, DRAW, LOSE, INVALID)
-        luck = {"has_chance": not self._are_careless}
-        facts = facts_of("tictactoe", MAX_TURNS, words, (-1.0, 1.0), num_seats=2, **luck)
+        kind = {"has_chance": not self._are_careless}
+        facts = facts_of("tictactoe", MAX_TURNS, words, (-1.0, 1.0), num_seats=2, **kind)
         super().__init__(facts, splits, "opponent")
 
     def family(self, member: str) -> str:
@@ -279,11 +284,11 @@ def _search(name: str, simulations: object) -> tuple[str, ...]:
     return (f"mcts-{simulations}",) if simulations else ()
 
 
-# The hidden opponents. Most are functions of the board, and their moves have known probabilities; a
-# search by sampling (`mcts-N`) has not. A careless opponent also looks at the agent's first cell:
-# if that is one of the three that it takes lightly, it goes through its list of cells for the whole
-# game; otherwise it plays perfectly, with its list deciding between moves of equal value. It leaves
-# nothing to chance.
+# The hidden opponents follow. Most are functions of the board, and their moves have known
+# probabilities; a search by sampling (`mcts-N`) has not. A careless opponent also looks at the
+# agent's first cell: if that is one of the three that it takes lightly, it goes through its list of
+# cells for the whole game; otherwise it plays perfectly, with its list deciding between moves of
+# equal value. It makes no random moves.
 
 
 Weights = Mapping[int, float]
@@ -296,11 +301,11 @@ _PREFERRED = {
     "preferred-antidiagonal": (2, 4, 6, 0, 8, 1, 3, 5, 7),
     "preferred-reverse": (8, 6, 2, 0, 4, 7, 5, 3, 1),
 }
-"""For each such opponent, its cells in order of preference."""
+"""For each opponent of this kind, its cells in order of preference."""
 TRAIN = ("random", *(f"preferred-{each}" for each in ("centre", "edges", "diagonal", "reverse")))
 HELDOUT = ("preferred-corners", "preferred-antidiagonal", "minimax")
 _LISTS = ("centre", "corners", "edges", "reverse")
-"""Preference lists of the careless opponents."""
+"""Names of the preference lists of the careless opponents."""
 _HELDOUT_SHAPES = ((0, 1, 3), (0, 2, 4), (0, 3, 6))
 """Sets of three cells, up to rotation of the nine numbers: each cell is equally frequent in them
 and in all others.
@@ -328,13 +333,14 @@ def taken_lightly(member: str) -> frozenset[int]:
 
 
 def _is_heldout_careless(member: str) -> bool:
+    """Return whether a careless opponent is held out, by the shape of its three cells."""
     cells = taken_lightly(member)
     shape = min(tuple(sorted((cell + by) % 9 for cell in cells)) for by in range(9))
     return shape in _HELDOUT_SHAPES
 
 
 def mover(member: str, chance: Chance) -> Mover:
-    """Return an opponent's policy for one episode; its luck is drawn from `chance`."""
+    """Return an opponent's policy for one episode; its random moves are drawn from `chance`."""
     if is_search(member):
         game = engine().load_game(GAME)
         return searcher(game, int(member.removeprefix("mcts-")), chance)
@@ -367,7 +373,7 @@ def weights(member: str, state: Any) -> Weights:
 
 
 def _draw(cells: Weights, chance: Chance) -> int:
-    """Draw a cell, also if there is only one, so that the random stream stays aligned."""
+    """Draw a cell, even if there is only one, so that every move takes one random number."""
     return list(cells)[chance.choose("opponent", list(cells.values()))]
 
 
@@ -378,6 +384,7 @@ def _best_cells(state: Any) -> list[int]:
 
 
 _SOLVED: dict[str, float] = {}
+"""Value of each board that was solved, by its text."""
 
 
 def _solve(state: Any) -> float:
@@ -393,12 +400,14 @@ def _solve(state: Any) -> float:
     return _SOLVED[board]
 
 
-# Exact values against opponents whose moves have known probabilities.
+# The code below computes exact values against opponents whose moves have known probabilities.
 
 
 _SEATS = (0, 1)
 _Choose = Callable[[Sequence[float]], float]
-"""Maps the values of the agent's moves to the agent's value: their maximum, or their mean."""
+"""Returns the value of the agent's turn from the values of its moves: their maximum, or their
+mean.
+"""
 
 
 def references(members: Sequence[str]) -> dict[str, float]:
@@ -428,6 +437,7 @@ def best_response(member: str) -> float:
 
 
 def _value(member: str, choose: _Choose) -> float:
+    """Return the return against an opponent, as a mean over both seats."""
     start = engine().load_game(GAME).new_initial_state()
     return fmean(Tree(member, seat, choose).value(start) for seat in _SEATS)
 
@@ -437,7 +447,7 @@ _KNOWN: dict[tuple[str, int, _Choose, str], float] = {}
 
 
 class Tree:
-    """Game tree of the agent in one seat against an opponent."""
+    """Search the game tree of the agent in one seat against an opponent."""
 
     def __init__(self, member: str, seat: int, choose: _Choose) -> None:
         self._member, self._seat, self._choose = member, seat, choose
@@ -452,6 +462,7 @@ class Tree:
         return _KNOWN[known]
 
     def _expand(self, state: Any) -> float:
+        """Return the value of a board by its children."""
         if state.is_terminal():
             return float(state.returns()[self._seat])
         if state.current_player() == self._seat:

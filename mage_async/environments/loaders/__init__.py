@@ -1,1 +1,3 @@
-"""Environments of other libraries, by `library:name`: each is a class with `reset` and `step`."""
+"""Load environments of other libraries, by `library:name`: each is a class with `reset` and
+`step`.
+"""

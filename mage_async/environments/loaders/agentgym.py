@@ -1,4 +1,4 @@
-"""`agentgym:URL`: an environment on a server of AgentGym, over HTTP.
+"""Load `agentgym:URL`: an environment on a server of AgentGym, over HTTP.
 
 Every episode creates its own environment on the server, and closes it. A task is the number of a
 data item, which `reset` sends.
@@ -37,7 +37,7 @@ from mage_async.errors import CapacityReached, EnvironmentFault
 # AgentGym at 3ef9235, `agentenv-*/agentenv_*/server.py`.
 
 _FULL, _UNKNOWN = 503, (404, 405)
-"""HTTP statuses of a server without room, and of one that does not know a request."""
+"""HTTP status of a server without room, and statuses of one that does not know a request."""
 
 _TASK = {
     "id": ("data_idx", "game", "seed"),
@@ -47,12 +47,12 @@ _TASK = {
 in `reset`. All are sent, as servers ignore fields that they do not know.
 """
 _MOST_SHOWN = 80
-"""Characters of a server's answer that an error message quotes."""
+"""Largest number of characters of a server's answer that an error message quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """One environment of a server."""
+    """Identify one environment of a server."""
 
     name: str
     """Name of its number: `id` or `env_idx`."""
@@ -60,7 +60,7 @@ class Handle:
 
     @property
     def body(self) -> dict[str, Any]:
-        """Body of a request about the environment, such as `close`."""
+        """Return the body of a request about the environment, such as `close`."""
         return {self.name: self.number}
 
     def reset(self, task: int) -> dict[str, Any]:
@@ -69,10 +69,10 @@ class Handle:
 
 
 class Reader:
-    """Reads the answers of an episode.
+    """Read the server's answers in an episode.
 
     Attributes:
-        score: sum of all rewards so far, as the server counts it.
+        score: Sum of all rewards so far, as the server counts it.
     """
 
     def __init__(self) -> None:
@@ -113,19 +113,22 @@ class Reader:
         return Observed(text, self._reward(answer), bool(answer.get("done")), is_valid, legal)
 
     def _reward(self, answer: Mapping[str, Any]) -> float:
+        """Return the reward of an answer: the increase of the score or, without a score, the reward
+        itself.
+        """
         if (score := answer.get("score")) is None:
             reward = float(answer.get("reward") or 0.0)
             self.score += reward
             return reward
         before, self.score = self.score, float(score)
-        return round(self.score - before, 12)  # what is left of 0.3 - 0.2 is no reward
+        return round(self.score - before, 12)  # 0.3 - 0.2 is 0.09999999999999998
 
 
 class Episode(NumberedTasks, ServerEpisode):
     """One episode, and its environment on the server."""
 
     more: Mapping[str, Mapping[str, Any]]
-    """Sent with every `create` and every `reset`."""
+    """Fields that are sent with every `create` and every `reset`, by the request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,12 +193,12 @@ def load(
     """Return a class of episodes.
 
     Args:
-        url: of the server, such as `http://127.0.0.1:36001`.
-        turns: largest number of steps in an episode.
-        tasks: number of data items; the last fifth of them is held out.
-        rules: in words; AgentGym has those of its servers in `agentenv/envs`.
-        create: sent with every `create`, in addition to the task.
-        reset: sent with every `reset`, such as `world_type` to ALFWorld.
+        url: Address of the server, such as `http://127.0.0.1:36001`.
+        turns: Largest number of steps in an episode.
+        tasks: Number of data items; the last fifth of them is held out.
+        rules: Rules in words; AgentGym has those of its servers in `agentenv/envs`.
+        create: Fields that are sent with every `create`, in addition to the task.
+        reset: Fields that are sent with every `reset`, such as `world_type` to ALFWorld.
 
     Raises:
         ConfigError: it is no such address, or aiohttp is missing.
@@ -223,8 +226,8 @@ def answer_of(seen: Observed, score: float, **more: Any) -> dict[str, Any]:
     """Return the answer that carries an observation.
 
     Args:
-        score: sum of all rewards of the episode.
-        more: further fields, such as `task_description`.
+        score: Sum of all rewards of the episode.
+        more: Further fields, such as `task_description`.
     """
     return {
         "observation": seen.text,
@@ -238,4 +241,5 @@ def answer_of(seen: Observed, score: float, **more: Any) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
+    """Return a value as text of at most `_MOST_SHOWN` characters."""
     return f"{value!r:.{_MOST_SHOWN}}"

@@ -1,4 +1,4 @@
-"""`gymnasium:ID`: any registered environment of Gymnasium whose spaces have a text form.
+"""Load `gymnasium:ID`: any registered environment of Gymnasium whose spaces have a text form.
 
 A task is a seed of Gymnasium's: the same task starts and continues the same way in all episodes of
 a trial. Observations and actions are converted between values and text; Gymnasium's toy text
@@ -20,10 +20,10 @@ from mage_async.errors import ConfigError
 
 spaces = library("gymnasium.spaces", "gymnasium")
 _HIGHLIGHTED = re.compile(r"\x1b\[[0-9;]*4[0-9]m(.)\x1b\[0m")
-"""A character on a coloured background, in terminal escape codes."""
+"""Character on a coloured background, in terminal escape codes."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ANSI = "ansi"
-"""Gymnasium's render mode for drawings as text."""
+"""Name of Gymnasium's render mode for drawings as text."""
 
 MOST_NUMBERS = 64
 """Largest number of numbers in an observation."""
@@ -31,21 +31,23 @@ MOST_ACTIONS = 1000
 """Largest number of actions that are listed."""
 _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 Say = Callable[[Any], str]
-"""Maps an observation to text."""
+"""Returns an observation as text."""
 Read = Callable[[str], Any]
-"""Maps a text to an action; `None` if the text is none."""
+"""Returns the action that a text names; None if it names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Data shared by all episodes."""
+    """Hold data shared by all episodes."""
 
     make: Callable[[int], Any]
     """Creates an environment with the options of a task."""
     renders: bool
     read: Read
     say: Callable[[Any, Any], str]
-    """Maps the environment without wrappers and an observation to text."""
+    """Returns an observation as text; called with the environment without wrappers, and the
+    observation.
+    """
 
 
 class Episode(ListedActions):
@@ -75,6 +77,7 @@ class Episode(ListedActions):
             self._own.close()
 
     def _text(self, observation: Any) -> str:
+        """Return an observation as text, with the drawing if it is wanted."""
         text = self.shared.say(self._own.unwrapped, observation)
         return f"{text}\n{_drawn(self._own.render())}" if self.shared.renders else text
 
@@ -92,12 +95,12 @@ def load(
     """Return a class of episodes.
 
     Args:
-        identity: as registered, such as `Taxi-v4`; `module:ID` imports the module first.
-        turns: largest number of steps in an episode.
-        actions: words for the actions of a `Discrete` space, in order of their numbers.
-        rules: in words; by default the first paragraph of the environment's docstring.
-        render: whether observations also show what the environment draws as text.
-        make: arguments of `gymnasium.make`.
+        identity: Registered id, such as `Taxi-v4`; `module:ID` imports the module first.
+        turns: Largest number of steps in an episode.
+        actions: Words for the actions of a `Discrete` space, in order of their numbers.
+        rules: Rules in words; by default the first paragraph of the environment's docstring.
+        render: Whether observations also show what the environment draws as text.
+        make: Arguments of `gymnasium.make`.
 
     Raises:
         ConfigError: there is no such environment, it has no text form, or Gymnasium is missing.
@@ -139,10 +142,12 @@ def _made(identity: str, options: Mapping[str, Any], renders: bool, task: int) -
 
 
 def _without_own(say: Callable[[Any], str]) -> Callable[[Any, Any], str]:
+    """Return a function of environment and observation that ignores the environment."""
     return lambda _, observation: say(observation)
 
 
 def _instruction(legal: Sequence[str], probe: Any) -> str:
+    """Return the sentence that tells the agent which actions there are."""
     if legal:
         return f"Answer with one of: {', '.join(legal)}."
     return f"Answer with an action of {probe.action_space!r:.200}, its numbers parted by spaces."
@@ -160,7 +165,7 @@ def _drawn(text: str) -> str:
     return _COLOUR.sub("", _HIGHLIGHTED.sub(r"[\1]", text)).strip("\n")
 
 
-# Gymnasium's spaces as text.
+# The functions below convert values of Gymnasium's spaces to text and back.
 
 
 def sayer(name: str, space: Any) -> Say:
@@ -193,7 +198,7 @@ def reader(name: str, space: Any, words: tuple[str, ...]) -> tuple[tuple[str, ..
     reads a text.
 
     Args:
-        words: one for each action of a `Discrete` space; empty: their numbers.
+        words: Words for the actions of a `Discrete` space, one for each; empty for their numbers.
 
     Raises:
         ConfigError: the space has no text form, or the words do not fit.
@@ -221,15 +226,18 @@ def reader(name: str, space: Any, words: tuple[str, ...]) -> tuple[tuple[str, ..
 
 
 def _number(value: Any) -> str:
+    """Return a number as text, with four digits if it has a fraction."""
     return f"{float(value):.4g}" if isinstance(value, float | np.floating) else str(int(value))
 
 
 def _array(value: Any) -> str:
+    """Return an array as text, a line for each row."""
     rows = np.atleast_2d(value)
     return "\n".join(" ".join(_number(each) for each in row) for row in rows)
 
 
 def _read_array(space: Any, text: str) -> Any:
+    """Return the array that a text names; None if it is not in the space."""
     try:
         numbers = np.array(text.replace(",", " ").split(), dtype=np.float64)
     except ValueError:
@@ -240,10 +248,11 @@ def _read_array(space: Any, text: str) -> Any:
 
 
 def _short(space: Any) -> str:
+    """Return a space as text of at most 100 characters."""
     return f"{space!r:.100}"
 
 
-# Gymnasium's toy text environments in words.
+# The code below describes Gymnasium's toy text environments in words.
 
 
 _TILES = {b"S": "the start", b"F": "ice", b"H": "a hole", b"G": "the goal"}
@@ -252,34 +261,40 @@ _PLACES = ("Red", "Green", "Yellow", "Blue", "in the taxi")
 
 @dataclass(frozen=True, slots=True)
 class Toy:
-    """A toy environment in words: its own observations and actions are numbers without a meaning to
-    a reader.
+    """Describe a toy environment in words: its own observations and actions are numbers without a
+    meaning to a reader.
     """
 
     rules: str
     actions: tuple[str, ...]
-    """In order of their numbers."""
+    """Words for the actions, in order of their numbers."""
     say: Callable[[Any, Any], str]
-    """Maps the environment without wrappers and an observation to text."""
+    """Returns an observation as text; called with the environment without wrappers, and the
+    observation.
+    """
 
 
 def _say_taxi(taxi: Any, state: Any) -> str:
+    """Return the state of Taxi as text."""
     row, column, passenger, destination = taxi.decode(state)
     at = _PLACES[passenger]
     return f"taxi at row {row}, column {column}; passenger {at}; to {_PLACES[destination]}"
 
 
 def _say_lake(lake: Any, state: Any) -> str:
+    """Return the state of FrozenLake as text."""
     row, column = divmod(int(state), lake.ncol)
     return f"row {row}, column {column}: {_TILES[bytes(lake.desc[row, column])]}"
 
 
 def _say_cliff(cliff: Any, state: Any) -> str:
+    """Return the state of CliffWalking as text."""
     row, column = divmod(int(state), cliff.shape[1])
     return f"row {row}, column {column}"
 
 
 def _say_blackjack(_: Any, observed: Any) -> str:
+    """Return the state of Blackjack as text."""
     mine, dealer, has_ace = (int(each) for each in observed)
     ace = "a usable ace" if has_ace else "no usable ace"
     return f"your sum {mine}, {ace}; the dealer shows {dealer}"
@@ -312,4 +327,4 @@ TOYS = {
         _say_blackjack,
     ),
 }
-"""By the name of the class."""
+"""Toy environments in words, by the name of the class."""

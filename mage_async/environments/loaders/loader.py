@@ -1,4 +1,4 @@
-"""Common parts of the loaders: optional libraries, classes for a name, episodes on a server, and a
+"""Share parts of the loaders: optional libraries, classes for a name, episodes on a server, and a
 global random state of its own for each engine that draws from it.
 
 A loader makes an environment class out of another project's library; each has a file here.
@@ -20,7 +20,7 @@ from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError
 
 HELDOUT_SHARE = 5
-"""One task in so many is held out, the last ones of a list."""
+"""Number of tasks of which one is held out: the last ones of a list are."""
 TURNS = 32
 """Default of the option `turns`, the largest number of steps in an episode."""
 
@@ -41,21 +41,19 @@ def library(module: str, extra: str) -> ModuleType:
 
 
 class ListedActions:
-    """Base of episodes that may list their actions; a script for a warm start then tries any of
-    them.
-    """
+    """Let episodes list their actions; a script for a warm start then tries any of them."""
 
     legal_actions: tuple[str, ...] | None = None
-    """`None` if they are not listed."""
+    """Legal actions; None if they are not listed."""
 
     def script(self, source: random.Random) -> Callable[[str], str] | None:
-        """Return a script that draws any action; `None` if they are not listed."""
+        """Return a script that draws any action; None if actions are not listed."""
         listed = self.legal_actions
         return (lambda observation: source.choice(listed)) if listed else None
 
 
 class NumberedTasks:
-    """Base of episodes whose tasks are the numbers of a list."""
+    """Number the tasks of episodes by the index in a list."""
 
     num_tasks: int
 
@@ -69,10 +67,10 @@ def declared(episode: type, name: str, max_turns: int, **parts: Any) -> type:
     """Create a class of episodes for one name of a library.
 
     Args:
-        episode: has `reset` and `step`.
-        name: as in the configuration.
-        max_turns: largest number of steps in an episode, the option `turns`.
-        parts: optional declarations of such a class, and attributes that its episodes need.
+        episode: Class with `reset` and `step`.
+        name: Name as in the configuration.
+        max_turns: Largest number of steps in an episode, the option `turns`.
+        parts: Optional declarations of such a class, and attributes that its episodes need.
 
     Raises:
         ConfigError: `turns` is out of its range.
@@ -82,7 +80,7 @@ def declared(episode: type, name: str, max_turns: int, **parts: Any) -> type:
     return type(re.sub(r"\W", "_", name), (episode,), own)
 
 
-# Environments on servers.
+# The code below is shared by environments on servers.
 
 StepValue = tuple[str, float, bool, bool, dict[str, Any]]
 """Value of `step`: observation, reward, terminated, truncated, info."""
@@ -92,7 +90,7 @@ SERVER_RULES = "You act in an environment step by step; what it says tells you w
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A server's answer to `reset` or `step`."""
+    """Hold a server's answer to `reset` or `step`."""
 
     text: str
     reward: float
@@ -102,14 +100,14 @@ class Observed:
 
 
 class ServerEpisode:
-    """Base of episodes that are played on a server."""
+    """Play an episode on a server; base class."""
 
     url: str
     """Address of the server, with a slash at its end."""
 
     def __init__(self) -> None:
         self._http: Any = None
-        """The `aiohttp.ClientSession`, once the episode has begun."""
+        """The `aiohttp.ClientSession`; None before the episode has begun."""
         self.legal_actions: tuple[str, ...] | None = None
 
     async def close(self) -> None:
@@ -123,7 +121,7 @@ class ServerEpisode:
         raise NotImplementedError
 
     def _step_value(self, seen: Observed) -> StepValue:
-        """Note the legal actions of an answer, and return the value of `step`."""
+        """Keep the legal actions of an answer, and return the value of `step`."""
         self.legal_actions = seen.legal_actions or None
         return seen.text, seen.reward, seen.is_done, False, {"is_valid": seen.is_valid}
 
@@ -144,14 +142,16 @@ def declared_on_server(
 
 
 def texts_of(value: object) -> tuple[str, ...] | None:
-    """Return a list of texts, such as legal actions, as a tuple; `None` if the value is none."""
+    """Return a list of texts, such as legal actions, as a tuple; None if the value is no such
+    list.
+    """
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(value)
     return None
 
 
 class IsolatedRandomState:
-    """Context manager that gives an engine its own global random state.
+    """Give an engine its own global random state, as a context manager.
 
     Wrap every call of an engine that draws from `random` or `numpy.random`. The previous state is
     restored on exit. Calls are made one after another (`called = "in_turn"`); a call that overran
@@ -173,6 +173,9 @@ class IsolatedRandomState:
         _set_random_states(self._own)
 
     def __exit__(self, *_: object) -> None:
+        """Keep the engine's state, and restore the previous one, unless a later call has replaced
+        it.
+        """
         assert self._outside is not None, "entered"
         if IsolatedRandomState._current is not self:
             return
@@ -182,5 +185,6 @@ class IsolatedRandomState:
 
 
 def _set_random_states(states: tuple[Any, Any]) -> None:
+    """Set the global states of `random` and of `numpy.random`."""
     random.setstate(states[0])
     np.random.set_state(states[1])

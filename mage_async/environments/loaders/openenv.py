@@ -1,4 +1,4 @@
-"""`openenv:URL`: an environment on a server that speaks OpenEnv's WebSocket protocol.
+"""Load `openenv:URL`: an environment on a server that speaks OpenEnv's WebSocket protocol.
 
 Every episode has its own session, which ends with it; a broken session costs only its group. A task
 is the seed that `reset` sends.
@@ -23,11 +23,11 @@ from mage_async.environments.loaders.loader import (
 from mage_async.errors import CapacityReached, EnvironmentFault, SessionClosed
 
 HEARTBEAT_S = 20.0
-"""Seconds of silence after which the server is pinged; a server that does not answer the ping has
-gone.
+"""Seconds of silence after which the server is pinged; a server that does not answer the ping
+counts as gone.
 """
 METADATA = "metadata"
-"""A field of every action and every observation that agents neither write nor read."""
+"""Name of a field of every action and every observation that agents neither write nor read."""
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "string": str,
     "integer": int,
@@ -39,13 +39,13 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class ActionForm:
-    """Conversion of an action's text into the action's fields."""
+    """Convert an action's text into the action's fields."""
 
     fields: Mapping[str, Mapping[str, Any]]
-    """JSON schemas by name."""
+    """JSON schemas of the fields, by name."""
 
     def read(self, text: str) -> dict[str, Any] | None:
-        """Return the fields; `None` if the text does not have the form."""
+        """Return the fields; None if the text does not have the form."""
         try:
             if (field := self._only()) is not None:
                 return {field: _READERS[self.fields[field]["type"]](text)}
@@ -55,7 +55,7 @@ class ActionForm:
         return found if isinstance(found, dict) else None
 
     def instruction(self) -> str:
-        """Return the required form in words; empty if any text is valid."""
+        """Return the required form in words; "" if any text is valid."""
         if (field := self._only()) is None:
             return f"Answer with a JSON object: {json.dumps(self.fields)}"
         kind = self.fields[field]["type"]
@@ -73,7 +73,7 @@ class Episode(ServerEpisode):
     """One episode, and its session."""
 
     more: Mapping[str, Any]
-    """Sent with every `reset`."""
+    """Fields that are sent with every `reset`."""
     form: ActionForm | None = None
     """Form of the server's actions; requested once per class."""
     _socket: Any = None
@@ -142,10 +142,10 @@ def load(
     """Return a class of episodes.
 
     Args:
-        url: of the server, such as `http://127.0.0.1:8000`.
-        turns: largest number of steps in an episode.
-        rules: in words; the server's `GET /metadata` may have some.
-        reset: sent with every `reset`, in addition to the seed.
+        url: Address of the server, such as `http://127.0.0.1:8000`.
+        turns: Largest number of steps in an episode.
+        rules: Rules in words; the server's `GET /metadata` may have some.
+        reset: Fields that are sent with every `reset`, in addition to the seed.
 
     Raises:
         ConfigError: it is no such address, or aiohttp is missing.
@@ -170,7 +170,7 @@ def form_of(schema: Mapping[str, Any]) -> ActionForm:
     """Return the form of a server's actions, from its answer to `GET /schema`.
 
     Raises:
-        EnvironmentFault: the actions have no fields, as where tools are called over MCP.
+        EnvironmentFault: the actions have no fields, for example because tools are called over MCP.
     """
     fields = dict(schema.get("action", {}).get("properties", {}))
     fields.pop(METADATA, None)
@@ -204,6 +204,7 @@ def observed(answer: Mapping[str, Any]) -> Observed:
 
 
 def _refused(data: Mapping[str, Any]) -> Observed:
+    """Return the observation for a refused action; raise for any other error."""
     code, message = data.get("code"), str(data.get("message", ""))
     if code == "CAPACITY_REACHED":
         raise CapacityReached(
@@ -236,7 +237,7 @@ def error_answer(code: str, message: str, **more: Any) -> dict[str, Any]:
     """Return the message that carries an error.
 
     Args:
-        code: of OpenEnv: `INVALID_JSON`, `UNKNOWN_TYPE`, `VALIDATION_ERROR`, `EXECUTION_ERROR`,
-            `CAPACITY_REACHED` or `SESSION_ERROR`.
+        code: Error code of OpenEnv: `INVALID_JSON`, `UNKNOWN_TYPE`, `VALIDATION_ERROR`,
+            `EXECUTION_ERROR`, `CAPACITY_REACHED` or `SESSION_ERROR`.
     """
     return {"type": "error", "data": {"message": message, "code": code, **more}}

@@ -1,4 +1,4 @@
-"""`textarena:GAME`: one-player games of TextArena, from a list of games that were tried.
+"""Load `textarena:GAME`: one-player games of TextArena, from a list of games that were tried.
 
 A task is a seed. TextArena draws from the global random state, which is isolated while it runs;
 both methods are coroutines that never wait, because all coroutines share one thread.
@@ -22,7 +22,7 @@ TITLES = (
     *("GuessTheNumber", "LightsOut", "LogicPuzzle", "Mastermind", "Minesweeper", "PegJump"),
     *("RushHour", "Secretary", "Set", "Sokoban", "Sudoku", "TowerOfHanoi"),
 )
-"""Games without their versions, such as `-v0-hard`."""
+"""Names of games without their versions, such as `-v0-hard`."""
 _CELLS = tuple(f"[{row} {column}]" for row in range(5) for column in range(5))
 _WAYS = ("[up]", "[down]", "[left]", "[right]")
 ACTIONS: dict[str, tuple[str, ...]] = {
@@ -39,9 +39,9 @@ _WORD_LISTS = (
     *("Wordle", "Hangman", "WordSearch", "WordLadder", "WordChains", "SpellingBee"),
     *("Codenames", "LetterAuction", "DontSayIt"),
 )
-"""Games that download word lists."""
+"""Names of games that download word lists."""
 _JUDGED = ("Debate", "TwentyQuestions", "GuessWho", "ScenarioPlanning")
-"""Games that ask a language model over the network."""
+"""Names of games that call a language model over the network."""
 
 
 class Episode(ListedActions):
@@ -59,7 +59,7 @@ class Episode(ListedActions):
         return text
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Send an answer; the game pays at its end."""
+        """Take an action; the game pays at its end."""
         with self._random_state:
             is_over, _ = self._game.step(action)
             text, is_valid = self._read_messages()
@@ -82,8 +82,8 @@ def load(game: str, /, *, turns: int = TURNS) -> type:
     """Return a class of games; a game's hidden initial state is its task variant.
 
     Args:
-        game: a version of one of `TITLES`, such as `Mastermind-v0`.
-        turns: largest number of steps in an episode.
+        game: Version of one of `TITLES`, such as `Mastermind-v0`.
+        turns: Largest number of steps in an episode.
 
     Raises:
         ConfigError: the game is not on the list, or TextArena is not installed.
