@@ -170,15 +170,23 @@ class InProcessRun:
         ]
 
     def evaluate(
-        self, split: Split, num_trials: int, *, swap: bool = False, guided: bool = True
+        self,
+        split: Split,
+        num_trials: int,
+        *,
+        blind: bool = False,
+        swap: bool = False,
+        guided: bool = True,
     ) -> Score:
         """Play the fixed tasks with which a whole run is evaluated at its end.
 
         Args:
+            blind: every episode begins without memory of the earlier ones.
             swap: the last episode has another opponent, so adaptation is worth nothing there.
             guided: trials begin with the guidance of a method, where one gives any.
         """
         trial_config = self._trial_config(self._config.evaluation.episodes)
+        trial_config = trial_config.blind() if blind else trial_config
         self._serve(*self._published[-1])
         self._num_evaluations += 1
         runs: list[TrialInProgress] = []

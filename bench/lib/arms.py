@@ -17,8 +17,14 @@ Run = Callable[[Job, Path], dict[str, Any]]
 """From a job, and the folder of what is shared, to what the job gives."""
 
 
-def arguments(documentation: str | None, folder: str, arms: Iterable[str]) -> argparse.Namespace:
-    """`run_dir`, `seeds`, `arms`, `parallel` and `only_report`, as every such study has them."""
+def arguments(
+    documentation: str | None, folder: str, arms: Iterable[str], *, named: bool = False
+) -> argparse.Namespace:
+    """`run_dir`, `seeds`, `arms`, `parallel` and `only_report`, as every such study has them.
+
+    Args:
+        named: `name` too, of the baseline that is written; "" for none.
+    """
     names = list(arms)
     parser = option_parser(documentation)
     parser.add_argument("--run-dir", type=Path, default=Path("runs") / folder, metavar="DIR")
@@ -26,6 +32,10 @@ def arguments(documentation: str | None, folder: str, arms: Iterable[str]) -> ar
     parser.add_argument("--arms", nargs="+", choices=names, default=names, help="these alone")
     parser.add_argument("--parallel", type=int, default=1, help="runs side by side")
     parser.add_argument("--only-report", action="store_true", help="of the runs there are")
+    if named:
+        parser.add_argument(
+            "--name", default="", help="of the baseline; without it none is written"
+        )
     return parser.parse_args()
 
 

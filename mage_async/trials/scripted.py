@@ -10,6 +10,7 @@ import numpy as np
 
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment, Play, Script, Split
+from mage_async.environments.games.game import TrialScript
 from mage_async.environments.mix import Mix, component_of
 from mage_async.errors import ConfigError
 from mage_async.policy_version import VersionRun
@@ -67,6 +68,50 @@ class RandomScript:
         )
 
 
+CARE = (0.3, 0.6, 0.9)
+"""Share of the facts of its context that a script writes into notes; each trial has one of them, so
+that the policy learns to read notes and can find out that better ones pay.
+"""
+MAX_PIECE = 4
+"""Most words in a row of notes where a game states no facts."""
+
+
+class NoteTaker:
+    """Writes the notes of one scripted trial."""
+
+    def __init__(self, script: Script, chat: ChatFormat, source: random.Random) -> None:
+        self._script, self._chat, self._source = script, chat, source
+        self._care = source.choice(CARE)
+
+    def write(self, seen: Sequence[int], room: int) -> list[int]:
+        """Return notes of at most `room` tokens: facts that the context holds or, where the script
+        knows of none, pieces of the context.
+
+        Args:
+            seen: the environment's words in the context, as token ids.
+        """
+        facts = self._script.facts() if isinstance(self._script, TrialScript) else None
+        if facts is None:
+            return self._pieces(seen, room)
+        text = f",{','.join(map(str, seen))},"
+        ids = [self._chat.encode(f" {fact}") for fact in facts]
+        held = [each for each in ids if f",{','.join(map(str, each))}," in text]
+        kept: list[int] = []
+        for each in reversed(held):  # the newest are kept if not all fit
+            if self._source.random() < self._care and len(kept) + len(each) <= room:
+                kept[:0] = each
+        return kept
+
+    def _pieces(self, seen: Sequence[int], room: int) -> list[int]:
+        """Return words of a context in their order, a few of them in a row."""
+        kept = set[int]()
+        while len(kept) < min(room, len(seen)):
+            first = self._source.randrange(len(seen))
+            stop = first + self._source.randint(1, MAX_PIECE)
+            kept.update(range(first, min(stop, len(seen))))
+        return [seen[place] for place in sorted(kept)][:room]
+
+
 def scripted_trial(
     environment: Environment,
     task: Task,
@@ -80,8 +125,8 @@ def scripted_trial(
     """Return a trial in which a script of the environment chooses every action.
 
     The text of a remark is words of its context, so that what the policy learns to write is short
-    and true: the last words of the environment for a reflection, and pieces from anywhere for
-    notes, so that the policy learns to read all of them and can find out which to write.
+    and true: the last words of the environment for a reflection, and some of the facts that the
+    context holds for notes (`NoteTaker`).
 
     Args:
         guidance: strategies with which the prompts begin, and which the script follows.
@@ -94,10 +139,11 @@ def scripted_trial(
     if guidance is not None:
         script = GuidedScript(script, dict(guidance.decisions))
     run = TrialRun(environment, task, index, config.with_guidance(guidance), chat, name="script")
-    words, pieces = word_tokens(part, chat), random.Random(f"{task.seed}/{index}/notes")
+    words = word_tokens(part, chat)
+    notes = NoteTaker(script, chat, random.Random(f"{task.seed}/{index}/notes"))
     make_calls(run)
     while (prompt := run.next_prompt()) is not None:
-        run.receive(_completion(_answer(run, prompt, script, words, chat, config.parser, pieces)))
+        run.receive(_completion(_answer(run, prompt, script, words, chat, config.parser, notes)))
         make_calls(run)
     return run.trial()
 
@@ -129,7 +175,7 @@ def _answer(
     words: Collection[int],
     chat: ChatFormat,
     parser: ActionParser,
-    pieces: random.Random,
+    notes: NoteTaker,
 ) -> list[int]:
     """Return the completion of a script: its action or, for a remark, words of the prompt."""
     if run.kind is Kind.ACT:
@@ -137,21 +183,8 @@ def _answer(
     seen = [token for token in cast("list[int]", prompt.tokens.tolist()) if token in words]
     room = prompt.sampling.max_tokens - 1  # one token is left for the closing tag
     last = seen[-room:] if room else []
-    remark = _pieces(seen, room, pieces) if run.kind is Kind.NOTES else last
+    remark = notes.write(seen, room) if run.kind is Kind.NOTES else last
     return _tagged(parser, run.kind, remark, chat)
-
-
-MAX_PIECE = 4
-"""Most words in a row of scripted notes."""
-
-
-def _pieces(seen: Sequence[int], room: int, source: random.Random) -> list[int]:
-    """Return at most `room` of the words of a context, in their order, a few of them in a row."""
-    kept = set[int]()
-    while len(kept) < min(room, len(seen)):
-        first = source.randrange(len(seen))
-        kept.update(range(first, min(first + source.randint(1, MAX_PIECE), len(seen))))
-    return [seen[place] for place in sorted(kept)][:room]
 
 
 def _tagged(parser: ActionParser, kind: Kind, inside: list[int], chat: ChatFormat) -> list[int]:

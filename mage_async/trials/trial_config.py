@@ -64,6 +64,12 @@ class TrialConfig:
     room: int = 0
     """Longest context, in tokens, where `compaction` is not "none"."""
 
+    def blind(self) -> "TrialConfig":
+        """Return the settings of the control `blind`: an episode begins without the history, the
+        remarks and the notes of earlier ones. Notes within an episode stay.
+        """
+        return replace(self, keeps_history=False, reflects=False)
+
     def for_environment(self, environment: Environment) -> "TrialConfig":
         """Return the settings with the prompts and the tools of one component of a mix."""
         prompts = self._prompts_for(environment, self.num_episodes)

@@ -200,8 +200,7 @@ def test_truncation_keeps_the_newest_turns_word_by_word(chat: ChatFormat) -> Non
 
 
 def test_a_blind_episode_begins_without_notes(chat: ChatFormat) -> None:
-    rules = replace(rules_of(config_of(), chat), keeps_history=False, reflects=False)
-    trial, _, _ = finish(begun(rules, chat), chat)
+    trial, _, _ = finish(begun(rules_of(config_of(), chat).blind(), chat), chat)
     assert Kind.NOTES in kinds(trial), "within an episode they stay"
     for episode in range(3):
         first = next(turn for turn in trial.turns if turn.is_act_of(episode))

@@ -86,6 +86,11 @@ class BoxesScript(TrialScript[BoxesPlay]):
     slip: float
     """Probability of pressing a random button although the right one is known."""
 
+    def facts(self) -> Sequence[str]:
+        """Return the box and the right button of each known box."""
+        known = {box: button for play in self.plays for box, button in play.known.items()}
+        return [f"{BOXES[box]} {button}" for box, button in sorted(known.items())]
+
     def action(self, play: BoxesPlay) -> str:
         """Return the next button."""
         known = [seen.known[play.box] for seen in self.plays if play.box in seen.known]

@@ -124,6 +124,13 @@ class TrialScript(Generic[P]):
     def begin(self) -> None:
         """Prepare for a new episode. The default does nothing."""
 
+    def facts(self) -> Sequence[str] | None:
+        """Return what the player knows, each fact in the words of an observation, oldest first;
+        `None`: the game does not say. Notes of a warm start are made of those that the context
+        holds.
+        """
+        return None
+
     def action(self, play: P) -> str:
         """Return the next action in the current episode."""
         raise NotImplementedError

@@ -182,6 +182,18 @@ class RpsScript(TrialScript[RpsPlay]):
     first: int
     step: int
 
+    def facts(self) -> Sequence[str]:
+        """Return the opponent's move and the result of each round, equal ones once."""
+        found: dict[str, None] = {}
+        for play in self.plays:
+            moves = [*(seen.last for seen in play.seen[1:]), play.last]
+            for seen, mine in zip(play.seen, moves, strict=True):
+                assert mine is not None, "a script makes valid moves"
+                fact = f"opp {MOVES[seen.theirs]} {_RESULTS[result(mine, seen.theirs)]}"
+                found.pop(fact, None)
+                found[fact] = None
+        return [*found]
+
     def action(self, play: RpsPlay) -> str:
         """Return the next move."""
         return MOVES[self._move(play)]

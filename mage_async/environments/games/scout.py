@@ -116,6 +116,11 @@ class ScoutScript(TrialScript[ScoutPlay]):
     scouts: float
     guesses: float
 
+    def facts(self) -> Sequence[str]:
+        """Return the dial and the key of each known dial."""
+        known = {dial: key for play in self.plays for dial, key in play.known.items()}
+        return [f"{DIALS[dial]} {key}" for dial, key in sorted(known.items())]
+
     def action(self, play: ScoutPlay) -> str:
         """Return the next action."""
         known = [seen.known[play.dial] for seen in self.plays if play.dial in seen.known]

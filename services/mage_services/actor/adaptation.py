@@ -13,7 +13,7 @@ import asyncio
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -266,7 +266,7 @@ class Measurement:
         game, task = self._games[unit.game], self._tasks[unit.game][unit.task]
         environment, config, swap, begin = game.environment, game.config, None, None
         if unit.arm == "blind":
-            config = replace(config, keeps_history=False, reflects=False)
+            config = config.blind()
         elif unit.arm == "retry":
             config = config.with_horizon(environment, 1, config.max_turns)
             # The episode of the same number, so that its chance is that of the other arms.

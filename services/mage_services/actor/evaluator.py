@@ -101,8 +101,7 @@ class Evaluator:
         trial_config = trial_config_of(config, environment, chat, episodes)
         retries = Retries(config.environment.retries)
         self._stage = Stage(environment, trial_config, chat, engine, workers, retries)
-        blind = replace(trial_config, keeps_history=False, reflects=False)
-        self._blind = replace(self._stage, config=blind)
+        self._blind = replace(self._stage, config=trial_config.blind())
         self._at_once = config.engine.max_contexts
         self._is_guided = bool(overriding(config, "evaluation_guidance"))
         self.guidance: GuidanceOf = no_guidance
