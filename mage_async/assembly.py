@@ -219,10 +219,10 @@ def _check_environment(config: Config, name: str, environment: Environment) -> N
 def _check_memory(config: Config, environment: Environment) -> None:
     """Refuse a room for contexts that nothing bounds, or that no engine has."""
     trial, longest = config.trial, config.engine.max_tokens
-    if trial.compaction != "none" and isinstance(environment, AgentTasks):
+    if trial.memory == "truncation" and isinstance(environment, AgentTasks):
         raise ConfigError(
-            f'trial.memory = "{trial.memory}": a program sends its conversation itself: write '
-            '"history", "reflection" or "none"'
+            'trial.memory = "truncation": a program holds its conversation itself, of which no '
+            'message can be left out: write "notes" or another memory'
         )
     if trial.room and trial.compaction == "none":
         raise ConfigError(

@@ -136,6 +136,8 @@ class Pending:
     state: bytes
     """Digest of the conversation."""
     episode: int
+    replaced: _End | None = None
+    """The end of the sequence that the notes replace; None: it is no call for notes."""
 
 
 class AgentRun:
@@ -192,6 +194,8 @@ class AgentRun:
         self._sizes: dict[_Lineage, int] = {}
         """Tokens that each lineage of the current episode had when the episode began."""
         self._reflecting: Pending | None = None
+        self._notes: dict[_End, str] = {}
+        """Notes that were written behind an answer, where the context had no room left."""
         self._reward = 0.0
         self.episode, self._num_calls, self._num_prompts = 0, 0, 0
         self.kind = Kind.ACT
@@ -237,7 +241,8 @@ class AgentRun:
         self._closings.append(closing_of(call))
         assert self._session is not None
         self._counts.num_cut_episodes += self._session.is_full
-        if not self._turns or self._turns[-1].episode != self.episode:
+        acts = [n for n, turn in enumerate(self._turns) if turn.is_act_of(self.episode)]
+        if not acts:
             if self._session.is_full:
                 raise ContextFull(f"{place}: its first prompt does not fit into engine.max_tokens")
             raise CallFault(
@@ -246,7 +251,7 @@ class AgentRun:
                 kind="run() called nothing",
             )
         self._reward = value.outcome.reward
-        self._turns[-1] = replace(self._turns[-1], reward=self._reward)
+        self._turns[acts[-1]] = replace(self._turns[acts[-1]], reward=self._reward)
         self._end_episode()
 
     def next_prompt(self) -> Prompt | None:
@@ -260,10 +265,7 @@ class AgentRun:
         """Receive the reflection."""
         pending, self._reflecting = self._reflecting, None
         assert pending is not None, "no reflection was asked for"
-        start = self._append(pending, completion)
-        text = self._shown(completion)
-        remark = self._config.parser.parse(Kind.REFLECT, text) or text.strip()
-        self._add_turn(pending, start, completion, remark, is_valid=bool(remark))
+        remark = self._record_remark(pending, completion, Kind.REFLECT)
         self._remarks.append(remark)
         self._main = pending.lineage, len(pending.lineage.segment.tokens)
         self._heads[pending.lineage.head] = self._main
@@ -321,6 +323,7 @@ class AgentRun:
             CallFault: the program has made too many calls.
             PolicyError: the chat template refuses the conversation.
             EnvironmentFault: the form of the answer cannot be read.
+            ContextFull: a conversation begins with more tokens than a context with notes may have.
         """
         self._num_calls += 1
         most = self._part.facts.max_turns
@@ -330,18 +333,18 @@ class AgentRun:
             if self._num_calls <= most:
                 what = f"{MAX_LINEAGES} conversations in a trial"
             raise CallFault(f"{self.place()} made more than {what}", kind="too many calls")
-        states = _states(asked)
-        found = self._known(states[:-1])
-        if found is None:
-            end, new = self._begin(asked)
-        else:
-            number, end = found
-            new = self._continued(end, asked.messages[number:], asked.tools)
+        states, (end, new) = _states(asked), self._located(asked)
+        room = self._longest_prompt(asked)
+        if end is None and len(new) > room:
+            raise ContextFull(
+                f"{self.place()}: a conversation begins with {len(new)} tokens, at most {room} "
+                f"fit: the rest of {self._config.room} is for the answer and for notes. Raise "
+                "trial.room, or lower transcript.max_reflection_tokens"
+            )
         contents = (message.content for message in asked.messages)
         self._counts.num_injections += any(map(self._chat.holds_special_token, contents))
         # A sequence that another call goes on with is copied.
-        is_free = end is not None and not end[0].is_busy and len(end[0].segment.tokens) == end[1]
-        lineage = end[0] if end is not None and is_free else self._new_lineage(asked)
+        lineage = end[0] if end is not None and _is_free(end) else self._new_lineage(asked)
         before = end[0].segment.tokens[: end[1]].tolist() if end is not None else []
         tokens = np.array([*before, *new], np.int32)
         lineages = [lineage, *(self._new_lineage(asked) for _ in range(asked.num_choices - 1))]
@@ -349,6 +352,29 @@ class AgentRun:
         for each in lineages:
             each.is_busy = True
         return pending
+
+    def notes_due(self, asked: Asked) -> Pending | None:
+        """Return the prompt of the notes that are to be written before a call is asked, because its
+        context has no room left; give it to `take_notes`, or to `give_up`. None: none are.
+        """
+        end, new = self._located(asked)
+        if end is None or end[1] + len(new) <= self._longest_prompt(asked):
+            return None
+        lineage = end[0] if _is_free(end) else self._new_lineage(asked)
+        request = self._continued(end, [Message("user", self._request_for_notes(end))], ())
+        tokens = np.array([*end[0].segment.tokens[: end[1]], *request], np.int32)
+        lineage.is_busy = True
+        most = self._config.max_reflection_tokens
+        fresh = self._config.fresh_keys == "turn"
+        prompt = self._prompt(lineage, tokens, most, fresh_keys=fresh)
+        return Pending(prompt, asked, lineage, b"", self.episode, end)
+
+    def take_notes(self, pending: Pending, completion: Completion) -> None:
+        """Record notes; the call that waits for them begins another sequence with them."""
+        assert self.is_current(pending), "the call's episode is over"
+        assert pending.replaced is not None, "it is no call for notes"
+        self._notes[pending.replaced] = self._record_remark(pending, completion, Kind.NOTES)
+        pending.lineage.is_busy = False
 
     def is_current(self, pending: Pending) -> bool:
         """Return whether the episode of a call is still played."""
@@ -407,12 +433,7 @@ class AgentRun:
         """
         for number in range(len(states) - 1, 0, -1):
             if ends := self._ends.get(states[number]):
-                free = (
-                    end
-                    for end in reversed(ends)
-                    if not end[0].is_busy and len(end[0].segment.tokens) == end[1]
-                )
-                return number, next(free, ends[-1])
+                return number, next(filter(_is_free, reversed(ends)), ends[-1])
         return None
 
     def _begin(self, asked: Asked) -> tuple[_End | None, Sequence[int]]:
@@ -422,31 +443,86 @@ class AgentRun:
             The end of the earlier episode's conversation that it continues, or None; and the tokens
             of its messages.
         """
-        messages, head = list(asked.messages), _head(asked.messages)
-        remarks = self._memory_text()
-        # A program that was given the remarks may have written them itself.
-        has_place = any(MEMORY in each.content or remarks in each.content for each in messages)
-        messages = [
-            each._replace(content=each.content.replace(MEMORY, remarks)) for each in messages
-        ]
+        head, notes, memory = _head(asked.messages), "", self._memory_text()
         if self._config.keeps_history and self.episode:
             end = self._heads.get(head) or (self._main if self._first is None else None)
-            if end is not None:
-                is_known = bool(head) and head == end[0].head
+            if end is not None and end in self._notes:
+                notes = self._notes[end]
+            elif end is not None:
+                messages, is_known = _placed(asked.messages, memory)[0], head == end[0].head != ""
                 new = self._continued(end, self._after(messages[is_known:]), asked.tools)
                 limit = self._config.max_tokens or math.inf
-                if end[1] + max(len(new), self._longest_growth) < limit:
+                growth = max(len(new), self._longest_growth)
+                if self._config.compaction == "notes" or end[1] + growth < limit:
                     return end, new
-        if remarks and not has_place:
-            place = next((n for n, each in enumerate(messages) if each.role != "system"), 0)
-            own = messages[place]
-            messages[place] = own._replace(content=f"{remarks}\n\n{own.content}")
-        return None, self._chat.prompt([each.as_chat() for each in messages], asked.tools)
+        return None, self._opening(asked.messages, [memory, self._noted(notes)], asked.tools)
 
     def _memory_text(self) -> str:
         """Return what the episode is told of earlier ones in words: guidance and remarks."""
         carried = [f"remark {n}: {text}" for n, text in enumerate(self._remarks, 1)]
         return "\n".join(filter(None, [self._config.prompts.guidance, *carried]))
+
+    def _located(self, asked: Asked) -> tuple[_End | None, Sequence[int]]:
+        """Return the end of the sequence that a call continues, and the tokens that it adds; the
+        end is None where the call begins a sequence.
+        """
+        found = self._known(_states(asked)[:-1])
+        if found is None:
+            return self._begin(asked)
+        number, end = found
+        if end not in self._notes:
+            return end, self._continued(end, asked.messages[number:], asked.tools)
+        # Notes replace all that came between the first messages of the conversation and the new.
+        first = next(n for n, each in enumerate(asked.messages) if each.role == "assistant")
+        kept, said = (
+            list(asked.messages[:first]),
+            [each.content for each in asked.messages[number:]],
+        )
+        if kept and kept[-1].role == "user":
+            said.insert(0, kept.pop().content)
+        kept.append(Message("user", "\n\n".join(said)))
+        memory = [self._memory_text(), self._noted(self._notes[end])]
+        return None, self._opening(kept, memory, asked.tools)
+
+    def _opening(
+        self, messages: Sequence[Message], remembered: Sequence[str], tools: Tools
+    ) -> Sequence[int]:
+        """Return the tokens of a conversation that begins with what is remembered."""
+        memory = "\n".join(filter(None, remembered))
+        own, has_place = _placed(messages, memory)
+        if memory and not has_place:
+            place = next((n for n, each in enumerate(own) if each.role != "system"), 0)
+            own[place] = own[place]._replace(content=f"{memory}\n\n{own[place].content}")
+        return self._chat.prompt([each.as_chat() for each in own], tools)
+
+    # Notes.
+
+    def _noted(self, notes: str) -> str:
+        return f"{self._config.prompts.noted} {notes}" if notes else ""
+
+    def _request_for_notes(self, end: _End) -> str:
+        """Return the message that asks for notes; of an earlier episode it states the reward."""
+        is_earlier = end[0] not in self._sizes
+        before = f"{self._reward_of_last()} " if is_earlier else ""
+        return f"{before}{self._config.prompts.notes}"
+
+    def _longest_prompt(self, asked: Asked) -> float:
+        """Return the length, in tokens, up to which a prompt of a call leaves its context room for
+        the answer and, where notes are written, for these.
+        """
+        config = self._config
+        if config.compaction == "none":
+            return math.inf
+        request = Message("user", f"{self._reward_of_last()} {config.prompts.notes}").as_chat()
+        asking = len(self._chat.continuation(-1, [request]))
+        return config.room - self._limit(asked) - asking - config.max_reflection_tokens
+
+    def _record_remark(self, pending: Pending, completion: Completion, kind: Kind) -> str:
+        """Append a remark and its prompt to their sequence; return its text."""
+        start, text = self._append(pending, completion), self._shown(completion)
+        remark = self._config.parser.parse(kind, text) or text.strip()
+        self._add_turn(pending, start, completion, remark, is_valid=bool(remark), kind=kind)
+        return remark
 
     def _after(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages of a new episode as they follow those of an earlier one.
@@ -479,7 +555,7 @@ class AgentRun:
         self._sizes.setdefault(lineage, len(lineage.segment.tokens))
         is_first = self._first is None
         self._first = self._first or lineage
-        limit = min(asked.max_tokens or config.sampling.max_tokens, config.sampling.max_tokens)
+        limit = self._limit(asked)
         wants_fresh = config.fresh_keys == "turn" or (
             config.fresh_keys == "episode" and is_first and self.episode > 0
         )
@@ -489,6 +565,11 @@ class AgentRun:
             allowed = answer_restriction(form, self._chat, max(1, min(limit, room)))
             prompt = replace(prompt, restriction=allowed)
         return Pending(prompt, asked, lineage, state, self.episode)
+
+    def _limit(self, asked: Asked) -> int:
+        """Return the most tokens of an answer to a call."""
+        most = self._config.sampling.max_tokens
+        return min(asked.max_tokens or most, most)
 
     def _prompt(
         self, lineage: _Lineage, tokens: np.ndarray, max_tokens: int, fresh_keys: bool
@@ -550,21 +631,31 @@ class AgentRun:
         return start
 
     def _add_turn(
-        self, pending: Pending, start: int, completion: Completion, text: str, *, is_valid: bool
+        self,
+        pending: Pending,
+        start: int,
+        completion: Completion,
+        text: str,
+        *,
+        is_valid: bool,
+        kind: Kind = Kind.ACT,
     ) -> None:
-        number = sum(turn.is_act_of(self.episode) for turn in self._turns)
+        episode = self.episode
+        if kind is Kind.NOTES and not any(turn.is_act_of(episode) for turn in self._turns):
+            episode -= 1  # they look back on that one
+        number = sum(turn.kind is kind and turn.episode == episode for turn in self._turns)
         self._turns.append(
             Turn(
-                self.kind,
-                self.episode,
-                0 if self.kind is Kind.REFLECT else number,
+                kind,
+                episode,
+                number,
                 pending.lineage.number,
                 start,
                 start + len(completion.tokens),
                 0.0,
                 is_valid,
                 text[:MAX_ACTION_CHARS],
-                pending.state.hex() if self.kind is Kind.ACT else "",
+                pending.state.hex() if kind is Kind.ACT else "",
                 completion.num_reused,
             )
         )
@@ -674,6 +765,19 @@ def _closed(parameters: dict[str, Any] | None) -> dict[str, Any]:
     return (
         {"additionalProperties": False} | parameters if "properties" in parameters else parameters
     )
+
+
+def _is_free(end: _End) -> bool:
+    """Return whether a sequence ends there, and no call waits on it."""
+    return not end[0].is_busy and len(end[0].segment.tokens) == end[1]
+
+
+def _placed(messages: Sequence[Message], memory: str) -> tuple[list[Message], bool]:
+    """Return messages with a text at the places for it, and whether they hold it."""
+    # A program that was given the text may have written it itself.
+    has_place = any(MEMORY in each.content or memory in each.content for each in messages)
+    own = [each._replace(content=each.content.replace(MEMORY, memory)) for each in messages]
+    return own, has_place
 
 
 def _head(messages: Sequence[Message]) -> str:

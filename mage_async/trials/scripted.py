@@ -83,17 +83,18 @@ class NoteTaker:
         self._script, self._chat, self._source = script, chat, source
         self._care = source.choice(CARE)
 
-    def write(self, seen: Sequence[int], room: int) -> list[int]:
-        """Return notes of at most `room` tokens: facts that the context holds or, where the script
-        knows of none, pieces of the context.
+    def write(self, context: Sequence[int], words: Sequence[int], room: int) -> list[int]:
+        """Return notes of at most `room` tokens: facts that the context holds or, where the game
+        states none, pieces of the context.
 
         Args:
-            seen: the environment's words in the context, as token ids.
+            context: token ids.
+            words: those of the environment's words in it.
         """
         facts = self._script.facts() if isinstance(self._script, TrialScript) else None
         if facts is None:
-            return self._pieces(seen, room)
-        text = f",{','.join(map(str, seen))},"
+            return self._pieces(words, room)
+        text = f",{','.join(map(str, context))},"
         ids = [self._chat.encode(f" {fact}") for fact in facts]
         held = [each for each in ids if f",{','.join(map(str, each))}," in text]
         kept: list[int] = []
@@ -180,10 +181,11 @@ def _answer(
     """Return the completion of a script: its action or, for a remark, words of the prompt."""
     if run.kind is Kind.ACT:
         return _tagged(parser, Kind.ACT, list(chat.encode(f" {script.choose(run.play)}")), chat)
-    seen = [token for token in cast("list[int]", prompt.tokens.tolist()) if token in words]
+    context = cast("list[int]", prompt.tokens.tolist())
+    seen = [token for token in context if token in words]
     room = prompt.sampling.max_tokens - 1  # one token is left for the closing tag
     last = seen[-room:] if room else []
-    remark = notes.write(seen, room) if run.kind is Kind.NOTES else last
+    remark = notes.write(context, seen, room) if run.kind is Kind.NOTES else last
     return _tagged(parser, run.kind, remark, chat)
 
 

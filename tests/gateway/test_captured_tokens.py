@@ -15,7 +15,7 @@ from mage_async.config.schema import Config
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.packing import training_sequences
 from mage_async.policy.prepare import prepare_policy
-from mage_async.trajectory import Group, Task, Trial
+from mage_async.trajectory import Group, Kind, Task, Trial
 from mage_services.actor.rollout import play_trial
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.environments.call_runner import CallRunner
@@ -72,7 +72,7 @@ async def conversation(url: str, steps: list[tuple[str, str, str, bool]]) -> Non
             await asked(url, talk)
 
 
-def capture(policy: tuple[Config, Path], steps: list[Any]) -> tuple[Trial, Drawn]:
+def capture(policy: tuple[Config, Path], steps: list[Any], *changes: str) -> tuple[Trial, Drawn]:
     """The trial of a conversation, and what the engine drew."""
     config, folder = policy
     chat = load_chat(folder)
@@ -87,7 +87,7 @@ def capture(policy: tuple[Config, Path], steps: list[Any]) -> tuple[Trial, Drawn
     async def main() -> tuple[Trial, Drawn]:
         async with EmbeddedEngine(folder, config.engine) as embedded, CallRunner(60) as workers:
             engine = Drawn(embedded)
-            stage = stage_of(environment, chat, engine, *CHANGES[3:])
+            stage = stage_of(environment, chat, engine, *CHANGES[3:], *changes)
             run_ = stage.begin(Task("own", "3", 7), 0, "3.0")
             return await play_trial(run_, engine, workers), engine
 
@@ -131,6 +131,24 @@ def test_captured_tokens_are_those_that_the_engine_drew(
     check(*capture(policy, steps))
 
 
+NOTES = ("trial.memory=notes", "transcript.max_reflection_tokens=12", "transcript.rules=false")
+
+
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(STEP, min_size=1, max_size=6), st.integers(0, 3))
+def test_with_notes_too_and_no_context_outgrows_its_room(
+    policy: tuple[Config, Path], steps: list[Any], more: int
+) -> None:
+    room = 240 + 200 * more
+    trial, drawn = capture(policy, steps, *NOTES, f"trial.room={room}")
+    check(trial, drawn)
+    assert all(
+        len(asked_.tokens) + asked_.sampling.max_tokens <= room for asked_, _ in drawn.completions
+    )
+
+
 def test_captured_logprobs_are_the_learners_at_equal_version(policy: tuple[Config, Path]) -> None:
     config, folder = policy
     kinds = ("go on", "go on", "two", "regex", "json", "tools", "branch", "go on")
@@ -141,4 +159,16 @@ def test_captured_logprobs_are_the_learners_at_equal_version(policy: tuple[Confi
     assert any(segment.allowed is not None for segment in trial.segments)
     # Without a second trained token: each sampled token is in one sequence.
     assert found["equal_version_tokens"] == trial.num_sampled() > 50
+    assert found["logprob_mismatch_max"] < 1e-4
+
+
+def test_log_probs_of_a_program_with_notes_are_the_learners(policy: tuple[Config, Path]) -> None:
+    config, folder = policy
+    steps = [("go on", "chat/completions", "paper", False)] * 8
+    trial, _ = capture(policy, steps, *NOTES, "trial.room=120")
+    assert sum(turn.kind is Kind.NOTES for turn in trial.turns) > 2
+    found = InProcessRun(config, folder)._trainer.parity(
+        training_sequences([Group(0, 0, (trial,))], config, "cpu")
+    )
+    assert found["equal_version_tokens"] == trial.num_sampled()
     assert found["logprob_mismatch_max"] < 1e-4

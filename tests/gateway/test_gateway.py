@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mage_async.completion import Completion, Prompt
 from mage_async.restriction import Restriction
 from mage_async.trajectory import Kind, Trial
 from mage_async.trials.chat_format import ChatFormat
@@ -53,6 +54,68 @@ def test_a_conversation_continues_its_tokens_and_a_new_one_begins_a_lineage(
         f"<|system|> sub<|user|> c<|assistant|> rock{end}",
     ]
     assert trial.num_extension_faults == 0
+
+
+NOTES = (
+    *("trial.memory=notes", "transcript.rules=false", "transcript.max_action_tokens=3"),
+    *("transcript.max_reflection_tokens=6", "trial.room=90"),
+)
+
+
+def test_a_program_whose_context_is_full_goes_on_with_the_policys_notes(chat: ChatFormat) -> None:
+    system = {"role": "system", "content": "win {memory}"}
+
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        talk = [system, *said("task" + " x" * 8 * episode)]
+        for number in range(5):
+            talk.append(await asked(url, talk))
+            assert talk[-1]["content"] == " rock", "the program sees its own conversation"
+            talk += said(f"round {number}")
+        return episode + 1.0
+
+    engine = scripted(chat, " rock")
+    say = engine.complete
+
+    async def complete(prompt: Prompt) -> Completion:
+        asks = prompt.sampling.max_tokens == 6
+        return await (scripted(chat, " paper rock").complete if asks else say)(prompt)
+
+    engine.complete = complete
+    (trial,) = played(tasks_of(run), chat, engine, *NOTES)
+    assert isinstance(trial, Trial), trial
+    assert trial.episode_rewards() == [1.0, 2.0]
+    assert trial.num_cut_episodes == 0
+    assert max(len(segment.tokens) for segment in trial.segments) <= 90
+    end, noted = "<|endoftext|>", "remark paper rock"
+    first, second, third = texts_of(chat, trial)
+    assert first.startswith("<|system|> win <|user|> task<|assistant|> rock")
+    assert first.endswith(f"<|user|> reward 1 reflect<|assistant|> paper rock{end}")
+    task = "task x x x x x x x x"
+    assert second.startswith(f"<|system|> win {noted}<|user|> {task}<|assistant|> rock{end}")
+    assert second.endswith(f"<|user|> reflect<|assistant|> paper rock{end}")
+    said_last = f"<|user|> {task}\n\nround 3<|assistant|> rock{end}"
+    assert third == f"<|system|> win {noted}{said_last}"
+    notes = [turn for turn in trial.turns if turn.kind is Kind.NOTES]
+    assert [(turn.episode, turn.index, turn.action) for turn in notes] == [
+        (0, 0, "paper rock"),
+        (1, 0, "paper rock"),
+    ]
+    assert [turn.reward for turn in trial.turns if turn.reward] == [1.0, 2.0]
+
+
+def test_a_conversation_that_begins_too_long_for_its_room_is_refused_with_the_numbers(
+    chat: ChatFormat,
+) -> None:
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        await asked(url, said("a"))
+        status, body = await asked(url, said("x" * 120))
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        assert "the rest of 90 is for the answer and for notes" in body["error"]["message"]
+        return 1.0
+
+    (trial,) = played(tasks_of(run), chat, scripted(chat, " rock"), *NOTES)
+    assert isinstance(trial, Trial), trial
+    assert trial.num_cut_episodes == 2
 
 
 def test_a_second_call_behind_an_answer_copies_the_tokens_and_trains_none_of_them_twice(

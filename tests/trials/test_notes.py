@@ -24,6 +24,7 @@ from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.messages import EpisodeResult
 from mage_async.trajectory import FinishedEpisodes, Group, Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.scripted import chat_in_words, random_task, scripted_trial
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun
 from mage_services.actor.rollout import Stage, play_trial
@@ -284,3 +285,26 @@ def test_in_an_actor_as_in_one_process_log_probs_are_the_learners(tmp_path: Path
             (turn.kind, turn.action) for turn in other.turns
         ]
         assert len(one.segments) == len(other.segments) > 1
+
+
+@pytest.mark.parametrize("name", ["boxes", "scout", "rps"])
+def test_scripted_notes_are_facts_that_their_context_holds(name: str) -> None:
+    config = config_of(f"environment.name={name}", "transcript.max_reflection_tokens=12")
+    chat, environment = chat_in_words(), environment_of(config)
+    rules = replace(rules_of(config, chat), room=60)
+    found = [0, 0]
+    for seed in range(20):
+        task = random_task(environment, "train", random.Random(seed))
+        trial = scripted_trial(environment, task, 0, rules, chat)
+        for turn in trial.turns:
+            if turn.kind is Kind.NOTES:
+                before = trial.segments[turn.segment].tokens[: turn.start]
+                context = chat.decode(before.tolist())
+                words = turn.action.split()
+                size = 3 if name == "rps" else 2
+                for place in range(0, len(words), size):
+                    shown = " ".join(words[place : place + size])
+                    assert shown in context
+                found[bool(words)] += 1
+    assert found[1] > 10, "facts are written"
+    assert found[0], "and some notes say nothing"

@@ -12,7 +12,7 @@ client may use the address without it.
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
@@ -30,7 +30,7 @@ from mage_async.errors import (
     TrialFault,
     TurnOverdue,
 )
-from mage_async.trials.agent_run import AgentRun, Asked, Choice, Message
+from mage_async.trials.agent_run import AgentRun, Asked, Choice, Message, Pending
 from mage_services.gateway.anthropic_messages import (
     MessagesRequest,
     anthropic_error,
@@ -124,6 +124,9 @@ class Seat:
         if not self._run.is_playing:
             raise Refused(410, "this episode is over")
         try:
+            while (notes := self._run.notes_due(asked)) is not None:
+                (written,) = await self._draw([notes])
+                self._run.take_notes(notes, written)
             pending = self._run.ask(asked)
         except CallFault as fault:
             self._fail(fault)
@@ -132,13 +135,23 @@ class Seat:
             raise Refused(400, str(fault)) from fault
         except PolicyError as error:
             raise Refused(400, str(error)) from error
+        except ContextFull as fault:
+            raise self._full(fault) from fault
+        completions = await self._draw(pending)
+        return [self._run.take(*each) for each in zip(pending, completions, strict=True)]
+
+    async def _draw(self, pending: Sequence[Pending]) -> list[Completion]:
+        """Sample the completions of a call, or of the notes before it.
+
+        Raises:
+            Refused: they cannot be sampled, or the episode ended before.
+        """
         making = [asyncio.create_task(self._complete(each.prompt)) for each in pending]
         completions: list[Completion] = []
         try:
             completions = await asyncio.gather(*making)
         except ContextFull as fault:
-            self.session.is_full = True
-            raise Refused(400, str(fault), "context_length_exceeded") from fault
+            raise self._full(fault) from fault
         except InfrastructureFault as fault:
             self._fail(fault)
             raise Refused(503, str(fault)) from fault
@@ -149,7 +162,12 @@ class Seat:
                     self._run.give_up(each)
         if not self._run.is_current(pending[0]):
             raise Refused(410, "this episode is over")
-        return [self._run.take(*each) for each in zip(pending, completions, strict=True)]
+        return completions
+
+    def _full(self, fault: ContextFull) -> Refused:
+        """Note that a conversation has outgrown its context; return what its call is told."""
+        self.session.is_full = True
+        return Refused(400, str(fault), "context_length_exceeded")
 
     async def _complete(self, prompt: Prompt) -> Completion:
         deadline_s = None if math.isinf(prompt.deadline_s) else prompt.deadline_s
