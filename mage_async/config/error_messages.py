@@ -1,5 +1,5 @@
-"""Error messages of a configuration: the key as `--set` takes it, its value, and what to write
-instead: known keys, "did you mean", the allowed values, the new name of an old key.
+"""Write the error messages of a configuration: the key as `--set` takes it, its value, and what to
+write instead: known keys, "did you mean", the allowed values, the new name of an old key.
 """
 
 import difflib

@@ -1,4 +1,4 @@
-"""AdamW with moments in the weights' dtype or in 8 bits, and float32 masters of 16-bit weights.
+"""Make AdamW, its schedules of learning rate and entropy bonus, and float32 masters of weights.
 
 In bfloat16 an update below 1/256 of a weight is rounded away, and at learning rates of 1e-6 nearly
 all are. The optimizer therefore updates a float32 copy of each trained weight, its master, which is
@@ -10,9 +10,8 @@ every forward. Here the model itself holds the rounded weights, which are publis
 by bit with the engine's, and only the optimizer knows of masters. That also works with activation
 checkpointing, adapters and `hidden_states`, which does not call the root module.
 
-The schedules of the learning rate (`learning_rate`) and of the entropy bonus
-(`entropy_coefficient`) are here too. An update whose gradient is not finite is skipped
-(`Trainer.apply_gradient`), counted (`skipped_updates`) and reported by the doctor (`not_finite`).
+An update whose gradient is not finite is skipped (`Trainer.apply_gradient`), counted
+(`skipped_updates`) and reported by the doctor (`not_finite`).
 """
 
 from collections.abc import Sequence

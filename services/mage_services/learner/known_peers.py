@@ -1,8 +1,8 @@
-"""When the learner gives up an actor that has fallen silent: first its groups, then the actor.
+"""Decide when a silent actor is given up: first its groups are granted again, then it is forgotten.
 
-The coordinator asks this about each peer at each of its ticks, and acts on the answer. The other
-silences are those of a process (`supervision.silence_s`, in `processes/supervised_process.py`) and
-of a connection (`CONNECTION_SILENCE_MS`, in `transport/sockets.py`).
+The coordinator asks this at each of its ticks, and acts on the answer. Other silences are those of
+a process (`supervision.silence_s`, in `processes/supervised_process.py`) and of a connection
+(`CONNECTION_SILENCE_MS`, in `transport/sockets.py`).
 """
 
 from dataclasses import dataclass
