@@ -71,7 +71,19 @@ def read_architecture(directory: Path) -> Architecture:
         written = json.loads(file.read_text()).items()
     except (ValueError, AttributeError) as error:
         raise PolicyError(f"{file}: no JSON object: {error}") from error
-    config = {name: value for name, value in written if value is not None}
+    return architecture_of(dict(written), file)
+
+
+def architecture_of(written: dict[str, Any], file: Path) -> Architecture:
+    """Return the architecture that a configuration of transformers describes.
+
+    Args:
+        file: source of the configuration, with which errors begin.
+
+    Raises:
+        PolicyError: the embedded engine does not serve the model.
+    """
+    config = {name: value for name, value in written.items() if value is not None}
     _refuse_unknown(file, config)
     try:
         return _architecture(file, config)

@@ -94,7 +94,7 @@ class Arithmetic:
 
 
 class BFloat16(Arithmetic):
-    """Keep the layers' matrices and their operands in bfloat16, and everything else in float32."""
+    """The layers' matrices, and what is computed into their operands alone, in bfloat16."""
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
         """Convert to bfloat16: half the memory."""
@@ -106,6 +106,10 @@ class BFloat16(Arithmetic):
         """Multiply by a prepared matrix: [R, D] -> [R, O]."""
         out = functional.linear(rows.to(matrix.dtype), matrix).float()
         return out if bias is None else out.add_(bias)
+
+    def silu(self, values: torch.Tensor) -> torch.Tensor:
+        """Compute x / (1 + exp(-x)) in bfloat16: the product with `up` is an operand too."""
+        return functional.silu(values.bfloat16())
 
 
 class Exact(Arithmetic):

@@ -255,7 +255,7 @@ def _layer(tensors: Tensors, number: int, shape: Architecture, arithmetic: Arith
         query = _take(tensors, f"{attention}.q_proj.{ending}", heads, *rest)
         key = _take(tensors, f"{attention}.k_proj.{ending}", kv_heads, *rest)
         value = _take(tensors, f"{attention}.v_proj.{ending}", kv_heads, *rest)
-        return torch.cat([_paired(query, size), _paired(key, size), value])
+        return torch.cat([paired(query, size), paired(key, size), value])
 
     def gate_up(ending: str, *rest: int) -> torch.Tensor:
         names = (f"{mlp}.{part}_proj.{ending}" for part in ("gate", "up"))
@@ -281,7 +281,7 @@ def _layer(tensors: Tensors, number: int, shape: Architecture, arithmetic: Arith
 def _head_norms(tensors: Tensors, stem: str, shape: Architecture) -> torch.Tensor:
     """Return the norms of queries, then of keys: [N + K, H]."""
     query, key = (
-        _paired(
+        paired(
             _take(tensors, f"{stem}.self_attn.{part}_norm.weight", shape.head_dim), shape.head_dim
         )
         for part in ("q", "k")
@@ -289,10 +289,16 @@ def _head_norms(tensors: Tensors, stem: str, shape: Architecture) -> torch.Tenso
     return torch.cat([query.expand(shape.heads, -1), key.expand(shape.kv_heads, -1)])
 
 
-def _paired(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+def paired(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Reorder the rows of each head from 0, 1, … to 0, H/2, 1, H/2 + 1, …"""
     halves: torch.Tensor = rows.unflatten(0, (-1, 2, head_dim // 2))
     return halves.transpose(1, 2).flatten(0, 2)
+
+
+def unpaired(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Undo `paired`."""
+    pairs: torch.Tensor = rows.unflatten(0, (-1, head_dim // 2, 2))
+    return pairs.transpose(1, 2).flatten(0, 2)
 
 
 def _take(tensors: Tensors, name: str, *shape: int) -> torch.Tensor:

@@ -83,10 +83,10 @@ def merged_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     layers = adapted_layers(model)
     for name, tensor in base_tensors(model).items():
         layer = layers.get(name.removesuffix(".weight"))
-        yield name, tensor if layer is None else _merged(layer, tensor, 0)
+        yield name, tensor if layer is None else merge(layer, tensor, 0)
     for name, tensor in second_role_tensors(model).items():
         layer = layers[name.removeprefix(SECOND_ROLE).removesuffix(".weight")]
-        yield name, _merged(layer, tensor, 1)
+        yield name, merge(layer, tensor, 1)
 
 
 @torch.no_grad()
@@ -107,9 +107,9 @@ def merged_rows(
     rows = {name: row_of(tensor) for name, tensor in tensors.items()}
     for name, layer in layers.items():
         row = rows[f"{name}.weight"]
-        rows[f"{name}.weight"] = _merged(layer, row, 0, row_of)
+        rows[f"{name}.weight"] = merge(layer, row, 0, row_of)
         if len(layer.lora_A) == 2:
-            rows[f"{SECOND_ROLE}{name}.weight"] = _merged(layer, row, 1, row_of)
+            rows[f"{SECOND_ROLE}{name}.weight"] = merge(layer, row, 1, row_of)
     return rows
 
 
@@ -144,7 +144,7 @@ def _is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def _merged(
+def merge(
     layer: AdaptedLayer,
     weight: torch.Tensor,
     role: int,

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mage_async.learning.adapters import has_wide_adapters
+from mage_async.learning.merged_layers import merged_layers
 from mage_async.learning.packing import TokenRow
 from mage_async.learning.roles import give_roles
 from mage_async.learning.token_loss import HeadInputs
@@ -33,11 +34,12 @@ def head_inputs(model: PreTrainedModel, row: TokenRow, temperature: float) -> He
     Args:
         temperature: sampling temperature of tokens whose `sharpness` is 1.
     """
+    merged = merged_layers(model)
     hidden = hidden_states(model, row)[row.sources]
     # Logits are linear in the hidden state: to scale it is to change the token's temperature.
     if row.sharpness is not None:
         hidden = hidden * row.sharpness[:, None].to(hidden.dtype)
-    head = model.get_output_embeddings().weight
+    head = model.get_output_embeddings().weight if merged is None else merged.head
     return HeadInputs(hidden, head, row.targets, 1.0 / temperature, row.restricted)
 
 
@@ -65,6 +67,8 @@ def hidden_states(model: PreTrainedModel, row: TokenRow) -> torch.Tensor:
 
 def body(model: PreTrainedModel, row: TokenRow) -> torch.Tensor:
     """Compute the input of the LM head by the unsharded model: [1, T, D]."""
+    if (merged := merged_layers(model)) is not None:
+        return merged.hidden_states(row)[None]
     give_roles(model, row.is_second_role)
     with torch.autocast(row.tokens.device.type, model.dtype, enabled=has_wide_adapters(model)):
         out = model.base_model(

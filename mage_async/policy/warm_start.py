@@ -175,7 +175,8 @@ def _losses(
     sources = np.concatenate([row.index_of(i, places - 1) for i, places in enumerate(after)])
     _, first, again = np.unique(targets, return_index=True, return_inverse=True)
     hidden = hidden_states(model, row)[torch.from_numpy(sources[first])]
-    logits = hidden @ model.get_output_embeddings().weight.T
+    head = model.get_output_embeddings().weight
+    logits = hidden.to(head.dtype) @ head.T
     predicted = row.tokens[0, torch.from_numpy(targets[first])]
     losses = functional.cross_entropy(logits, predicted, reduction="none")
     weights = torch.from_numpy(np.concatenate([example.weights[1:] for example in examples]))

@@ -104,7 +104,8 @@ def test_products_of_adapters_have_the_models_type_and_gradients_their_own(
     for layer in adapted_layers(narrow).values():
         layer.lora_A.default.register_forward_hook(lambda _, __, out: products.add(out.dtype))
     found, exact = (_gradients(model, row, is_checkpointed) for model in (narrow, wide))
-    assert products == {torch.bfloat16}
+    # Without checkpointing, merged layers have no products of adapters alone.
+    assert products == ({torch.bfloat16} if is_checkpointed else set())
     assert {gradient.dtype for gradient in found} == {torch.float32}
     apart = torch.cat([(one - other).flatten() for one, other in zip(found, exact, strict=True)])
     assert 0 < apart.norm() / torch.cat([each.flatten() for each in exact]).norm() < 0.1
@@ -123,7 +124,7 @@ def test_the_reference_of_the_kl_term_is_the_model_without_its_adapters() -> Non
     taught, base = trainer_of(adapted(), "learner.kl=0.5"), trainer_of(random_model("Qwen3"))
     found = taught.micro_batches(batch)[0]
     plain = base.with_proximal(base.micro_batches(batch)[0])
-    assert torch.equal(found.reference, plain.proximal)
+    assert torch.allclose(found.reference, plain.proximal, atol=1e-5)
     assert (found.reference - taught.with_proximal(found).proximal).abs().max() > 0.01
     assert taught.step(batch)["reference_k3"] > 0
 

@@ -1,0 +1,570 @@
+"""The layers of a Llama-family model with adapters on a processor, with a backward of their own.
+
+transformers and peft compute such a model operation by operation. Here a layer is five functions
+whose backward passes are written out, which saves half of the time of a step on one core
+(`bench/models/limits.py`):
+
+- Adapters are merged into the frozen matrices once per update, so a layer multiplies by `W + s B A`
+  alone. The gradients of `A` and `B` follow from the rows of that product's input and gradient.
+- Matrices with the same input (queries, keys and values; gate and up) are one matrix.
+- A block of positions attends to the keys before its last one alone.
+
+The operations and their types are those of the engine (`mage_async/inference/model.py`): matrices
+and their operands have the model's type, sums along the residual stream are float32. The learner's
+log-probs are therefore the engine's up to the order of sums.
+
+Shapes: `T` tokens of the row, `D` hidden, `F` MLP size, `N` heads, `K` key-value heads, `H` head
+size, `I` and `O` inputs and outputs of a matrix, `R` rank of an adapter; of the packed sequences
+`S`, `L` and `P` as in `mage_async/learning/attention.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from mage_async.inference.architecture import (
+    SUPPORTED,
+    Architecture,
+    architecture_of,
+    rotations,
+)
+from mage_async.inference.weights import paired, unpaired
+from mage_async.learning.adapters import adapted_layers, merge
+from mage_async.learning.attention import Boundaries
+from mage_async.learning.packing import TokenRow
+from mage_async.learning.roles import has_roles
+
+Gradients = tuple[Tensor | None, ...]
+ATTRIBUTE = "merged_layers"
+"""Name under which a model keeps its `MergedLayers`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One of the model's linear layers, as rows of a `Matrix`."""
+
+    layer: Any
+    """torch's linear layer, or peft's with an adapter."""
+    rows: slice
+    head_dim: int
+    """Size of the heads whose rows are reordered in pairs; 0: the order is the layer's."""
+
+    def ordered(self, tensor: Tensor) -> Tensor:
+        """Bring rows of the layer, [O, any], into the order of the matrix."""
+        return paired(tensor, self.head_dim) if self.head_dim else tensor
+
+    def original(self, tensor: Tensor) -> Tensor:
+        """Bring rows of the matrix, [O, any], into the order of the layer."""
+        return unpaired(tensor, self.head_dim) if self.head_dim else tensor
+
+
+class Matrix:
+    """Linear layers with the same input as one matrix, [O, I], with their adapters merged into it.
+
+    Args:
+        layers: the linear layers, each with the size of the heads to reorder, or 0.
+    """
+
+    def __init__(self, layers: Sequence[tuple[Any, int]]) -> None:
+        ends = torch.tensor([layer.weight.shape[0] for layer, _ in layers]).cumsum(0).tolist()
+        self.parts = [
+            Part(layer, slice(end - layer.weight.shape[0], end), head_dim)
+            for (layer, head_dim), end in zip(layers, ends, strict=True)
+        ]
+        self.adapted = [part for part in self.parts if hasattr(part.layer, "lora_A")]
+        base = [part.ordered(part.layer.weight) for part in self.parts]
+        self.merged = torch.cat(base)
+        biases = [part.layer.bias for part in self.parts]
+        self.bias = None
+        if biases[0] is not None:
+            ordered = [part.ordered(one) for part, one in zip(self.parts, biases, strict=True)]
+            self.bias = torch.cat(ordered).float()
+
+    def adapters(self) -> list[Tensor]:
+        """Return the trained tensors: `A` and `B` of each adapted part."""
+        return [tensor for part in self.adapted for tensor in _adapter(part.layer)[:2]]
+
+    @torch.no_grad()
+    def merge(self, *, is_on: bool) -> None:
+        """Merge the present adapters; with `is_on` false, restore the frozen matrix."""
+        for part in self.adapted:
+            weight = part.layer.weight
+            whole = merge(part.layer, weight, 0) if is_on else weight
+            self.merged[part.rows] = part.ordered(whole)
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """Multiply rows [T, I] of the matrix's type: [T, O], float32 if there is a bias."""
+        out = functional.linear(rows, self.merged)
+        return out if self.bias is None else out.float().add_(self.bias)
+
+    def gradients(self, rows: Tensor, gradient: Tensor) -> Iterator[Tensor]:
+        """Yield the gradients of `adapters`.
+
+        With `y = x (W + s B A)^T`, that of `A` is `s (g B)^T x`, and that of `B` is
+        `s g^T (x A^T)`: no product is larger than the adapters need.
+
+        Args:
+            rows: [T, I], the input of `multiply`.
+            gradient: [T, O], of its output, in the matrix's type.
+        """
+        if not self.adapted:
+            return
+        downs = torch.cat([_adapter(part.layer)[0] for part in self.adapted]).to(rows.dtype)
+        inner = functional.linear(rows, downs).split(
+            [_adapter(part.layer)[0].shape[0] for part in self.adapted], 1
+        )
+        for part, own_inner in zip(self.adapted, inner, strict=True):
+            _, up, scale = _adapter(part.layer)
+            own = gradient[:, part.rows]
+            d_inner = own @ part.ordered(up).to(own.dtype)
+            yield (d_inner.T @ rows).float().mul_(scale)
+            yield part.original((own.T @ own_inner).float().mul_(scale))
+
+
+def _adapter(layer: Any) -> tuple[Tensor, Tensor, float]:
+    """Return `A` [R, I], `B` [O, R] and the scale of a layer's only adapter."""
+    ((name, down),) = layer.lora_A.items()
+    return down.weight, layer.lora_B[name].weight, layer.scaling[name]
+
+
+class NormedProduct(torch.autograd.Function):
+    """RMS norm [T, D], then a matrix: [T, D] to [T, O]. The norm's weight is frozen."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float, matrix: Matrix, *adapters: Tensor
+    ) -> Tensor:
+        """Take `adapters` from `matrix`, so that autograd knows them."""
+        normed, inverse = _normed(hidden, weight, epsilon)
+        rows = normed.to(matrix.merged.dtype)
+        ctx.save_for_backward(hidden, weight, inverse, rows, matrix.merged)
+        ctx.matrix = matrix
+        return matrix.multiply(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Gradients:
+        hidden, weight, inverse, rows, merged = ctx.saved_tensors
+        gradient = gradient.to(rows.dtype)
+        d_hidden = None
+        if ctx.needs_input_grad[0]:
+            d_normed = (gradient @ merged).float()
+            d_hidden = _norm_backward(d_normed, hidden, weight, inverse)
+        return d_hidden, None, None, None, *ctx.matrix.gradients(rows, gradient)
+
+
+class AddedProduct(torch.autograd.Function):
+    """A matrix, and the residual added to it: [T, I] and float32 [T, D] to float32 [T, D]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, residual: Tensor, matrix: Matrix, *adapters: Tensor
+    ) -> Tensor:
+        """Take `adapters` from `matrix`, so that autograd knows them."""
+        ctx.save_for_backward(rows, matrix.merged)
+        ctx.matrix = matrix
+        return residual + matrix.multiply(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Gradients:
+        rows, merged = ctx.saved_tensors
+        own = gradient.to(rows.dtype)
+        return own @ merged, gradient, None, *ctx.matrix.gradients(rows, own)
+
+
+class SwiGlu(torch.autograd.Function):
+    """`silu(gate) * up`: [T, 2F] to [T, F]."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the product in `dtype`."""
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, 1)
+        return functional.silu(gate.to(dtype)).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Gradients:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, 1)
+        gate = gate.to(gradient.dtype)
+        made = gradient.new_empty(gate_up.shape)
+        d_gate, d_up = made.chunk(2, 1)
+        torch.mul(gradient, functional.silu(gate), out=d_up)
+        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=d_gate)
+        return made, None
+
+
+class HeadNorms(torch.autograd.Function):
+    """RMS norm of every query and key, [T, (N + K) H] of [T, (N + 2K) H]; float32."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Take the norms' frozen weights, float32 [N + K, H]."""
+        count, size = weight.shape
+        heads = qkv[:, : count * size].float().unflatten(1, (count, size))
+        normed, inverse = _normed(heads, None, epsilon)
+        ctx.save_for_backward(heads, weight, inverse)
+        return torch.cat((normed.mul_(weight).flatten(1), qkv[:, count * size :]), 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Gradients:
+        heads, weight, inverse = ctx.saved_tensors
+        own = gradient[:, : weight.numel()].float().view(heads.shape)
+        d_heads = _norm_backward(own.clone(), heads, weight, inverse).flatten(1)
+        return torch.cat((d_heads, gradient[:, weight.numel() :]), 1), None, None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folding:
+    """How attention sees a row: its shapes, its sequences, and the angles of its positions."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    boundaries: Boundaries
+    angles: Tensor
+    """complex64 [T, 1, H / 2]"""
+    dtype: torch.dtype
+    """Type of the operands of the matrices; attention's forward is float32."""
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the attention weights of the sequences are kept for the backward pass."""
+        count, length = self.boundaries.shape
+        pairs = length * (self.boundaries.opening + (length + BLOCK) // 2)
+        return count * self.heads * pairs <= MOST_KEPT
+
+    def split(self, qkv: Tensor) -> list[Tensor]:
+        """[T, (N + 2K) H] -> queries [T, N, H], keys and values [T, K, H]."""
+        heads = qkv.unflatten(1, (-1, self.head_dim))
+        return list(heads.split((self.heads, self.kv_heads, self.kv_heads), 1))
+
+    def rotated(self, qkv: Tensor, *, is_back: bool = False) -> Tensor:
+        """Rotate queries and keys of float32 [T, (N + 2K) H] in place, or back."""
+        turned = qkv[:, : (self.heads + self.kv_heads) * self.head_dim]
+        pairs = torch.view_as_complex(turned.unflatten(1, (-1, self.head_dim // 2, 2)))
+        pairs.mul_(self.angles.conj() if is_back else self.angles)
+        return qkv
+
+    def folded(self, rows: Tensor) -> Tensor:
+        """Tokens behind the opening, [T - P, any, H] -> [S K, L * any / K, H]"""
+        (count, longest), places = self.boundaries.shape, self.boundaries.places
+        if len(places) < count * longest:
+            cells = rows.new_zeros(count * longest, *rows.shape[1:])
+            rows = cells.index_copy_(0, places, rows)
+        return self._by_kv_head(rows.view(count, longest, *rows.shape[1:]))
+
+    def unfolded(self, folded: Tensor) -> Tensor:
+        """[S K, L * any / K, H] -> [T - P, any, H]"""
+        longest, places = self.boundaries.shape[1], self.boundaries.places
+        rows = self._by_token(folded, longest).flatten(0, 1)
+        return rows if len(places) == len(rows) else rows.index_select(0, places)
+
+    def opening(self, rows: Tensor) -> Tensor:
+        """[P, any, H] -> [K, P * any / K, H]"""
+        return self._by_kv_head(rows[None])
+
+    def unfolded_opening(self, folded: Tensor) -> Tensor:
+        """[K, P * any / K, H] -> [P, any, H]"""
+        return self._by_token(folded, self.boundaries.opening)[0]
+
+    def _by_kv_head(self, rows: Tensor) -> Tensor:
+        """[S, L, any, H] -> [S K, L * any / K, H]"""
+        grouped = rows.unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
+        return grouped.reshape(len(rows) * self.kv_heads, -1, self.head_dim)
+
+    def _by_token(self, folded: Tensor, length: int) -> Tensor:
+        """[S K, L * any / K, H] -> [S, L, any, H]"""
+        shape = (-1, self.kv_heads, length, folded.shape[1] // length, self.head_dim)
+        grouped = folded.reshape(shape)
+        return grouped.transpose(1, 2).flatten(2, 3)
+
+
+class Attention(torch.autograd.Function):
+    """Rotate queries and keys, and attend inside each sequence: [T, (N + 2K) H] to [T, N H]."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, folding: Folding) -> Tensor:
+        """Compute in float32, as the engine does."""
+        heads = folding.split(folding.rotated(qkv.to(torch.float32, copy=True)))
+        first, length = folding.boundaries.opening, folding.boundaries.shape[1]
+        own = [folding.folded(each[first:]) for each in heads]
+        parts, kept = [], []
+        if first:
+            shared = [folding.opening(each[:first]) for each in heads]
+            seen, _ = _attend(*shared, first)
+            parts.append(folding.unfolded_opening(seen))
+            kept += shared
+            count = folding.boundaries.shape[0]
+            own[1:] = [
+                torch.cat((each.repeat(count, 1, 1), behind), 1)
+                for each, behind in zip(shared[1:], own[1:], strict=True)
+            ]
+        seen, weights = _attend(*own, length, keeps=folding.keeps_weights)
+        parts.append(folding.unfolded(seen))
+        ctx.save_for_backward(*(each.to(folding.dtype) for each in (*kept, *own, *weights)))
+        ctx.folding, ctx.given = folding, qkv.dtype
+        return torch.cat(parts).flatten(1).to(folding.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Gradients:
+        folding, kept = ctx.folding, list(ctx.saved_tensors)
+        first, length = folding.boundaries.opening, folding.boundaries.shape[1]
+        shared = [kept.pop(0) for _ in range(3)] if first else []
+        seen = gradient.unflatten(1, (-1, folding.head_dim))
+        width = (folding.heads + 2 * folding.kv_heads) * folding.head_dim
+        made = gradient.new_empty((len(gradient), width), dtype=torch.float32)
+        parts = folding.split(made)
+        d_own = _attend_backward(folding.folded(seen[first:]), *kept[:3], length, kept[3:])
+        for part, each in zip(parts, d_own, strict=True):
+            behind = each if each is d_own[0] else each[:, first:]
+            part[first:] = folding.unfolded(behind)
+        if first:
+            d_first = _attend_backward(folding.opening(seen[:first]), *shared, first)
+            for d_shared, each in zip(d_first[1:], d_own[1:], strict=True):
+                d_shared += each[:, :first].unflatten(0, (-1, folding.kv_heads)).sum(0)
+            for part, each in zip(parts, d_first, strict=True):
+                part[:first] = folding.unfolded_opening(each)
+        return folding.rotated(made, is_back=True).to(ctx.given), None
+
+
+BLOCK = 64
+"""Positions of a sequence that attend at once: to the keys up to their last one, and to no others,
+which spares most of what a causal mask would hide."""
+MOST_KEPT = 32 * 2**20
+"""Number of attention weights that a layer keeps for its backward pass at most; more are computed
+again, because they grow with the square of a sequence's length."""
+
+
+def _blocks(length: int) -> list[tuple[int, int]]:
+    """Return the ranges of `BLOCK` positions of a sequence."""
+    return [(begin, min(begin + BLOCK, length)) for begin in range(0, length, BLOCK)]
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, length: int, *, keeps: bool = False
+) -> tuple[Tensor, list[Tensor]]:
+    """Attend causally: the last position sees all keys.
+
+    Args:
+        queries: [B, length * N / K, H]; the heads of one position are next to each other.
+        keys: [B, M, H], M at least `length`.
+        values: like `keys`.
+
+    Returns:
+        Outputs like `queries`; and the attention weights of each block, [B, n N / K, keys], if
+        `keeps` is true.
+    """
+    seen, kept = torch.empty_like(queries), []
+    for rows, num_keys in _rows_of_blocks(queries, keys, length):
+        weights = _weights(queries[:, rows], keys[:, :num_keys], queries.shape[1] // length)
+        torch.bmm(weights, values[:, :num_keys], out=seen[:, rows])
+        if keeps:
+            kept.append(weights)
+    return seen, kept
+
+
+def _rows_of_blocks(queries: Tensor, keys: Tensor, length: int) -> Iterator[tuple[slice, int]]:
+    """Yield the rows of each block's queries, and the number of keys that the block sees."""
+    each, before = queries.shape[1] // length, keys.shape[1] - length
+    for begin, end in _blocks(length):
+        yield slice(begin * each, end * each), before + end
+
+
+def _weights(queries: Tensor, keys: Tensor, each: int) -> Tensor:
+    """Return the attention weights of a block, whose last position sees all keys.
+
+    Args:
+        each: rows of `queries` that belong to one position.
+    """
+    weights = (queries * queries.shape[-1] ** -0.5) @ keys.transpose(1, 2)
+    width = queries.shape[1] // each
+    later = weights.new_full((width, width), -torch.inf).triu_(1)
+    weights[..., -width:] += later.repeat_interleave(each, 0)
+    return torch.softmax(weights, -1)
+
+
+def _attend_backward(
+    gradient: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    length: int,
+    kept: Sequence[Tensor] = (),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values of `_attend`; of the last two in float32."""
+    each, scale = queries.shape[1] // length, queries.shape[-1] ** -0.5
+    d_queries = torch.empty_like(queries)
+    d_keys, d_values = (one.new_zeros(one.shape, dtype=torch.float32) for one in (keys, values))
+    for number, (rows, num_keys) in enumerate(_rows_of_blocks(queries, keys, length)):
+        own, seen = queries[:, rows], keys[:, :num_keys]
+        weights = kept[number] if kept else _weights(own, seen, each)
+        d_values[:, :num_keys] += weights.transpose(1, 2) @ gradient[:, rows]
+        d_weights = gradient[:, rows] @ values[:, :num_keys].transpose(1, 2)
+        d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
+        d_scores.mul_(scale)
+        torch.bmm(d_scores, seen, out=d_queries[:, rows])
+        d_keys[:, :num_keys] += d_scores.transpose(1, 2) @ own
+    return d_queries, d_keys, d_values
+
+
+def _normed(hidden: Tensor, weight: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Apply RMS norm to [..., D]; also return the inverse root mean squares, [..., 1]."""
+    normed, inverse = torch.ops.aten._fused_rms_norm(hidden, hidden.shape[-1:], weight, epsilon)
+    return normed, inverse
+
+
+def _norm_backward(gradient: Tensor, hidden: Tensor, weight: Tensor, inverse: Tensor) -> Tensor:
+    """Return the gradient of an RMS norm's input; overwrites `gradient`."""
+    direction = hidden * inverse
+    gradient.mul_(weight)
+    along = (gradient * direction).mean(-1, keepdim=True)
+    return gradient.addcmul_(direction, along, value=-1).mul_(inverse)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedLayer:
+    """One layer: its matrices, and its frozen norms in float32."""
+
+    input_norm: Tensor
+    """[D]"""
+    qkv: Matrix
+    """[(N + 2K) H, D]"""
+    head_norms: Tensor | None
+    """[N + K, H]: of queries, then of keys; None if the model has none."""
+    output: Matrix
+    """[D, N H]"""
+    mlp_norm: Tensor
+    """[D]"""
+    gate_up: Matrix
+    """[2F, D]"""
+    down: Matrix
+    """[D, F]"""
+
+    @staticmethod
+    def of(layer: Any, shape: Architecture) -> "MergedLayer":
+        """Arrange the parts of transformers' layer."""
+        attention, mlp, size = layer.self_attn, layer.mlp, shape.head_dim
+        head_norms = None
+        if shape.has_head_norms:
+            norms = (attention.q_norm.weight, attention.k_norm.weight)
+            query, key = (paired(each.float(), size) for each in norms)
+            rows = (query.expand(shape.heads, -1), key.expand(shape.kv_heads, -1))
+            head_norms = torch.cat(rows).detach()
+        return MergedLayer(
+            layer.input_layernorm.weight.detach().float(),
+            Matrix([(attention.q_proj, size), (attention.k_proj, size), (attention.v_proj, 0)]),
+            head_norms,
+            Matrix([(attention.o_proj, 0)]),
+            layer.post_attention_layernorm.weight.detach().float(),
+            Matrix([(mlp.gate_proj, 0), (mlp.up_proj, 0)]),
+            Matrix([(mlp.down_proj, 0)]),
+        )
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Return all matrices."""
+        return self.qkv, self.output, self.gate_up, self.down
+
+    def forward(self, hidden: Tensor, folding: Folding, epsilon: float) -> Tensor:
+        """Compute the layer: float32 [T, D]."""
+        qkv = _normed_product(hidden, self.input_norm, epsilon, self.qkv)
+        if self.head_norms is not None:
+            qkv = HeadNorms.apply(qkv, self.head_norms, epsilon)
+        hidden = _added_product(Attention.apply(qkv, folding), hidden, self.output)
+        gate_up = _normed_product(hidden, self.mlp_norm, epsilon, self.gate_up)
+        return _added_product(SwiGlu.apply(gate_up, folding.dtype), hidden, self.down)
+
+
+def _normed_product(hidden: Tensor, norm: Tensor, epsilon: float, matrix: Matrix) -> Tensor:
+    out: Tensor = NormedProduct.apply(hidden, norm, epsilon, matrix, *matrix.adapters())
+    return out
+
+
+def _added_product(rows: Tensor, residual: Tensor, matrix: Matrix) -> Tensor:
+    out: Tensor = AddedProduct.apply(rows, residual, matrix, *matrix.adapters())
+    return out
+
+
+class MergedLayers:
+    """The layers of a model, and its LM head, with adapters merged as they are at each forward."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        shape = architecture_of(model.config.to_dict(), Path(model.name_or_path))
+        self._model, self._shape = model, shape
+        self._layers = [MergedLayer.of(each, shape) for each in model.base_model.layers]
+        self._norm = model.base_model.norm.weight.detach().float()
+        self.head = model.get_output_embeddings().weight.detach().float()
+        """float32 [V, D]; the engine computes logits in float32 too."""
+        self._adapters = [
+            each for layer in self._layers for one in layer.matrices() for each in one.adapters()
+        ]
+        self._merged = (False, 0)
+        """Whether adapters are merged, and the number of changes that they had seen then."""
+        self._angles = rotations(shape.rotation, shape.head_dim, 0)
+
+    def hidden_states(self, row: TokenRow) -> Tensor:
+        """Compute the input of the LM head: float32 [T, D]."""
+        self._merge()
+        hidden = self._model.get_input_embeddings()(row.tokens[0]).float()
+        folding, epsilon = self._folding(row), self._shape.norm_epsilon
+        for layer in self._layers:
+            hidden = layer.forward(hidden, folding, epsilon)
+        return functional.rms_norm(hidden, hidden.shape[-1:], self._norm, epsilon)
+
+    def _merge(self) -> None:
+        """Merge the adapters, if an optimizer or a switch has changed them since."""
+        is_on = not any(layer.disable_adapters for layer in adapted_layers(self._model).values())
+        present = (is_on, sum(tensor._version for tensor in self._adapters) if is_on else 0)
+        if present != self._merged:
+            for layer in self._layers:
+                for matrix in layer.matrices():
+                    matrix.merge(is_on=is_on)
+            self._merged = present
+
+    def _folding(self, row: TokenRow) -> Folding:
+        shape, num_positions = self._shape, int(row.positions.max()) + 1
+        if num_positions > len(self._angles):
+            self._angles = rotations(shape.rotation, shape.head_dim, num_positions)
+        angles = self._angles.index_select(0, row.positions[0])[:, None]
+        return Folding(
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            row.boundaries,
+            angles,
+            self._model.dtype,
+        )
+
+
+def merged_layers(model: PreTrainedModel) -> MergedLayers | None:
+    """Return the model's layers with adapters merged, made at the first call.
+
+    Returns:
+        None where the model is computed operation by operation: without adapters or with those of
+        two roles, on a GPU, in float16 or float64, of another family than the engine serves, or
+        with checkpointed activations.
+    """
+    if not adapted_layers(model) or has_roles(model) or model.device.type != "cpu":
+        return None
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    if model.config.model_type not in SUPPORTED:
+        return None
+    if any(layer.gradient_checkpointing for layer in model.base_model.layers):
+        return None
+    made = getattr(model, ATTRIBUTE, None)
+    if made is None:
+        made = MergedLayers(model)
+        setattr(model, ATTRIBUTE, made)
+    return made
