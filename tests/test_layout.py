@@ -48,8 +48,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_async.pages": {*NOUNS, "config", "doctor", "results", "tasks", "trials"},
     "mage_async.inference": {*NOUNS, "trials"},
     "mage_async.learning": {
-        *NOUNS, "admission", "assembly", "config", "credit", "environments", "mage_kernels",
-        "methods.method", "trials",
+        *NOUNS, "admission", "assembly", "config", "credit", "environments", "inference",
+        "mage_kernels", "methods.method", "trials",
     },
     "mage_async.methods": {
         *NOUNS, "admission", "assembly", "config", "credit", "environments", "learning",

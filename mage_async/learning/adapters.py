@@ -27,6 +27,7 @@ class AdaptedLayer(Protocol):
     lora_B: Mapping[str, nn.Linear]
     scaling: Mapping[str, float]
     cast_input_dtype_enabled: bool
+    disable_adapters: bool
 
     def enable_adapters(self, enabled: bool) -> None:
         """Switch the layer's adapters on or off."""

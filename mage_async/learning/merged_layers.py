@@ -281,13 +281,15 @@ class Folding:
     def _by_kv_head(self, rows: Tensor) -> Tensor:
         """[S, L, any, H] -> [S K, L * any / K, H]"""
         grouped = rows.unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
-        return grouped.reshape(len(rows) * self.kv_heads, -1, self.head_dim)
+        folded: Tensor = grouped.reshape(len(rows) * self.kv_heads, -1, self.head_dim)
+        return folded
 
     def _by_token(self, folded: Tensor, length: int) -> Tensor:
         """[S K, L * any / K, H] -> [S, L, any, H]"""
         shape = (-1, self.kv_heads, length, folded.shape[1] // length, self.head_dim)
         grouped = folded.reshape(shape)
-        return grouped.transpose(1, 2).flatten(2, 3)
+        rows: Tensor = grouped.transpose(1, 2).flatten(2, 3)
+        return rows
 
 
 class Attention(torch.autograd.Function):
@@ -302,7 +304,7 @@ class Attention(torch.autograd.Function):
         parts, kept = [], []
         if first:
             shared = [folding.opening(each[:first]) for each in heads]
-            seen, _ = _attend(*shared, first)
+            seen, _ = _attend(shared, first)
             parts.append(folding.unfolded_opening(seen))
             kept += shared
             count = folding.boundaries.shape[0]
@@ -310,7 +312,7 @@ class Attention(torch.autograd.Function):
                 torch.cat((each.repeat(count, 1, 1), behind), 1)
                 for each, behind in zip(shared[1:], own[1:], strict=True)
             ]
-        seen, weights = _attend(*own, length, keeps=folding.keeps_weights)
+        seen, weights = _attend(own, length, keeps=folding.keeps_weights)
         parts.append(folding.unfolded(seen))
         ctx.save_for_backward(*(each.to(folding.dtype) for each in (*kept, *own, *weights)))
         ctx.folding, ctx.given = folding, qkv.dtype
@@ -326,12 +328,12 @@ class Attention(torch.autograd.Function):
         width = (folding.heads + 2 * folding.kv_heads) * folding.head_dim
         made = gradient.new_empty((len(gradient), width), dtype=torch.float32)
         parts = folding.split(made)
-        d_own = _attend_backward(folding.folded(seen[first:]), *kept[:3], length, kept[3:])
+        d_own = _attend_backward(folding.folded(seen[first:]), kept[:3], length, kept[3:])
         for part, each in zip(parts, d_own, strict=True):
             behind = each if each is d_own[0] else each[:, first:]
             part[first:] = folding.unfolded(behind)
         if first:
-            d_first = _attend_backward(folding.opening(seen[:first]), *shared, first)
+            d_first = _attend_backward(folding.opening(seen[:first]), shared, first)
             for d_shared, each in zip(d_first[1:], d_own[1:], strict=True):
                 d_shared += each[:, :first].unflatten(0, (-1, folding.kv_heads)).sum(0)
             for part, each in zip(parts, d_first, strict=True):
@@ -353,19 +355,19 @@ def _blocks(length: int) -> list[tuple[int, int]]:
 
 
 def _attend(
-    queries: Tensor, keys: Tensor, values: Tensor, length: int, *, keeps: bool = False
+    qkv: Sequence[Tensor], length: int, *, keeps: bool = False
 ) -> tuple[Tensor, list[Tensor]]:
     """Attend causally: the last position sees all keys.
 
     Args:
-        queries: [B, length * N / K, H]; the heads of one position are next to each other.
-        keys: [B, M, H], M at least `length`.
-        values: like `keys`.
+        qkv: queries [B, length * N / K, H], where the heads of one position are next to each other;
+            keys [B, M, H], M at least `length`; and values like the keys.
 
     Returns:
         Outputs like `queries`; and the attention weights of each block, [B, n N / K, keys], if
         `keeps` is true.
     """
+    queries, keys, values = qkv
     seen, kept = torch.empty_like(queries), []
     for rows, num_keys in _rows_of_blocks(queries, keys, length):
         weights = _weights(queries[:, rows], keys[:, :num_keys], queries.shape[1] // length)
@@ -396,14 +398,10 @@ def _weights(queries: Tensor, keys: Tensor, each: int) -> Tensor:
 
 
 def _attend_backward(
-    gradient: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    length: int,
-    kept: Sequence[Tensor] = (),
+    gradient: Tensor, qkv: Sequence[Tensor], length: int, kept: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values of `_attend`; of the last two in float32."""
+    queries, keys, values = qkv
     each, scale = queries.shape[1] // length, queries.shape[-1] ** -0.5
     d_queries = torch.empty_like(queries)
     d_keys, d_values = (one.new_zeros(one.shape, dtype=torch.float32) for one in (keys, values))
@@ -500,10 +498,10 @@ class MergedLayers:
     """The layers of a model, and its LM head, with adapters merged as they are at each forward."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        shape = architecture_of(model.config.to_dict(), Path(model.name_or_path))
+        shape = architecture_of(model.config.to_dict(), Path(model.name_or_path or "the policy"))
         self._model, self._shape = model, shape
-        self._layers = [MergedLayer.of(each, shape) for each in model.base_model.layers]
-        self._norm = model.base_model.norm.weight.detach().float()
+        self._layers = [MergedLayer.of(each, shape) for each in _layers(model)]
+        self._norm = model.base_model.get_parameter("norm.weight").detach().float()
         self.head = model.get_output_embeddings().weight.detach().float()
         """float32 [V, D]; the engine computes logits in float32 too."""
         self._adapters = [
@@ -561,10 +559,15 @@ def merged_layers(model: PreTrainedModel) -> MergedLayers | None:
         return None
     if model.config.model_type not in SUPPORTED:
         return None
-    if any(layer.gradient_checkpointing for layer in model.base_model.layers):
+    if any(layer.gradient_checkpointing for layer in _layers(model)):
         return None
     made = getattr(model, ATTRIBUTE, None)
     if made is None:
         made = MergedLayers(model)
         setattr(model, ATTRIBUTE, made)
     return made
+
+
+def _layers(model: PreTrainedModel) -> Any:
+    """Return transformers' layers."""
+    return model.base_model.get_submodule("layers")
