@@ -153,7 +153,7 @@ def linear_policy_loss(
         loss: Parameters of the loss; on a GPU they are compile-time constants.
         normaliser: Number of tokens of the whole step, over all micro-batches and ranks.
         inverse_temperature: Inverse of the sampling temperature, above 0.
-        mask: as in `linear_logprob`; data of tokens outside never reaches a result, not even NaN.
+        mask: See `linear_logprob`; data of tokens outside never reaches a result, not even NaN.
     """
     _check(hidden, head, tokens, inverse_temperature, mask)
     if loss.kl_coefficient and data.reference_logprobs is None:

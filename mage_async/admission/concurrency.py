@@ -96,7 +96,7 @@ class Concurrency:
         self._alone_s.append(duration_s / num_concurrent)
 
     def trained(self, step_s: float) -> None:
-        """Record the seconds for which a step kept the trainer busy, and set `limit` anew."""
+        """Record the seconds for which a step kept the trainer busy, and compute `limit` again."""
         self._steps_s.append(step_s)
         if self.target < 1.0 and len(self._alone_s) >= self.warm:
             self.limit = most_concurrent_groups(

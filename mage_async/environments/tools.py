@@ -352,6 +352,7 @@ def with_step(kind: type) -> type:
         return await _step(self, tools, action)
 
     def step(self: Any, action: str) -> StepValue:
+        """Make the calls of a turn without an event loop."""
         # No method is a coroutine function, so the coroutine ends without having waited.
         try:
             _step(self, tools, action).send(None)

@@ -440,7 +440,7 @@ def _plain(value: Any, depth: int, budget: Iterator[int]) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         if value.size > _MAX_ITEMS:
             return f"{value.dtype} {list(value.shape)}"
-        found = value.tolist()  # returns a NumPy scalar where Python has no such type
+        found = value.tolist()  # returns a NumPy scalar if Python has no such type
         is_foreign = isinstance(found, np.generic)
         return _type_name(value) if is_foreign else _plain(found, depth, budget)
     if isinstance(value, dict):

@@ -144,8 +144,8 @@ class ResetStepPlay(SlowPlay):
 
 
 class UserObject(Callee):
-    """An object of a user's class. The first call creates it, as a constructor may be as slow as a
-    step.
+    """Hold an object of a user's class. The first call creates it, as a constructor may be as slow
+    as a step.
 
     The object is closed exactly once: by `close`; if `close` came before `reset` had returned,
     after that; or by `late_close`, if `close` is a coroutine function and the last call was a plain

@@ -100,6 +100,7 @@ def _render(template: str, settings: dict[str, Any], thinking: bool) -> Render:
     specials = {name: _text(settings.get(name)) for name in names}
 
     def render(messages: list[Message], opens_turn: bool, tools: Tools) -> str:
+        """Render messages; raise a `PolicyError` if the template refuses them."""
         try:
             return compiled.render(
                 messages=messages,

@@ -59,9 +59,9 @@ def draw(
     Args:
         logits: float32 [W, V]
         chances: Uniform numbers in [0, 1), float64 [W], as `uniforms` returns them.
-        allowed: for each row the tokens that it samples from, int [at least 1] ascending; None for
-            the whole vocabulary. Empty: no row is restricted. Log-probs, `top_p` and `top_k` are of
-            the distribution over the allowed tokens alone.
+        allowed: Tokens that each row samples from, int [at least 1] ascending; None for the whole
+            vocabulary. Empty if no row is restricted. Log-probs, `top_p` and `top_k` are of the
+            distribution over the allowed tokens alone.
 
     Returns:
         Tokens, int64 [W], and their log-probs in nats, float32 [W].
@@ -91,7 +91,7 @@ def _draw_restricted(
     allowed: Sequence[np.ndarray | None],
     is_restricted: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sample where some rows are restricted, bool [W]; see `draw`."""
+    """Sample if some rows are restricted, bool [W]; see `draw`."""
     tokens, logprobs = np.zeros(len(logits), np.int64), np.zeros(len(logits), np.float32)
     free = np.flatnonzero(~is_restricted)
     if len(free):

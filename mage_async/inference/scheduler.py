@@ -217,7 +217,7 @@ class Scheduler:
             self._refresh_running()
 
     def _refresh_running(self) -> None:
-        """Discard the keys and values of running prompts that asked for fresh ones."""
+        """Discard the keys and values of running prompts with `fresh_keys`."""
         for slot, running in self._running.items():
             if running.prompt.fresh_keys:
                 repeated = running.opened.num_repeated + self._cache.lose_keys(slot)
@@ -316,8 +316,8 @@ class Scheduler:
             logits: float32 [W, V], or [W, U] for the tokens `columns`.
             slots: int64 [W]
             known: int64 [W]: tokens of each sequence so far.
-            allowed: for each slot, the tokens that it samples from; None: all.
-            columns: int64 [U], ascending; None: all.
+            allowed: Tokens that each slot samples from; None for all.
+            columns: Ids of the tokens that `logits` are of, int64 [U], ascending; None for all.
         """
         parameters = SamplingParameters(
             self._temperature[slots], self._top_p[slots], self._top_k[slots]

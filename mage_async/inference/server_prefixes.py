@@ -2,7 +2,7 @@
 
 Such a server finds cached keys by equal tokens, whichever weights computed them. Every request
 therefore names a *key version* and finds only keys under the same name. A sequence takes the
-version that is loaded when it begins, and a newer one when a prompt asks for fresh keys:
+version that is loaded when it begins, and a newer one when a prompt needs fresh keys:
 
     engine.cache_rule    fresh keys
     keep                 never: a sequence reads its own keys, of any version, to its end

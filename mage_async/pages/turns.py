@@ -186,7 +186,8 @@ def _by_episode(
     """Group turns by episode.
 
     The observation before an episode's first completion also holds the outcome of the episode
-    before, which becomes the ending of that one: the text is cut where it announces the episode.
+    before, which becomes the ending of that one: the text is cut before it announces the new
+    episode.
     """
     episodes: list[ShownEpisode] = []
     for number, reward in enumerate(rewards):

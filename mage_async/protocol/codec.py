@@ -51,7 +51,7 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
 
     Raises:
         WireError: a field is out of bounds, or a trial exceeds a limit. The receiver would refuse
-            such a message; the sender, where the cause is, refuses it first.
+            such a message; refusing it here shows the error where its cause is.
     """
     header: Any = message
     arrays: list[Frame] = []

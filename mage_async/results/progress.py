@@ -449,7 +449,7 @@ class Signal:
     """Examine the first batches for faults that keep a run from learning anything.
 
     There is no signal if no action was ever valid, if no reward was ever earned, or if all trials
-    that are compared with each other earned the same: those of a group, or of a whole batch where
+    that are compared with each other earned the same: those of a group, or of a whole batch if
     `advantage.baseline` lacks "group". Their advantages are then all zero. Each fault is reported
     once.
     """

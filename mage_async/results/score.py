@@ -76,7 +76,7 @@ class Score(PartScore, frozen=True):
     by_member: dict[str, list[float]]
     """Return of each episode by member."""
     parts: dict[str, dict[str, PartScore]]
-    """Scores by "family" (the difficulty, where tasks have one), by "seat", by "member" if there
+    """Scores by "family" (the difficulty, if tasks have one), by "seat", by "member" if there
     are at most `MOST_MEMBERS`, and by "environment" if several are mixed.
     """
     invalid_actions_per_trial: float
@@ -152,6 +152,7 @@ def _parts(names: Sequence[str], rows: Sequence[_TrialReturns]) -> dict[str, Par
 
 
 def _part(rows: Sequence[_TrialReturns]) -> PartScore:
+    """Return the score of some trials."""
     returns = [row.returns for row in rows]
     return PartScore(
         num_trials=len(rows),
@@ -257,9 +258,9 @@ def by_environment(environment: Environment, num_episodes: int) -> dict[str, Any
 #
 # LaMer (arXiv 2512.16848, figures 1 and 3) compares policies by the entropy of the distinct
 # trajectories that each samples for a task. Here a task is played R times: the environment repeats
-# its random seed, the policy samples anew. The trajectory of an episode is its sequence of (state,
-# action) pairs, with states named by the environment's anchors. With p the shares of the distinct
-# trajectories among the R plays of an episode,
+# its random seed, the policy samples with other seeds. The trajectory of an episode is its sequence
+# of (state, action) pairs, with states named by the environment's anchors. With p the shares of the
+# distinct trajectories among the R plays of an episode,
 #
 #     H = - sum p ln p   nats, from 0 (always the same) to ln R (never twice the same),
 #

@@ -1,7 +1,7 @@
 """Measure whether dropped groups bias the tasks that are trained: groups trained ÷ groups started.
 
 A group that was dropped is not trained. If long groups, or those of one kind, are dropped more
-often than others, the policy is trained on other tasks than the run was asked for. The ratio of
+often than others, the policy is trained on other tasks than the configuration names. The ratio of
 selection is 1 if every group that started was trained; groups in flight are not counted yet.
 """
 
@@ -165,7 +165,7 @@ class Selection:
         drop is estimated for each number of turns from all groups that came so far (Kaplan and
         Meier 1958), and a trained group stands for all groups of its length that were started.
         Dropped groups that came further than any trained one count as long. Intervals of these
-        shares are too narrow where more than half of the groups are dropped.
+        shares are too narrow if more than half of the groups are dropped.
 
         Args:
             num_trials: Number of trials of a group; labels give the number of turns of one trial.

@@ -153,6 +153,7 @@ def _x(axis: Axis, value: str) -> float:
 
 
 def _number(text: str) -> float | None:
+    """Return the finite number that a text is; None if it is none."""
     try:
         found = json.loads(text)
     except json.JSONDecodeError:

@@ -1,1 +1,1 @@
-"""Implement and launch the Triton kernels; imported only where they run."""
+"""Implement and launch the Triton kernels; imported only if they are used."""

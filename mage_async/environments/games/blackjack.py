@@ -206,7 +206,7 @@ class Blackjack(Game[str]):
         """Return returns per hand and episode: exact, except `solver`, measured in 200 scripted
         trials.
 
-        `random` hits and stands with equal probability. `without_memory` plays best where all cards
+        `random` hits and stands with equal probability. `without_memory` plays best while all cards
         are unknown; `solver` does so at first, and later repeats what has won, or takes one hit
         more than what has lost. `known` knows the deck, and wins every hand.
         """

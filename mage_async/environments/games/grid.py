@@ -153,7 +153,7 @@ class Grid(Game[Cell]):
         return GridPlay(self._start, self.variant(task.member), self._size, self._turns, chance)
 
     def reached(self, play: Play) -> str | None:
-        """Return the agent's cell as a goal; the cell where every episode starts is none."""
+        """Return the agent's cell as a goal; None for the start, which is no goal."""
         assert isinstance(play, GridPlay)
         return cell_text(play.cell, "-") if play.cell != self._start else None
 

@@ -1,7 +1,7 @@
 """Play rock-paper-scissors, iterated against one hidden opponent.
 
 Rules: four rounds an episode; a win earns 1, a draw 0, a loss -1. The opponent's rule is hidden: it
-repeats a pattern of moves or answers the agent's last move, and starts anew in every episode. In
+repeats a pattern of moves or answers the agent's last move, and starts again in every episode. In
 one round of twenty the opponent's move is noise. The noise is drawn in every round, whatever the
 agent does, so that all trials of a group have the same random events.
 """
@@ -388,7 +388,9 @@ def best_response(opponent: Opponent) -> float:
 
 
 def _likelihood(follows: np.ndarray) -> np.ndarray:
-    """Return the probability of a move that is the rule's own where `follows`: same shape."""
+    """Return the probability of each move: `follows` says which moves are the rule's own. The
+    result has the same shape.
+    """
     return NOISE / 3 + (1 - NOISE) * follows
 
 

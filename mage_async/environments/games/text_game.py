@@ -1,7 +1,7 @@
 """Share the base of games on other engines (TextWorld, ALFWorld): a list of games by name, played
 in free text.
 
-Every episode creates its game anew from the name of the task variant, so a restart returns to the
+Every episode creates its game from the name of the task variant, so a restart returns to the
 game's beginning; nothing else is drawn. Engines that use the global random state run inside
 `IsolatedRandomState` (`loaders/loader.py`).
 """

@@ -125,7 +125,7 @@ class Reader:
 
 
 class Episode(NumberedTasks, ServerEpisode):
-    """One episode, and its environment on the server."""
+    """Play one episode in an environment of its own on the server."""
 
     more: Mapping[str, Mapping[str, Any]]
     """Fields that are sent with every `create` and every `reset`, by the request."""

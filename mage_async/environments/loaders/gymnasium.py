@@ -51,7 +51,7 @@ class _Shared:
 
 
 class Episode(ListedActions):
-    """One episode."""
+    """Play one episode."""
 
     shared: _Shared
     _own: Any = None
@@ -147,7 +147,7 @@ def _without_own(say: Callable[[Any], str]) -> Callable[[Any, Any], str]:
 
 
 def _instruction(legal: Sequence[str], probe: Any) -> str:
-    """Return the sentence that tells the agent which actions there are."""
+    """Return the sentence about actions in the prompt."""
     if legal:
         return f"Answer with one of: {', '.join(legal)}."
     return f"Answer with an action of {probe.action_space!r:.200}, its numbers parted by spaces."

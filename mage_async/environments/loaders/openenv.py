@@ -70,7 +70,7 @@ class ActionForm:
 
 
 class Episode(ServerEpisode):
-    """One episode, and its session."""
+    """Play one episode in a session of its own."""
 
     more: Mapping[str, Any]
     """Fields that are sent with every `reset`."""

@@ -21,7 +21,7 @@ from mage_async.errors import ConfigError
 
 
 class Episode(NumberedTasks):
-    """An episode of one question."""
+    """Ask one question of a dataset, and score the answer."""
 
     dataset: Any
 

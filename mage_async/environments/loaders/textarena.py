@@ -45,7 +45,7 @@ _JUDGED = ("Debate", "TwentyQuestions", "GuessWho", "ScenarioPlanning")
 
 
 class Episode(ListedActions):
-    """One game; every call of the engine uses the game's own random state."""
+    """Play one game; every call of the engine uses the game's own random state."""
 
     identity: str
 

@@ -1,4 +1,6 @@
-"""Run coroutines from plain functions, also where an event loop runs already, as in a notebook."""
+"""Run coroutines from plain functions, even while an event loop runs in the same thread, as in a
+notebook.
+"""
 
 import asyncio
 import threading

@@ -162,8 +162,8 @@ class Run:
         Args:
             keys: Keys to write over the recorded configuration, such as {"learner.steps": 120}.
             actors: Number of actor processes; None for as many as before.
-            on_step: as in `mage.train`, which also lists the errors.
-            progress: as in `mage.train`.
+            on_step: See `mage.train`, which also lists the errors.
+            progress: See `mage.train`.
         """
         from mage_services.api.start_to_report import resumed_config
         from mage_services.api.training import supervise

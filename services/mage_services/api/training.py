@@ -80,6 +80,7 @@ def supervise(
     relay = Relay()
 
     def work() -> tuple[RunDirectory, int]:
+        """Start the run and supervise it to its end, in the other thread."""
         return start_run(
             config,
             run_dir=run_dir,

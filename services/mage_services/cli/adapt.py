@@ -219,6 +219,7 @@ def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
     ]
 
     def config(name: str, options: dict[str, Any]) -> "Config":
+        """Return the run's configuration for a game; check that the policy knows its words."""
         keys = [*_assignments(given, name, options), *given.set]
         found = config_file.load_recorded(run.config, keys)
         check_words(found, policy)
@@ -400,6 +401,7 @@ async def _with_progress(
         return f"{(usage.calls - calls) / max(spent, 1e-9):.1f} calls/s, {tokens:,} tokens{money}"
 
     async def report() -> None:
+        """Show the progress until cancelled."""
         async for _ in ticks(REPORT_S if not sys.stderr.isatty() else 0.5):
             done = len(record.outcomes)
             if bar.disable:

@@ -1,4 +1,4 @@
-"""The `mage` command line: one tree of commands, and the one place where an error is shown.
+"""Run the `mage` command line: one tree of commands, and the only place that prints errors.
 
 Without a command `mage` trains: `mage --config scout` is `mage train --config scout`. Building the
 tree imports no torch, so that help is quick; a command imports what it computes with when it runs.

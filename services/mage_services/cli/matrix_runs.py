@@ -3,7 +3,7 @@
 Each cell of the matrix is a task: it waits until fewer than `parallel` runs go on, starts its run,
 waits for its end and writes the report again.
 A run that fails leaves its cell empty and makes the exit status 1. SIGINT and SIGTERM end the
-current runs; the next call begins those anew.
+current runs; the next call starts those again.
 
 `search` lets Optuna (extra `search`) choose combinations from the results so far. Optuna's record
 is `search.log` in the sweep's folder. A combination that was chosen but has no result, because the
@@ -139,6 +139,7 @@ async def _run_all(matrix: Matrix, missing: Sequence[Cell], progress: Progress) 
     until = time.monotonic() + matrix.for_s
 
     async def one(cell: Cell) -> RunEnd:
+        """Run a cell when there is room, and print how it ended."""
         async with room:
             began = time.monotonic()
             outcome = await _run(matrix, cell) if began < until else "left for later"

@@ -1,1 +1,1 @@
-"""The journal on disk: write it, read it back, export its trials."""
+"""Write the journal to disk, read it back, and export its trials."""

@@ -14,7 +14,7 @@ from mage_services.journal.record_bytes import decode_record, scan
 
 @dataclass(frozen=True, slots=True)
 class JournalOnDisk:
-    """The segments of a run that have a header, oldest first."""
+    """Hold the segments of a run that have a header, oldest first."""
 
     files: list[Path]
     segments: list[Segment]

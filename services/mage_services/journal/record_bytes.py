@@ -52,7 +52,7 @@ def encode_record(record: Record) -> list[Frame]:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The whole records of a segment."""
+    """Hold the whole records of a segment."""
 
     bodies: list[memoryview]
     """Kind and body of each record, for `decode_record`, as views of the scanned bytes."""

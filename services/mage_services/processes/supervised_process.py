@@ -183,7 +183,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             os.kill(self.pid, SHOW_STACKS)
 
     def _silence_note(self, silence_s: float) -> str:
-        """Return the first note on a silent process, and let the process print where it is."""
+        """Return the first note on a silent process, and let the process print its stacks."""
         # A busy loop on a machine with other work counts as silent only for the time in which it
         # ran, so minutes may pass before it is killed and its place is known from its epitaph.
         self._log_bytes = self.spec.log.stat().st_size

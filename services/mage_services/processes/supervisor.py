@@ -7,7 +7,7 @@
 
 A process that was killed is restarted at once, one that failed is restarted after a back-off, and
 one whose error is deterministic is never restarted. Failures in a row count against
-`supervision.max_restarts`; the count begins anew once the process has run for `HEALTHY_S` and made
+`supervision.max_restarts`; the count begins again once the process has run for `HEALTHY_S` and made
 progress: a step was committed, a group played, or a point of the curve measured.
 """
 
@@ -66,9 +66,9 @@ UNASKED = ". Nobody asked it to end: the environment may call os._exit"
 LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
 """Thresholds of glibc's allocator, in bytes, for a learner that trains a pretrained model."""
 # glibc raises its own thresholds as memory is freed. Activations, whose sizes change with every
-# micro-batch, then fragment a heap that never shrinks (17 GB where 6 are in use). With the first
-# threshold each large activation is mapped apart and given back. The second keeps up to 1 GB of
-# smaller ones, because fetching fresh pages for them took a quarter of a step
+# micro-batch, then fragment a heap that never shrinks (17 GB, of which 6 are in use). With the
+# first threshold each large activation is mapped apart and given back. The second keeps up to 1 GB
+# of smaller ones, because fetching fresh pages for them took a quarter of a step
 # (`bench/models/step_memory.py`).
 
 
@@ -324,9 +324,9 @@ async def until_signalled(supervisor: Supervisor) -> int | None:
     )
 
 
-# The files in which `mage view` reads what the processes of a run do. `events.jsonl` grows by a
-# line whenever a process starts, ends, fails or sends a note. `times.json` says where the learner's
-# time goes.
+# The code below writes the files in which `mage view` reads the activity of a run's processes.
+# `events.jsonl` grows by a line whenever a process starts, ends, fails or sends a note.
+# `times.json` says where the learner's time goes.
 
 TIMES_S = 1.0
 """`times.json` is replaced at most once in so many seconds."""
@@ -336,7 +336,9 @@ RECORDED_FIELDS = ("event", "text", "reason", "version", "node")
 
 
 class RecordedView:
-    """A view that also writes the events of a run to files. A full disk is reported once."""
+    """Write the events of a run to files, and pass them to another view. A full disk is reported
+    once.
+    """
 
     def __init__(
         self, view: View, run: RunDirectory, clock: Callable[[], float] = time.time
@@ -366,6 +368,7 @@ class RecordedView:
         self._view.close(summary)
 
     def _record(self, process: str, event: dict[str, Any]) -> None:
+        """Write an event to `events.jsonl`, or the times in it to `times.json`."""
         whose: dict[str, Any] = {"at": self._clock(), "process": process}
         if event["event"] in RECORDED:
             content = {key: event[key] for key in RECORDED_FIELDS if key in event}

@@ -71,6 +71,7 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
         table.add_column(f"episode {episode + 1}", justify="right", no_wrap=True)
 
     def add(row: return_rows.EpisodeRow, label: str = "", style: str = "", sign: str = "+") -> None:
+        """Add a row of returns, with their half-widths if there are some."""
         cells = []
         for k in shown:
             value = f"{round(row.values[k], 3) + 0.0:{sign}.3f}"  # no -0.000

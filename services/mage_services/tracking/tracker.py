@@ -212,8 +212,9 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 class Trackio(Tracker, tag="trackio"):
-    """Write metrics to trackio's database on this machine, or where its variables say. Extra
-    `trackio`."""
+    """Write metrics to trackio's database on this machine, or at the place that its variables name.
+    Extra `trackio`.
+    """
 
     # trackio reads its environment variables: TRACKIO_DIR, TRACKIO_SPACE_ID, TRACKIO_SERVER_URL.
     # Without them everything stays in a database on this machine.

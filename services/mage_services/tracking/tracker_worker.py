@@ -132,7 +132,9 @@ class TrackerWorker:
                             break
                         self.ended.wait(self.tracker.every_s)
                 return True
-            except Exception as fault:  # foreign code may raise anything; the next try opens anew
+            except (
+                Exception
+            ) as fault:  # foreign code may raise anything; the next try opens it again
                 traceback.print_exc()
                 num_faults += 1
                 position.fault = f"{type(fault).__name__}: {fault}"[:500]

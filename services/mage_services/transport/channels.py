@@ -68,7 +68,7 @@ _HANDSHAKE_FAILED = (
 
 
 class PeerGone(MageError):
-    """A message could not be sent: the peer has ended, or has stopped reading."""
+    """Report that a message could not be sent: the peer has ended, or has stopped reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +412,7 @@ class _PeerConnection:
         self._is_renewed_by_caller = False
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
         # The monitor stays registered with the event loop while it lives; a blocking one would have
-        # to be registered anew for every wait.
+        # to be registered again for every wait.
         monitor_address = f"inproc://monitor.{id(socket)}"
         socket.monitor(monitor_address, events | _HANDSHAKE_FAILED)
         self.monitor = socket.context.socket(zmq.PAIR, PolledSocket)
@@ -420,10 +420,10 @@ class _PeerConnection:
         self.monitor.connect(monitor_address)
 
     def is_renewed(self) -> bool:
-        """Take the events that wait; return whether a broken connection was made anew.
+        """Handle all events that have come; return whether a broken connection was renewed.
 
         Always false for a unix socket that zmq renewed: it breaks only with the learner's process,
-        and a new learner asks for a hello.
+        and a new learner requests a Hello.
 
         Raises:
             PeerRefused: the learner does not accept this key, or this is not its address.

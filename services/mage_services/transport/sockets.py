@@ -188,7 +188,7 @@ def bind(zmq_socket: zmq.Socket[Any], address: str) -> None:
 
 
 def _check_socket_path(path: Path) -> None:
-    """Refuse a path in use; zmq itself would unlink any file there and bind anew."""
+    """Refuse a path in use; zmq itself would delete any file there and bind its own."""
     try:
         mode = path.parent.stat().st_mode
     except OSError as fault:

@@ -110,7 +110,7 @@ def _rebuild(file: Path, connection: sqlite3.Connection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
-    """A group in the index of a run.
+    """Describe a group in the index of a run.
 
     A field is `None` until the index has read a record that holds it.
     """
@@ -138,7 +138,7 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class ListedTrial:
-    """A trial in the index of a run, without its text."""
+    """Describe a trial in the index of a run, without its text."""
 
     group: int
     number: int

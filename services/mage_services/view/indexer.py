@@ -280,7 +280,7 @@ class ReadRun(msgspec.Struct, frozen=True):
 
 
 class Indexed(msgspec.Struct, frozen=True):
-    """A slice of a run was read."""
+    """Report that a slice of a run was read."""
 
     run: str
     """The run's directory."""

@@ -14,7 +14,7 @@ from mage_services.view.index import RunReader
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """A request for a page of a run."""
+    """Describe a request for a page of a run."""
 
     base: str
     runs: Mapping[str, RunDirectory]

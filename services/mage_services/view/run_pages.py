@@ -339,7 +339,9 @@ def selection_of(run: RunDirectory) -> Selection:
 
 
 def _examination(reader: RunReader, records: RunRecords) -> _Examination:
-    """Return the examination of a run; a new one if the run began anew, lost steps or has ended."""
+    """Return the examination of a run; a new one if the run was replaced, lost steps or has
+    ended.
+    """
     run = reader.run
     began = (file_state(run.config), bool(records.evaluation))
     known = _examinations.get(run.root)

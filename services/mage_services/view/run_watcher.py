@@ -132,7 +132,7 @@ class RunWatcher:
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A run in a list; `fault` is why it cannot be read."""
+    """Describe a run in a list; `fault` is the reason if it cannot be read."""
 
     name: str
     environment: str = ""

@@ -44,7 +44,7 @@ TensorSpec = tuple[str, str, tuple[int, ...]]
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The tensors of a published version, and the port at which they are requested."""
+    """Describe the tensors of a published version, and the port at which they are requested."""
 
     version: int
     port: int
@@ -133,7 +133,7 @@ def join(store: TCPStore, group: str, *, rank: int, backend: str, members: int =
 
 
 class Receiver:
-    """The engine's side, for an engine in this process; used by one thread at a time."""
+    """Receive weights for an engine in this process; used by one thread at a time."""
 
     def __init__(self) -> None:
         self._port, self._name, self._group = 0, "", None
