@@ -119,6 +119,7 @@ def _minus_baseline(
 ) -> Tensor:
     """Compute `minus_baseline` in plain PyTorch: fp64 `[N]`."""
     ids, weights = cells.ids, _weights(values, cells)
+    # Subtract one value of the cell first, so that equal values give exactly 0.
     relative = values - values[_first_turns(cells)][ids]
     if leave_one_out:
         level = _minus_mean_of_others(relative, weights, cells)

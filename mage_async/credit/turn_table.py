@@ -145,6 +145,7 @@ def _states(turns: Sequence[Turn]) -> list[object]:
     """Return an object for each turn's state: equal for equal states (see `TurnTable.anchor`)."""
     states: list[object] = []
     next_anchor = ""
+    # Backwards, so that the anchor of the next act is known.
     for turn in reversed(turns):
         if turn.kind is Kind.ACT:
             next_anchor = turn.anchor

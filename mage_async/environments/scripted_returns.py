@@ -45,6 +45,7 @@ def mean_of(every: Sequence[Sequence[float]]) -> tuple[float, ...]:
     sampled = [each.half_widths for each in every if isinstance(each, Sampled)]
     if not sampled:
         return means
+    # Half-widths of independent means add up in squares.
     return Sampled(means, (math.hypot(*each) / len(every) for each in zip(*sampled, strict=True)))
 
 
@@ -65,6 +66,7 @@ def scripted_returns(
     trials = []
     for number in range(num_trials):
         script, earned = make(random.Random(f"reference/{number}")), [0.0] * num_episodes
+        # All members are met in one seat before the next seat's turn.
         seat = seats[number // len(members) % len(seats)]
         task = Task(environment.facts.name, members[number % len(members)], number, seat)
         for episode in range(num_episodes):

@@ -210,4 +210,5 @@ def _rounded(rows: torch.Tensor, num_terms: int) -> torch.Tensor:
 def _power(rows: torch.Tensor) -> torch.Tensor:
     """Return the largest power of two not above a row's largest absolute value; 0 for zeros."""
     largest = rows.abs().amax(-1, keepdim=True)
+    # With all mantissa bits cleared, a float64 is a power of two.
     return (largest.view(torch.int64) & EXPONENT).view(torch.float64)

@@ -151,6 +151,7 @@ def _cuts(counts: np.ndarray) -> Iterator[tuple[int, int]]:
     while first < num_rows:
         widest = int(counts[first])
         is_padded_little = (num_rows - first) * widest - counts[first:].sum() < SMALL_PADDING
+        # `argmax` finds the first row that is too narrow for this bucket.
         narrow = counts[first:] * MAX_WIDTH_RATIO < widest
         is_all = is_padded_little or not narrow.any()
         last = num_rows if is_all else first + int(narrow.argmax())
@@ -184,6 +185,7 @@ def _rectangle(slots: np.ndarray) -> tuple[slice | torch.Tensor, np.ndarray, int
 
 def _counted(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Concatenate `range(begins[r], begins[r] + counts[r])` over all rows."""
+    # Difference between each range's begin and its place in the result.
     shift = begins - (np.cumsum(counts) - counts)
     counted: np.ndarray = np.arange(counts.sum()) + np.repeat(shift, counts)
     return counted

@@ -149,6 +149,7 @@ class PrefixCache:
         """Open a prompt of a sequence that holds a slot."""
         known, computed = self.num_known[slot], self.num_computed[slot]
         common = common_length(self.tokens[slot, :known], tokens)
+        # The last prompt token is always computed, for its logits.
         have = min(common, computed, len(tokens) - 1)
         reused = min(have, self._num_fresh(slot, have)) if is_fresh else have
         assert slot not in self._sources, "sequences that hold a slot are opened before others"
@@ -248,6 +249,7 @@ def common_length(known: np.ndarray, tokens: np.ndarray) -> int:
 
 def _run_lengths(is_equal: np.ndarray) -> np.ndarray:
     """Count the leading true values of each row: int64 [rows]."""
+    # `argmin` finds the first false value; it is 0 for a row that is all true.
     first = is_equal.argmin(1)
     lengths: np.ndarray = np.where(is_equal[np.arange(len(first)), first], is_equal.shape[1], first)
     return lengths

@@ -215,6 +215,7 @@ def row_checksums_of(
 @lru_cache(maxsize=64)
 def _factors(length: int) -> np.ndarray:
     """Return odd multiples of 1 / NUM_FACTORS between -1 and 1: float64 [length]"""
+    # An integer k of 0..NUM_FACTORS - 1 becomes (2 k + 1) / NUM_FACTORS - 1.
     return 2 * (np.arange(length) * _STRIDE % NUM_FACTORS) / NUM_FACTORS - 1 + 1 / NUM_FACTORS
 
 

@@ -83,6 +83,7 @@ def word_sum(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
     rows, rest = divmod(len(words), ROW)
     columns = _keys(0, ROW, words.device)
     keys = _keys(1, rows_before + rows + 1, words.device)[rows_before:]
+    # The last row may be incomplete.
     total = (words[rows * ROW :] * columns[:rest]).sum() * keys[rows]
     whole, step = words[: rows * ROW].view(rows, ROW), ROWS_AT_ONCE[words.device.type]
     for block, own in zip(whole.split(step), keys[:rows].split(step), strict=True):

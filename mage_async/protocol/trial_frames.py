@@ -190,6 +190,7 @@ def unpack_trial(header: TrialHeader, arrays: Sequence[Frame], limits: Limits) -
     tokens = np.frombuffer(arrays[0], TOKENS)
     logprobs = np.frombuffer(arrays[1], _LOGPROBS)
     bits = np.frombuffer(arrays[2], np.uint8)
+    # The last byte has `total % 8` used bits, from the highest one on; the others must be 0.
     if total % 8 and bits[-1] & (0xFF >> total % 8):
         raise WireError("mask has bits set behind the last token")
     sampled = np.unpackbits(bits, count=total).view(bool)
@@ -304,6 +305,7 @@ def _read_allowed(
             f"{total} numbers of allowed sets have {total * TOKENS.itemsize} bytes, got {got}"
         )
     numbers = np.frombuffer(arrays[3], TOKENS) if total else np.zeros(0, TOKENS)
+    # For each segment three parts: index, offsets and tokens of its allowed sets.
     parts = iter(np.split(numbers, np.cumsum([size for each in sizes for size in each])))
     found: list[AllowedSets | None] = []
     for own, (num_sets, _) in zip(drawn, counts, strict=True):

@@ -323,6 +323,7 @@ def check_names(record: Mapping[str, object], own: Collection[str] = ()) -> None
             user's own computes it and does not declare it.
     """
     for name in record:
+        # Remove the suffixes: "staleness_mean_episode_1_in_rps" is explained as "staleness_mean".
         stem = name.split(IN, 1)[0].rsplit("_episode_", 1)[0].rsplit("_age_", 1)[0]
         if not {name, stem} & (METRICS.keys() | of_methods().keys() | set(own)):
             raise DeterministicFailure(

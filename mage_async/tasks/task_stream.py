@@ -154,6 +154,7 @@ def evaluation_tasks(
 
 def _tasks_in_turn(mix: Mix, split: Split, num_trials: int, seed: int) -> list[Task]:
     """Return tasks of the components of a mix in turn, `num_trials` in all."""
+    # Tasks per component, rounded up; surplus ones are cut off below.
     parts, most = mix.parts, -(-num_trials // len(mix.parts))
     own = [evaluation_tasks(part.environment, split, most, seed) for part in parts]
     return [

@@ -111,6 +111,8 @@ class Board:
         """Return the smallest number of cells to open by hand (3BV, a measure of difficulty)."""
         clicks, opened = 0, 0
         for cell in sorted(cells_of(self.safe), key=lambda cell: self.shown[cell] != 0):
+            # Cells that show 0 come first: each of them opens a whole region. `opened >> cell & 1`
+            # is 1 if the cell is open already.
             clicks += not opened >> cell & 1
             opened |= self.opens[cell]
         return clicks
@@ -425,6 +427,7 @@ def _alike(unknown: int, needs: Sequence[_Need]) -> list[int]:
     for cell in cells_of(unknown):
         indices = tuple(i for i, (cells, _) in enumerate(needs) if cells >> cell & 1)
         groups[indices] = groups.get(indices, 0) | 1 << cell
+    # False sorts before True, so the key puts the group without indices last.
     return [groups[indices] for indices in sorted(groups, key=lambda each: (not each, each))]
 
 
@@ -460,6 +463,8 @@ class _Counts:
         size, speak = self._sizes[number], self._speak[number]
         for i in speak:
             self._room[i] -= size
+        # `_room[i]` is now the number of cells of later groups: what they cannot hold must lie in
+        # this group.
         least = max((self._needed[i] - self._room[i] for i in speak), default=0)
         most = min((self._needed[i] for i in speak), default=left)
         if number == len(self._sizes) - 1:

@@ -489,6 +489,7 @@ def _intended(opponents: Sequence[Opponent], turn: int) -> np.ndarray:
 
 def _likeliest_win(misses: np.ndarray, believed: np.ndarray) -> np.ndarray:
     """Return the move of greatest expected result under each belief: int [N]."""
+    # Likelihood of a move that differs from the rule's, relative to one that equals it.
     miss = (NOISE / 3) / (1 - NOISE + NOISE / 3)
     belief = miss ** misses.astype(float)
     weight = np.stack([(belief * (believed == move)).sum(1) for move in range(3)], axis=1)
@@ -502,6 +503,7 @@ def _merge(misses: np.ndarray, reach: np.ndarray) -> tuple[np.ndarray, np.ndarra
     relative = misses - misses.min(1, keepdims=True)
     kept, where = np.unique(relative, axis=0, return_inverse=True)
     merged = np.zeros((len(kept), reach.shape[1]))
+    # Add up the rows of `reach` that belong to equal beliefs.
     np.add.at(merged, where.ravel(), reach)
     is_common = merged.sum(1) > _RAREST
     return kept[is_common], merged[is_common] / merged[is_common].sum()

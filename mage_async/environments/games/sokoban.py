@@ -350,6 +350,7 @@ def push(room: Room, position: Position, step: int) -> Position:
         beyond = ahead + step
         if not (room.floor & ~boxes) >> beyond & 1:
             return position
+        # Move the box: clear the bit of its old cell, and set that of its new one.
         boxes ^= 1 << ahead | 1 << beyond
     return ahead, boxes
 
@@ -376,6 +377,7 @@ def _carve(source: random.Random, size: int) -> int:
     for _ in range(4 * size):
         if source.random() < _TURN:
             step = source.choice(steps)
+        # `inside >> cell + step & 1` is 1 if the next cell lies within the border.
         if inside >> cell + step & 1:
             cell += step
         floor |= 1 << cell | (1 << cell + source.choice(steps) & inside)
@@ -422,6 +424,7 @@ def distances(size: int, floor: int, targets: int, most: int) -> dict[Position, 
             if not free >> player + step & 1:
                 continue
             befores = [(player + step, boxes)]
+            # A box on the other side may have been pushed there by this step: pull it back.
             if boxes >> player - step & 1:
                 befores.append((player + step, boxes ^ (1 << player - step | 1 << player)))
             for before in befores:

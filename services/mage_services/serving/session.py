@@ -154,6 +154,7 @@ def refuse_other_sites(request: web.Request) -> None:
     Raises:
         web.HTTPForbidden: the request comes from another site.
     """
+    # "http://127.0.0.1:8000" without its scheme is the host that the request is addressed to.
     if request.headers.get("Origin", "").rpartition("//")[2] not in ("", request.host):
         raise web.HTTPForbidden(text="pages of other sites may not open a session here")
 
