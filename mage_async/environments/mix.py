@@ -9,7 +9,7 @@ callers need not distinguish.
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mage_async.environments.environment import Environment, Facts, Play, Split
@@ -107,9 +107,8 @@ class Mix(Environment):
 
     def begin(self, task: Task, episode: int) -> Play:
         """Start an episode of the component that the task variant belongs to."""
-        part, own = self.part(task.member)
-        name = part.environment.facts.name
-        return part.environment.begin(Task(name, own, task.seed, task.seat), episode)
+        part, own = own_task(self, task)
+        return part.begin(own, episode)
 
     def script(self, source: random.Random) -> None:
         """Return None: the components have scripts, a mix has none."""
@@ -143,6 +142,15 @@ def component_of(environment: Environment, member: str) -> Environment:
     itself.
     """
     return environment.part(member)[0].environment if isinstance(environment, Mix) else environment
+
+
+def own_task(environment: Environment, task: Task) -> tuple[Environment, Task]:
+    """Return the environment of a task, as `component_of` does, and the task as it names it."""
+    if not isinstance(environment, Mix):
+        return environment, task
+    part, own = environment.part(task.member)
+    named = replace(task, environment=part.environment.facts.name, member=own)
+    return part.environment, named
 
 
 def label_of(environment: Environment, member: str) -> str | None:

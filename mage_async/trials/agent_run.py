@@ -23,7 +23,7 @@ import numpy as np
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.environments.agent import AgentTasks, Session
 from mage_async.environments.environment import Environment
-from mage_async.environments.mix import Mix
+from mage_async.environments.mix import component_of, own_task
 from mage_async.environments.tools import InvalidCall, ToolCall, parse_calls
 from mage_async.environments.user_calls import Answered, Call
 from mage_async.errors import CallFault, ContextFull, RunError
@@ -69,7 +69,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PolicyCall:
     """A call of the policy."""
 
     messages: tuple[Message, ...]
@@ -98,7 +98,7 @@ class Choice:
     """Name and arguments (JSON) of the tools that it calls."""
     finish: Literal["stop", "length", "tool_calls"]
     stop: str | None
-    """The text of `Asked.stops` that ended it; None: none did."""
+    """The text of `PolicyCall.stops` that ended it; None: none did."""
     num_prompt_tokens: int
     num_reused: int
     tokens: tuple[str, ...]
@@ -131,7 +131,7 @@ class Pending:
     """A call, or one of its choices, that waits for its completion."""
 
     prompt: Prompt
-    asked: Asked
+    policy_call: PolicyCall
     lineage: _Lineage
     state: bytes
     """Digest of the conversation."""
@@ -167,7 +167,7 @@ class AgentRun:
     ) -> None:
         self._environment, self._task, self._index = environment, task, index
         self._config, self._chat, self._name, self._swap = config, chat, name, swap
-        self._part, _ = _own_task(environment, task)
+        self._facts = component_of(environment, task.member).facts
         self._open: Callable[[], Session] | None = None
         self._call: Call | None = None
         self._closings: list[Call] = []
@@ -219,12 +219,13 @@ class AgentRun:
             return None
         if self._open is None:
             raise RunError(
-                f"{self._part.facts.name}: a program is played by actors and evaluators alone, "
+                f"{self._facts.name}: a program is played by actors and evaluators alone, "
                 'which serve it the policy: set warm_start = "none"'
             )
         is_last = self.episode + 1 == self._config.num_episodes
         task = self._swap if self._swap is not None and is_last else self._task
-        part, own = _own_task(self._environment, task)
+        part, own = own_task(self._environment, task)
+        assert isinstance(part, AgentTasks)
         self._session, self._num_calls, self._first = self._open(), 0, None
         self._session.memory = self._memory_text()
         self._call = part.call(own, self.episode, self._session)
@@ -315,7 +316,7 @@ class AgentRun:
 
     # Calls of the policy.
 
-    def ask(self, asked: Asked) -> list[Pending]:
+    def ask(self, policy_call: PolicyCall) -> list[Pending]:
         """Return the prompts of a call, one for each of its choices; give each to `take`, or to
         `give_up`.
 
@@ -326,48 +327,51 @@ class AgentRun:
             ContextFull: a conversation begins with more tokens than a context with notes may have.
         """
         self._num_calls += 1
-        most = self._part.facts.max_turns
-        num_lineages = len(self._lineages) + asked.num_choices
+        most = self._facts.max_turns
+        num_lineages = len(self._lineages) + policy_call.num_choices
         if self._num_calls > most or num_lineages > MAX_LINEAGES:
             what = f"{most} calls in an episode: raise environment.options.turns"
             if self._num_calls <= most:
                 what = f"{MAX_LINEAGES} conversations in a trial"
             raise CallFault(f"{self.place()} made more than {what}", kind="too many calls")
-        states, (end, new) = _states(asked), self._located(asked)
-        room = self._longest_prompt(asked)
+        states, (end, new) = _states(policy_call), self._located(policy_call)
+        room = self._longest_prompt(policy_call)
         if end is None and len(new) > room:
             raise ContextFull(
                 f"{self.place()}: a conversation begins with {len(new)} tokens, at most {room} "
                 f"fit: the rest of {self._config.room} is for the answer and for notes. Raise "
                 "trial.room, or lower transcript.max_reflection_tokens"
             )
-        contents = (message.content for message in asked.messages)
+        contents = (message.content for message in policy_call.messages)
         self._counts.num_injections += any(map(self._chat.holds_special_token, contents))
         # A sequence that another call goes on with is copied.
-        lineage = end[0] if end is not None and _is_free(end) else self._new_lineage(asked)
+        lineage = end[0] if end is not None and _is_free(end) else self._new_lineage(policy_call)
         before = end[0].segment.tokens[: end[1]].tolist() if end is not None else []
         tokens = np.array([*before, *new], np.int32)
-        lineages = [lineage, *(self._new_lineage(asked) for _ in range(asked.num_choices - 1))]
-        pending = [self._pending(asked, states[-1], each, tokens) for each in lineages]
+        lineages = [
+            lineage,
+            *(self._new_lineage(policy_call) for _ in range(policy_call.num_choices - 1)),
+        ]
+        pending = [self._pending(policy_call, states[-1], each, tokens) for each in lineages]
         for each in lineages:
             each.is_busy = True
         return pending
 
-    def notes_due(self, asked: Asked) -> Pending | None:
-        """Return the prompt of the notes that are to be written before a call is asked, because its
+    def notes_due(self, policy_call: PolicyCall) -> Pending | None:
+        """Return the prompt of the notes that are to be written before a call is policy_call, because its
         context has no room left; give it to `take_notes`, or to `give_up`. None: none are.
         """
-        end, new = self._located(asked)
-        if end is None or end[1] + len(new) <= self._longest_prompt(asked):
+        end, new = self._located(policy_call)
+        if end is None or end[1] + len(new) <= self._longest_prompt(policy_call):
             return None
-        lineage = end[0] if _is_free(end) else self._new_lineage(asked)
+        lineage = end[0] if _is_free(end) else self._new_lineage(policy_call)
         request = self._continued(end, [Message("user", self._request_for_notes(end))], ())
         tokens = np.array([*end[0].segment.tokens[: end[1]], *request], np.int32)
         lineage.is_busy = True
         most = self._config.max_reflection_tokens
         fresh = self._config.fresh_keys == "turn"
         prompt = self._prompt(lineage, tokens, most, fresh_keys=fresh)
-        return Pending(prompt, asked, lineage, b"", self.episode, end)
+        return Pending(prompt, policy_call, lineage, b"", self.episode, end)
 
     def take_notes(self, pending: Pending, completion: Completion) -> None:
         """Record notes; the call that waits for them begins another sequence with them."""
@@ -384,7 +388,7 @@ class AgentRun:
         """Record a completion as a turn, and return its words."""
         assert self.is_current(pending), "the call's episode is over"
         lineage, num_drawn = pending.lineage, len(completion.tokens)
-        completion, is_stopped = self._until_stop(completion, pending.asked.stops)
+        completion, is_stopped = self._until_stop(completion, pending.policy_call.stops)
         if len(completion.tokens) < num_drawn:
             # The engine's context of that name has tokens that this sequence has not.
             lineage.name = self._new_context()
@@ -392,9 +396,11 @@ class AgentRun:
         shown = self._shown(completion)
         stop = None
         if is_stopped:
-            stop = min((each for each in pending.asked.stops if each in shown), key=shown.find)
+            stop = min(
+                (each for each in pending.policy_call.stops if each in shown), key=shown.find
+            )
             shown = shown.partition(stop)[0]
-        calls = parse_calls(shown) if pending.asked.tools else []
+        calls = parse_calls(shown) if pending.policy_call.tools else []
         read = tuple(
             (call.name, json.dumps(call.arguments)) for call in calls if isinstance(call, ToolCall)
         )
@@ -436,53 +442,58 @@ class AgentRun:
                 return number, next(filter(_is_free, reversed(ends)), ends[-1])
         return None
 
-    def _begin(self, asked: Asked) -> tuple[_End | None, Sequence[int]]:
+    def _begin(self, policy_call: PolicyCall) -> tuple[_End | None, Sequence[int]]:
         """Begin a new conversation.
 
         Returns:
             The end of the earlier episode's conversation that it continues, or None; and the tokens
             of its messages.
         """
-        head, notes, memory = _head(asked.messages), "", self._memory_text()
+        head, notes, memory = _head(policy_call.messages), "", self._memory_text()
         if self._config.keeps_history and self.episode:
             end = self._heads.get(head) or (self._main if self._first is None else None)
             if end is not None and end in self._notes:
                 notes = self._notes[end]
             elif end is not None:
-                messages, is_known = _placed(asked.messages, memory)[0], head == end[0].head != ""
-                new = self._continued(end, self._after(messages[is_known:]), asked.tools)
+                messages, is_known = (
+                    _placed(policy_call.messages, memory)[0],
+                    head == end[0].head != "",
+                )
+                new = self._continued(end, self._after(messages[is_known:]), policy_call.tools)
                 limit = self._config.max_tokens or math.inf
                 growth = max(len(new), self._longest_growth)
                 if self._config.compaction == "notes" or end[1] + growth < limit:
                     return end, new
-        return None, self._opening(asked.messages, [memory, self._noted(notes)], asked.tools)
+        return None, self._opening(
+            policy_call.messages, [memory, self._noted(notes)], policy_call.tools
+        )
 
     def _memory_text(self) -> str:
         """Return what the episode is told of earlier ones in words: guidance and remarks."""
         carried = [f"remark {n}: {text}" for n, text in enumerate(self._remarks, 1)]
         return "\n".join(filter(None, [self._config.prompts.guidance, *carried]))
 
-    def _located(self, asked: Asked) -> tuple[_End | None, Sequence[int]]:
+    def _located(self, policy_call: PolicyCall) -> tuple[_End | None, Sequence[int]]:
         """Return the end of the sequence that a call continues, and the tokens that it adds; the
         end is None where the call begins a sequence.
         """
-        found = self._known(_states(asked)[:-1])
+        found = self._known(_states(policy_call)[:-1])
         if found is None:
-            return self._begin(asked)
+            return self._begin(policy_call)
         number, end = found
         if end not in self._notes:
-            return end, self._continued(end, asked.messages[number:], asked.tools)
+            return end, self._continued(end, policy_call.messages[number:], policy_call.tools)
         # Notes replace all that came between the first messages of the conversation and the new.
-        first = next(n for n, each in enumerate(asked.messages) if each.role == "assistant")
+        first = next(n for n, each in enumerate(policy_call.messages) if each.role == "assistant")
         kept, said = (
-            list(asked.messages[:first]),
-            [each.content for each in asked.messages[number:]],
+            list(policy_call.messages[:first]),
+            [each.content for each in policy_call.messages[number:]],
         )
         if kept and kept[-1].role == "user":
             said.insert(0, kept.pop().content)
         kept.append(Message("user", "\n\n".join(said)))
         memory = [self._memory_text(), self._noted(self._notes[end])]
-        return None, self._opening(kept, memory, asked.tools)
+        return None, self._opening(kept, memory, policy_call.tools)
 
     def _opening(
         self, messages: Sequence[Message], remembered: Sequence[str], tools: Tools
@@ -506,7 +517,7 @@ class AgentRun:
         before = f"{self._reward_of_last()} " if is_earlier else ""
         return f"{before}{self._config.prompts.notes}"
 
-    def _longest_prompt(self, asked: Asked) -> float:
+    def _longest_prompt(self, policy_call: PolicyCall) -> float:
         """Return the length, in tokens, up to which a prompt of a call leaves its context room for
         the answer and, where notes are written, for these.
         """
@@ -515,7 +526,7 @@ class AgentRun:
             return math.inf
         request = Message("user", f"{self._reward_of_last()} {config.prompts.notes}").as_chat()
         asking = len(self._chat.continuation(-1, [request]))
-        return config.room - self._limit(asked) - asking - config.max_reflection_tokens
+        return config.room - self._limit(policy_call) - asking - config.max_reflection_tokens
 
     def _record_remark(self, pending: Pending, completion: Completion, kind: Kind) -> str:
         """Append a remark and its prompt to their sequence; return its text."""
@@ -549,27 +560,27 @@ class AgentRun:
         return self._chat.continuation(lineage.segment.tokens[length - 1], written, tools)
 
     def _pending(
-        self, asked: Asked, state: bytes, lineage: _Lineage, tokens: np.ndarray
+        self, policy_call: PolicyCall, state: bytes, lineage: _Lineage, tokens: np.ndarray
     ) -> Pending:
         config = self._config
         self._sizes.setdefault(lineage, len(lineage.segment.tokens))
         is_first = self._first is None
         self._first = self._first or lineage
-        limit = self._limit(asked)
+        limit = self._limit(policy_call)
         wants_fresh = config.fresh_keys == "turn" or (
             config.fresh_keys == "episode" and is_first and self.episode > 0
         )
         prompt = self._prompt(lineage, tokens, limit, wants_fresh)
-        if (form := self._form(asked)) is not None:
+        if (form := self._form(policy_call)) is not None:
             room = config.max_tokens - len(tokens) if config.max_tokens else limit
             allowed = answer_restriction(form, self._chat, max(1, min(limit, room)))
             prompt = replace(prompt, restriction=allowed)
-        return Pending(prompt, asked, lineage, state, self.episode)
+        return Pending(prompt, policy_call, lineage, state, self.episode)
 
-    def _limit(self, asked: Asked) -> int:
+    def _limit(self, policy_call: PolicyCall) -> int:
         """Return the most tokens of an answer to a call."""
         most = self._config.sampling.max_tokens
-        return min(asked.max_tokens or most, most)
+        return min(policy_call.max_tokens or most, most)
 
     def _prompt(
         self, lineage: _Lineage, tokens: np.ndarray, max_tokens: int, fresh_keys: bool
@@ -588,9 +599,9 @@ class AgentRun:
             deadline_s=self._config.turn_deadline_s,
         )
 
-    def _form(self, asked: Asked) -> str | None:
+    def _form(self, policy_call: PolicyCall) -> str | None:
         """Return the form of the answer; `None` if it may be any text."""
-        if asked.must_call:
+        if policy_call.must_call:
             calls = [
                 {
                     "type": "object",
@@ -601,16 +612,16 @@ class AgentRun:
                     "required": ["name", "arguments"],
                     "additionalProperties": False,
                 }
-                for each in asked.tools
-                if each["function"]["name"] in asked.must_call
+                for each in policy_call.tools
+                if each["function"]["name"] in policy_call.must_call
             ]
-            return tool_form(self._chat, {"anyOf": calls}, is_parallel=asked.is_parallel)
-        if asked.schema is not None:
-            return f"%json {asked.schema}"
-        return None if asked.pattern is None else regex_form(asked.pattern)
+            return tool_form(self._chat, {"anyOf": calls}, is_parallel=policy_call.is_parallel)
+        if policy_call.schema is not None:
+            return f"%json {policy_call.schema}"
+        return None if policy_call.pattern is None else regex_form(policy_call.pattern)
 
-    def _new_lineage(self, asked: Asked) -> _Lineage:
-        return _Lineage(self._new_context(), _head(asked.messages))
+    def _new_lineage(self, policy_call: PolicyCall) -> _Lineage:
+        return _Lineage(self._new_context(), _head(policy_call.messages))
 
     def _new_context(self) -> str:
         self._contexts.append(f"{self._name}.{len(self._contexts) + 1}")
@@ -700,7 +711,7 @@ class AgentRun:
         growths = [len(each.segment.tokens) - size for each, size in self._sizes.items()]
         self._longest_growth = max(self._longest_growth, *growths)
         self._sizes.clear()
-        won = self._config.stops_on_success and self._part.facts.is_won(self._reward)
+        won = self._config.stops_on_success and self._facts.is_won(self._reward)
         if self.episode + 1 == self._config.num_episodes or won:
             self.is_over = True
         elif self._config.reflects and self._can_reflect():
@@ -720,7 +731,7 @@ class AgentRun:
             self._remarks.append("")
             return False
         prompt = self._prompt(lineage, tokens, most, fresh_keys=config.fresh_keys == "turn")
-        self._reflecting = Pending(prompt, Asked(()), lineage, b"", self.episode)
+        self._reflecting = Pending(prompt, PolicyCall(()), lineage, b"", self.episode)
         return True
 
     def _reward_of_last(self) -> str:
@@ -737,7 +748,7 @@ class AgentRun:
     def place(self) -> str:
         """Return the task and episode, as the beginning of an error message."""
         return (
-            f"{self._part.facts.name}, task {self._task.member}, seed {self._task.seed}, episode "
+            f"{self._facts.name}, task {self._task.member}, seed {self._task.seed}, episode "
             f"{self.episode + 1}: run()"
         )
 
@@ -745,15 +756,6 @@ class AgentRun:
 def closing_of(call: Call) -> Call:
     """Return the `close` call of a program, which frees its place for another program."""
     return replace(call, request=msgspec.structs.replace(call.request, method="close"))
-
-
-def _own_task(environment: Environment, task: Task) -> tuple[AgentTasks, Task]:
-    """Return the program's tasks, of a mix those of its component, and the task as they name it."""
-    if isinstance(environment, Mix):
-        part, own = environment.part(task.member)
-        environment, task = part.environment, replace(task, member=own)
-    assert isinstance(environment, AgentTasks)
-    return environment, task
 
 
 def _closed(parameters: dict[str, Any] | None) -> dict[str, Any]:
@@ -785,10 +787,10 @@ def _head(messages: Sequence[Message]) -> str:
     return messages[0].content if messages and messages[0].role == "system" else ""
 
 
-def _states(asked: Asked) -> list[bytes]:
+def _states(policy_call: PolicyCall) -> list[bytes]:
     """Return a digest of each beginning of a conversation, by its number of messages."""
-    states = [blake2s(json.dumps(asked.tools).encode(), digest_size=16).digest()]
-    for message in asked.messages:
+    states = [blake2s(json.dumps(policy_call.tools).encode(), digest_size=16).digest()]
+    for message in policy_call.messages:
         states.append(_next_state(states[-1], message))
     return states
 

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from mage_async.trials.agent_run import Asked, Choice, Message
+from mage_async.trials.agent_run import Choice, Message, PolicyCall
 from mage_services.gateway.chat_completions import (
     BadRequest,
     Json,
-    asked_of,
     events_response,
+    policy_call_of,
     text_of,
     tools_of,
 )
@@ -61,7 +61,7 @@ class MessagesRequest(msgspec.Struct, frozen=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
 
-    def asked(self) -> Asked:
+    def policy_call(self) -> PolicyCall:
         """Convert the request to the form that is the same for all protocols.
 
         Raises:
@@ -81,7 +81,7 @@ class MessagesRequest(msgspec.Struct, frozen=True):
         names = {"any": "required", "auto": "auto", "none": "none"}
         tools, must_call = tools_of(functions, names.get(str(chosen.get("type")), chosen))
         head = [Message("system", text_of(self.system))] if self.system else []
-        return asked_of(
+        return policy_call_of(
             [*head, *(part for each in self.messages for part in each.read())],
             tools=tools,
             max_tokens=self.max_tokens,

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from mage_async.trials import agent_run
-from mage_async.trials.agent_run import Asked, Choice
+from mage_async.trials.agent_run import Choice, PolicyCall
 
 MAX_REQUEST_BYTES = 2**24
 Json = dict[str, Any]
@@ -83,7 +83,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     """As SGLang names it; a `response_format` of type "regex" with a `pattern` says the same."""
     logprobs: bool | None = False
 
-    def asked(self) -> Asked:
+    def policy_call(self) -> PolicyCall:
         """Convert the request to the form that is the same for all protocols.
 
         Raises:
@@ -112,7 +112,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
                 raise BadRequest(f"the pattern {pattern!r:.60} cannot be read: {error}") from error
         tools, must_call = tools_of(self.tools, self.tool_choice)
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return asked_of(
+        return policy_call_of(
             [each.read() for each in self.messages],
             tools=tools,
             num_choices=self.n or 1,
@@ -188,20 +188,20 @@ def tools_of(
     return known, names if choice == "required" else ()
 
 
-def asked_of(messages: Iterable[agent_run.Message], **given: Any) -> Asked:
+def policy_call_of(messages: Iterable[agent_run.Message], **given: Any) -> PolicyCall:
     """Return a call of the policy, after the checks that all protocols share.
 
     Raises:
         BadRequest: there is no message to answer, or a number is out of its range.
     """
-    asked = Asked(tuple(messages), **given)
-    if not asked.messages or asked.messages[-1].role == "assistant":
+    policy_call = PolicyCall(tuple(messages), **given)
+    if not policy_call.messages or policy_call.messages[-1].role == "assistant":
         raise BadRequest("`messages` must end with one that the assistant is to answer")
-    if not 1 <= asked.num_choices <= 16:
-        raise BadRequest(f"`n` must be 1 to 16, got {asked.num_choices}")
-    if asked.max_tokens is not None and asked.max_tokens < 1:
-        raise BadRequest(f"`max_tokens` must be at least 1, got {asked.max_tokens}")
-    return asked
+    if not 1 <= policy_call.num_choices <= 16:
+        raise BadRequest(f"`n` must be 1 to 16, got {policy_call.num_choices}")
+    if policy_call.max_tokens is not None and policy_call.max_tokens < 1:
+        raise BadRequest(f"`max_tokens` must be at least 1, got {policy_call.max_tokens}")
+    return policy_call
 
 
 def decode(body: bytes, kind: type[Any]) -> Any:

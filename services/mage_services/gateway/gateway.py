@@ -30,7 +30,7 @@ from mage_async.errors import (
     TrialFault,
     TurnOverdue,
 )
-from mage_async.trials.agent_run import AgentRun, Asked, Choice, Message, Pending
+from mage_async.trials.agent_run import AgentRun, Choice, Message, Pending, PolicyCall
 from mage_services.gateway.anthropic_messages import (
     MessagesRequest,
     anthropic_error,
@@ -93,7 +93,7 @@ class Seat:
         self._waiting: set[asyncio.Task[list[Choice]]] = set()
         self.is_closed = False
 
-    async def answer(self, asked: Asked) -> list[Choice]:
+    async def answer(self, policy_call: PolicyCall) -> list[Choice]:
         """Sample the choices of a call. Cancellation forgets the call.
 
         Raises:
@@ -103,7 +103,7 @@ class Seat:
             fault = CallFault(f"{self._run.place()} made over {MAX_AT_ONCE} calls at once")
             self._fail(fault)
             raise Refused(429, str(fault))
-        task = asyncio.create_task(self._sample(asked), name="call of a program")
+        task = asyncio.create_task(self._sample(policy_call), name="call of a program")
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
         try:
@@ -120,14 +120,14 @@ class Seat:
         for task in self._waiting:
             task.cancel()
 
-    async def _sample(self, asked: Asked) -> list[Choice]:
+    async def _sample(self, policy_call: PolicyCall) -> list[Choice]:
         if not self._run.is_playing:
             raise Refused(410, "this episode is over")
         try:
-            while (notes := self._run.notes_due(asked)) is not None:
+            while (notes := self._run.notes_due(policy_call)) is not None:
                 (written,) = await self._draw([notes])
                 self._run.take_notes(notes, written)
-            pending = self._run.ask(asked)
+            pending = self._run.ask(policy_call)
         except CallFault as fault:
             self._fail(fault)
             raise Refused(429, str(fault)) from fault
@@ -294,7 +294,7 @@ class Gateway:
 
     async def _chat(self, seat: Seat, body: bytes) -> web.Response:
         request: ChatRequest = decode(body, ChatRequest)
-        choices = await seat.answer(request.asked())
+        choices = await seat.answer(request.policy_call())
         return completion_response(
             [Answer.of(each) for each in choices],
             POLICY,
@@ -304,7 +304,7 @@ class Gateway:
 
     async def _messages(self, seat: Seat, body: bytes) -> web.Response:
         request: MessagesRequest = decode(body, MessagesRequest)
-        (choice,) = await seat.answer(request.asked())
+        (choice,) = await seat.answer(request.policy_call())
         return messages_response(choice, POLICY, is_streamed=request.stream)
 
     async def _responses(self, seat: Seat, body: bytes) -> web.Response:
@@ -314,11 +314,11 @@ class Gateway:
             if request.previous_response_id not in seat.said:
                 raise BadRequest("`previous_response_id` names no response of this episode")
             before = seat.said[request.previous_response_id]
-        asked = request.asked(before)
-        (choice,) = await seat.answer(asked)
+        policy_call = request.policy_call(before)
+        (choice,) = await seat.answer(policy_call)
         identity = f"resp_{secrets.token_hex(8)}"
         answer = Message("assistant", choice.text, choice.calls)
-        seat.said[identity] = (*asked.messages, answer)
+        seat.said[identity] = (*policy_call.messages, answer)
         return responses_response(choice, request, identity, POLICY)
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from mage_async.trials.agent_run import Asked, Choice, Message
+from mage_async.trials.agent_run import Choice, Message, PolicyCall
 from mage_services.gateway.chat_completions import (
     BadRequest,
     Json,
-    asked_of,
     events_response,
+    policy_call_of,
     text_of,
     tools_of,
 )
@@ -34,7 +34,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
     parallel_tool_calls: bool | None = True
     text: dict[str, Any] | None = None
 
-    def asked(self, before: Sequence[Message]) -> Asked:
+    def policy_call(self, before: Sequence[Message]) -> PolicyCall:
         """Convert the request to the form that is the same for all protocols.
 
         Args:
@@ -61,7 +61,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
         given = [{"role": "user", "content": self.input}]
         items = given if isinstance(self.input, str) else self.input
         rest = [each for each in before if each.role != "system"] if head else before
-        return asked_of(
+        return policy_call_of(
             [*head, *rest, *_messages(items)],
             tools=tools,
             max_tokens=self.max_output_tokens,
