@@ -358,7 +358,7 @@ class AgentRun:
         return pending
 
     def notes_due(self, policy_call: PolicyCall) -> Pending | None:
-        """Return the prompt of the notes that are to be written before a call is policy_call, because its
+        """Return the prompt of the notes that are to be written before a call, because its
         context has no room left; give it to `take_notes`, or to `give_up`. None: none are.
         """
         end, new = self._located(policy_call)
