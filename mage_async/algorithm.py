@@ -77,8 +77,8 @@ class InProcessRun:
     def __init__(self, config: Config, policy: Path) -> None:
         if config.admission.replaced_groups:
             raise ConfigError("admission.replaced_groups must be 0 here: a batch is played once")
-        rules = config.engine
-        if not isinstance(rules, Embedded):
+        engine = config.engine
+        if not isinstance(engine, Embedded):
             raise ConfigError('a run in one process needs engine.kind = "embedded", got "sglang"')
         torch.set_num_threads(1)
         self._config, self._environment = config, environment_of(config)
@@ -86,8 +86,8 @@ class InProcessRun:
         model = load_trained(config, policy, device="cpu")
         self._trainer = trainer_of(config, model, self._chat)
         load_frozen_policies(self._trainer, config, policy)
-        self._room = {"slots": rules.max_contexts, "max_tokens": rules.max_tokens}
-        served = Model.load(policy, arithmetic=rules.arithmetic, **self._room)
+        self._model_size = {"slots": engine.max_contexts, "max_tokens": engine.max_tokens}
+        served = Model.load(policy, arithmetic=engine.arithmetic, **self._model_size)
         self._engine = Scheduler(served)
         self._past_policies: dict[int, Scheduler] = {}
         """Engines of the past policies that sit in the opponent's seat, by version."""
@@ -207,7 +207,9 @@ class InProcessRun:
         self.league.published(version)
         versions = self.league.rivals()
         if version in versions:
-            model = Model(served.architecture, weights, arithmetic=served.arithmetic, **self._room)
+            model = Model(
+                served.architecture, weights, arithmetic=served.arithmetic, **self._model_size
+            )
             self._past_policies[version] = Scheduler(model)
         self._past_policies = {version: self._past_policies[version] for version in versions}
 

@@ -167,16 +167,18 @@ def check_room(config: Config) -> None:
         chat, stops = chat_in_words(), config.trial.stop_on_success
         methods = Methods(config, environment)
         last = methods.horizon(config.learner.steps, config.trial.episodes)
-        rules = trial_config_of(
+        trial_config = trial_config_of(
             config, environment, chat, last.num_episodes, stops_on_success=stops
         )
-        rules = rules.with_horizon(environment, last.num_episodes, last.max_turns)
-        rules = replace(rules, max_tokens=0)  # the length of a trial that nothing cuts
+        trial_config = trial_config.with_horizon(environment, last.num_episodes, last.max_turns)
+        trial_config = replace(
+            trial_config, max_tokens=0
+        )  # the length of a trial that nothing cuts
         # A policy that is cloned from scripts writes remarks as long as theirs.
         if config.warm_start is None:
-            rules = replace(rules, max_reflection_tokens=1)
+            trial_config = replace(trial_config, max_reflection_tokens=1)
         try:
-            least = shortest_context(environment, rules, chat)
+            least = shortest_context(environment, trial_config, chat)
         except ContextFull as fault:  # where a context has a room of its own
             raise ConfigError(f"trial.room: {fault}") from fault
         least += methods.guidance_tokens()

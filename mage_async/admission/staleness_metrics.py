@@ -187,10 +187,10 @@ class TrialDurations:
     arrived do not count.
     """
 
-    _untrained: dict[int, dict[int, float]] = field(default_factory=dict)
+    _untrained_durations: dict[int, dict[int, float]] = field(default_factory=dict)
     """Duration in seconds by grant and trial index, for groups that were not trained so far."""
-    _trained: DurationHistogram = field(default_factory=DurationHistogram)
-    _dropped: DurationHistogram = field(default_factory=DurationHistogram)
+    _trained_durations: DurationHistogram = field(default_factory=DurationHistogram)
+    _dropped_durations: DurationHistogram = field(default_factory=DurationHistogram)
     """Durations of the trials of dropped groups that are no longer remembered."""
     _trained_grants: set[int] = field(default_factory=set)
     """Grants of groups that were trained. A trial of theirs that arrives again must not count
@@ -202,13 +202,13 @@ class TrialDurations:
     def arrived(self, grant: int, index: int, duration_s: float) -> None:
         """Count a trial once, however often it arrives."""
         if grant >= self._first and grant not in self._trained_grants:
-            self._untrained.setdefault(grant, {}).setdefault(index, duration_s)
+            self._untrained_durations.setdefault(grant, {}).setdefault(index, duration_s)
 
     def trained(self, grants: Collection[int]) -> None:
         """Count the trials of these groups as trained."""
         self._trained_grants.update(grants)
         for grant in grants:
-            self._trained.add(self._untrained.pop(grant, {}).values())
+            self._trained_durations.add(self._untrained_durations.pop(grant, {}).values())
 
     def forget_before(self, oldest_in_flight: int) -> None:
         """Forget the groups that ended long before the oldest group in flight was granted."""
@@ -217,24 +217,24 @@ class TrialDurations:
             return
         self._first = first
         self._trained_grants = {grant for grant in self._trained_grants if grant >= first}
-        for grant in [grant for grant in self._untrained if grant < first]:
-            self._dropped.add(self._untrained.pop(grant).values())
+        for grant in [grant for grant in self._untrained_durations if grant < first]:
+            self._dropped_durations.add(self._untrained_durations.pop(grant).values())
 
     def length_bias(self, in_flight: Collection[int]) -> float:
         """Return `length_bias` over the trials of all groups that are not in flight."""
-        return length_bias(self._trained + self._lost(in_flight), self._trained)
+        return length_bias(self._trained_durations + self._lost(in_flight), self._trained_durations)
 
     def wasted_share(self, in_flight: Collection[int]) -> float:
         """Return the share of playing time that went into trials which were never trained."""
         lost = self._lost(in_flight).seconds
-        return lost / max(1e-9, lost + self._trained.seconds)
+        return lost / max(1e-9, lost + self._trained_durations.seconds)
 
     def _lost(self, in_flight: Collection[int]) -> DurationHistogram:
         """Return the durations of all trials that were never trained, except those of groups in
         flight.
         """
         lost = DurationHistogram()
-        for grant, durations in self._untrained.items():
+        for grant, durations in self._untrained_durations.items():
             if grant not in in_flight:
                 lost.add(durations.values())
-        return lost + self._dropped
+        return lost + self._dropped_durations

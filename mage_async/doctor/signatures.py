@@ -672,7 +672,7 @@ class Doctor:
         the signature and then by subject."""
         self._last_found: dict[tuple[str, str], int] = {}
         """The last step that showed a signature for certain, by signature and subject."""
-        self._evaluated: set[str] = set()
+        self._found_in_evaluation: set[str] = set()
         """Signatures found in an evaluation, which are reported only once per run."""
 
     @staticmethod
@@ -731,10 +731,10 @@ class Doctor:
         found = [
             _finding(name, seen, version, version)
             for name, signature in SIGNATURES.items()
-            if signature.in_evaluation and name not in self._evaluated | followers
+            if signature.in_evaluation and name not in self._found_in_evaluation | followers
             for seen in signature.in_evaluation(self._history.config, evaluation)
         ]
-        self._evaluated.update(finding.name for finding in found)
+        self._found_in_evaluation.update(finding.name for finding in found)
         self.findings += found
         return found
 

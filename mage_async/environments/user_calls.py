@@ -267,7 +267,7 @@ class SlowPlay(Play):
         self._identity = seed, task.member, episode
         self._seen, self._observation, self._num_turns = Answered(), "", 0
         self.is_done = self._is_begun = self._is_closed = False
-        self._call: Call | None = self._call_of("reset", self._begun)
+        self._call: Call | None = self._make_call("reset", self._begun)
 
     @property
     def observation(self) -> str:
@@ -278,7 +278,7 @@ class SlowPlay(Play):
         """Request a step."""
         assert not self.is_done, "the episode is done"
         self._num_turns += 1
-        self._call = self._call_of("step", partial(self._stepped, action), action)
+        self._call = self._make_call("step", partial(self._stepped, action), action)
         return PENDING
 
     def next_call(self) -> Call | None:
@@ -292,9 +292,9 @@ class SlowPlay(Play):
         if not self._is_begun or self._is_closed:
             return None
         self._is_closed = True
-        return self._call_of("close")
+        return self._make_call("close")
 
-    def _call_of(
+    def _make_call(
         self, method: Method, take: Take = lambda answered: None, action: str = ""
     ) -> Call:
         """Return a call; `place` says environment, task, episode, turn and function."""

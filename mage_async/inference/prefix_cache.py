@@ -178,7 +178,7 @@ class PrefixCache:
         if opened.source != slot:
             self.makers[slot, :start] = self.makers[opened.source, :start]
         if start:
-            self.oldest[slot] = self._oldest(slot, start)
+            self.oldest[slot] = self._oldest_version(slot, start)
         begin = start if opened.source == slot else 0
         self.tokens[slot, begin : len(tokens)] = tokens[begin:]
         self.num_known[slot], self.num_computed[slot] = len(tokens), start
@@ -186,7 +186,7 @@ class PrefixCache:
         self._clock += 1
         self._last_use[slot] = self._clock
 
-    def _oldest(self, slot: int, start: int) -> int:
+    def _oldest_version(self, slot: int, start: int) -> int:
         """Return the oldest version that computed any of a slot's first `start` positions."""
         first, last = self.makers[slot, 0], self.makers[slot, start - 1]
         if first == last:  # the index never decreases along a slot

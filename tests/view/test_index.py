@@ -114,10 +114,10 @@ from mage_async.results.run_directory import RunDirectory
 from mage_services.view.indexer import IndexBuilder
 
 class Cutting(IndexBuilder):
-    def _take(self, segment, end, body):
+    def _take_record(self, segment, end, body):
         for file in self._run.journal.glob("*.log"):
             os.truncate(file, 0)
-        super()._take(segment, end, body)
+        super()._take_record(segment, end, body)
 
 builder = Cutting(RunDirectory(Path(sys.argv[1])))
 while builder.work():

@@ -245,10 +245,12 @@ class Household:
         self._holds: dict[str, set[str]] = constants.VAL_RECEPTACLE_OBJECTS
         self._fit: dict[str, set[str]] = constants.VAL_ACTION_OBJECTS
         self._openable: set[str] = constants.OPENABLE_CLASS_SET
-        self._goals: dict[str, Any] = importlib.import_module("alfworld.gen.goal_library").gdict
+        self._goal_library: dict[str, Any] = importlib.import_module(
+            "alfworld.gen.goal_library"
+        ).gdict
         self.domain = (self._folder / "data" / "alfred.pddl").read_text()
         self.grammar = (self._folder / "data" / "alfred.twl2").read_text()
-        self.room = cache(self._room)
+        self.room = cache(self._read_room)
 
     def plans(self) -> list[str]:
         """Return the names of the rooms."""
@@ -264,12 +266,12 @@ class Household:
         room = self.room(plan)
         for kind in source.sample(kinds, len(kinds)):
             for _ in range(_MOST_TRIES):
-                goal = self._goal(room, kind, source)
+                goal = self._draw_goal(room, kind, source)
                 if goal is not None:
-                    return self._written(room, goal, source)
+                    return self._problem_files(room, goal, source)
         return None
 
-    def _room(self, plan: str) -> Room:
+    def _read_room(self, plan: str) -> Room:
         """Read a room from the package's files.
 
         A receptacle is named like `Cabinet_bar_3`: ALFWorld writes "|" as `_bar_`. Its key in the
@@ -290,7 +292,7 @@ class Household:
         has_lamp = _LAMP in kinds and bool(set(_UNDER_LAMPS) & set(receptacles.values()))
         return Room(receptacles, carried, has_lamp)
 
-    def _goal(self, room: Room, kind: str, source: random.Random) -> _Goal | None:
+    def _draw_goal(self, room: Room, kind: str, source: random.Random) -> _Goal | None:
         """Draw a goal of a kind; return None if the room lacks what the goal needs."""
         thing = source.choice(room.objects)
         fit, by = NEEDS[kind]
@@ -304,8 +306,10 @@ class Household:
         holding = [place for place in places if thing in self._holds.get(place, ())]
         return _Goal(kind, thing, source.choice(holding)) if len(holding) > 1 else None
 
-    def _written(self, room: Room, goal: _Goal, source: random.Random) -> dict[str, str]:
-        """Write the problem in PDDL."""
+    def _problem_files(self, room: Room, goal: _Goal, source: random.Random) -> dict[str, str]:
+        """Return the files of a problem for the engine, written in PDDL, and its kind under
+        `kind`.
+        """
         things = self._things(room, goal, source)
         objects, facts = ["agent1 - agent", "loc_start - location"], ["(= (total-cost) 0)"]
         facts.append("(atLocation agent1 loc_start)")
@@ -327,8 +331,8 @@ class Household:
             facts += [] if kind == _LAMP else [f"(pickupable {name})"]
             facts += [f"({_TRAITS[fit]} {name})" for fit in _TRAITS if kind in self._fit[fit]]
         words = {"obj": goal.thing, "recep": goal.place, "toggle": _LAMP}
-        template = source.choice(self._goals[goal.kind]["templates"])
-        target = self._goals[goal.kind]["pddl"].format(**words).replace("#", "-")
+        template = source.choice(self._goal_library[goal.kind]["templates"])
+        target = self._goal_library[goal.kind]["pddl"].format(**words).replace("#", "-")
         task = template.format(**{key: value.lower() for key, value in words.items()})
         lists = f"(:objects {' '.join(objects)})\n(:init {' '.join(facts)})"
         return {
@@ -339,9 +343,9 @@ class Household:
         }
 
     def _things(self, room: Room, goal: _Goal, source: random.Random) -> dict[str, tuple[str, str]]:
-        """Place objects at random; return the kind and the receptacle of each, by name. The goal's
-        objects
-        are not where they have to go.
+        """Place objects at random; return the kind and the receptacle of each, by name.
+
+        The goal's objects are not where they have to go.
         """
         num = min(_NUM_OBJECTS, len(room.objects))
         kinds = [*source.sample(room.objects, num), *[goal.thing] * 2]

@@ -40,7 +40,7 @@ class BanditPlay(SoloPlay):
     def __init__(
         self, code: Code, num_arms: int, rounds: int, noise: float, chance: Chance
     ) -> None:
-        self._code, self._num_arms, self._rounds = code, num_arms, rounds
+        self._code, self._num_arms, self._num_rounds = code, num_arms, rounds
         self._noise, self.chance, self._round = noise, chance, 0
         self.context = self._draw_context()
         self.observation = CONTEXTS[self.context]
@@ -61,7 +61,7 @@ class BanditPlay(SoloPlay):
         is_valid = action in self.actions()
         result, pays = self._pull(action) if is_valid else (INVALID, False)
         self._round += 1
-        is_done = self._round == self._rounds
+        is_done = self._round == self._num_rounds
         if not is_done:
             self.context = self._draw_context()
         following = OVER if is_done else CONTEXTS[self.context]
@@ -131,7 +131,7 @@ class Bandit(Game[Code]):
         check_whole("bandit", "rounds", rounds, 1, 20)
         if not is_number(noise) or not 0 < noise < 0.5:
             raise ConfigError(f"bandit: `noise` must be above 0 and below 0.5, got {noise!r}")
-        self._contexts, self._arms, self._rounds, self._noise = contexts, arms, rounds, noise
+        self._contexts, self._arms, self._num_rounds, self._noise = contexts, arms, rounds, noise
         codes: dict[str, Code] = {
             "-".join(ARMS[arm] for arm in code): code
             for code in itertools.product(range(arms), repeat=contexts)
@@ -151,13 +151,13 @@ class Bandit(Game[Code]):
             arms=", ".join(ARMS[: self._arms]),
             right=1 - self._noise,
             wrong=self._noise,
-            rounds=self._rounds,
+            rounds=self._num_rounds,
         )
 
     def begin(self, task: Task, episode: int) -> BanditPlay:
         """Start with a context."""
         code, chance = self.variant(task.member), Chance(task.seed, episode)
-        return BanditPlay(code, self._arms, self._rounds, self._noise, chance)
+        return BanditPlay(code, self._arms, self._num_rounds, self._noise, chance)
 
     def script(self, source: random.Random) -> BanditScript:
         """Return a script whose care is drawn for the trial; three in four remember."""
@@ -185,7 +185,7 @@ class Bandit(Game[Code]):
 
     def _best(self, weights: tuple[float, ...]) -> tuple[float, ...]:
         """Return the best returns per round, with one weight for each episode's return."""
-        return best_returns(self._arms, self._contexts, self._rounds, self._noise, weights)
+        return best_returns(self._arms, self._contexts, self._num_rounds, self._noise, weights)
 
 
 # Exact values, by dynamic programming over beliefs. Contexts are independent of each other and

@@ -88,7 +88,7 @@ class OpenSpielDuel(EngineDuel):
     ) -> None:
         super().__init__(game.new_initial_state(), seat, turns, chance, is_scripted=is_scripted)
         self._look, self._deals = look, deals
-        self._deal()
+        self._draw_deal()
         if self.turn is not None:
             self._show_state(self.turn)
 
@@ -105,9 +105,9 @@ class OpenSpielDuel(EngineDuel):
     def _apply(self, side: Side, number: int) -> None:
         """Apply a move, and draw the outcomes of the chance nodes after it."""
         self.state.apply_action(number)
-        self._deal()
+        self._draw_deal()
 
-    def _deal(self) -> None:
+    def _draw_deal(self) -> None:
         """Draw the outcomes of chance nodes."""
         while self.state.is_chance_node():
             outcomes = self.state.chance_outcomes()
@@ -237,13 +237,13 @@ class OpenSpielGame(Game[str]):
         """Deal, and let the opponent move if it is first."""
         deals, chance = self._chances(task, episode)
         move = self._opponents.mover(self.variant(task.member), chance)
-        return OpenSpielPlay(self._duel(task.seat, deals, chance, is_scripted=True), move)
+        return OpenSpielPlay(self._begin_duel(task.seat, deals, chance, is_scripted=True), move)
 
     def duel(self, task: Task, episode: int) -> OpenSpielDuel:
         """Deal to two policies."""
-        return self._duel(task.seat, *self._chances(task, episode), is_scripted=False)
+        return self._begin_duel(task.seat, *self._chances(task, episode), is_scripted=False)
 
-    def _duel(
+    def _begin_duel(
         self, seat: int, deals: Chance, chance: Chance, *, is_scripted: bool
     ) -> OpenSpielDuel:
         """Return a new game, with `Chance` for the deals and for the opponent's moves."""

@@ -192,7 +192,7 @@ class SokobanScript(TrialScript[SokobanPlay]):
         recalled = self._recall(play)
         if recalled is not None and self.source.random() < self.memory:
             return recalled
-        return " ".join(MOVES[number] for number in self._steps(play))
+        return " ".join(MOVES[number] for number in self._next_steps(play))
 
     def _recall(self, play: SokobanPlay) -> str | None:
         """Return the next action of an earlier episode that began like this one and was solved."""
@@ -203,16 +203,16 @@ class SokobanScript(TrialScript[SokobanPlay]):
                 return earlier.done[taken]
         return None
 
-    def _steps(self, play: SokobanPlay) -> list[int]:
+    def _next_steps(self, play: SokobanPlay) -> list[int]:
         """Return the numbers of the steps of an action."""
         position, numbers = play.position, list[int]()
         while len(numbers) < self.steps_per_turn and position[1] != play.room.targets:
-            number = self._step(play.room, position)
+            number = self._next_step(play.room, position)
             position = push(play.room, position, play.room.steps()[number])
             numbers.append(number)
         return numbers
 
-    def _step(self, room: Room, position: Position) -> int:
+    def _next_step(self, room: Room, position: Position) -> int:
         """Return the number of a step that shortens the way to the solution, or of any step."""
         numbers = range(len(MOVES))
         if self.source.random() >= self.care:
@@ -257,7 +257,12 @@ class Sokoban(Game[str]):
         check_whole("sokoban", "shortest", shortest, 1, turns * steps_per_turn)
         check_whole("sokoban", "longest", longest, shortest, turns * steps_per_turn)
         check_whole("sokoban", "rooms", rooms, 8, 1_000_000)
-        self._size, self._num_boxes, self._turns, self._steps = size, boxes, turns, steps_per_turn
+        self._size, self._num_boxes, self._turns, self._steps_per_turn = (
+            size,
+            boxes,
+            turns,
+            steps_per_turn,
+        )
         self._lengths = range(shortest, longest + 1)
         self.room = lru_cache(maxsize=4096)(self._make_room)
         """Returns the room of a task variant."""
@@ -277,7 +282,7 @@ class Sokoban(Game[str]):
     def rules(self) -> str:
         """Return the rules in plain words, with the rewards."""
         return _RULES.format(
-            size=self._size, steps=self._steps, turns=self._turns, **asdict(REWARDS)
+            size=self._size, steps=self._steps_per_turn, turns=self._turns, **asdict(REWARDS)
         )
 
     def laid_out(self, observation: str) -> str:
@@ -287,7 +292,7 @@ class Sokoban(Game[str]):
     def begin(self, task: Task, episode: int) -> SokobanPlay:
         """Start with player and boxes at their initial cells."""
         chance = Chance(task.seed, episode)
-        return SokobanPlay(self.room(task.member), self._turns, self._steps, chance)
+        return SokobanPlay(self.room(task.member), self._turns, self._steps_per_turn, chance)
 
     def script(self, source: random.Random) -> SokobanScript:
         """Return a script whose care and memory are drawn for the trial."""
@@ -310,7 +315,7 @@ class Sokoban(Game[str]):
 
     def _player(self, care: float, memory: float, source: random.Random) -> SokobanScript:
         """Return a script with this care and memory."""
-        return SokobanScript(source, self._steps, care, memory)
+        return SokobanScript(source, self._steps_per_turn, care, memory)
 
     def _make_room(self, member: str) -> Room:
         """Draw a room of the variant's split whose shortest solution has one of the lengths."""

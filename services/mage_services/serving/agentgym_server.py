@@ -61,7 +61,7 @@ class AgentGymServer:
                 web.get("/observation", self._observation),
             ]
         )
-        self.application.on_shutdown.append(self._close_all)
+        self.application.on_shutdown.append(self._end_all)
 
     async def _hello(self, _: web.Request) -> web.Response:
         """Answer with a sentence that names the environment."""
@@ -143,7 +143,7 @@ class AgentGymServer:
         ended.closes.cancel()
         ended.session.end()
 
-    async def _close_all(self, _: web.Application) -> None:
+    async def _end_all(self, _: web.Application) -> None:
         """Close all sessions."""
         for number in tuple(self._open):
             self._end(number)

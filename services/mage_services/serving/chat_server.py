@@ -70,7 +70,7 @@ class Conversations:
         if Methods(config).roles() is not None:
             raise RunError("the policy has two roles, of which a conversation has only one")
         self._chat, self._engine, self._most = chat, engine, most
-        self._sampling = sampling_of(config, chat)
+        self._default_sampling = sampling_of(config, chat)
         self._parser = ActionParser(config.transcript.forced_tags)
         self._kept: OrderedDict[str | Texts, _Context] = OrderedDict()
         """Contexts by the name of their session or, without a session, by their messages; the least
@@ -165,7 +165,7 @@ class Conversations:
             "top_p": request.top_p,
             "max_tokens": request.max_completion_tokens or request.max_tokens,
         }
-        sampling = replace(self._sampling, **_given(wanted))
+        sampling = replace(self._default_sampling, **_given(wanted))
         if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.max_tokens < 1:
             raise BadRequest(
                 "`temperature` must be at least 0, `top_p` above 0 and at most 1, `max_tokens` at "
@@ -224,7 +224,7 @@ class ChatServer:
         self.application.add_routes(
             [
                 web.post("/v1/chat/completions", self._complete),
-                web.get("/v1/models", self._models),
+                web.get("/v1/models", self._list_models),
             ]
         )
 
@@ -239,7 +239,7 @@ class ChatServer:
             return error_response(400, str(error))
         return completion_response([answer], self._model, is_streamed=bool(chat_request.stream))
 
-    async def _models(self, request: web.Request) -> web.Response:
+    async def _list_models(self, request: web.Request) -> web.Response:
         """Answer with the list of models, which has one."""
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "mage"}
         return web.json_response({"object": "list", "data": [model]})

@@ -75,7 +75,7 @@ class RunState:
                 self.warm_start |= {key: event[key] for key in ("origin", "warm_start_s")}
                 self._enter("training", now)
             case "step":
-                self._step(event["metrics"])
+                self._add_step(event["metrics"])
                 self._see(event, now)
             case "view":
                 self._see(event, now)
@@ -96,10 +96,10 @@ class RunState:
                 self.processes[process] = event["event"]
             case "failed":
                 self.processes[process] = "failed"
-                self._note(f"{process}: {event['reason']}")
+                self._add_note(f"{process}: {event['reason']}")
             case "note" | "restarting":
                 prefix = "" if process == "supervisor" else f"{process}: "
-                self._note(prefix + event["text"])
+                self._add_note(prefix + event["text"])
         self._follow(now)
 
     @property
@@ -149,7 +149,7 @@ class RunState:
         (_, old), (_, new) = self._blocked[0], self._blocked[-1]
         return {name: _shares(old.get(name, {}), new[name]) for name in new}
 
-    def _step(self, metrics: Event) -> None:
+    def _add_step(self, metrics: Event) -> None:
         """Add the metrics of a step."""
         while self.steps and self.steps[-1]["step"] >= metrics["step"]:
             self.steps.pop()  # a restarted learner trains the steps since its checkpoint again
@@ -164,7 +164,7 @@ class RunState:
         while self._blocked[0][0] < now - WINDOW_S:
             self._blocked.popleft()
         for fault in event["faults"]:
-            self._note(fault)
+            self._add_note(fault)
 
     def _follow(self, now: float) -> None:
         """Enter the phases that no process announces."""
@@ -179,7 +179,7 @@ class RunState:
         if phase != self.phase:
             self.phase, self.phase_began = phase, now
 
-    def _note(self, sentence: str) -> None:
+    def _add_note(self, sentence: str) -> None:
         """Keep a note, unless it was kept before."""
         if sentence not in self.notes:
             self.notes = [*self.notes[1 - MAX_NOTES :], sentence]

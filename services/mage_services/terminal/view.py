@@ -137,7 +137,7 @@ class PlainView:
             self.line(f"{event['text']} is started on {event['node']}")
         self._print_news()
         if event["event"] in ("warm_start", "step"):
-            self._progress(event, now)
+            self._print_progress(event, now)
         if now - self._progress_at >= QUIET_S and self._state.phase != "done":
             self._progress_at = now
             self.line(f"waiting: {self._state.waiting(now)}")
@@ -163,7 +163,7 @@ class PlainView:
             self.line(f"curve version={point['version']} {returns}{_by_name(point)}")
         self._num_points = len(self._state.curve)
 
-    def _progress(self, event: Event, now: float) -> None:
+    def _print_progress(self, event: Event, now: float) -> None:
         """Print a line for a step of training or of the warm start, if it is time for one."""
         metrics = event.get("metrics", event)
         step, steps = metrics["step"], event.get("steps", self._state.config.learner.steps)

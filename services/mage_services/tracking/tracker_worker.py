@@ -267,8 +267,7 @@ def final_point(summary: Record, time_s: float) -> Point:
 
 def flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
     """Yield the path and value of every number in a tree; skip other values, and tables, which are
-    lists of
-    rows.
+    lists of rows.
     """
     for name, value in tree.items():
         path = f"{prefix}/{name}"

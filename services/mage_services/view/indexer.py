@@ -205,12 +205,12 @@ class IndexBuilder:
         segment = int(file.stem)
         for end, body in whole_records(memoryview(data), 0 if at else len(MAGIC)):
             try:
-                self._take(segment, at + end, body)
+                self._take_record(segment, at + end, body)
             except WireError as fault:
                 raise RunError(f"{file}: {fault}") from fault
             yield at + end
 
-    def _take(self, segment: int, end: int, body: memoryview) -> None:
+    def _take_record(self, segment: int, end: int, body: memoryview) -> None:
         """Index one record, whose body ends at byte `end` of a segment."""
         if (header := read_trial_header(body)) is not None:
             for each in header.seats():

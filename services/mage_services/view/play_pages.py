@@ -143,7 +143,7 @@ class PlayPages:
 
     async def _show(self, request: web.Request) -> web.Response:
         """Answer with the page of a game."""
-        name, number, game = self._game(request)
+        name, number, game = self._requested_game(request)
         play = f"{run_address(name)}play"
         frame = self._frame(name, f"trial {number}", [("play", play)])
         address = f"{play}/{number}"  # receives the answers
@@ -151,7 +151,7 @@ class PlayPages:
 
     async def _answer(self, request: web.Request) -> web.Response:
         """Pass the person's action to the game's process, and redirect to the game's page."""
-        name, number, game = self._game(request)
+        name, number, game = self._requested_game(request)
         given = await request.post()
         answer = _text(given, "typed") or _text(given, "answer")
         if game.choices is not None and answer:
@@ -166,7 +166,7 @@ class PlayPages:
         self.watcher.run(name)
         return name
 
-    def _game(self, request: web.Request) -> tuple[str, int, Game]:
+    def _requested_game(self, request: web.Request) -> tuple[str, int, Game]:
         """Return the run's name, the game's number and the game in an address."""
         name, number = self._run_name(request), int(request.match_info["number"])
         if number not in self._games or self._games[number].run != name:

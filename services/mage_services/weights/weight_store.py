@@ -35,7 +35,7 @@ class WeightLeases:
 
     _announced: dict[str, list[int]] = field(default_factory=dict)
     """For each peer: versions announced and not loaded yet, oldest first."""
-    _loaded: dict[str, int] = field(default_factory=dict)
+    _last_loaded: dict[str, int] = field(default_factory=dict)
     """For each peer: the version that it last reported as loaded."""
 
     def announce(self, peer: str, version: int) -> None:
@@ -46,16 +46,16 @@ class WeightLeases:
         """Record that a peer has loaded a version, which ends its leases of older announcements."""
         announced = self._announced.get(peer, [])
         self._announced[peer] = [other for other in announced if other > version]
-        self._loaded[peer] = version
+        self._last_loaded[peer] = version
 
     def release(self, peer: str) -> None:
         """End all leases of a peer."""
         self._announced.pop(peer, None)
-        self._loaded.pop(peer, None)
+        self._last_loaded.pop(peer, None)
 
     def version_of(self, peer: str) -> int | None:
         """Return the version that a peer last reported as loaded."""
-        return self._loaded.get(peer)
+        return self._last_loaded.get(peer)
 
     def is_loading(self, peer: str) -> bool:
         """Return whether a peer has announcements that it has not loaded."""
@@ -63,7 +63,7 @@ class WeightLeases:
 
     def unused(self, versions: Iterable[int], newest: int) -> list[int]:
         """Return the versions without a lease, except the newest, which the next peer will load."""
-        used = {newest, *self._loaded.values(), *chain(*self._announced.values())}
+        used = {newest, *self._last_loaded.values(), *chain(*self._announced.values())}
         return [version for version in versions if version not in used]
 
 
