@@ -357,6 +357,7 @@ class Ledger:
     _in_training: list[list[int]] = field(default_factory=list, init=False)
     """The grants of each batch that was taken and is not published, oldest first."""
     _first_grant: int = field(default=0, init=False)
+    """Number of the first group of this journal; results of groups before it are unknown."""
     _num_trained: int = field(default=0, init=False)
     _num_acknowledged: int = field(default=0, init=False)
     _num_duplicate: int = field(default=0, init=False)
@@ -471,7 +472,7 @@ class Ledger:
     def keep(self, result: EpisodeResult) -> None:
         """Keep the finished episodes of a trial for the actor that is granted its group next.
 
-        Nothing changes if the trial is not awaited, or if as many of its episodes are kept.
+        Nothing changes if the trial is not awaited, or if as many of its episodes are kept already.
         """
         group, trial = self._pending.get(result.grant), result.finished.trial
         if group is None or result.epoch > group.epoch or trial.index >= len(group.trials):
@@ -652,6 +653,8 @@ class Ledger:
             time, the group itself included.
         """
         group = self._pending[grant]
+        # The mean of the numbers at the grant and just before the last trial arrived: since then
+        # the group itself is no longer incomplete, hence + 1.
         num_incomplete = (group.num_incomplete_at_grant + self.num_incomplete() + 1) / 2
         return now - group.granted_at, num_incomplete
 
@@ -841,6 +844,7 @@ class Ledger:
             return f"group {result.grant} was never granted by this learner"
         count = self.trials_per_group if group is None else len(group.trials)
         seats = num_seats(result.trial.task.member)
+        # If the policy plays both seats, a play yields two trials, the first with an even index.
         if len(result.trials()) != seats or result.trial.index % seats:
             got = f"{len(result.trials())} from number {result.trial.index}"
             return f"group {result.grant} is played {seats} trials at a time, got {got}"

@@ -167,6 +167,7 @@ def _bucket(rows: Rows, tokens: slice) -> Bucket:
     starts[places], counts[places] = rows.starts, rows.counts
     offsets = np.arange(width)
     is_token = offsets < counts[:, None]
+    # Padding gets position 0, so that it attends to something; nothing reads its result.
     positions = np.where(is_token, starts[:, None] + offsets, 0)
     is_visible = np.arange(context) <= positions[:, None, :, None]
     mask = torch.from_numpy(np.where(is_visible, np.float32(0), np.float32(-np.inf)))
@@ -333,6 +334,7 @@ class Model:
         Returns:
             float32 [T - 1]
         """
+        # One row: all tokens, in slot 0 from position 0 on.
         rows = Rows(*(np.array([value]) for value in (0, 0, len(tokens))))
         hidden, angles, places = self._embed(tokens, rows)
         for layer, cache in zip(self._routed(tokens), self._cache, strict=True):
@@ -348,6 +350,8 @@ class Model:
         """Return embeddings [T, D], rotations [T, 1, H / 2] and cache indices [T * 2K]."""
         row, positions = packed_positions(rows)
         blocks = 2 * self.architecture.kv_heads
+        # The cache of a layer is seen as rows of H numbers: a slot has 2K blocks of `max_tokens`
+        # rows.
         block = rows.slots[row, None] * blocks + np.arange(blocks)
         places = torch.from_numpy((block * self.max_tokens + positions[:, None]).ravel())
         angles = self._rotations.index_select(0, torch.from_numpy(positions))[:, None]

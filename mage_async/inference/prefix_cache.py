@@ -63,15 +63,20 @@ class PrefixCache:
         self.num_evictions = 0
         self._is_busy = [False] * slots
         self._last_use = [0] * slots
+        """Value of `_clock` when a prompt last got the slot."""
         self._clock = 0
+        """Number of prompts that got a slot so far."""
         self._slots: dict[str, int] = {}
+        """Slot of each sequence that holds one, by the sequence's name."""
         self._names: list[str | None] = [None] * slots
+        """Sequence that holds each slot, the inverse of `_slots`; None if it was released."""
         self._evicted: dict[str, Evicted] = {}
         self._sources: set[int] = set()
+        """Slots from which the planned forward copies a prefix."""
 
     @property
     def num_contexts(self) -> int:
-        """Sequences that hold a slot."""
+        """Number of sequences that hold a slot."""
         return len(self._slots)
 
     def begin(self) -> None:
@@ -161,7 +166,7 @@ class PrefixCache:
         slot = self._free_slot()
         if slot is None:
             return None
-        self._take(slot, name)
+        self._give(slot, name)
         past = self._evicted.pop(name, None)
         is_extension = past is None or past.digest == _digest(tokens[: past.num_known])
         if past is not None and is_extension:
@@ -225,7 +230,7 @@ class PrefixCache:
             default=None,
         )
 
-    def _take(self, slot: int, name: str) -> None:
+    def _give(self, slot: int, name: str) -> None:
         """Give a slot to `name`; evict the sequence that held it."""
         old = self._names[slot]
         if old is not None:

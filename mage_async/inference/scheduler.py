@@ -137,6 +137,9 @@ class Scheduler:
         self._num_prompt = np.zeros(slots, np.int64)
         """Number of tokens of the prompt."""
         self._is_second_role = np.zeros(slots, bool)
+        """Whether the completion belongs to the second role: the prompt has an odd number of role
+        changes.
+        """
         self._logprobs = np.zeros((slots, max_tokens), np.float32)
         """Log-prob of each sampled token, by its index in the context."""
         self._totals = Statistics(cache_bytes=model.cache_bytes())
@@ -291,6 +294,7 @@ class Scheduler:
         max_length = min(len(prompt.tokens) + sampling.max_tokens, self._max_tokens)
         self._running[slot] = running = Running(prompt, opened, max_length)
         self._append_forced(running, slot)
+        # Slots that copy the same prefix of the same slot are listed together.
         if opened.source != slot:
             plan.copies.setdefault((opened.source, opened.num_reused), []).append(slot)
         self._add(plan, slot)
@@ -400,6 +404,7 @@ MAX_COLUMNS_SHARE = 0.25
 
 def _columns(allowed: Sequence[np.ndarray | None], vocabulary: int) -> np.ndarray | None:
     """Return the tokens that any row may sample, int64 ascending; None if most or all are."""
+    # Rows often share one array of allowed tokens; each array is looked at once.
     sets = {id(each): each for each in allowed}.values()
     most = MAX_COLUMNS_SHARE * vocabulary
     if not sets or any(each is None or len(each) > most for each in sets):
@@ -412,6 +417,7 @@ def _places(
     allowed: Sequence[np.ndarray | None], columns: np.ndarray
 ) -> Sequence[np.ndarray | None]:
     """Return each set of allowed tokens as indices into `columns`; empty if all are `columns`."""
+    # Rows often share one array of allowed tokens; each array is looked up once.
     sets = {id(each): each for each in allowed if each is not None}
     if len(sets) == 1:
         return ()

@@ -144,7 +144,11 @@ class TurnRequests:
         self._logprobs: list[float] = []
         self._runs: list[VersionRun] = []
         self._drawn_from: list[np.ndarray | None] = []
-        self._node = self._num_recomputed = 0
+        """See `Completion.drawn_from`."""
+        self._node = 0
+        """Node of the prompt's trie that the completion has reached."""
+        self._num_recomputed = 0
+        """Number of tokens that later requests of this turn had to compute again."""
         self._num_reused: int | None = None
         """Number of tokens of the first request that were in the cache; None before its result."""
         self.num_computed = 0

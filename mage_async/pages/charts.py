@@ -254,6 +254,7 @@ class BinEdges:
 
     def bin_of(self, value: float) -> int:
         """Return the number of the bin of a value."""
+        # 1e-9 makes up for rounding: a value at an edge belongs to the bin above it.
         return min(self.count - 1, max(0, math.floor((value - self.low) / self.width + 1e-9)))
 
     @property

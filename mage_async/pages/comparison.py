@@ -31,6 +31,7 @@ SUMMARY_PARTS = ("environment", "seed", "complete")
 COLOURS = ("heldout", "train", "blind", "swapped", "e0", "e1", "e3")
 """CSS classes of arms; arms beyond these are not drawn."""
 LAST = ("return_by_episode", -1)
+"""Path of the last episode's return in the score of an evaluation set."""
 SPLITS = {"held-out tasks": "heldout", "trained batches": "train"}
 """Evaluation sets that curves may show. The first one of which every run has a curve is drawn, or
 else the last one.
@@ -152,6 +153,7 @@ def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
 
 def _short_key(key: str) -> str:
     """Return a key's last name; for the kind of a table inside a section, the table's name."""
+    # Two empty names are put first, because a key of the top level, such as "seed", has no table.
     *above, table, last = ("", "", *key.split("."))
     return table if last == "kind" and any(above) else last
 
@@ -236,6 +238,7 @@ AXES: Mapping[str, Callable[[ComparedRun, int], float]] = {
     "trials": _trials_at,
     "seconds of training": _seconds_at,
 }
+"""Functions that return the x of a run's policy version, by the name of the x axis."""
 
 
 def curves(found: Sequence[Arm]) -> tuple[str, dict[str, Chart | None]]:

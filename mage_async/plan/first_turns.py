@@ -92,6 +92,7 @@ def play_first_turns(
     began = now()
     torch.set_num_threads(config.engine.threads)
     group, admission = config.admission.trials_per_group, config.admission
+    # Whole groups, at least one, as many as `MOST_CONTEXTS` and the engine's slots allow.
     size = min(MOST_CONTEXTS // group or 1, admission.groups_per_step) * group
     size = min(size, max(group, config.engine.max_contexts))
     model = Model.load(directory, slots=size, max_tokens=config.engine.max_tokens)
@@ -115,6 +116,7 @@ def play_first_turns(
     opening_s, turn_s = times[1] - times[0], times[2] - times[1]
     turns, scripted_s = _random_play(config, environment, chat, now)
     first, second = lengths
+    # Every later turn is taken to add as many tokens as the second one.
     tokens = min(round(first + (turns - 1) * max(0, second - first)), config.engine.max_tokens)
     pace = Pace(
         load_s=times[0] - began,
@@ -142,11 +144,8 @@ def _random_play(
     largest number of turns is returned.
     """
     trial_config = trial_config_of(config, environment, chat, config.trial.episodes)
-    trial_config, source, began = (
-        replace(trial_config, max_tokens=0),
-        random.Random(config.seed),
-        now(),
-    )
+    trial_config = replace(trial_config, max_tokens=0)  # measure whole trials: nothing is cut
+    source, began = random.Random(config.seed), now()
     try:
         trials = [
             scripted_trial(
@@ -178,6 +177,7 @@ def _with_training(
     loaded_s = now() - began
     size = config.admission.groups_per_step * config.admission.trials_per_group
     count = max(1, min(PASS_TOKENS // pace.trial_tokens, size // config.learner.minibatches))
+    # Two sampled tokens a turn are assumed.
     sampled = min(round(pace.trial_turns * 2), pace.trial_tokens - 1)
     vocabulary = trainer.model.config.vocab_size
     trials = made_up(count, Batch(count, pace.trial_tokens, sampled), vocabulary)

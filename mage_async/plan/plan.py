@@ -106,6 +106,7 @@ HEAP_BYTES = GB
 passes. The supervisor sets this limit for glibc's allocator.
 """
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2}
+"""Bytes of a number, by the name of its type."""
 CPU = "this machine"
 """Place of processes whose tensors are in the memory of this machine."""
 
@@ -259,6 +260,7 @@ def processes_of(
         processes = [ProcessMemory("learner", CPU, parts)]
     else:
         parts["process"] = PROCESS_BYTES
+        # "cuda:1" is GPU 1, "cuda" is GPU 0.
         gpu = device_key.partition(":")[2] or 0
         processes = [ProcessMemory("learner", f"GPU {gpu}", parts)]
     check_divisible(shape.config.to_dict(), engine.num_gpus, "policy")
@@ -299,6 +301,7 @@ def _sglang(
     parts = Counter(
         {"weights": weights, "new weights": new_weights, "keys and values": tokens * token}
     )
+    # The parts have different names, so `|`, the maximum of each count, joins them.
     parts |= Counter({"process": PROCESS_BYTES, "graphs": GRAPH_BYTES})
     return ProcessMemory(name, f"GPU {gpu}", parts, tokens, token)
 

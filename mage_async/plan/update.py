@@ -77,7 +77,9 @@ class Trace(TorchDispatchMode):
         """Bytes by part at the moment of the highest total."""
         self._vocabulary = vocabulary
         self._live: Counter[str] = Counter()
+        """Bytes of living tensors, by part."""
         self._total = self._most = 0
+        """Bytes of all living tensors, now and at most so far."""
         self._held: weakref.WeakKeyDictionary[torch.UntypedStorage, _Held] = (
             weakref.WeakKeyDictionary()
         )
@@ -210,6 +212,7 @@ def made_up(count: int, batch: Batch, vocabulary: int) -> list[TrainingSequence]
     source = np.random.default_rng(0)
     places = np.linspace(1, batch.tokens - 1, batch.sampled).astype(np.int64)
     logprobs = np.full(batch.sampled, -np.log(vocabulary), np.float32)
+    # The values of the other five fields of `SampledTokens` change neither memory nor operations.
     zeros = [np.zeros(batch.sampled, np.int32) for _ in range(5)]
     return [
         TrainingSequence(

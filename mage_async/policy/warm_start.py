@@ -147,9 +147,9 @@ def _step(
     """Update the model on one batch, and return its loss.
 
     Args:
-        predicted: loss, weight and episode of each predicted token, as `_losses` returns them.
-        sums: sums of losses and numbers of observed tokens by episode, [2, episodes], which this
-    batch is added to.
+        predicted: Loss, weight and episode of each predicted token, as `_losses` returns them.
+        sums: Sums of losses and numbers of observed tokens by episode, [2, episodes], to which this
+            batch is added.
     """
     losses, weights, episodes = predicted
     loss = (losses * weights).sum() / weights.sum()
@@ -167,12 +167,16 @@ def _step(
 def _losses(
     model: PreTrainedModel, examples: Sequence[Example], *, shares_opening: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return cross-entropy, weight and episode of each predicted token: three [T - S]."""
+    """Return cross-entropy, weight and episode of each predicted token: three tensors [T - S], for
+    S examples of T tokens together.
+    """
     tokens = [example.tokens for example in examples]
     row = TokenRow.of(tokens, torch.device("cpu"), shares_opening=shares_opening)
     after = [np.arange(1, len(each)) for each in tokens]
     targets = np.concatenate([row.index_of(i, places) for i, places in enumerate(after)])
     sources = np.concatenate([row.index_of(i, places - 1) for i, places in enumerate(after)])
+    # Examples that share their opening share its places: each place is predicted once, and its loss
+    # is copied to all of them.
     _, first, again = np.unique(targets, return_index=True, return_inverse=True)
     hidden = hidden_states(model, row)[torch.from_numpy(sources[first])]
     head = model.get_output_embeddings().weight

@@ -35,6 +35,7 @@ Frame = bytes | memoryview
 TOKENS = np.dtype("<i4")
 """dtype of token ids."""
 _LOGPROBS = np.dtype("<f4")
+"""dtype of log-probs."""
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -289,6 +290,8 @@ def _read_allowed(
         tokens[stop - length : stop][sampled[stop - length : stop]]
         for length, stop in zip(lengths, stops, strict=True)
     ]
+    # The parts of `AllowedSets` for each segment: the index has an entry for each sampled token,
+    # and the offsets are one more than the sets.
     sizes = [
         (len(own), num_sets + 1, num_tokens) if num_sets else (0, 0, 0)
         for own, (num_sets, num_tokens) in zip(drawn, counts, strict=True)
@@ -346,7 +349,7 @@ def _trial(
 
 
 def _joined(name: str, parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    """Return arrays joined to one, which is contiguous."""
+    """Join arrays [T] of one dtype to a contiguous array; a single one is not copied."""
     for part in parts:
         if part.dtype != dtype or part.ndim != 1:
             raise WireError(

@@ -1,8 +1,8 @@
 """Certify adaptation: compute one verdict from the returns of a model and of its controls.
 
 A task is played by the model with its history (`own`) and under four controls. `blind`: no episode
-sees an earlier one. `retry`: independent trials of one episode each. `noise`: before the last
-episode stands the history of another task. `swapped`: the last episode hides another task than the
+sees an earlier one. `retry`: independent trials of one episode each. `noise`: the last episode
+comes after the history of another task. `swapped`: the last episode hides another task than the
 history is about. Every statement rests on differences within a task, `own` minus a control, whose
 means have one-sided bounds at 99 %.
 
@@ -127,6 +127,7 @@ def certificate(
     needs = None
     if verdict == "cannot be told" and num_members >= LEAST_MEMBERS:
         needs = _needed(found, margin, quantile)
+        # These tasks were too few for a verdict, so at least one more is needed.
         needs = needs and max(needs, len(tasks) + 1)
     sentence = _sentence(verdict, tasks, num_members, found, luck, needs)
     return Certificate(verdict, sentence, len(tasks), num_members, needs, found, luck)
@@ -194,14 +195,15 @@ def _needed(found: Mapping[str, Difference], margin: float, quantile: float) -> 
     """
     to_adapt = [_size(each.mean, each.spread, quantile) for each in found.values()]
     to_refuse = [_size(margin - each.mean, each.spread, quantile) for each in found.values()]
+    # "Adapts" needs enough tasks for every difference, "does not adapt" only for one of them.
     sizes = [*([max(to_adapt)] if all(map(math.isfinite, to_adapt)) else []), min(to_refuse)]
     best = min(sizes)
     return math.ceil(best) if math.isfinite(best) else None
 
 
 def _size(distance: float, spread: float, quantile: float) -> float:
-    """Return the number of tasks that shows a difference of `distance` with a probability of 90
-    %.
+    """Return the number of tasks with which a difference of `distance` is found in 90 % of
+    cases.
     """
     if distance <= 0.005:
         return math.inf

@@ -376,12 +376,14 @@ class ProgressCounts:
             waited_s, num_new = now - self._waiting_since, arrived - self._arrived_at_first
             if num_new > 0:
                 due_s = waited_s / num_new * (needed - arrived)
-            # Turns of groups that were dropped or granted again are played once more.
+            # Before the first trial has arrived, the longest possible trials give an upper bound,
+            # but not if groups were dropped or granted again: their turns are played once more.
             elif turns_per_s and not (
                 self._arrived_turns or dropped_by_reason or self._is_lateness_noted
             ):
                 most_turns = num_missing * config.trial.episodes * facts.max_turns
                 due_s, is_bound = max(0, most_turns - self._turns) / turns_per_s, True
+        # The columns of `_latest`; three empty ones before the first trial.
         returns, actions, invalid = zip(*self._latest, strict=True) if self._latest else ((),) * 3
         return Progress(
             step=min(version + 1, config.learner.steps),
@@ -497,6 +499,7 @@ class Signal:
         """Return the sentence for trials without a valid action, with what may help."""
         config, facts = self._config, self._facts
         seen = f"the last one was {last!r:.60}" if last else "none was found in the text"
+        # Without an example of an action, the first word of the game's vocabulary serves as one.
         example = facts.example or facts.words[0] if facts.words or facts.example else ""
         wanted = f", where {example!r:.60} would be one" if example else ""
         cures = ["declare `legal_actions` in the environment, so that only legal ones are sampled"]

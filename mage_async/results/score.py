@@ -105,6 +105,7 @@ def score(trials: Sequence[Trial], environment: Environment) -> Score:
     if len(by_member) > MOST_MEMBERS:
         del parts["member"]
     whole = _part(rows)
+    # Numbers of trials that won, recovered from their shares.
     counts = [round(share * len(trials)) for share in whole.won_by_episode]
     return Score(
         **msgspec.structs.asdict(whole),

@@ -57,8 +57,8 @@ def contrast(one: Share, other: Share, z: float = Z_95) -> Ratio:
     """Return the ratio of selection of `one` over that of `other`, with its interval.
 
     The interval is made of the Wilson intervals of both on the scale of logarithms (the method of
-    variance estimates recovery, Zou and Donner 2008), so it has a positive width
-    even if nothing was dropped.
+    variance estimates recovery, Zou and Donner 2008), so it has a positive width even if nothing
+    was dropped.
     """
     (p, p_low, p_high), (q, q_low, q_high) = one.ratio(z), other.ratio(z)
     if not q:
@@ -188,6 +188,8 @@ class Selection:
         classes: list[list[int]] = [[] for _ in LENGTH_CLASSES]
         before = 0.0
         for turns, number in started.items():
+            # The groups of one length stay together: the place of their middle one names their
+            # class.
             middle = (before + number / 2) / total
             classes[min(len(classes) - 1, int(middle * len(classes)))].append(turns)
             before += number

@@ -71,7 +71,7 @@ def axis_of(text: str) -> Axis:
 
 
 def _range(text: str, low: str, high: str, is_log: bool) -> Range:
-    """Return a range; raise a `ConfigError` if its bounds are no rising numbers."""
+    """Return a range; raise a `ConfigError` if its bounds are not numbers, or do not rise."""
     try:
         made = Range(float(low), float(high), is_log, low.isdigit() and high.isdigit())
     except ValueError:
@@ -143,7 +143,9 @@ def _folder(text: str) -> str:
 
 
 def _x(axis: Axis, value: str) -> float:
-    """Return a value's place on the x axis: the number itself, or its index if any is no number."""
+    """Return a value's place on the x axis: the number itself, or its index among the choices if
+    one of these is not a number.
+    """
     if isinstance(axis.choices, Range):
         return float(value)
     numbers = [_number(choice) for choice in axis.choices]
@@ -153,7 +155,7 @@ def _x(axis: Axis, value: str) -> float:
 
 
 def _number(text: str) -> float | None:
-    """Return the finite number that a text is; None if it is none."""
+    """Return a text as a finite number; None if it is not one."""
     try:
         found = json.loads(text)
     except json.JSONDecodeError:
