@@ -446,14 +446,14 @@ class KuhnScript(TrialScript[KuhnPlay]):
         """Return the next action."""
         for episode, each in enumerate(self.plays, 1):
             for hand, seen in enumerate(each.duel.seen):
-                self.reader.learn(self._deal(episode, hand), seen)
+                self.reader.learn(self._deal_key(episode, hand), seen)
         words, chances = (FACING, self.calls) if play.duel.is_facing_bet else (OPEN, self.bets)
         if self.source.random() < self.skill:
-            deal = self._deal(len(self.plays), play.duel.hand)
+            deal = self._deal_key(len(self.plays), play.duel.hand)
             return words[self.reader.acts(deal, play.duel.seeing)]
         return words[self.source.random() < chances[play.card]]
 
-    def _deal(self, episode: int, hand: int) -> Deal:
+    def _deal_key(self, episode: int, hand: int) -> Deal:
         """Return the key of the deal of a hand."""
         return (episode if self.redeals else 0, hand)
 

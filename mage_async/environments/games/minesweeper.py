@@ -142,7 +142,7 @@ class MineSweeperPlay(SoloPlay):
 
     @property
     def size(self) -> int:
-        """Cells in a row."""
+        """Number of cells in a row."""
         return self._board.size
 
     def shown(self, cell: int) -> int:
@@ -438,11 +438,19 @@ class _Counts:
 
     def __init__(self, groups: Sequence[int], needs: Sequence[_Need], num_mines: int) -> None:
         self._sizes = [group.bit_count() for group in groups]
+        """Number of cells of each group."""
         self._speak = [[i for i, (cells, _) in enumerate(needs) if cells & each] for each in groups]
+        """For each group, the indices of the needs that hold its cells."""
         self._needed = [number for _, number in needs]
+        """For each need, the number of mines that are not placed yet."""
         self._room = [cells.bit_count() for cells, _ in needs]
+        """For each need, the number of its cells in groups that are not filled yet."""
         self._sums = [0] * len(groups)
-        self._ways, self._placed = 0, [0] * len(groups)
+        """Number of mines of each group, summed over all layouts."""
+        self._ways = 0
+        """Number of layouts."""
+        self._placed = [0] * len(groups)
+        """Number of mines of each group in the layouts that are being counted."""
         self._place(0, num_mines, 1)
         assert self._ways, "no layout agrees with what was seen"
 

@@ -257,6 +257,7 @@ class OpenSpielGame(Game[str]):
         """
         chance = Chance(task.seed, 0 if self._restart == "same" else episode)
         dealt = episode if self._restart == "new" else 0
+        # Streams of deals have negative numbers, so that none equals a stream of the opponent.
         return Chance(task.seed, -1 - dealt, chance.draws), chance
 
     def script(self, source: random.Random) -> OpenSpielScript:

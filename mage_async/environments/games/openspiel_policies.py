@@ -65,7 +65,7 @@ def searcher(game: Any, num_simulations: int, chance: Chance) -> Mover:
             _MEMORY_MB,
             True,  # solves what it has searched to the end
             seed,
-            False,
+            False,  # prints nothing
         )
     else:
         bot = spiel.ISMCTSBot(seed, evaluator, _EXPLORATION, num_simulations)
@@ -179,6 +179,7 @@ class EngineDuel(DuelSides):
         super().__init__(chance)
         self.state, self._seat, self._is_scripted = state, seat, is_scripted
         self._left, self._is_done = [turns, math.inf if is_scripted else turns], False
+        """Number of turns left for the agent and for the opponent; whether the game is over."""
 
     @property
     def turn(self) -> Side | None:
@@ -221,6 +222,9 @@ class EngineDuel(DuelSides):
             return
         following = self.turn
         assert following is not None, "a game that is not over is somebody's turn"
+        # The side whose turns may be used up: a script still answers the agent's last action, so
+        # the agent runs out when it would be its turn again; otherwise the side that has just
+        # moved.
         late = following if self._is_scripted else side
         if self._left[late]:
             self._show_state(following)

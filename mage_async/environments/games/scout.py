@@ -287,6 +287,7 @@ _Known = int | frozenset[int]
 """Knowledge of one dial: its key, or the set of keys that are ruled out."""
 _Belief = tuple[_Known, ...]
 _ANY: _Known = frozenset()
+"""Knowledge of a dial of which no key is ruled out."""
 
 
 class _Search:
@@ -303,7 +304,9 @@ class _Search:
         self._codes, self._weights, self._payoffs = codes, np.array(weights), payoffs
         self._may_scout, self._num_dials = may_scout, len(codes[0])
         self._fitting: dict[_Belief, list[Code]] = {}
+        """Codes that agree with each belief."""
         self._found: dict[tuple[int, _Belief], np.ndarray] = {}
+        """Value of the best plan from each turn and belief on."""
 
     def best(self, turn: int, belief: _Belief) -> np.ndarray:
         """Return the value of the best plan from a turn of the trial on."""

@@ -165,7 +165,9 @@ class ShopPlay(SoloPlay):
         self._found: list[Product] | None = None
         """Results of the last search; None on the search page."""
         self._page = 0
+        """Number of the shown page of these results, from 0."""
         self._reads_description = False
+        """Whether the product's page shows its description."""
         self.item: Product | None = None
         """Product whose page is open; None on other pages."""
         self.chosen: dict[str, str] = {}

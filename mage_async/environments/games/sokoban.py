@@ -68,6 +68,7 @@ class Room:
     floor: int
     """Set of the cells that are not wall."""
     targets: int
+    """Set of the cells to which boxes have to be pushed."""
     start: Position
     length: int
     """Number of steps of the shortest solution."""
@@ -99,6 +100,7 @@ class SokobanPlay(SoloPlay):
         faces, size = self._faces.copy(), self.room.size
         player, boxes = self.position
         for cell in cells_of(boxes):
+            # `faces` has one more word at the beginning of each row, `row`.
             faces[cell + cell // size + 1] = STORED if self.room.targets >> cell & 1 else BOX
         faces[player + player // size + 1] = STANDING if self.room.targets >> player & 1 else PLAYER
         return " ".join(faces)
@@ -257,12 +259,8 @@ class Sokoban(Game[str]):
         check_whole("sokoban", "shortest", shortest, 1, turns * steps_per_turn)
         check_whole("sokoban", "longest", longest, shortest, turns * steps_per_turn)
         check_whole("sokoban", "rooms", rooms, 8, 1_000_000)
-        self._size, self._num_boxes, self._turns, self._steps_per_turn = (
-            size,
-            boxes,
-            turns,
-            steps_per_turn,
-        )
+        self._size, self._num_boxes = size, boxes
+        self._turns, self._steps_per_turn = turns, steps_per_turn
         self._lengths = range(shortest, longest + 1)
         self.room = lru_cache(maxsize=4096)(self._make_room)
         """Returns the room of a task variant."""
@@ -446,6 +444,7 @@ def _alive(size: int, floor: int, targets: int) -> int:
         cell = waiting.pop()
         for step in (-size, size, -1, 1):
             before = cell + step
+            # A box is pushed from `before` to `cell` by a player who stands at `before + step`.
             if alive >> before & 1 or not floor >> before & 1 or not floor >> before + step & 1:
                 continue
             alive |= 1 << before

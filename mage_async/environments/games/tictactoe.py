@@ -46,6 +46,7 @@ CELLS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SEATS = ("first", "second")
 MINE, THEIRS = "mine", "theirs"
 MAX_TURNS = 8
+"""Largest number of turns of a side, invalid ones included."""
 NUMBERS = {cell: number for number, cell in enumerate(CELLS)}
 
 GAME = "tic_tac_toe"
@@ -335,6 +336,7 @@ def taken_lightly(member: str) -> frozenset[int]:
 def _is_heldout_careless(member: str) -> bool:
     """Return whether a careless opponent is held out, by the shape of its three cells."""
     cells = taken_lightly(member)
+    # The smallest of its nine rotations stands for a shape.
     shape = min(tuple(sorted((cell + by) % 9 for cell in cells)) for by in range(9))
     return shape in _HELDOUT_SHAPES
 
@@ -362,6 +364,7 @@ def style(member: str, taken: Sequence[int]) -> str:
 
 def weights(member: str, state: Any) -> Weights:
     """Return the probabilities of the moves of an opponent that does not search by sampling."""
+    # Moves alternate, so every second one is the agent's.
     taken = state.history()[1 - state.current_player() :: 2]
     kind, _, which = style(member, taken).partition("-")
     if kind == "random":
