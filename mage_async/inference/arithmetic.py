@@ -94,7 +94,9 @@ class Arithmetic:
 
 
 class BFloat16(Arithmetic):
-    """The layers' matrices, and what is computed into their operands alone, in bfloat16."""
+    """Multiply by the layers' matrices in bfloat16; nothing but the operands of these products is
+    rounded.
+    """
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
         """Convert to bfloat16: half the memory."""
@@ -203,6 +205,7 @@ def _rounded(rows: torch.Tensor, num_terms: int) -> torch.Tensor:
     """
     bits = (MANTISSA - (num_terms - 1).bit_length()) // 2
     wide = rows.double()
+    # The factor 1.5 keeps the sum's exponent the same for positive and negative numbers.
     shift = _power(wide) * (1.5 * 2.0 ** (MANTISSA - bits))
     return (wide + shift).sub_(shift)
 

@@ -18,6 +18,7 @@ LABELS = {
     "swapped": "swapped",
     "noise": "noise",
 }
+"""Labels of the arms in charts and tables."""
 COLOURS = {"own": "heldout", "blind": "blind", "retry": "train", "swapped": "swapped"}
 """CSS class of each arm that the chart draws."""
 COMPARED = {

@@ -16,6 +16,7 @@ CAPTIONS = {
     "heldout": "held-out tasks; dashed: references, last episode",
     "train": "train tasks; faint: the batch of every step",
 }
+"""Captions of the charts of returns, by evaluation set."""
 
 
 def learning_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
@@ -162,6 +163,7 @@ THROUGHPUT = (
     "prefix_hit_rate",
     "groups_in_flight",
 )
+"""Metrics of speed, in the order of their charts."""
 POLICY = (
     "entropy",
     "loss",
@@ -172,6 +174,7 @@ POLICY = (
     "invalid_actions_per_trial",
     "learning_rate",
 )
+"""Metrics of the policy and its training, in the order of their charts."""
 
 
 @dataclass(frozen=True, slots=True)

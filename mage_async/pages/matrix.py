@@ -27,7 +27,9 @@ from mage_async.results.matrix import (
 )
 
 NUM_COLOURS = 9
+"""Number of CSS classes of lines, `s0` to `s8`; further lines repeat them."""
 RETURN = "heldout_last_return"
+"""Name of the figure that charts show: the held-out return of the last episode."""
 REACHED = (
     RETURN,
     "train_last_return",

@@ -230,6 +230,7 @@ class ShownToken:
     @property
     def surprise(self) -> str:
         """How unlikely the token was: from 0, certain, to 1, a thousand to one."""
+        # 6.9 nats are a thousand to one.
         return f"{min(1.0, max(0.0, -self.logprob / 6.9)):.2f}"
 
 

@@ -14,8 +14,9 @@ from typing import Any
 from mage_async.errors import PolicyError
 
 HEAD = "lm_head.weight"
-"""Name of the LM head's tensor, and word in the name of the embedding's."""
+"""Name of the LM head's tensor."""
 EMBEDDING = "embed_tokens"
+"""Name of the embedding's layer, as a part of its tensor's name."""
 MAX_HEADER_BYTES = 1 << 27
 """Largest number of bytes of a safetensors header that are read."""
 
@@ -35,7 +36,7 @@ class Outline:
 
     @property
     def num_weights(self) -> int:
-        """Elements of all tensors in the files."""
+        """Number of elements of all tensors in the files."""
         return sum(math.prod(shape) for shape in self.tensors.values())
 
     def linear(self) -> set[str]:

@@ -14,6 +14,7 @@ from mage_async.tasks.league import is_policy
 from mage_async.trajectory import Group, Kind, Segment, Trial
 
 IN = "_in_"
+"""Text between the name of a metric and that of one environment of a mix."""
 INJECTIONS = {side: f"injections_by_{side}" for side in ("environment", "opponent")}
 """Names of the metrics that count special tokens in text, by the side that wrote the text."""
 METRICS: dict[str, tuple[str, str]] = {
@@ -232,6 +233,7 @@ def _returns(
     for trial in trials:
         rewards, member = trial.episode_rewards(), trial.task.member
         units = component_of(environment, member).facts.units
+        # Episodes that a curriculum has not reached repeat the last one played.
         row = [reward / units for reward in rewards + rewards[-1:] * (num_episodes - len(rewards))]
         rows["return_by_episode"].append(row)
         if label := label_of(environment, member):

@@ -163,8 +163,11 @@ class IsolatedRandomState:
     def __init__(self, seed: int) -> None:
         numbers = np.random.RandomState(seed)
         self._own: tuple[Any, Any] = random.Random(seed).getstate(), numbers.get_state()
+        """States of `random` and `numpy.random` that the engine continues with."""
         self._outside: tuple[Any, Any] | None = None
+        """States that are restored when the engine's call ends; None before the first call."""
         self._outer: IsolatedRandomState | None = None
+        """Engine whose call this one interrupted; None if there was none."""
 
     def __enter__(self) -> None:
         self._outside = random.getstate(), np.random.get_state()
