@@ -409,16 +409,16 @@ async def _with_progress(
                 more = f", about {left / 60:.0f} min left" if done > finished else ""
                 _say(f"{done:,} of {num_all:,} trials, {line()}{more}")
             else:
-                bar.update(task, completed=done, said=line())
+                bar.update(task, completed=done, status=line())
 
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[status]}"),
     )
     with Progress(*columns, disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task("", total=num_all, completed=finished, said="")
+        task = bar.add_task("", total=num_all, completed=finished, status="")
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(report())
             await measurement.play()
