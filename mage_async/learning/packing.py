@@ -184,7 +184,8 @@ def credited(groups: Sequence[Group], config: Config) -> TurnTable:
 
 
 def batch_advantages(table: TurnTable, config: Config, device: torch.device | str) -> torch.Tensor:
-    """Compute the advantage of each turn: float32 [turns], on `device`.
+    """Compute the advantage of each turn: float32 [turns], on `device`; 0 for notes that are not
+    trained on.
 
     The table must hold the whole batch, because scales are pooled over more than one group.
     """
@@ -195,6 +196,8 @@ def batch_advantages(table: TurnTable, config: Config, device: torch.device | st
         max_reflection_tokens=config.transcript.max_reflection_tokens,
         device=device,
     )
+    if not config.trial.train_notes:
+        values[torch.from_numpy(table.kind == Kind.NOTES)] = 0.0
     return values.float()
 
 

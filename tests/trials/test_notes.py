@@ -18,7 +18,7 @@ from mage_async.credit.returns import Differential
 from mage_async.credit.turn_table import build_table
 from mage_async.errors import ConfigError, ContextFull
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.packing import training_sequences
+from mage_async.learning.packing import batch_advantages, credited, training_sequences
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.messages import EpisodeResult
@@ -163,8 +163,11 @@ def test_the_tokens_of_notes_are_trained_unless_they_earn_nothing(
     )
     assert trained.count(Kind.NOTES) == num_notes * trains
     assert trained.count(Kind.ACT) == 24
-    acting = np.concatenate([each.advantages.numpy() for each in sequences])
-    assert np.abs(acting).max() > 0
+    group = Group(0, 0, tuple(trials))
+    found = batch_advantages(credited([group], config), config, "cpu").numpy()
+    is_notes = np.array([kind is Kind.NOTES for trial in trials for kind in kinds(trial)])
+    assert np.abs(found[~is_notes]).max() > 0
+    assert bool(found[is_notes].any()) == trains
 
 
 def test_without_a_bound_that_matters_a_trial_with_notes_is_one_with_its_history(

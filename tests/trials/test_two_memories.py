@@ -179,3 +179,16 @@ def transcript(chat: ChatFormat) -> str:
         for segment in trial.segments
     )
     return "\n".join(parts) + "\n"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_seat_writes_notes_where_its_own_context_is_full(name: str, chat: ChatFormat) -> None:
+    room = {"compaction": "notes", "room": 90, "max_reflection_tokens": 5}
+    for seed in range(5):
+        task = Task(name, ITSELF, seed, made(name).seats()[0])
+        trials, asked, _ = play(task, chat, rules(name, chat, **room))
+        assert max(len(prompt.tokens) for prompt in asked) < 90
+        for trial in trials:
+            notes = [turn for turn in trial.turns if turn.kind is Kind.NOTES]
+            assert len(notes) == len(trial.segments) - 1 > 0
+            assert trial.num_played() == 3
