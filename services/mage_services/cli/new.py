@@ -40,6 +40,7 @@ class CLASS:
         found = "coin" if pays else "nothing"
         return f"{found} {'end' if is_over else f'room {self.room + 1}'}", float(pays), is_over
 '''
+"""Text of the module of a new environment; `CLASS` and `NAME` are replaced."""
 SETTINGS = """# Keys of `mage train --config NAME.toml`; `mage config KEY` explains one.
 warm_start = "none"
 
@@ -52,6 +53,7 @@ kind = "tiny"
 [learner]
 steps = 80
 """
+"""Text of the configuration of a new environment."""
 TEST = '''"""What must be true of the environment, whatever the policy does."""
 
 from NAME import CLASS
@@ -82,6 +84,7 @@ def test_only_declared_words_are_said():
 def test_no_task_is_both_trained_on_and_held_out():
     assert not set(CLASS().members("train")) & set(CLASS().members("heldout"))
 '''
+"""Text of the tests of a new environment."""
 README = """# NAME
 
 An environment for mage_async: `NAME.py` holds the class CLASS, `NAME.toml` the keys of a run.
@@ -93,6 +96,7 @@ An environment for mage_async: `NAME.py` holds the class CLASS, `NAME.toml` the 
 
 `mage evaluate RUN_DIR` measures a run again, and `mage view runs` shows it in a browser.
 """
+"""Text of the `README.md` of a new environment."""
 FILES = {"NAME.py": ENVIRONMENT, "NAME.toml": SETTINGS, "test_NAME.py": TEST, "README.md": README}
 """Texts by file; NAME and CLASS stand for the names of the module and of the class."""
 

@@ -187,11 +187,13 @@ configs:
 
 Trials of a run of mage_async, a row each; `docs/why_a_turn.md` explains the columns.
 """
+"""Text of an export's `README.md`, a dataset card of the Hugging Face hub."""
 
 # ATIF, the trajectory format of Harbor: `harbor.models.trajectories` of Harbor 0.25 (RFC 0001).
 # Values that ATIF has no field for, such as returns and policy versions, are in its `extra`.
 
 VERSION = "ATIF-v1.8"
+"""Version of the trajectory format ATIF that is written."""
 
 
 def trajectory_name(attributed: AttributedTrial) -> str:

@@ -22,7 +22,9 @@ from mage_async.protocol.trial_frames import Frame, TrialHeader, TrialResult
 
 MAGIC = b"mage-journal/1\n"
 _PREFIX = struct.Struct("<II")
+"""Length of a record's body in bytes, and its checksum: the bytes before each body."""
 _KIND_BYTES = 1
+"""Number of bytes of the kind with which a body begins."""
 _TRIAL, _FIELDS = 1, 2
 """Kinds of records: a trial as its frames; any other record as msgpack of its fields."""
 _SIZES = struct.Struct("<7I")

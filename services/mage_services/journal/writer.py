@@ -32,6 +32,7 @@ from mage_services.journal.record_bytes import MAGIC, encode_record
 RETRY_S = 1.0
 """Seconds between two attempts to write on a full disk."""
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+"""Errors of a full disk."""
 Callback = Callable[[], None]
 
 

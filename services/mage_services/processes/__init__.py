@@ -1,1 +1,1 @@
-"""Processes of a run: how they are started, supervised, restarted and ended."""
+"""Start, supervise, restart and end the processes of a run."""

@@ -53,7 +53,9 @@ _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
 _FRAME = re.compile(r' +File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
+"""Line of a printed stack that names a file, a line and a function."""
 _STACK_LINE = re.compile(r' +(File "|\.\.\.|<no )|$|(Current t|T)hread 0x|Extension modules')
+"""Any line of printed stacks."""
 
 T = TypeVar("T")
 

@@ -44,6 +44,7 @@ ACTOR, EVALUATOR, WATCHER = 10, 15, 15
 one core, the one whose niceness is higher by 10 gets a tenth of it.
 """
 _AUTOGROUP = Path("/proc/self/autogroup")
+"""File by which the kernel schedules a session as one group, with a niceness of its own."""
 
 
 def lower_priority(niceness: int) -> None:

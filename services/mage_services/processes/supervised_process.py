@@ -43,11 +43,14 @@ CHANNEL_CLOSED = (
     "it lost its channel to the supervisor: the environment may close descriptors that it did not "
     "open (os.close, os.closerange)"
 )
+"""Reason for the failure of a process that still runs after its channel was closed."""
 OWN_PROCESS = (
     ". With environment.workers = 1 a class with `reset` and `step` plays in a process of its own, "
     "whose end costs a trial and no actor"
 )
+"""Advice in a note on an actor or evaluator that hangs in foreign code."""
 END_THEM = "If the environment started them, end them in its `close()`."
+"""Advice in a note on processes that an ended process left running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +99,11 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
     failure = ""
     """The reason that the process gave for its failure."""
     was_silent = False
+    """Whether the process was killed because it was silent for too long."""
     left: Sequence[str] = ()
     """Processes that this one had started and left running; they are killed."""
     _ending: asyncio.Task[None]
+    """Task that waits for the end of the process, and ends the processes that it left running."""
     _log_bytes = 0
     """Number of bytes in the log before the process was to print its stacks."""
 

@@ -61,7 +61,9 @@ OUT_OF_MEMORY = (
     ". It is started again. Unless somebody killed it, the kernel had no memory left (see "
     "`dmesg`): start fewer --actors"
 )
+"""Explanation of the end of a process that was killed from outside."""
 UNASKED = ". Nobody asked it to end: the environment may call os._exit"
+"""Explanation of the end of a process that exited without an error."""
 
 LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
 """Thresholds of glibc's allocator, in bytes, for a learner that trains a pretrained model."""
@@ -333,6 +335,7 @@ TIMES_S = 1.0
 RECORDED = {"started", "ready", "done", "failed", "restarting", "note", "policy", "evaluating"}
 """Status events that are written to `events.jsonl`."""
 RECORDED_FIELDS = ("event", "text", "reason", "version", "node")
+"""Fields of a process's status event that are written to `events.jsonl`."""
 
 
 class RecordedView:

@@ -1,1 +1,1 @@
-"""Servers that offer an environment to other programs, over OpenEnv's or AgentGym's protocol."""
+"""Offer an environment to other programs, over OpenEnv's or AgentGym's protocol, on a server."""

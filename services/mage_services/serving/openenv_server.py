@@ -28,7 +28,9 @@ MAX_REQUEST_BYTES = 2**20
 """Largest number of bytes of a request."""
 
 _TEXT, _TEXTS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
+"""JSON schemas of a text and of a list of texts."""
 _STATE = {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer"}}
+"""JSON schemas of the fields of an episode's state."""
 _SCHEMA = {
     "action": {"type": "object", "properties": {"action": _TEXT}, "required": ["action"]},
     "observation": {"type": "object", "properties": {"text": _TEXT, "legal_actions": _TEXTS}},

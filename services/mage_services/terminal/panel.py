@@ -21,6 +21,7 @@ MAX_WIDTH = 120
 MAX_ACTOR_LINES = 6
 """Number of actors above which all of them share one line."""
 EPISODE_STYLES = ("grey62", "deep_sky_blue3", "turquoise2", "bold spring_green2")
+"""Styles of the returns of episodes, from the first to the last."""
 STATE_STYLES = {
     "training": "spring_green3",
     "engine": "spring_green3",
@@ -37,6 +38,7 @@ STATE_STYLES = {
 are.
 """
 OTHER_STATE_STYLE = "grey62"
+"""Style of states of processes without a style of their own."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 

@@ -25,7 +25,9 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from mage_async.errors import ConfigError
 
 LEARNER, ACTOR = "learner", "actor"
+"""Names of the key files of the learner and of the actors."""
 _DOMAIN = "mage"
+"""Name under which zmq asks for the decision on a connection's keys."""
 Keys = TypeVar("Keys", "LearnerKeys", "PeerKeys")
 
 

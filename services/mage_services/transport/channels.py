@@ -65,6 +65,7 @@ _HANDSHAKE_FAILED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+"""Events of zmq's monitor that report a failed handshake."""
 
 
 class PeerGone(MageError):

@@ -1,4 +1,5 @@
-"""ZeroMQ sockets: their addresses and options, and sending and receiving without waiting.
+"""Open ZeroMQ sockets with all options set, check their addresses, and send and receive without
+waiting.
 
 option            purpose
 LINGER 0          closing a socket never waits; the channels pass a time of their own
@@ -40,6 +41,7 @@ COPIED_BYTES = 4096
 """Number of bytes up to which a frame is copied: that is cheaper than keeping zmq's message."""
 _DONTWAIT, _DONTWAIT_MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 _LOOPBACK = ("127.0.0.1", "localhost")
+"""Hosts that only this machine can reach."""
 _LOG = logging.getLogger(__name__)
 
 

@@ -1,1 +1,1 @@
-"""`mage view`: runs as pages that follow them while they go on, served to this machine alone."""
+"""Serve runs as pages that follow them while they go on, to this machine alone (`mage view`)."""

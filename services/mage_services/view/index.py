@@ -46,6 +46,7 @@ CREATE TABLE trials (
 ) WITHOUT ROWID;
 """
 _NAMES = "SELECT name FROM sqlite_schema WHERE type = 'table'"
+"""Query for the names of all tables."""
 
 
 def index_file(run: RunDirectory) -> Path:
@@ -157,11 +158,14 @@ class ListedTrial:
 
 Record = dict[str, Any]
 _REWARDS = msgspec.json.Decoder(list[float])
+"""Decoder of the column `rewards`, a JSON list."""
 _GROUPS = ", ".join(each.name for each in fields(ListedGroup))
+"""Columns that make a `ListedGroup`, in the order of its fields."""
 _TRIALS = (
     "trials.grp, trials.number, rewards, num_turns, num_tokens, num_invalid, oldest, newest, "
     "duration_s, step, member"
 )
+"""Columns that make a `ListedTrial`, in the order of its fields."""
 
 
 class RunReader:

@@ -54,6 +54,7 @@ def _upsert(*columns: str, condition: str = "true") -> str:
 
 
 _TASK_COLUMNS = ("number", "member", "seat", "seed")
+"""Columns of a group that its grant, or any of its trials, states."""
 _GROUP = _upsert(
     *_TASK_COLUMNS,
     *("version", "peer", "epoch", "num_trials"),
@@ -62,8 +63,11 @@ _GROUP = _upsert(
     condition="groups.epoch IS NULL OR excluded.epoch >= groups.epoch",
 )
 _TASK = _upsert(*_TASK_COLUMNS, condition="groups.member IS NULL")
+"""Statement that adds the task of a group, known from a trial, if no grant of it was read."""
 _STEP = _upsert("number", "step")
+"""Statement that adds the step that trained a group."""
 _DROPPED = _upsert("number", "dropped")
+"""Statement that adds the reason for which a group was dropped."""
 _TRIAL = "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _State = tuple[int, int, int]

@@ -310,6 +310,7 @@ class _Examination:
 
 
 _examinations: dict[Path, _Examination] = {}
+"""The examination of each run that is shown, by the run's directory."""
 _lock = threading.Lock()
 """Lock that is held while a doctor works: pages are made in threads, and two pages of a run share
 its doctor.

@@ -84,6 +84,7 @@ KEEP_ALIVE_S = 15.0
 MAX_DRAWN = 9
 """Largest number of runs in the chart of all runs: there are so many colours."""
 STATIC = Path(__file__).with_name("static")
+"""Folder of the scripts and styles of the pages."""
 
 
 class Server:

@@ -1,1 +1,1 @@
-"""Published weights: stored by the learner, sent to the engines."""
+"""Store published weights for the learner, and send them to the engines."""

@@ -57,6 +57,7 @@ class WeightSender(WeightFiles):
             HOST, 0, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT
         )
         self._snapshots: dict[int, AnySnapshot] = {}
+        """Published versions that may still be requested."""
         self._queues: dict[str, queue.SimpleQueue[tuple[int, int, int]]] = {}
         """Requests by group: number of the request, version, number of the group's members."""
         threading.Thread(target=self._listen, name="weights asked for", daemon=True).start()
@@ -122,20 +123,22 @@ class WeightSender(WeightFiles):
     def _serve(self, group: str) -> None:
         """Join an engine's group, and send the versions that the engine requests, until it dies."""
         store = connect(self._store.port)
-        pg = None
+        process_group = None
         while True:
             number, version, members = self._queues[group].get()
             snapshot = self._snapshots.get(version)
             try:
-                pg = pg or join(store, group, rank=0, backend=self._backend, members=members)
+                process_group = process_group or join(
+                    store, group, rank=0, backend=self._backend, members=members
+                )
                 store.set(f"answer/{number}", SENDING if snapshot else "no longer published")
                 if snapshot is not None:
-                    self._send(snapshot, pg)
+                    self._send(snapshot, process_group)
             except RuntimeError:  # the engine has died; a restarted engine makes a new group
                 del self._queues[group]
                 return
 
-    def _send(self, snapshot: AnySnapshot, pg: Any) -> None:
+    def _send(self, snapshot: AnySnapshot, process_group: Any) -> None:
         """Broadcast a version bucket by bucket, on another CUDA stream than that of training."""
         data, ready = snapshot.data, snapshot.ready
         if ready is None and self._device.type == "cuda":
@@ -147,7 +150,7 @@ class WeightSender(WeightFiles):
         with beside_training(on_device, ready):
             for bucket in buckets_of(snapshot.places):
                 flat = data[bucket[0].start : bucket[-1].end].to(self._device)
-                torch.distributed.broadcast(flat, src=0, group=pg)
+                torch.distributed.broadcast(flat, src=0, group=process_group)
 
 
 def buckets_of(places: Sequence[Place], most_bytes: int = BUCKET_BYTES) -> list[list[Place]]:

@@ -96,6 +96,7 @@ class WeightStore:
         self.lag = lag
         self._transport, self._digests = transport, digests or {}
         self._earlier = transport.versions()
+        """Versions that earlier learner processes of the run have published."""
         self.leases = WeightLeases()
         self._published = deque[Publication](maxlen=lag + 1)
         """The newest `lag + 1` versions, oldest first; actors sample with the first."""
