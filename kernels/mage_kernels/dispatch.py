@@ -100,6 +100,7 @@ def _detected() -> Backend:
 
 
 BACKEND = _detected()
+"""The choice for this process."""
 
 
 def is_fused_on(device_type: str) -> bool:

@@ -23,6 +23,7 @@ from typing import ClassVar
 from mage_async.config.section import Share, Variant
 
 Rewards = Sequence[Sequence[float]]
+"""Rewards of one trial: `rewards[episode][turn]`."""
 
 
 @dataclass(frozen=True, slots=True)

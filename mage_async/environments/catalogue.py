@@ -35,6 +35,7 @@ _CLASSES = {
     "tictactoe": "mage_async.environments.games.tictactoe:TicTacToe",
     "wordle": "mage_async.environments.games.guessing:Wordle",
 }
+"""Built-in environments by name, as `module:Class`."""
 EXTRAS = {
     "alfworld": "mage_async.environments.games.alfworld:AlfWorld",
     "textworld": "mage_async.environments.games.textworld:TextWorld",
@@ -55,11 +56,13 @@ LOADERS = {
 and an example of such a name.
 """
 _KNOWN = _CLASSES | EXTRAS | {"mix": "mage_async.environments.mix:Mix"}
+"""All environments that a configuration can name without a module."""
 _REGISTRY = Registry("environment", _KNOWN, (f"{library}:…" for library in LOADERS))
 _ADVICE = (
     "inherit mage_async.environments.environment.Environment and see what it asks for, "
     "or write `reset(seed, task)` and `step(action)`"
 )
+"""Advice in errors about a class that is no environment."""
 _NO_OPTION = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.VAR_POSITIONAL,

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 from mage_async.trajectory import Task
 
 Split = Literal["train", "heldout"]
+"""Set of task variants: those to train on, or those held out."""
 Ladders = Mapping[str, Sequence[Mapping[str, Any]]]
 """Ladders of increasingly hard tasks: for each option's name, the options of every rung, easiest
 first.
@@ -294,6 +295,7 @@ Side = Literal[0, 1]
 """One side of a duel: `AGENT`, which is trained, or `OPPONENT`."""
 AGENT: Side = 0
 OPPONENT: Side = 1
+"""The two sides of a duel; lists by side are indexed by them."""
 
 
 def other(side: Side) -> Side:

@@ -20,6 +20,7 @@ from mage_async.trajectory import Task
 References = dict[str, tuple[float, ...]]
 """Known returns by name, one value for each episode."""
 _KEYS = ("name", "label", "share", "options")
+"""Keys of a component's table."""
 
 
 @dataclass(frozen=True, slots=True)

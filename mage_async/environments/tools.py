@@ -24,6 +24,7 @@ from mage_async.errors import ConfigError
 MAX_CALLS = 16
 """Largest number of calls in one turn; further calls get an error message."""
 _OVER = "The episode is over."
+"""Answer to a tool call after the end of the episode."""
 _MARK = "is_offered_tool"
 """Name of the attribute that marks a method as a tool; its value is the given schema, or None."""
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -41,6 +42,7 @@ _ENDS = re.compile(r"(\s*<\|\w+\|>)+\s*$")
 """Special tokens at the end of a completion."""
 _DECODER = json.JSONDecoder()
 _FORM = '{"name": ..., "arguments": {...}}'
+"""Form of a tool call, for errors."""
 
 
 @dataclass(frozen=True, slots=True)

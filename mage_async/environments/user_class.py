@@ -58,6 +58,7 @@ _MOST_SHOWN = 20
 _OWN_KEYS = ("is_valid", "tool_answers")
 """Keys of `info` with a meaning of their own, which the record of a turn stores in other fields."""
 _ORDER = "observation, reward, terminated[, truncated, info]"
+"""Order of the values that `step` returns, for errors."""
 
 
 class ResetStepPlay(SlowPlay):

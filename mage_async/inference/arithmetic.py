@@ -27,6 +27,7 @@ import torch
 from torch.nn import functional
 
 Kind = Literal["float32", "bfloat16", "exact"]
+"""Value of `engine.arithmetic`."""
 MANTISSA = 53
 """Number of bits up to which float64 represents all integers."""
 EXPONENT = 0x7FF0_0000_0000_0000

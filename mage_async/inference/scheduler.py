@@ -77,6 +77,7 @@ class Statistics:
 FORWARD_TOKENS = 2048
 """Default bound on the number of tokens of a forward."""
 _MASK_64 = 2**64 - 1
+"""Mask of the lowest 64 bits."""
 
 # Version runs are immutable, and few differ, so equal ones are made only once.
 _version_run = lru_cache(maxsize=1024)(VersionRun)

@@ -172,6 +172,7 @@ def harder_tables(harder: Mapping[str, Any]) -> dict[str, Table]:
 
 
 MEMBER_HEADS = ("member", "Elo rating", "groups", "episodes", "agent's return", "of late")
+"""Heads of the table of opponents and their ratings."""
 Standing = Mapping[str, Any]
 
 

@@ -28,6 +28,7 @@ QWEN3: dict[str, Any] = {
     "head_dim": 128,
     "max_position_embeddings": 40960,
 }
+"""Fields of `config.json` that all Qwen3 models share."""
 HUB: dict[str, dict[str, Any]] = {
     f"Qwen/Qwen3-{size}": QWEN3
     | {

@@ -17,7 +17,9 @@ from mage_async.errors import ConfigError
 
 END = "<|endoftext|>"
 SPECIALS = (END, "<|user|>", "<|assistant|>", "<think>", "</think>")
+"""Special tokens of a tiny policy."""
 TAGS = ("<action>", "</action>", "<remark>", "</remark>")
+"""Tags around actions and remarks, each one token."""
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 """Pre-tokenizer that writes each byte of a text as a letter, and cuts nothing."""
 TEMPLATE = (

@@ -31,6 +31,7 @@ from mage_async.trajectory import Alternative, FinishedEpisodes, Kind, Segment, 
 # their float64, so the learner computes the same returns as an actor would.
 
 Frame = bytes | memoryview
+"""One frame of a message."""
 
 TOKENS = np.dtype("<i4")
 """dtype of token ids."""

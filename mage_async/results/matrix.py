@@ -264,6 +264,7 @@ class Subject:
 
 
 STALENESS = Subject("What staleness costs", "bound plus lag, steps", is_about_age=True)
+"""Subject of `mage ablate`."""
 
 
 @dataclass(frozen=True, slots=True)

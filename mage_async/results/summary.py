@@ -29,7 +29,9 @@ _SCORE_KEYS = (
     "invalid_actions_per_trial",
     "cut_short",
 )
+"""Keys of a score that the summary keeps."""
 _RATES = ("trials_per_s", "generated_tokens_per_s", "trained_tokens_per_s")
+"""Metrics whose means over the training time the summary holds."""
 
 
 def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) -> dict[str, Any]:

@@ -43,6 +43,7 @@ _TRAITS = {
 }
 """Traits of objects by ALFWorld's name, as the problem's file writes them."""
 _LAMP, _UNDER_LAMPS = "DeskLamp", ("Desk", "SideTable", "Dresser", "Shelf", "CoffeeTable")
+"""Kind of the lamp that goals use, and kinds of receptacles on which it may stand."""
 _NUM_OBJECTS = 12
 """Number of kinds of objects that are placed in a room, besides the goal's."""
 _MOST_TRIES = 60

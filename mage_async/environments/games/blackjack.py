@@ -265,6 +265,7 @@ def by_chance(hand: Hand) -> float:
 
 
 _CARDS = tuple((rank, weight / sum(WEIGHTS)) for rank, weight in zip(RANKS, WEIGHTS, strict=True))
+"""Each rank with its probability."""
 
 
 def best_hits(hand: Hand) -> int:

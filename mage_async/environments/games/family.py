@@ -49,10 +49,12 @@ THINGS = {
         "train"
     ),
 }
+"""Words for what a task shows, by the set that uses them: those of `words` are held out."""
 ACTIONS = {
     "train": _words("left right up down push pull open close lift drop turn hold"),
     "words": _words("north south east west sing dance run sleep"),
 }
+"""Words for actions, by set, as in `THINGS`."""
 ANSWERS = {
     "train": (
         ("yes", "no"),
@@ -68,11 +70,14 @@ ANSWERS = {
     ),
     "words": (("win", "lose"), ("success", "failure"), ("sugar", "salt"), ("up it goes", "alas")),
 }
+"""Pairs of words for a right and a wrong action, by set, as in `THINGS`."""
 LISTS = {
     "train": ("Actions: {}.", "Choose {}.", "You can say {}.", "[{}]"),
     "words": ("Possible: {}.", "Say one of {}."),
 }
+"""Forms in which the legal actions are listed, by set, as in `THINGS`."""
 JOINTS = {"train": (" ", " | ", " ... ", " - "), "words": (" / ", " => ")}
+"""Texts between the parts of an observation, by set, as in `THINGS`."""
 INVALID = "invalid"
 MAX_TURNS = 16
 """Largest number of turns of an episode, over all structures."""
@@ -473,6 +478,7 @@ STRUCTURES = {
 HELD_OUT = ("search", "lock", "trap")
 """Structures that no training task has."""
 TRAINED = tuple(name for name in STRUCTURES if name not in HELD_OUT)
+"""Names of the structures to train on."""
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,10 @@ CARDS = ("jack", "queen", "king")  # by number
 
 OPEN = ("check", "bet")  # by OpenSpiel's numbers: 0 passes, 1 bets
 FACING = ("fold", "call")
+"""Actions after a bet, in the same order: `fold` passes, `call` bets."""
 POSITIONS = ("first", "second")
 CHIPS = {1: "one", 2: "two"}
+"""Words for numbers of chips won or lost."""
 MAX_LOSS = 2
 """Largest number of chips that a hand can cost."""
 
@@ -609,6 +611,7 @@ _PATTERNS = tuple(
     for jack, queen, king in itertools.product((0, 1), repeat=3)
     for calls in _CALLS
 )
+"""All 32 opponents that do the same every time with a card."""
 _HELDOUT_PATTERNS = (
     "bet-queen-call-king",
     "bet-jack-queen-call-none",
@@ -619,6 +622,7 @@ _HELDOUT_PATTERNS = (
     "bet-king-call-king",
     "bet-none-call-jack-queen-king",
 )
+"""Names of the patterns that are held out."""
 
 FAMILY_TRAIN = tuple(each for each in _PATTERNS if each.name not in _HELDOUT_PATTERNS)
 """Opponents to train on: 24 of the 32 patterns that always do the same with a card."""
@@ -631,6 +635,7 @@ _CONTRASTS = {
     (bets, calls): _pattern(_CONTRASTING_BETS[bets], _CONTRASTING_CALLS[calls])
     for bets, calls in itertools.product(range(4), repeat=2)
 }
+"""The 16 contrasting patterns, by their index in each of the two lists above."""
 CONTRASTS_TRAIN = tuple(each for (bets, calls), each in _CONTRASTS.items() if (bets + calls) % 4)
 """Opponents to train on: 12 of 16 patterns whose best responses differ most. They bet with weak or
 with strong cards, and call with none, the weak, the strong or all cards.
@@ -662,6 +667,7 @@ ARCHETYPES_TRAIN = (
     _strategy("valuestation", (0, 0, 1), (1, 1, 1)),
     NASH,
 )
+"""Opponents to train on that stand for styles of play."""
 ARCHETYPES_HELDOUT = (
     _strategy("tightman", (1, 1, 1), (0, 0, 1)),
     _strategy("intermediate", (0.5, 0, 1), (0, 0.5, 1)),
@@ -670,6 +676,7 @@ ARCHETYPES_HELDOUT = (
     _strategy("passive", (0, 0, 0), (0, 1, 1)),
     _strategy("semi", (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)),
 )
+"""Held-out opponents that stand for styles of play."""
 
 MAGE_TRAIN = (
     _strategy("conservative", (0, 0, 1), (0, 0, 1)),

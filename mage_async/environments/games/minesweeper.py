@@ -33,6 +33,7 @@ from mage_async.trajectory import Task
 View = Literal["board", "news"]
 
 SHOWN = ("clear", "one", "two", "three", "four", "five", "six", "seven", "eight")
+"""Words for what an open cell shows, by the number of mines around it."""
 STRUCK, WON, LOST, OVER, INVALID = "mine", "win", "lose", "over", "invalid"
 
 

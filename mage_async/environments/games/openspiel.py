@@ -59,6 +59,7 @@ _RESTART_RULES = {
     "deal": "The deal is the same in all episodes.",
     "new": "Each episode is dealt anew.",
 }
+"""Sentences of the rules about what episodes share, by `Restart`."""
 _HINTS = {
     "breakthrough": "Who first brings a piece to the far row wins; pieces step ahead, straight or "
     "diagonally, and take diagonally.",
@@ -70,6 +71,7 @@ _HINTS = {
     "higher card does.",
     "liars_dice": "Bid how many dice of a face there are, higher than the last bid, or call liar.",
 }
+"""Sentences that explain games, by OpenSpiel's name of the game."""
 
 
 class OpenSpielDuel(EngineDuel):
@@ -319,10 +321,13 @@ def _first_actions(game: Any) -> tuple[str, ...]:
 
 
 _SEARCH = re.compile(r"mcts-([1-9]\d{0,5})")
+"""Name of an opponent that searches, with its number of simulations."""
 TABLES = ("cfr", "cfr-greedy", "best-response-random", "best-response-cfr-greedy")
+"""Names of the opponents that are tables of probabilities."""
 _ADVICE = "write `random`, `mcts-100` (any number of simulations), " + ", ".join(
     f"`{each}`" for each in TABLES
 )
+"""Advice in errors about the name of an opponent."""
 
 
 def _check_opponents(game: Any, train: Sequence[str], heldout: Sequence[str]) -> None:

@@ -33,6 +33,7 @@ from mage_async.trajectory import Task
 
 MOVES = ("rock", "paper", "scissors")
 NUM_ROUNDS = 4
+"""Number of rounds of an episode."""
 
 NOISE = 0.05
 """Probability that a move of the opponent is drawn uniformly instead."""
@@ -322,8 +323,11 @@ def posterior(opponents: Sequence[Opponent], plays: Sequence[Play]) -> dict[str,
 
 
 _SHIFTS = {"copy": 0, "beat": 1, "lose": 2}
+"""For each family that reacts, the number added to the agent's last move, modulo 3."""
 _TRAIN_ORBITS = ((0, 1, 2), (0, 0, 2), (0, 2, 0), (0, 1, 0), (0, 0, 1))
+"""Sequences to train on, one for each orbit."""
 _HELDOUT_ORBITS = ((0, 1, 1), (0, 2, 2), (0, 2, 1))
+"""Held-out sequences, one for each orbit."""
 
 
 def _pattern(family: str, pattern: tuple[int, ...]) -> Opponent:

@@ -286,6 +286,7 @@ def solve(
 _Known = int | frozenset[int]
 """Knowledge of one dial: its key, or the set of keys that are ruled out."""
 _Belief = tuple[_Known, ...]
+"""Knowledge of each dial."""
 _ANY: _Known = frozenset()
 """Knowledge of a dial of which no key is ruled out."""
 

@@ -36,6 +36,7 @@ _KINDS = {
     "phones": ("phone case", "phone charger", "headphones"),
     "kitchen": ("frying pan", "water bottle", "knife set"),
 }
+"""Kinds of products of the synthetic catalogue, by category."""
 _ATTRIBUTES = (
     *("lightweight", "waterproof", "machine washable", "long lasting", "easy to clean", "foldable"),
     *("non slip", "eco friendly", "heavy duty", "easy to assemble", "stain resistant", "portable"),
@@ -53,6 +54,7 @@ REWARD = 10.0
 _PER_PAGE, _MOST_FOUND = 10, 50
 """Number of results on a page, and largest number of results of a search."""
 _SEP = " [SEP] "
+"""Text between the fields of a page."""
 _RULES = """You are in a web shop, and buy what the customer asks for.
 On the search page write search[words]. Elsewhere follow a link: click[number of a product],
 click[value of an option], click[next >], click[< prev], click[description], click[back to search],

@@ -30,6 +30,7 @@ CHALLENGES: dict[str, dict[str, Any]] = {
 }
 """Challenges of TextWorld, with the settings of their generator."""
 _STATUS_LINE = re.compile(r"^>.*", re.MULTILINE | re.DOTALL)
+"""Prompt of the game at the end of its text, with what follows."""
 
 
 class _Session:

@@ -63,6 +63,7 @@ _VIEWS = {
     "news": "You see who moves first, the cells that the opponent takes, and how the game ends.",
 }
 _WORDS = {"board": (MINE, THEIRS), "news": SEATS}
+"""Words of observations beside the cells and the result, by view."""
 
 
 class TicTacToeDuel(EngineDuel):
@@ -304,7 +305,9 @@ _PREFERRED = {
 }
 """For each opponent of this kind, its cells in order of preference."""
 TRAIN = ("random", *(f"preferred-{each}" for each in ("centre", "edges", "diagonal", "reverse")))
+"""Opponents to train on, beside the one that searches."""
 HELDOUT = ("preferred-corners", "preferred-antidiagonal", "minimax")
+"""Held-out opponents, beside the one that searches."""
 _LISTS = ("centre", "corners", "edges", "reverse")
 """Names of the preference lists of the careless opponents."""
 _HELDOUT_SHAPES = ((0, 1, 3), (0, 2, 4), (0, 3, 6))
@@ -318,6 +321,7 @@ _CARELESS = tuple(
     for cells in itertools.combinations(CELLS, 3)
     for which in _LISTS
 )
+"""Names of the careless opponents: three cells that each takes lightly, and its list."""
 
 
 def is_search(member: str) -> bool:

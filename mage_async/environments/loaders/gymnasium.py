@@ -22,6 +22,7 @@ spaces = library("gymnasium.spaces", "gymnasium")
 _HIGHLIGHTED = re.compile(r"\x1b\[[0-9;]*4[0-9]m(.)\x1b\[0m")
 """Character on a coloured background, in terminal escape codes."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+"""Any terminal escape code of a colour."""
 _ANSI = "ansi"
 """Name of Gymnasium's render mode for drawings as text."""
 
@@ -30,6 +31,7 @@ MOST_NUMBERS = 64
 MOST_ACTIONS = 1000
 """Largest number of actions that are listed."""
 _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
+"""Spaces whose values are arrays of numbers."""
 Say = Callable[[Any], str]
 """Returns an observation as text."""
 Read = Callable[[str], Any]
