@@ -31,7 +31,8 @@ from bench.learning.first_hour_tasks import PRETRAINED, TINY
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 
-STEP = re.compile(r"step=1/\d+")
+STEP = re.compile(r"step=\d+/\d+")
+"""A line of progress; a fast run prints one for several steps."""
 Return = tuple[float, float]
 """Mean, and the half-width of its 95 % interval."""
 
