@@ -7,10 +7,12 @@ import random
 from dataclasses import replace
 from typing import Literal
 
+from msgspec import structs
+
 from mage_async import registry
 from mage_async.completion import Sampling
 from mage_async.config import policy
-from mage_async.config.policy import FromData, FromScript, Tiny
+from mage_async.config.policy import FromData, FromScript, FromScriptIfAny, Tiny
 from mage_async.config.schema import Config, Embedded
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.catalogue import LOADERS, load
@@ -123,6 +125,22 @@ def trial_config_of(
     )
 
 
+def with_warm_start(config: Config) -> Config:
+    """Return the configuration with `warm_start = "auto"` replaced by "script", or by no warm start
+    if an environment has no script.
+    """
+    warm = config.warm_start
+    if not isinstance(warm, FromScriptIfAny):
+        return config
+    has_script = all(_has_script(part) for _, part in named_parts(config))
+    found = FromScript(**structs.asdict(warm)) if has_script else None
+    return structs.replace(config, warm_start=found)
+
+
+def _has_script(environment: Environment) -> bool:
+    return environment.script(random.Random(0)) is not None
+
+
 def check(config: Config) -> None:
     """Refuse a configuration that its types allow and that cannot work, before any process starts.
 
@@ -162,7 +180,7 @@ def check_room(config: Config) -> None:
     end of training.
     """
     for name, environment in named_parts(config):
-        if environment.script(random.Random(0)) is None:
+        if not _has_script(environment):
             continue
         chat, stops = chat_in_words(), config.trial.stop_on_success
         methods = Methods(config, environment)
@@ -207,8 +225,8 @@ def _check_environment(config: Config, name: str, environment: Environment) -> N
                 f"environment {name!r}: a population rates returns between `min_return` and "
                 "`max_return`: declare both"
             )
-    needs_script = isinstance(config.warm_start, FromScript)
-    if needs_script and environment.script(random.Random(0)) is None:
+    needs_script = type(config.warm_start) is FromScript
+    if needs_script and not _has_script(environment):
         raise ConfigError(
             f"environment {name!r} has no `script` to warm-start on: write one, or set warm_start "
             'to "random", "best" or "none"'

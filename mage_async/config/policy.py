@@ -94,6 +94,10 @@ class FromScript(WarmStart, tag="script"):
     one's: then the model uses earlier episodes. 1.0 is no gate."""
 
 
+class FromScriptIfAny(FromScript, tag="auto"):
+    """The environment's script plays, if it has one; if it has none, there is no warm start."""
+
+
 class FromRandom(WarmStart, tag="random"):
     """Random legal play, which teaches the form of a trial and what the environment answers."""
 
@@ -116,7 +120,7 @@ class FromData(WarmStart, tag="data"):
 
 DATA_ENDINGS = (".jsonl", ".parquet")
 """Endings of the names of a data set's files."""
-AnyWarmStart = FromScript | FromRandom | FromBest | FromData
+AnyWarmStart = FromScriptIfAny | FromScript | FromRandom | FromBest | FromData
 
 
 def check(policy: Policy) -> None:

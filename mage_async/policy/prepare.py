@@ -13,7 +13,14 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from mage_async.assembly import WORDS, environment_of, named_parts, own_sources, trial_config_of
+from mage_async.assembly import (
+    WORDS,
+    environment_of,
+    named_parts,
+    own_sources,
+    trial_config_of,
+    with_warm_start,
+)
 from mage_async.config.policy import (
     FromBest,
     FromData,
@@ -47,6 +54,7 @@ def prepare_policy(
     config: Config, directory: Path, build: str, report: Callable[[Progress], None]
 ) -> str:
     """Write the model directory of version 0 into `directory`; return its origin in a few words."""
+    config = with_warm_start(config)
     policy, warm = config.policy, config.warm_start
     if warm is None and isinstance(policy, Pretrained):
         source = source_directory(policy.source)

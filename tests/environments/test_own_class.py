@@ -120,7 +120,7 @@ def test_what_is_wrong_in_every_trial_is_said_before_any_process_starts(
     with pytest.raises(
         ConfigError, match=f"^environment 'faulty:Faulty':? .*{re.escape(sentence)}"
     ):
-        checked("faulty:Faulty")
+        checked("faulty:Faulty", "warm_start=script")
 
 
 class Defined(Environment):

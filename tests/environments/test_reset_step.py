@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.assembly import check, environment_of
+from mage_async.assembly import check, environment_of, with_warm_start
 from mage_async.config import config_file
+from mage_async.config.policy import FromScript
 from mage_async.config.schema import Config
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Outcome
@@ -84,8 +85,8 @@ def test_the_first_example_of_a_page_is_an_environment_of_two_methods(
     assert environment.facts.example == "1 2 3"
     begun, near, refused, opened = played(environment, "4 6 5", "nonsense", "4 6 1")
     assert (begun.observation, refused.is_valid) == ("closed", False)
-    assert (near.observation, near.reward, near.is_done) == ("2 in place", 0.0, False)
-    assert (opened.reward, opened.is_done) == (1.0, True)
+    assert (near.observation, near.reward, near.is_done) == ("2 in place", 2 / 3, False)
+    assert (opened.reward, opened.is_done) == (1 / 3, True)
 
 
 WHOLE = '''
@@ -150,12 +151,20 @@ def test_what_a_class_declares_switches_on_what_the_page_says(
         ("script", "has no `script` to warm-start on"),
     ],
 )
-def test_a_tiny_model_needs_words_and_a_script(
+def test_a_tiny_model_needs_words_and_a_warm_start_by_a_script_needs_one(
     write: Callable[..., Config], removed: str, sentence: str
 ) -> None:
-    config = write(WHOLE + f"\n    del {removed}\n", "policy.kind=tiny")
+    config = write(WHOLE + f"\n    del {removed}\n", "policy.kind=tiny", "warm_start=script")
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         check(config)
+
+
+def test_the_tiny_model_begins_with_a_script_if_there_is_one(write: Callable[..., Config]) -> None:
+    with_script = with_warm_start(write(WHOLE, "policy.kind=tiny"))
+    assert type(with_script.warm_start) is FromScript
+    without = write(WHOLE + "\n    del script\n", "policy.kind=tiny")
+    check(without)
+    assert with_warm_start(without).warm_start is None
 
 
 def own(inside: str) -> str:

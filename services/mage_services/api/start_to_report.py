@@ -15,7 +15,7 @@ from typing import Any
 
 import uvloop
 
-from mage_async.assembly import check_keys, check_room
+from mage_async.assembly import check_keys, check_room, with_warm_start
 from mage_async.config import config_file
 from mage_async.config.learning import check_installed
 from mage_async.config.policy import check_source
@@ -80,6 +80,10 @@ def start_run(
         RunFailed: the run failed after it had begun.
     """
     check_keys(config)
+    decided = with_warm_start(config)
+    if config.warm_start and not decided.warm_start:
+        say(f"warm_start: none, because {config.environment.name} has no `script` to clone")
+    config = decided
     if actors is not None and actors < 1:
         raise ConfigError(f"--actors must be at least 1, got {actors}")
     is_pretrained = isinstance(config.policy, Pretrained)

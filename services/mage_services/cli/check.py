@@ -105,8 +105,6 @@ def _config(given: argparse.Namespace) -> "Config":
     more = []
     if isinstance(config.policy, Tiny) and not all(each.facts.words for each in environments):
         more.append("policy.kind=pretrained")
-    if any(each.script(random.Random(0)) is None for each in environments) and not given.config:
-        more.append("warm_start=none")
     # The keys of the command line come last, so that they override these two.
     return load([*name, *more, *given.set]) if more else config
 

@@ -42,7 +42,6 @@ class CLASS:
 '''
 """Text of the module of a new environment; `CLASS` and `NAME` are replaced."""
 SETTINGS = """# Keys of `mage train --config NAME.toml`; `mage config KEY` explains one.
-warm_start = "none"
 
 [environment]
 name = "NAME:CLASS"
