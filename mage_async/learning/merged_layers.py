@@ -312,7 +312,8 @@ class Attention(torch.autograd.Function):
                 torch.cat((each.repeat(count, 1, 1), behind), 1)
                 for each, behind in zip(shared[1:], own[1:], strict=True)
             ]
-        seen, weights = _attend(own, length, keeps=folding.keeps_weights)
+        keeps = ctx.needs_input_grad[0] and folding.keeps_weights
+        seen, weights = _attend(own, length, keeps=keeps)
         parts.append(folding.unfolded(seen))
         ctx.save_for_backward(*(each.to(folding.dtype) for each in (*kept, *own, *weights)))
         ctx.folding, ctx.given = folding, qkv.dtype
