@@ -48,6 +48,7 @@ class DropKind:
 
 
 _KINDS = [
+    (r"trial\.room", DropKind("trial.room is too small", "")),
     (
         r"engine\.max_tokens",
         DropKind(

@@ -160,6 +160,11 @@ def test_return_and_valid_share_are_those_of_the_latest_trials() -> None:
 REASONS = {
     "context '3.0.1': a prompt of 812 tokens does not fit, with 64 more, into engine.max_tokens = "
     "800; raise it, or make trials shorter": ("outgrew the context", "engine.max_tokens"),
+    "lock:Lock against 'a', seed 7: a context needs 26 tokens and has 20: raise trial.room (at "
+    "most engine.max_tokens), or lower transcript.max_reflection_tokens": (
+        "trial.room is too small",
+        "",
+    ),
     "a turn was not drawn within 300 s": ("a turn took too long", "engine.turn_deadline_s"),
     "missed its deadline 5 times": ("missed its deadline", "admission.grant_deadline_s"),
     "lock:Lock against 'a', seed 7: step() took longer than environment.step_deadline_s = 60": (
