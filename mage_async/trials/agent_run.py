@@ -361,6 +361,8 @@ class AgentRun:
         """Return the prompt of the notes that are to be written before a call, because its
         context has no room left; give it to `take_notes`, or to `give_up`. None: none are.
         """
+        if self._config.compaction != "notes":
+            return None
         end, new = self._located(policy_call)
         if end is None or end[1] + len(new) <= self._longest_prompt(policy_call):
             return None
