@@ -547,9 +547,10 @@ class Ledger:
         return f"missed its deadline {self.max_expiries} times"
 
     def postpone_deadlines(self, seconds: float, latest: float) -> None:
-        """Move every deadline back by `seconds`, but not beyond `latest`.
+        """Make every deadline later by `seconds`, but not later than `latest`.
 
-        For a time in which the learner heard no peer. A deadline beyond `latest` stays.
+        Used after the learner itself stood still for `seconds`, so that it could not hear its
+        peers. A deadline that is later than `latest` already is not changed.
         """
         for group in self._pending.values():
             group.deadline = min(group.deadline + seconds, max(group.deadline, latest))

@@ -214,7 +214,7 @@ class TrialDurations:
         """Forget the groups that ended long before the oldest group in flight was granted."""
         first = oldest_in_flight - NUM_REMEMBERED
         if first < self._first + NUM_REMEMBERED:
-            return
+            return  # a scan of all remembered groups is worth it only once many can be forgotten
         self._first = first
         self._trained_grants = {grant for grant in self._trained_grants if grant >= first}
         for grant in [grant for grant in self._untrained_durations if grant < first]:

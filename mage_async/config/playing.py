@@ -25,21 +25,21 @@ class Environment(Section):
     """Steps that each rung of the curriculum is trained on before the next one; the last stays."""
     step_deadline_s: Positive = 60.0
     """Timeout in seconds of one call of `reset`, `step` or `close` of a class with `reset` and
-    `step`, and of `begin` or `act` of your own class or a text engine. A call that times out has
-    failed."""
+    `step`, and of `begin` or `act` of your own class, of TextWorld or of ALFWorld. A call that
+    times out has failed."""
     retries: Natural = 8
     """How often the same trial, with the same task and seed, is played again with fresh objects
-    after a call of its environment has failed, or its engine has lost a turn or missed the turn's
-    deadline. The first retry
-    comes at once, later ones after 1, 2, 4 … seconds, at most 30. After the last one the trial's
-    group is dropped, and in an evaluation the trial is cut there. With 0 every fault drops a group,
-    and so faults choose what is trained."""
+    after a call of its environment has failed, or its engine has lost a turn or missed
+    `engine.turn_deadline_s`. The first retry comes at once, later ones after 1, 2, 4 … seconds, at
+    most 30. After the last one the trial's group is dropped, and in an evaluation the trial ends
+    where it failed. With 0 every fault drops a group, and so faults choose what is trained."""
     workers: Natural = 0
     """Worker processes of each actor that play a class with `reset` and `step`. If one dies, the
     calls of its episodes have failed, and the actor lives on. With 0 the actor itself plays."""
     most_open: Natural = 0
-    """Most objects of such a class, or plays of another class of your own, that an actor has open
-    at once, as a server may require; other episodes wait before their `reset`. 0 is no bound."""
+    """Most objects of a class with `reset` and `step`, or plays of another class of your own, that
+    an actor has open at once, as a server may require; other episodes wait before they begin. 0 is
+    no bound."""
     idle_s: NonNegative = 0.0
     """Seconds after which an object that is not called is closed, so that the next call fails. 0
     closes none, however long a turn takes."""
@@ -69,7 +69,7 @@ class TrialShape(Section):
     `engine.max_tokens`."""
     train_notes: bool = True
     """Whether the tokens of notes are trained on, with the return of the action that follows them;
-    if not, they earn nothing, and only the actions learn."""
+    if not, their advantage is 0, and only the other turns are trained on."""
     repeats: Literal["same", "fresh"] = "same"
     """Whether an environment of your own begins the same task the same way again: "same" is
     rehearsed before anything starts, "fresh" says that it does not, on purpose."""
@@ -95,7 +95,8 @@ class Transcript(Section):
     """How a trial becomes chat."""
 
     rules: bool = True
-    """Begin with the rules in words, which a real model needs and the tiny one learns."""
+    """Write rules and requests as sentences, which a pretrained model reads. With false there are
+    no rules, and requests are single words, whose meaning the tiny model learns by training."""
     forced_tags: Literal["none", "open", "both"] = "none"
     """Which `<action>` tags the transcript writes itself instead of letting the policy sample them.
     """

@@ -1,10 +1,11 @@
 """Rehearse a user's environment: play it briefly before any process starts.
 
 A mistake in the class is then one error message at once instead of many dropped groups minutes
-later. A class of the whole protocol plays one episode for each split and seat, and begins it once
-more for one invalid action. A class with `reset` and `step` plays a task, restarts it and compares
-the two. This finds mistakes that occur in every trial; others need a test, such as the one that the
-shipped environments share (`tests/environments/test_every_environment.py`).
+later. A class that implements all of `Environment` plays one episode for each split and seat, and
+begins it once more for one invalid action. A class with `reset` and `step` alone plays a task,
+restarts it and compares the two episodes. This finds mistakes that occur in every trial; others
+need a test, such as the one that the shipped environments share
+(`tests/environments/test_every_environment.py`).
 
 `compare_heldout` finds held-out tasks that are the same as training tasks under another name: it
 compares how tasks answer the same actions with the same seed.
@@ -56,7 +57,10 @@ call fails, its exception is thrown into the generator.
 
 
 def is_rehearsed(name: str, environment: Environment) -> bool:
-    """Return whether an environment is rehearsed: a user's own, or a slow one."""
+    """Return whether an environment is rehearsed: a user's own, or a slow one.
+
+    A user's own class is named `module:Class`; names in the catalogue have no colon.
+    """
     return ":" in name or environment.called != "at_once"
 
 
@@ -128,7 +132,7 @@ def _are_names(value: object) -> bool:
     return bool(value) and all(isinstance(each, str) for each in value)
 
 
-# The code below rehearses a class of the whole protocol.
+# The code below rehearses a class that implements all of `Environment`.
 
 
 def whole_rehearsal(name: str, environment: Environment) -> Rehearsal:
@@ -162,13 +166,13 @@ class _WholeRehearsal:
         """
         play = yield from self._begin(task)
         yield from self._play_by_script(play)
-        yield from _closed(play)
+        yield from _close(play)
         again = yield from self._begin(task)
         wanted = f"{play.observation!r} again for the same task and episode"
         is_same = again.observation == play.observation
         self._want(is_same, "play.observation", wanted, again.observation)
         yield from self._act(again, "", is_valid=False)
-        yield from _closed(again)
+        yield from _close(again)
 
     def _play_by_script(self, play: WholePlay) -> Generator[Call, Any, None]:
         """Play an episode to its end, by the script or by random legal actions."""
@@ -228,7 +232,7 @@ def _strange(environment: Environment, text: str) -> list[str]:
     return [] if facts.has_open_text else [each for each in text.split() if each not in facts.words]
 
 
-def _closed(play: SlowPlay) -> Generator[Call, Any, None]:
+def _close(play: SlowPlay) -> Generator[Call, Any, None]:
     """Make the call that closes the object of an ended episode, if the class has one."""
     if (call := play.closing()) is not None:
         call.take((yield call))
@@ -256,33 +260,32 @@ def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal
             that is not among its `words`.
         CallFault: a call failed.
     """
-    openings, answers = list[str](), [""]
+    openings, answers = list[str](), [""]  # "" because every episode may end without an answer
     with own_code(name):
         for split in SPLITS:
             task = Task(environment.facts.name, environment.members(split)[0], 0)
             play = environment.begin(task, 0)
             first = yield from _played(play, _chooser(environment))
             openings.append(play.observation)
-            answers += [each.observation for _, each in first[1:]]
-            _check_closed(
-                name, environment, [(first[0][0], play.observation), *_observations(first)]
-            )
+            stepped = _step_observations(first)
+            answers += [observation for _, observation in stepped]
+            _check_vocabulary(name, environment, [("reset", play.observation), *stepped])
             if compares:
                 again = yield from _played(environment.begin(task, 0), _replay(play.history))
                 _compare(name, task.member, first, again)
     return Lengths(max(openings, key=len), max(answers, key=len))
 
 
-def _observations(steps: _Steps) -> list[tuple[str, str]]:
-    """Return the calls of `step`, each with the observation that it gave."""
+def _step_observations(steps: _Steps) -> list[tuple[str, str]]:
+    """Return the calls of `step`, without that of `reset`, each with the observation it gave."""
     return [(call, outcome.observation) for call, outcome in steps[1:]]
 
 
-def _check_closed(name: str, environment: ResetStep, steps: Sequence[tuple[str, str]]) -> None:
+def _check_vocabulary(name: str, environment: ResetStep, steps: Sequence[tuple[str, str]]) -> None:
     """Check that the observations of a class with `words` have no other words.
 
     Raises:
-        ConfigError: one of them has; the error names the call and the word.
+        ConfigError: an observation has another word; the error names the call and the word.
     """
     for call, observation in steps:
         if strange := _strange(environment, observation):
@@ -311,21 +314,24 @@ def _replay(history: Sequence[tuple[str, str]]) -> Callable[[ResetStepPlay], str
 def _played(
     play: ResetStepPlay, choose: Callable[[ResetStepPlay], str | None]
 ) -> Generator[Call, Any, _Steps]:
-    """Play at most `NUM_ACTS` steps, until there is no action; the play is closed in any case.
+    """Play at most `NUM_ACTS` steps, until `choose` returns None; then close the play, even if a
+    call failed.
 
     Raises:
         CallFault: a call failed.
     """
+    # Not `try … finally`: a generator that is closed before its end must not yield once more.
     try:
         yield from calls_of(play)
         steps: _Steps = [("reset", play.observation)]
         while not play.is_done and len(steps) <= NUM_ACTS and (action := choose(play)) is not None:
+            # `act` returns the outcome itself, or the calls made after it return the outcome.
             answered = play.act(action)
             steps.append((f"step({action!r})", (yield from calls_of(play)) or answered))
     except CallFault:
-        yield from _closed(play)
+        yield from _close(play)
         raise
-    yield from _closed(play)
+    yield from _close(play)
     return steps
 
 
@@ -350,16 +356,21 @@ def _short(value: object) -> str:
     return f"{shown!r:.80}"
 
 
+# The code below compares held-out tasks with trained ones.
+
 NUM_EPISODES = 12
-"""Number of episodes of each compared task, each with other actions. So many distinguish most of
-the codes of a lock with 120 codes.
+"""Number of episodes of each compared task, each with other actions. Tasks that differ only in a
+hidden code may answer a few guesses alike: 12 episodes tell most of the 120 codes of the lock in
+`docs/your_environment.md` apart.
 """
 Trace = tuple[tuple[str, float], ...]
-"""Observations and rewards of all episodes of a task, in order."""
+"""Observations and rewards of all episodes of a task, in order. Tasks with equal traces count as
+the same.
+"""
 
 
 class HeldOut(NamedTuple):
-    """Compare held-out tasks with trained ones."""
+    """Count the held-out tasks that are the same as a trained one."""
 
     num_train: int
     """Number of trained tasks that were compared."""
@@ -429,7 +440,7 @@ def _trace(environment: Environment, member: str) -> Trace:
             if not (choices := play.legal_actions() or facts.words):
                 raise ConfigError("no `legal_actions` and no `words` say what an action may be")
             answered = play.act(source.choice(choices))
-            answered = settled(play) or answered
+            answered = settled(play) or answered  # a slow play gives its outcome in a call
             found.append((answered.observation, answered.reward))
             is_done = answered.is_done
         if isinstance(play, SlowPlay) and (call := play.closing()) is not None:

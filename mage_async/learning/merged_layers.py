@@ -5,17 +5,24 @@ whose backward passes are written out, which saves half of the time of a step on
 (`bench/models/limits.py`):
 
 - Adapters are merged into the frozen matrices once per update, so a layer multiplies by `W + s B A`
-  alone. The gradients of `A` and `B` follow from the rows of that product's input and gradient.
+  alone. The gradients of `A` and `B` follow from the input of that product and the gradient of its
+  output (`Matrix.gradients`).
 - Matrices with the same input (queries, keys and values; gate and up) are one matrix.
-- A block of positions attends to the keys before its last one alone.
+- Attention goes by blocks of positions. A block computes no scores of keys behind its last
+  position, which a causal mask would hide.
 
 The operations and their types are those of the engine (`mage_async/inference/model.py`): matrices
 and their operands have the model's type, sums along the residual stream are float32. The learner's
 log-probs are therefore the engine's up to the order of sums.
 
+A row of tokens holds several sequences, one after the other. They may share their first tokens, the
+*opening*, which then stands once at the beginning of the row; every sequence attends to it
+(`TokenRow` in `mage_async/learning/packing.py`).
+
 Shapes: `T` tokens of the row, `D` hidden, `F` MLP size, `N` heads, `K` key-value heads, `H` head
-size, `I` and `O` inputs and outputs of a matrix, `R` rank of an adapter; of the packed sequences
-`S`, `L` and `P` as in `mage_async/learning/attention.py`.
+size, `I` and `O` inputs and outputs of a matrix, `R` rank of an adapter; `S` sequences, `P` tokens
+of the opening, `L` tokens behind it of the longest sequence. `any` is `N` for queries and outputs
+of attention, and `K` for keys and values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,7 +61,10 @@ class Part:
     """torch's linear layer, or peft's with an adapter."""
     rows: slice
     head_dim: int
-    """Size of the heads whose rows are reordered in pairs; 0: the order is the layer's."""
+    """Size of the heads whose rows are reordered so that the two halves which a rotation combines
+    are neighbours, and can be viewed as one complex number (`Folding.rotated`); 0: the order is the
+    layer's.
+    """
 
     def ordered(self, tensor: Tensor) -> Tensor:
         """Bring rows of the layer, [O, any], into the order of the matrix."""
@@ -81,6 +91,7 @@ class Matrix:
         self.adapted = [part for part in self.parts if hasattr(part.layer, "lora_A")]
         base = [part.ordered(part.layer.weight) for part in self.parts]
         self.merged = torch.cat(base)
+        """[O, I]: the frozen weights, plus the adapters once `merge` has been called."""
         biases = [part.layer.bias for part in self.parts]
         self.bias = None
         if biases[0] is not None:
@@ -226,7 +237,12 @@ class HeadNorms(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Folding:
-    """How attention sees a row: its shapes, its sequences, and the angles of its positions."""
+    """How attention sees a row: its shapes, its sequences, and the angles of its positions.
+
+    The row is *folded* for attention: each sequence is padded on the right to `L` positions, and
+    the `N / K` queries of a position that share a key-value head become rows of one matrix. Under
+    the causal mask the padding has no effect.
+    """
 
     heads: int
     kv_heads: int
@@ -241,6 +257,7 @@ class Folding:
     def keeps_weights(self) -> bool:
         """Whether the attention weights of the sequences are kept for the backward pass."""
         count, length = self.boundaries.shape
+        # A position sees the opening and, on average over the blocks, about half of its sequence.
         pairs = length * (self.boundaries.opening + (length + BLOCK) // 2)
         return count * self.heads * pairs <= MOST_KEPT
 
@@ -299,14 +316,16 @@ class Attention(torch.autograd.Function):
     def forward(ctx: Any, qkv: Tensor, folding: Folding) -> Tensor:
         """Compute in float32, as the engine does."""
         heads = folding.split(folding.rotated(qkv.to(torch.float32, copy=True)))
-        first, length = folding.boundaries.opening, folding.boundaries.shape[1]
-        own = [folding.folded(each[first:]) for each in heads]
+        opening, length = folding.boundaries.opening, folding.boundaries.shape[1]
+        own = [folding.folded(each[opening:]) for each in heads]
         parts, kept = [], []
-        if first:
-            shared = [folding.opening(each[:first]) for each in heads]
-            seen, _ = _attend(shared, first)
+        if opening:
+            # The opening attends to itself, once for all sequences.
+            shared = [folding.opening(each[:opening]) for each in heads]
+            seen, _ = _attend(shared, opening)
             parts.append(folding.unfolded_opening(seen))
             kept += shared
+            # Each sequence attends to a copy of the opening's keys and values before its own.
             count = folding.boundaries.shape[0]
             own[1:] = [
                 torch.cat((each.repeat(count, 1, 1), behind), 1)
@@ -323,23 +342,27 @@ class Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Gradients:
         folding, kept = ctx.folding, list(ctx.saved_tensors)
-        first, length = folding.boundaries.opening, folding.boundaries.shape[1]
-        shared = [kept.pop(0) for _ in range(3)] if first else []
-        seen = gradient.unflatten(1, (-1, folding.head_dim))
+        opening, length = folding.boundaries.opening, folding.boundaries.shape[1]
+        # Saved are queries, keys and values of the opening if there is one, then those of the
+        # sequences, then the attention weights of each block of the sequences if they were kept.
+        shared = [kept.pop(0) for _ in range(3)] if opening else []
+        d_out = gradient.unflatten(1, (-1, folding.head_dim))
         width = (folding.heads + 2 * folding.kv_heads) * folding.head_dim
-        made = gradient.new_empty((len(gradient), width), dtype=torch.float32)
-        parts = folding.split(made)
-        d_own = _attend_backward(folding.folded(seen[first:]), kept[:3], length, kept[3:])
+        d_qkv = gradient.new_empty((len(gradient), width), dtype=torch.float32)
+        parts = folding.split(d_qkv)  # views of `d_qkv`
+        d_own = _attend_backward(folding.folded(d_out[opening:]), kept[:3], length, kept[3:])
         for part, each in zip(parts, d_own, strict=True):
-            behind = each if each is d_own[0] else each[:, first:]
-            part[first:] = folding.unfolded(behind)
-        if first:
-            d_first = _attend_backward(folding.opening(seen[:first]), shared, first)
-            for d_shared, each in zip(d_first[1:], d_own[1:], strict=True):
-                d_shared += each[:, :first].unflatten(0, (-1, folding.kv_heads)).sum(0)
-            for part, each in zip(parts, d_first, strict=True):
-                part[:first] = folding.unfolded_opening(each)
-        return folding.rotated(made, is_back=True).to(ctx.given), None
+            # Keys and values begin with those of the opening, queries do not.
+            behind = each if each is d_own[0] else each[:, opening:]
+            part[opening:] = folding.unfolded(behind)
+        if opening:
+            d_opening = _attend_backward(folding.opening(d_out[:opening]), shared, opening)
+            # Every sequence had a copy of the opening's keys and values: their gradients add up.
+            for d_shared, each in zip(d_opening[1:], d_own[1:], strict=True):
+                d_shared += each[:, :opening].unflatten(0, (-1, folding.kv_heads)).sum(0)
+            for part, each in zip(parts, d_opening, strict=True):
+                part[:opening] = folding.unfolded_opening(each)
+        return folding.rotated(d_qkv, is_back=True).to(ctx.given), None
 
 
 BLOCK = 64
@@ -362,11 +385,13 @@ def _attend(
 
     Args:
         qkv: queries [B, length * N / K, H], where the heads of one position are next to each other;
-            keys [B, M, H], M at least `length`; and values like the keys.
+            keys [B, M, H], of which the last `length` are those of the queries' positions, and all
+            before them are seen by every position; and values like the keys. B is `S K`, or K for
+            the opening.
 
     Returns:
-        Outputs like `queries`; and the attention weights of each block, [B, n N / K, keys], if
-        `keeps` is true.
+        Outputs like `queries`; and, if `keeps` is true, the attention weights of each block,
+        [B, its positions * N / K, keys that it sees].
     """
     queries, keys, values = qkv
     seen, kept = torch.empty_like(queries), []
@@ -380,35 +405,41 @@ def _attend(
 
 def _rows_of_blocks(queries: Tensor, keys: Tensor, length: int) -> Iterator[tuple[slice, int]]:
     """Yield the rows of each block's queries, and the number of keys that the block sees."""
-    each, before = queries.shape[1] // length, keys.shape[1] - length
+    per_position, before = queries.shape[1] // length, keys.shape[1] - length
     for begin, end in _blocks(length):
-        yield slice(begin * each, end * each), before + end
+        yield slice(begin * per_position, end * per_position), before + end
 
 
-def _weights(queries: Tensor, keys: Tensor, each: int) -> Tensor:
+def _weights(queries: Tensor, keys: Tensor, per_position: int) -> Tensor:
     """Return the attention weights of a block, whose last position sees all keys.
 
     Args:
-        each: rows of `queries` that belong to one position.
+        per_position: rows of `queries` that belong to one position.
     """
-    weights = (queries * queries.shape[-1] ** -0.5) @ keys.transpose(1, 2)
-    width = queries.shape[1] // each
-    later = weights.new_full((width, width), -torch.inf).triu_(1)
-    weights[..., -width:] += later.repeat_interleave(each, 0)
-    return torch.softmax(weights, -1)
+    scores = (queries * queries.shape[-1] ** -0.5) @ keys.transpose(1, 2)
+    width = queries.shape[1] // per_position
+    # Only the block's own keys, the last ones, can come after a position of the block.
+    later = scores.new_full((width, width), -torch.inf).triu_(1)
+    scores[..., -width:] += later.repeat_interleave(per_position, 0)
+    return torch.softmax(scores, -1)
 
 
 def _attend_backward(
     gradient: Tensor, qkv: Sequence[Tensor], length: int, kept: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values of `_attend`; of the last two in float32."""
+    """Return the gradients of queries, keys and values of `_attend`; of the last two in float32.
+
+    Args:
+        gradient: of the outputs of `_attend`.
+        kept: attention weights of each block; empty: they are computed again.
+    """
     queries, keys, values = qkv
-    each, scale = queries.shape[1] // length, queries.shape[-1] ** -0.5
+    per_position, scale = queries.shape[1] // length, queries.shape[-1] ** -0.5
     d_queries = torch.empty_like(queries)
     d_keys, d_values = (one.new_zeros(one.shape, dtype=torch.float32) for one in (keys, values))
     for number, (rows, num_keys) in enumerate(_rows_of_blocks(queries, keys, length)):
         own, seen = queries[:, rows], keys[:, :num_keys]
-        weights = kept[number] if kept else _weights(own, seen, each)
+        weights = kept[number] if kept else _weights(own, seen, per_position)
         d_values[:, :num_keys] += weights.transpose(1, 2) @ gradient[:, rows]
         d_weights = gradient[:, rows] @ values[:, :num_keys].transpose(1, 2)
         d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
@@ -509,7 +540,9 @@ class MergedLayers:
             each for layer in self._layers for one in layer.matrices() for each in one.adapters()
         ]
         self._merged = (False, 0)
-        """Whether adapters are merged, and the number of changes that they had seen then."""
+        """Whether adapters are merged, and the sum of torch's version counters of their tensors at
+        that time, which grows with every change in place; 0 if they are not.
+        """
         self._angles = rotations(shape.rotation, shape.head_dim, 0)
 
     def hidden_states(self, row: TokenRow) -> Tensor:

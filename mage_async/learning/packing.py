@@ -94,7 +94,7 @@ def sequences_of(
         own = [list[int]() for _ in trial.segments]
         alternatives = [dict[int, int]() for _ in trial.segments]
         for advice in trial.alternatives:
-            if advice.place >= 0:
+            if advice.place >= 0:  # else its action has the same tokens, or has none
                 alternatives[trial.turns[advice.turn].segment][advice.place] = advice.token
         for number, turn in enumerate(trial.turns):
             is_sampled = trial.segments[turn.segment].is_sampled[turn.start : turn.stop]
@@ -322,7 +322,10 @@ class TokenRow:
     is_second_role: Tensor | None = None
     """bool [T]: True for tokens of the second role; None: no token is the second role's."""
     sharpness: Tensor | None = None
-    """float32 [N]: temperature of actions divided by the token's own; None: 1 everywhere."""
+    """float32 [N]: temperature of actions divided by the token's own; None: 1 everywhere. Logits
+    are multiplied by it before they are divided by the temperature of actions, so that each token's
+    log-prob is at the temperature it was sampled with.
+    """
     restricted: "RestrictedTargets | None" = None
     """The targets that were drawn from sets of allowed tokens; None: there are none."""
     shifts: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
@@ -424,7 +427,7 @@ class RestrictedTargets:
             if allowed is None:
                 is_free.append(np.ones(len(sequence.places), bool))
                 continue
-            own = allowed.index >= 0
+            own = allowed.index >= 0  # others were sampled from the whole vocabulary (`FREE`)
             is_free.append(~own)
             rows = np.repeat(np.arange(len(allowed.offsets) - 1), np.diff(allowed.offsets))
             sets = np.zeros((len(allowed.offsets) - 1, len(columns)), bool)
@@ -527,7 +530,10 @@ class MicroBatch:
         return len(self.sampled.logprobs)
 
     def correction_inputs(self) -> Tokens:
-        """Return the correction's inputs at the beginning of the step; needs `proximal`."""
+        """Return the correction's inputs at the beginning of the step; needs `proximal`.
+
+        At that time the current log-probs, the first input, equal the proximal ones, the second.
+        """
         assert self.proximal is not None
         return Tokens(
             self.proximal,

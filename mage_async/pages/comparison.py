@@ -2,8 +2,12 @@
 
 Runs that differ only in their seed form an *arm*. Intervals over the runs of an arm are Student's,
 half-widths at 95 %; a single run has none.
+
+Two evaluation sets are controls on held-out tasks: in the blind one the agent does not see earlier
+episodes, in the swapped one the last episode has another task.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +33,9 @@ fast.
 SUMMARY_PARTS = ("environment", "seed", "complete")
 """Keys that every summary has, even that of an interrupted run."""
 COLOURS = ("heldout", "train", "blind", "swapped", "e0", "e1", "e3")
-"""CSS classes of arms; arms beyond these are not drawn."""
+"""CSS classes that give arms their colours, in order; arms beyond these are not drawn. On other
+pages the same colours stand for evaluation sets and episodes, hence the names.
+"""
 LAST = ("return_by_episode", -1)
 """Path of the last episode's return in the score of an evaluation set."""
 SPLITS = {"held-out tasks": "heldout", "trained batches": "train"}
@@ -82,7 +88,9 @@ class Arm:
         pairs = [f"{_short_key(key)} {_value_text(value)}" for key, value in known.items()]
         if pairs or not self.settings:
             return ", ".join(pairs) or "all runs"
-        # Only keys of methods are missing from a configuration.
+        # The configuration has none of the keys in which the arms differ. Then these are keys of
+        # methods that it does not turn on: of any other table, each configuration has a key that
+        # differs as well, its `kind`, its `estimator`, or the table itself as "none".
         methods = dict.fromkeys(key.removeprefix("methods.").split(".")[0] for key in self.settings)
         return f"without {', '.join(methods)}"
 
@@ -312,8 +320,8 @@ def _mean(arm: Arm, *path: str | int) -> str:
 
 def _interval_text(values: Sequence[float]) -> str:
     """Return a mean and its half-width as text."""
-    mean, half = interval(values)
-    return signed(mean, 3) + ("" if half != half else f" ± {half:.3f}")
+    mean, half = interval(values)  # the half-width of a single value is NaN
+    return signed(mean, 3) + ("" if math.isnan(half) else f" ± {half:.3f}")
 
 
 def _plain(arm: Arm, *path: str) -> str:

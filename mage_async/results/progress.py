@@ -299,13 +299,14 @@ class ProgressCounts:
 
     def heard(self, actor: str, counters: Mapping[str, float]) -> None:
         """Count the turns and tokens of an actor's heartbeat; an actor may have been restarted."""
-        now = int(counters.get("num_completions", 0)), int(counters.get("num_generated_tokens", 0))
-        before = self._totals.get(actor, (0, 0))
-        if now[0] < before[0]:  # the actor was restarted, and counts from zero
-            before = 0, 0
-        self._totals[actor] = now
-        self._turns += now[0] - before[0]
-        self._tokens += max(0, now[1] - before[1])
+        turns = int(counters.get("num_completions", 0))
+        tokens = int(counters.get("num_generated_tokens", 0))
+        turns_before, tokens_before = self._totals.get(actor, (0, 0))
+        if turns < turns_before:  # the actor was restarted, and counts from zero
+            turns_before, tokens_before = 0, 0
+        self._totals[actor] = turns, tokens
+        self._turns += turns - turns_before
+        self._tokens += max(0, tokens - tokens_before)
 
     def arrived(self, trial: Trial) -> None:
         """Count a trial that has arrived for the first time."""

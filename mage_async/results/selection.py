@@ -75,7 +75,7 @@ def contrast(one: Share, other: Share, z: float = Z_95) -> Ratio:
 
 
 def trained_groups(groups: Iterable[Group], environment: Environment) -> list[list[Any]]:
-    """Return kind, task, turns and number of the groups of a batch that are alike in these."""
+    """Count the groups of a batch by kind, task and turns: one list of these and the count each."""
     counts = Counter(
         (kind_of(environment, task.member), task.member, num_turns)
         for group in groups
@@ -87,7 +87,7 @@ def trained_groups(groups: Iterable[Group], environment: Environment) -> list[li
 
 
 def dropped_groups(drops: Iterable[DroppedGroup], environment: Environment) -> list[list[Any]]:
-    """Return kind, task, turns, cause and number of the dropped groups that are alike in these."""
+    """Count dropped groups by kind, task, turns and cause: one list of these and the count each."""
     counts = Counter(
         (
             kind_of(environment, drop.member),

@@ -68,8 +68,8 @@ class Prompts:
         outcome: str = "",
     ) -> str:
         """Return the first message of a context: rules, guidance, remarks of earlier episodes, the
-        notes that replace the context before, the outcome that they do not know, and the first
-        observation.
+        notes that replace the context before, the outcome of the last action if the notes were
+        written without it, and the first observation.
         """
         carried = [f"remark {number}: {remark}" for number, remark in enumerate(remarks, 1)]
         carried += [f"{self.noted} {notes}" if notes else "", outcome]

@@ -75,7 +75,17 @@ _HINTS = {
 
 
 class OpenSpielDuel(EngineDuel):
-    """Play one game between two policies."""
+    """Play one game between two policies.
+
+    Args:
+        game: The engine's game.
+        seat: The agent's seat, 0 or 1.
+        turns: Largest number of turns of a side.
+        look: Returns what a player sees.
+        deals: Draws the outcomes of the game's chance nodes.
+        chance: Draws all else, such as the opponent's moves.
+        is_scripted: Whether a script plays the opponent; see `EngineDuel`.
+    """
 
     def __init__(
         self,
@@ -139,6 +149,7 @@ class OpenSpielScript(TrialScript[OpenSpielPlay]):
     """Play as one of the opponents would, or move at random."""
 
     care: float
+    """Probability of an imitated move; other moves are random."""
     make: Callable[[Chance], Mover]
     """Returns the imitated opponent for an episode."""
     _move: Mover = field(init=False)
@@ -210,6 +221,7 @@ class OpenSpielGame(Game[str]):
         self._opponents = Opponents(self._game, iterations)
         self._look = look_at(self._game)
         self._turns = turns or self._game.max_game_length()
+        # No whole vocabulary, because the text is open; the first word is an example of an action.
         words = (*_first_actions(self._game), WIN, DRAW, LOSE, INVALID)
         returns = (float(self._game.min_utility()), float(self._game.max_utility()))
         kind = {"num_seats": 2, "has_chance": True, "has_open_text": True}
@@ -378,7 +390,7 @@ class Opponents:
         """Return the return of a best response to an opponent that does not search, averaged over
         the seats.
         """
-        table = {} if member == "random" else self._table(member)
+        table = {} if member == "random" else self._table(member)  # {} stands for uniform play
         return sum(best_value(self._game, seat, table) for seat in range(2)) / 2
 
     def _solve(self, member: str) -> Table:
@@ -388,5 +400,5 @@ class Opponents:
         if member == "cfr-greedy":
             return greedy(self._table("cfr"))
         if member == "best-response-random":
-            return best_response(self._game, {})
+            return best_response(self._game, {})  # {} stands for uniform play
         return best_response(self._game, self._table("cfr-greedy"))

@@ -63,4 +63,4 @@ def ablation_of(given: argparse.Namespace) -> "Matrix":
 
     keys = ("bounds", "rules", "corrections", "lags", "seeds")
     wanted = cells(**{key: getattr(given, key) for key in keys})
-    return matrix_of(given, wanted, STALENESS, [])
+    return matrix_of(given, wanted, STALENESS, varied=[])

@@ -4,6 +4,9 @@ There are two placement groups. The learner (all its ranks on one host) and the 
 on the node of this process, because both write to the run's directory. Actors are placed on as few
 nodes as possible, because each node receives every version of the weights. When a node is lost, Ray
 reserves its part of a group elsewhere, and a restarted process is placed there.
+
+A process is not a Ray actor itself. A Ray actor, its *keeper* (`keeper.py`), occupies the bundle
+that is reserved for the process, starts the process as a child there, and relays its events.
 """
 
 import asyncio
@@ -57,9 +60,11 @@ class KeptChild:
                 if event["event"] == ENDED:
                     self._end = event["end"]
                 else:
+                    # The event's own time is by the clock of the keeper's node.
                     yield event | {"at": loop.time()}
         except RayError as fault:
             self._loss = _sentence_of(fault)
+        # On another machine the process could not write to the run's log itself.
         if self._end is not None and self._end.printed:
             with self.spec.log.open("a") as log:
                 log.write(self._end.printed)
@@ -159,6 +164,7 @@ class Placement:
     _actor_group: Any = None
     """Ray's placement group of the actors."""
     _bundles: tuple[Bundle, Bundle] = ({}, {})
+    """Result of `bundles_of`; set by `reserve`."""
     _served_files: Any = None
     """Ray handle of `ServedFiles`, on the node of this process."""
 
@@ -178,6 +184,7 @@ class Placement:
         self._run_group = placement_group(own, "STRICT_PACK", bundle_label_selector=selector)
         self._actor_group = placement_group(actors, "PACK")
         self._wait_for_room(self._run_group, "the learner and the evaluator", own)
+        # In the learner's bundle, without a core of its own.
         self._served_files = _create(ServedFiles, self._run_group, 0, {"CPU": 0})
         self.address = ray.get(self._served_files.address.remote(port_of(self.config)))
         self._wait_for_room(self._actor_group, f"{self.num_actors} actors", actors)
@@ -200,18 +207,21 @@ class Placement:
                 f"{spec.name} could not be placed: its keeper died {MAX_PLACINGS} times; ask `mage "
                 "doctor --cluster`"
             )
+        # The keeper of an actor passes the keys itself, which it may have to copy to its node.
         keys = () if is_actor else ("--keys", str(self.keys))
+        # Without `devices`: Ray lets a keeper and its child see the GPUs of their bundle alone.
         kept = replace(spec, arguments=(*spec.arguments, *keys), devices=())
         return KeptChild(kept, node, keeper)
 
     def _keeper(self, name: str, is_actor: bool) -> Any:
         """Start the keeper of a process in the bundle that was reserved for the process."""
-        own, (learner, actor) = (self.run.root, self.keys), self._bundles
+        folders, (learner, actor) = (self.run.root, self.keys), self._bundles
         if is_actor:
             number = int(name.removeprefix("actor-"))
-            return _create(Keeper, self._actor_group, number, actor, *own, self._served_files)
+            return _create(Keeper, self._actor_group, number, actor, *folders, self._served_files)
         number, needs = (0, learner) if name == "learner" else (1, actor)
-        return _create(Keeper, self._run_group, number, needs, *own, None)
+        # None instead of served files: this node has the run's directory.
+        return _create(Keeper, self._run_group, number, needs, *folders, None)
 
     async def _placed(self, name: str, keeper: Any) -> str:
         """Return the node of a keeper, or "" if the keeper died before it was placed.

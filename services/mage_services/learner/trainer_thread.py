@@ -1,8 +1,8 @@
 """The work of the trainer's thread: train a step, copy the weights, write checkpoints and metrics.
 
 `training_loop.py` decides on the event loop what is done next, and calls the methods of `Training`
-in the one `TrainerThread`, one after the other. So no lock is needed, and none of the calls waits
-for a peer.
+in the one `TrainerThread`, one after the other. So no lock is needed. None of the calls waits for
+an actor or the evaluator.
 """
 
 import asyncio
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 class Training:
     """The trainer of a run and the files that it writes.
 
-    On several ranks, every method that computes on the model runs on all of them: this one, of rank
-    0, sends the others an order first.
+    If the learner has several ranks, this object is in rank 0. Whatever computes on the model must
+    run on every rank, so an order is sent to the other ranks first: by `trainer` before a forward
+    or a step, by `sharded` before it writes, and by this class in all other cases.
     """
 
     def __init__(
@@ -66,11 +67,14 @@ class Training:
         """Writes the model's files if the model lies on several ranks; None on one rank."""
         self._has_published = False
         self.counters = counters
-        """Counters of the checkpoint: `next_grant`, `train_s`, `totals`."""
+        """Counters of the checkpoint that was loaded: `next_grant`, `train_s`, `totals`, and
+        `digest` if several ranks wrote it. Empty without a checkpoint."""
         self.digests: dict[int, str] = {}
-        """Digests of the weights by version, for each step that was read from the journal."""
+        """Digests of the weights by version, for each step that was read from the journal;
+        `resume.py` fills it."""
         self.difference = ""
-        """The first difference of steps that were trained again, where one is allowed."""
+        """How the first step that `redo` computed otherwise differs, if the run goes on in spite
+        of it; set by `resume.py`."""
         self.run = run
         self.config = config
         """The run's own configuration; a step that is trained again sets its own in `trainer`."""
@@ -184,6 +188,8 @@ class Training:
         check what they loaded.
         """
         version, is_sent = self.trainer.version, self.trainer.config.transport.weights.is_sent
+        # Embedded engines compare checksums of the weights' rows, which only the snapshot of a
+        # single rank has; versions with such checksums are scored less often.
         has_rows = isinstance(self.trainer.config.engine, Embedded) and not self.sharded
         is_due = is_scored(version, has_row_checksums=has_rows)
         # Weights sent over NCCL are always scored: their engines have no digests to compare.
@@ -193,7 +199,7 @@ class Training:
             return digested_snapshot(self.trainer.model, version, scores=scores)
         tensors, logprobs = self._digests(), None
         if scores:
-            with self.trainer.read(1) as model:
+            with self.trainer.read(num_forwards=1) as model:
                 logprobs = probe_logprobs(model)
         file = weights_file(self.config.transport.weights.folder(self.run), version)
         return self.sharded.snapshot(file, logprobs), tensors
@@ -209,6 +215,7 @@ class Training:
         return tensor_digests(self.trainer.model)
 
     def _digests(self) -> dict[str, str]:
+        """Return the digest of each tensor, after an order to the other ranks to compute theirs."""
         self._send_order(Digest())
         return self.own_digests()
 

@@ -309,7 +309,12 @@ class Supervisor:
 
 
 def _advice(spec: ProcessSpec, code: int, *, was_silent: bool) -> str:
-    """Return what to do about a process that ended without a reason; "" if it gave one."""
+    """Return what to do about a process that ended without a reason; "" if it gave one.
+
+    A process that fails exits with a positive code and a reason. One that foreign code of the
+    environment ends has a signal's code, or 0: then the advice is to play the environment in a
+    process of its own (`OWN_PROCESS`).
+    """
     if code == -signal.SIGKILL and not was_silent:
         return OUT_OF_MEMORY
     if spec.name == "learner" or code > 0:

@@ -1,6 +1,7 @@
 """Compute the returns and advantages of a step's turns, in a process that imports torch.
 
-The server, which does not import torch, requests a step of a run; `CreditCache` is its side.
+The server, which does not import torch, requests a step of a run. `CreditCache` runs in the server;
+`main` and all after it run in the process.
 """
 
 import asyncio
@@ -125,6 +126,7 @@ def credit_of(run: RunDirectory, step: int) -> Credit:
                 raise RunError(f"some trials of step {step} are not in the index")
             trials = [reader.load(listed.number, number) for number in numbers]
             groups.append(Group(listed.number, listed.version or 0, tuple(trials)))
+    # Texts are not needed here, so no tokenizer is loaded: all tokens decode to "".
     found = attributed(JournalStep(step, groups, config, is_whole=True), lambda _: "")
     return {
         f"{each.grant}/{each.trial.index}": [

@@ -29,6 +29,12 @@ FORMAT = 2
 """Number of the index's format. It is increased when a table changes; an index of another format is
 rebuilt.
 """
+# `files`: how many bytes of each file were read, and a checksum of both ends of that part, by which
+# a file that was replaced is noticed. `steps` and `curve`: lines of JSON from the run's metrics, by
+# step, and from its curve, by version. `heads`: the policy version and the configuration (TOML) in
+# the header of each segment of the journal. `groups` and `trials`: see `ListedGroup` and
+# `ListedTrial`; a trial's record begins at byte `place` of its segment and has `size` bytes;
+# `rewards` is a JSON list, `seed` the digits of a number.
 _TABLES = """
 CREATE TABLE files (name TEXT PRIMARY KEY, read INTEGER, digest INTEGER);
 CREATE TABLE steps (number INTEGER PRIMARY KEY, record TEXT);
@@ -231,6 +237,8 @@ class RunReader:
         Raises:
             RunError: the index has not read so far.
         """
+        # Step n is trained from version n - 1, so the last segment of the journal that begins below
+        # version n has its configuration.
         before = "SELECT config FROM heads WHERE version < ? ORDER BY segment DESC LIMIT 1"
         found = self._one(before, (step,))
         if found is None:

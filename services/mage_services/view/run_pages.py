@@ -273,7 +273,9 @@ def _seconds_by_state(run: RunDirectory, records: RunRecords) -> dict[str, dict[
 
 
 def _is_running(run: RunDirectory) -> bool:
-    """Return whether `times.json` is newer than the file that the supervisor writes at the end."""
+    """Return whether the run goes on, or ended by a crash: `times.json` is then newer than the file
+    that the supervisor writes at the end.
+    """
     return file_state(run.times)[1] > file_state(run.supervisor)[1]
 
 
@@ -300,10 +302,10 @@ class _Examination:
     """Hold the doctor of one run, and what it has examined."""
 
     doctor: Doctor
-    began: tuple[tuple[int, int], bool]
-    """State of the configuration's file, and whether the run has ended. The first changes if
-    another run takes the place of this one. If either changes, the examination starts again from
-    the first step.
+    run_state: tuple[tuple[int, int], bool]
+    """State of the configuration's file, and whether the run had ended when the examination began.
+    The first changes if another run takes the place of this one. If either changes, the examination
+    starts again from the first step.
     """
     num_evaluations: int = -1
     """Number of evaluations that the doctor has examined; -1 before it has looked for any."""
@@ -344,8 +346,8 @@ def _examination(reader: RunReader, records: RunRecords) -> _Examination:
     ended.
     """
     run = reader.run
-    began = (file_state(run.config), bool(records.evaluation))
+    run_state = (file_state(run.config), bool(records.evaluation))
     known = _examinations.get(run.root)
-    if known is None or known.began != began or reader.last_step() < known.doctor.last_step:
-        known = _examinations[run.root] = _Examination(Doctor.recorded(records), began)
+    if known is None or known.run_state != run_state or reader.last_step() < known.doctor.last_step:
+        known = _examinations[run.root] = _Examination(Doctor.recorded(records), run_state)
     return known
