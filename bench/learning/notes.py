@@ -29,7 +29,7 @@ from mage_async.results.intervals import interval, paired
 from mage_async.trajectory import Group, Kind
 
 CONFIG = ROOT / "configs/quickstart.toml"
-TRIALS = 1024
+STEPS, TRIALS = 60, 1024
 WARM = ("warm_start.gate=1.0", "warm_start.steps=600", "warm_start.max_steps=600")
 """Four times the quickstart's steps of cloning, in which reading and writing notes are learned."""
 GAMES = {
@@ -103,7 +103,14 @@ def _prepared(job: Job, folder: Path) -> Path:
 def config_of(arm: str, seed: int) -> Config:
     """The configuration of an arm."""
     game, way = arm.split()
-    changes = (f"environment.name={game}", *WARM, *GAMES[game], *WAYS[way], f"seed={seed}")
+    changes = (
+        f"environment.name={game}",
+        f"learner.steps={STEPS}",
+        *WARM,
+        *GAMES[game],
+        *WAYS[way],
+        f"seed={seed}",
+    )
     return config_file.load(CONFIG, list(changes), None)
 
 
@@ -129,7 +136,13 @@ def _report(found: dict[str, dict[int, Any]], given: argparse.Namespace) -> int:
         configured = {game: [*WARM, *changes] for game, changes in GAMES.items()}
         write_baseline(
             given.name,
-            {"trials": TRIALS, "seeds": given.seeds, "configured": configured, "rows": rows},
+            {
+                "steps": STEPS,
+                "trials": TRIALS,
+                "seeds": given.seeds,
+                "configured": configured,
+                "rows": rows,
+            },
         )
     return 0
 
