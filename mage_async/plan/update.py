@@ -226,7 +226,7 @@ def made_up(count: int, batch: Batch, vocabulary: int) -> list[TrainingSequence]
     ]
 
 
-GPU_CHUNK_BYTES = 256 * 2**20
+PLANNED_CHUNK_BYTES = 256 * 2**20
 """Number of bytes of logits that are computed at once. A learner on a GPU takes an eighth of the
 free memory, within 64 MiB and 2 GiB.
 """
@@ -252,7 +252,7 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
     """
     count = batch.of_one_pass(config)
     segments = made_up(count, batch, shape.config.vocab_size)
-    chunk = 0 if config.learner.device == "cpu" else GPU_CHUNK_BYTES
+    chunk = 0 if config.learner.device == "cpu" else PLANNED_CHUNK_BYTES
     trace, mode = Trace(shape.config.vocab_size), FakeTensorMode(allow_non_fake_inputs=True)
     with planned_chunks(chunk), trace:
         trainer = _trainer(config, shape, trace, mode)

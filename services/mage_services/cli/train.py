@@ -61,7 +61,7 @@ def run(given: argparse.Namespace) -> int:
     """Train to the end, or print the configuration.
 
     Returns:
-        0, or 128 + N if signal N ended the run.
+        0; `EXIT_HALTED` if the doctor ended the run; 128 + N if signal N did.
     """
     from mage_async.assembly import check_keys
     from mage_async.config import config_file
