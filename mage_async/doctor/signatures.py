@@ -621,8 +621,8 @@ SIGNATURES = {
         needs="disk_free_bytes",
     ),
     "learner_starving": Signature(
-        "Start more actors (--actors), raise engine.max_contexts, or admission.max_staleness. If all "
-        "cores are busy, more actors here do not help: play shorter trials, or on more machines.",
+        "Start more actors (--actors), raise engine.max_contexts, or admission.max_staleness. "
+        "Where all cores are busy, play shorter trials instead, or on more machines.",
         learner_starving,
         needs="waiting_s",
     ),
