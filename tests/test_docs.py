@@ -34,7 +34,7 @@ OF_A_READER = {
     "my_agent.py",
     "check.sh",
     "clocks.py",
-    "lock.py",
+    "guess.py",
     "wages.py",
     "my_model.toml",
     "config.toml",

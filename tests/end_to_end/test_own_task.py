@@ -21,11 +21,11 @@ ROOT = Path(__file__).parents[2]
 STEPS = 2
 
 
-def lock_of(page: str, folder: Path) -> list[str]:
-    """Write the first class of a page as `lock.py`; return the commands that train on it."""
+def class_of(page: str, folder: Path) -> list[str]:
+    """Write the first class of a page as `guess.py`; return the commands that train on it."""
     text = (ROOT / page).read_text()
-    (folder / "lock.py").write_text(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0])
-    return re.findall(r"^    (mage train .*lock:NumberLock.*)$", text, re.MULTILINE)
+    (folder / "guess.py").write_text(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0])
+    return re.findall(r"^    (mage train .*guess:GuessNumber.*)$", text, re.MULTILINE)
 
 
 def trained(command: str, folder: Path, *more: str) -> str:
@@ -56,8 +56,8 @@ def check_run(folder: Path) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", ["README.md", "docs/your_environment.md"])
-def test_the_lock_of_a_page_is_trained_on_with_the_tiny_model(page: str, tmp_path: Path) -> None:
-    tiny, _ = lock_of(page, tmp_path)
+def test_the_class_of_a_page_is_trained_on_with_the_tiny_model(page: str, tmp_path: Path) -> None:
+    tiny, _ = class_of(page, tmp_path)
     trained(tiny, tmp_path, "admission.groups_per_step=2", "evaluation.every=0")
     check_run(tmp_path)
 
@@ -73,11 +73,11 @@ def test_the_program_of_the_page_on_agents_is_trained_with_the_tiny_model(tmp_pa
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", ["README.md", "docs/your_environment.md"])
-def test_the_lock_of_a_page_is_trained_on_with_a_model_of_ones_own(
+def test_the_class_of_a_page_is_trained_on_with_a_model_of_ones_own(
     page: str, tmp_path: Path
 ) -> None:
     model = save_text_model(tmp_path / "model")
-    _, pretrained = lock_of(page, tmp_path)
+    _, pretrained = class_of(page, tmp_path)
     # In bfloat16, which is the default where the processor has it, log-probs are not compared.
     exact = ("policy.dtype=float32", "engine.arithmetic=float32")
     command = pretrained.replace("DIR", str(model))

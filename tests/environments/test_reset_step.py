@@ -74,7 +74,7 @@ def test_the_first_example_of_a_page_is_an_environment_of_two_methods(
     write: Callable[..., Config], page: str
 ) -> None:
     source = block(page)
-    config = write(source, name="NumberLock")
+    config = write(source, name="GuessNumber")
     lines = [line for line in source.splitlines() if line.strip()]
     assert len(lines) <= 25
     assert sum(line.lstrip().startswith("def ") for line in lines) == 2
@@ -82,11 +82,11 @@ def test_the_first_example_of_a_page_is_an_environment_of_two_methods(
     assert re.match(r"rehearsal: 4 × reset took .* s each, at most .* s; \d+ × step took", times)
     assert "needs up to about" in room
     environment = environment_of(config)
-    assert environment.facts.example == "1 2 3"
-    begun, near, refused, opened = played(environment, "4 6 5", "nonsense", "4 6 1")
-    assert (begun.observation, refused.is_valid) == ("closed", False)
-    assert (near.observation, near.reward, near.is_done) == ("2 in place", 2 / 3, False)
-    assert (opened.reward, opened.is_done) == (1 / 3, True)
+    assert environment.facts.example == "1"
+    begun, near, refused, found = played(environment, "6", "nonsense", "7")
+    assert (begun.observation, refused.is_valid) == ("guess", False)
+    assert (near.observation, near.reward, near.is_done) == ("higher", 0.0, False)
+    assert (found.reward, found.is_done) == (1.0, True)
 
 
 WHOLE = '''
