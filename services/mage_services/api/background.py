@@ -54,6 +54,8 @@ class Background(Generic[T]):
     def __exit__(self, *failure: object) -> None:
         self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join()
+        if self._failure is not None:  # of the context manager's exit
+            raise self._failure
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the loop, and return its result; Ctrl-C cancels it."""
@@ -64,7 +66,7 @@ class Background(Generic[T]):
             future.cancel()  # has no effect if the coroutine has ended
 
     def _main(self) -> None:
-        """Run the loop until `__exit__`; a failure is kept for `__enter__`."""
+        """Run the loop until `__exit__`; a failure is kept for `__enter__` and `__exit__`."""
         try:
             asyncio.run(self._stay_open())
         except BaseException as error:  # raised again in the thread that waits

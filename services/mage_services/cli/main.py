@@ -107,3 +107,7 @@ def _with_command(arguments: Sequence[str]) -> list[str]:
     first = arguments[0] if arguments else ""
     is_option = first.startswith("-") and first not in ("-h", "--help", "--version")
     return ["train", *arguments] if is_option or not first else list(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
