@@ -72,12 +72,14 @@ def play_first_turns(
     directory: Path,
     now: Callable[[], float],
     settle: Callable[[TrialInProgress], None],
+    report: Callable[[str], None],
 ) -> FirstTurns | None:
     """Check that the policy can be trained, and play a group of trials for `NUM_TURNS` turns.
 
     Args:
         now: Clock, in seconds.
         settle: Performs the calls that a trial waits for, and passes it their results.
+        report: Called with a line for people once the turns are played.
 
     Returns:
         What the turns showed; None if the engine is not the embedded one, or a program plays.
@@ -131,6 +133,7 @@ def play_first_turns(
         num_trained=0,
         scripted_s=scripted_s,
     )
+    report(f"a turn of {size} trials took {turn_s:.1f} s; now timing an update of the learner")
     whole = _with_training(config, directory, pace, chat, now)
     return _first_turns(runs, chat, (opening_s + turn_s) / NUM_TURNS * group / size, whole)
 

@@ -127,11 +127,12 @@ def test_a_tiny_policy_of_an_absurd_size_is_refused() -> None:
 
 
 def test_first_turns_count_valid_actions_and_show_one(directory: Path) -> None:
-    seconds = count()
+    seconds, said = count(), list[str]()
     seen = play_first_turns(
-        pretrained(directory), directory, lambda: float(next(seconds)), make_calls
+        pretrained(directory), directory, lambda: float(next(seconds)), make_calls, said.append
     )
     assert seen is not None
+    assert said == ["a turn of 15 trials took 1.0 s; now timing an update of the learner"]
     # Five groups of three trials are played at once; each turn takes a second of this clock.
     assert (seen.num_actions, seen.turn_s) == (30, 0.2)
     assert seen.sentence().startswith(f"{seen.num_valid} of 30 actions were valid; here is one")

@@ -64,14 +64,14 @@ def run_preflight(config: Config, num_actors: int, say: Callable[[str], None]) -
     if isinstance(config.policy, Tiny):
         _check_size(config, tiny_size(config.policy), num_actors)
         if config.learner.device != "cpu":
-            _preflight_in_child(config, num_actors)
+            _preflight_in_child(config, num_actors, say)
         return config
     assert isinstance(config.policy, Pretrained)
     directory = local_policy(config.policy.source)
     if directory is not None:  # files on this machine are checked without a process
         _check_files(config, directory, num_actors)
     say("policy: loading it once, to play its first turns")
-    seen = _preflight_in_child(config, num_actors)
+    seen = _preflight_in_child(config, num_actors, say)
     contexts = seen.contexts
     assert contexts is not None
     if contexts.longest > config.engine.max_tokens:
@@ -129,8 +129,11 @@ class PreflightOrder(msgspec.Struct, frozen=True):
 
 
 class PreflightReport(msgspec.Struct, frozen=True):
-    """Message from the child: its findings."""
+    """Message from the child: its findings, or what it does next."""
 
+    doing: str = ""
+    """What has been done and comes next, for people; another message follows. "" in the last one.
+    """
     failed: str = ""
     """Why the policy cannot be used; "" if it can."""
     contexts: Contexts | None = None
@@ -142,7 +145,9 @@ class PreflightReport(msgspec.Struct, frozen=True):
     """Seconds of turns and of training that were measured; None if none was played."""
 
 
-def _preflight_in_child(config: Config, num_actors: int) -> PreflightReport:
+def _preflight_in_child(
+    config: Config, num_actors: int, say: Callable[[str], None]
+) -> PreflightReport:
     """Let a child process load the policy and play its first turns.
 
     Ctrl-C ends the child, and this process.
@@ -158,7 +163,8 @@ def _preflight_in_child(config: Config, num_actors: int) -> PreflightReport:
         try:
             order = PreflightOrder(config_file.as_tables(config), num_actors, time.monotonic())
             child.channel.send(order)
-            seen = child.channel.receive()
+            while (seen := child.channel.receive()) is not None and seen.doing:
+                say(f"policy: {seen.doing}")
             code = child.process.wait()
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
@@ -174,7 +180,9 @@ def _preflight_in_child(config: Config, num_actors: int) -> PreflightReport:
     return seen
 
 
-def _preflight(config: Config, num_actors: int, started_at: float) -> PreflightReport:
+def _preflight(
+    config: Config, num_actors: int, started_at: float, report: Callable[[str], None]
+) -> PreflightReport:
     """Check the policy in the child process, and play its first turns if it is pretrained."""
     from mage_async.plan.first_turns import play_first_turns
     from mage_async.policy.prepare import source_directory
@@ -192,7 +200,7 @@ def _preflight(config: Config, num_actors: int, started_at: float) -> PreflightR
         def make(trial: TrialInProgress) -> None:
             runner.run(make_calls(trial, workers))
 
-        turns = play_first_turns(config, directory, time.monotonic, make)
+        turns = play_first_turns(config, directory, time.monotonic, make, report)
         runner.run(workers.close())
     if turns is None:
         return PreflightReport(contexts=contexts)
@@ -265,7 +273,13 @@ def main() -> None:
     if order is None:
         return
     try:
-        seen = _preflight(config_file.from_tables(order.tables), order.num_actors, order.started_at)
+        config = config_file.from_tables(order.tables)
+        seen = _preflight(
+            config,
+            order.num_actors,
+            order.started_at,
+            lambda done: parent.send(PreflightReport(doing=done)),
+        )
     except MageError as error:
         seen = PreflightReport(failed=str(error))
     parent.send(seen)
