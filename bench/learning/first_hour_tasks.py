@@ -1,6 +1,7 @@
 """Ten environments as somebody writes them who has read the README alone: no script, no split.
 
-The first five are for the tiny model, which needs `words`; the others are for a pretrained one.
+The first five are for the tiny model, which needs `words`; the others, and the first, which is the
+README's, are for a pretrained one.
 `bench/learning/first_hour.py` trains on them with the README's two commands.
 """
 
@@ -194,4 +195,4 @@ class Mine:
 
 
 TINY = (GuessNumber, Password, Crossroads, Workshop, Garden)
-PRETRAINED = (Price, Language, Courier, Library, Mine)
+PRETRAINED = (GuessNumber, Price, Language, Courier, Library, Mine)
