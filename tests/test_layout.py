@@ -78,12 +78,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_services.transport": {"mage_async"},
     "mage_services.weights": {"mage_async"},
     "mage_services.journal": {"mage_async"},
-    "mage_services.gateway": {"mage_async"},
+    "mage_services.engines": {"mage_async", "mage_services.processes", "mage_services.weights"},
+    "mage_services.gateway": {"mage_async", "mage_services.engines"},
     "mage_services.environments": {
         "mage_async", "mage_services.gateway", "mage_services.processes",
     },
     "mage_services.tracking": {"mage_async", "mage_services.processes"},
-    "mage_services.engines": {"mage_async", "mage_services.processes", "mage_services.weights"},
     "mage_services.learner": {
         "mage_async", "mage_services.journal", "mage_services.processes",
         "mage_services.transport", "mage_services.weights",

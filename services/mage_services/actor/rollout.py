@@ -5,18 +5,16 @@ environment.
 """
 
 import asyncio
-import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment
-from mage_async.errors import CallFault, ContextFull, InfrastructureFault, TurnOverdue
+from mage_async.errors import CallFault, ContextFull, InfrastructureFault
 from mage_async.protocol.limits import MAX_REASON_CHARS
 from mage_async.trajectory import FinishedEpisodes, Guidance, Task, Trial
 from mage_async.trials.agent_run import AgentRun
@@ -24,6 +22,7 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TrialInProgress, begin_trial
 from mage_async.trials.trial_config import TrialConfig
 from mage_services.engines.engine import Engine
+from mage_services.engines.sampler import Sampler, complete_in_time
 from mage_services.environments.call_runner import CallRunner, print_to_stderr
 
 RETRY_PAUSE_S = 1.0
@@ -84,18 +83,6 @@ class Retries:
                 f"{sentence}; the trial is played again with fresh objects, {times} "
                 "(environment.retries)"
             )
-
-
-class Sampler(Protocol):
-    """What a trial needs of an engine."""
-
-    async def complete(self, prompt: Prompt) -> Completion:
-        """Sample a completion."""
-        ...
-
-    def release(self, context: str) -> None:
-        """Forget a sequence."""
-        ...
 
 
 Begin = Callable[[], TrialInProgress]
@@ -187,7 +174,7 @@ async def play_to_end(
         async with workers.gateway.serving(program, engine) if program else nullcontext():
             await make_calls(run, workers)
             while (prompt := run.next_prompt()) is not None:
-                run.receive(await _complete(prompt, engine))
+                run.receive(await complete_in_time(prompt, engine))
                 await make_calls(run, workers, between)
     finally:
         # After a normal end nothing is left to abandon.
@@ -238,15 +225,6 @@ async def make_calls(
         if (call := run.next_call()) is None:
             return
         run.answer(await workers.perform(call))
-
-
-async def _complete(prompt: Prompt, engine: Sampler) -> Completion:
-    """Sample a turn within its deadline. Cancellation aborts it."""
-    try:
-        async with asyncio.timeout(None if math.isinf(prompt.deadline_s) else prompt.deadline_s):
-            return await engine.complete(prompt)
-    except TimeoutError:
-        raise TurnOverdue(f"a turn was not drawn within {prompt.deadline_s:g} s") from None
 
 
 async def play_all(

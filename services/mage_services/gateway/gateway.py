@@ -10,16 +10,14 @@ client may use the address without it.
 """
 
 import asyncio
-import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Protocol
 
 from aiohttp import web
 
-from mage_async.completion import Completion, Prompt
+from mage_async.completion import Completion
 from mage_async.environments.agent import Session
 from mage_async.errors import (
     CallFault,
@@ -28,9 +26,9 @@ from mage_async.errors import (
     InfrastructureFault,
     PolicyError,
     TrialFault,
-    TurnOverdue,
 )
 from mage_async.trials.agent_run import AgentRun, Choice, Message, Pending, PolicyCall
+from mage_services.engines.sampler import Sampler, complete_in_time
 from mage_services.gateway.anthropic_messages import (
     MessagesRequest,
     anthropic_error,
@@ -53,14 +51,6 @@ PREFIX = "mage-"
 """Beginning of a key."""
 POLICY = "policy"
 """Name of the model, whatever a client calls it."""
-
-
-class Sampler(Protocol):
-    """The part of an engine that the gateway uses."""
-
-    async def complete(self, prompt: Prompt) -> Completion:
-        """Sample a completion."""
-        ...
 
 
 class Refused(Exception):
@@ -146,7 +136,9 @@ class Seat:
         Raises:
             Refused: they cannot be sampled, or the episode ended before.
         """
-        making = [asyncio.create_task(self._complete(each.prompt)) for each in pending]
+        making = [
+            asyncio.create_task(complete_in_time(each.prompt, self._engine)) for each in pending
+        ]
         completions: list[Completion] = []
         try:
             completions = await asyncio.gather(*making)
@@ -168,14 +160,6 @@ class Seat:
         """Note that a conversation has outgrown its context; return what its call is told."""
         self.session.is_full = True
         return Refused(400, str(fault), "context_length_exceeded")
-
-    async def _complete(self, prompt: Prompt) -> Completion:
-        deadline_s = None if math.isinf(prompt.deadline_s) else prompt.deadline_s
-        try:
-            async with asyncio.timeout(deadline_s):
-                return await self._engine.complete(prompt)
-        except TimeoutError:
-            raise TurnOverdue(f"a turn was not drawn within {deadline_s:g} s") from None
 
 
 class Gateway:
