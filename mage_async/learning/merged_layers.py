@@ -536,6 +536,8 @@ class MergedLayers:
         self._norm = model.base_model.get_parameter("norm.weight").detach().float()
         self.head = model.get_output_embeddings().weight.detach().float()
         """float32 [V, D]; the engine computes logits in float32 too."""
+        self.base = _base_state(model)
+        """State of the frozen weights that the layers were made of."""
         self._adapters = [
             each for layer in self._layers for one in layer.matrices() for each in one.adapters()
         ]
@@ -580,7 +582,8 @@ class MergedLayers:
 
 
 def merged_layers(model: PreTrainedModel) -> MergedLayers | None:
-    """Return the model's layers with adapters merged, made at the first call.
+    """Return the model's layers with adapters merged, made at the first call, and again after the
+    frozen weights have changed.
 
     Returns:
         None where the model is computed operation by operation: without adapters or with those of
@@ -596,10 +599,16 @@ def merged_layers(model: PreTrainedModel) -> MergedLayers | None:
     if any(layer.gradient_checkpointing for layer in _layers(model)):
         return None
     made = getattr(model, ATTRIBUTE, None)
-    if made is None:
+    if made is None or made.base != _base_state(model):
         made = MergedLayers(model)
         setattr(model, ATTRIBUTE, made)
     return made
+
+
+def _base_state(model: PreTrainedModel) -> tuple[torch.dtype, int]:
+    """Return the type of the frozen weights, and how often they were changed in place."""
+    frozen = (weight for weight in model.parameters() if not weight.requires_grad)
+    return model.dtype, sum(weight._version for weight in frozen)
 
 
 def _layers(model: PreTrainedModel) -> Any:

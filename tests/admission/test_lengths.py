@@ -39,7 +39,7 @@ def test_what_is_forgotten_is_still_counted_and_its_results_are_not(monkeypatch)
     lengths.arrived(2, 0, 1000.0)
     lengths.arrived(12, 1, 1000.0)
     assert (lengths.length_bias(in_flight=()), lengths.wasted_share(in_flight=())) == before
-    assert len(lengths._untrained) + len(lengths._trained_grants) == 4
+    assert len(lengths._untrained_durations) + len(lengths._trained_grants) == 4
 
 
 @pytest.mark.parametrize("kept", ["all", "short ones", "half"])

@@ -105,6 +105,16 @@ def test_a_changed_adapter_and_a_switch_act_in_the_next_forward() -> None:
     assert_close(results(model, given), by_operation(model, given), 2e-5)
 
 
+def test_a_changed_frozen_weight_acts_in_the_next_forward() -> None:
+    model, given = adapted("llama"), row(shares_opening=False)
+    next(results(model, given))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "k_proj.base_layer" in name or "norm" in name or "embed" in name:
+                weight.mul_(1.1)
+    assert_close(results(model, given), by_operation(model, given), 2e-5)
+
+
 def test_a_matrix_that_changed_before_the_backward_pass_is_an_error() -> None:
     model, given = adapted("llama"), row(shares_opening=False)
     logprobs, _ = token_logprobs(model, given, 0.8)

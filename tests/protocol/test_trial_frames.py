@@ -388,7 +388,7 @@ def test_an_unsound_trial_is_not_sent(result: TrialResult, sentence: str) -> Non
         (with_header(lambda h: h.update(num_tokens=[2**31 - 1])), "1 to 262144 tokens"),
         (with_header(lambda h: h.update(num_tokens=[5, 5])), "2 to 2 lists of version runs, got 1"),
         (with_header(lambda h: h["turns"][0].update(stop=11)), "turn 0 spans 2:11"),
-        (with_header(lambda h: h["turns"][0].update(kind=3)), "Invalid enum value 3"),
+        (with_header(lambda h: h["turns"][0].update(kind=9)), "Invalid enum value 9"),
         (with_header(lambda h: h["turns"][0].update(reward=float("inf"))), "turn 0 has reward inf"),
         (with_header(lambda h: h["versions"][0].reverse()), "got 2 after 6"),
         (with_header(lambda h: h.update(surprise=1)), "unknown field `surprise`"),
