@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mage_async.admission.staleness_metrics import OLDEST_AGE
-from mage_async.assembly import check
+from mage_async.assembly import check, with_warm_start
 from mage_async.config import config_file
 from mage_async.config.policy import check_source
 from mage_async.config.schema import Config
@@ -326,6 +326,8 @@ def checked_configs(
         config = config_file.load(file, [*assignments, *cell.assignments()], method)
         check(config)
         check_source(config.policy)
+        # As a run records it, so that a recorded run is recognised.
+        config = with_warm_start(config)
         configs[cell] = config
     return configs
 
