@@ -18,7 +18,6 @@ Exits with status 1 if its share is below 0.6.
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bench.lib.baseline import write_baseline
+from bench.lib.learner_process import become_learner
 from bench.lib.options import option_parser
 from bench.models.made_up_trials import MEAN_TOKENS, OPENING, batch
 from mage_async.config.learning import Learner
@@ -43,7 +43,6 @@ from mage_async.learning.packing import TrainingSequence
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import load_policy
 from mage_async.policy.lora import add_adapters
-from mage_services.processes.supervisor import LARGE_TENSORS
 
 WANTED = 0.6
 RATE = 1e-6
@@ -144,9 +143,7 @@ def trainer(model: Path, dtype: Any) -> Trainer:
 def main() -> int:
     """Measure in a process with the learner's environment."""
     given = _arguments()
-    if not LARGE_TENSORS.items() <= os.environ.items():
-        command = [sys.executable, "-m", "bench.models.limits", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **LARGE_TENSORS, "OMP_NUM_THREADS": "1"})
+    become_learner("bench.models.limits", 1)
     torch.set_num_threads(1)
     dtype = getattr(torch, given.dtype)
     plain = Plain(given.model, dtype)

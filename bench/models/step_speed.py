@@ -18,7 +18,6 @@ times as fast as the first.
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 
 from bench.lib.baseline import write_baseline
+from bench.lib.learner_process import become_learner
 from bench.lib.options import option_parser
 from bench.models.made_up_trials import MEAN_TOKENS, OPENING, SPREAD, batch
 from mage_async.config.learning import Learner
@@ -40,7 +40,6 @@ from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import load_policy
 from mage_async.policy.lora import add_adapters
-from mage_services.processes.supervisor import LARGE_TENSORS
 
 WANTED = 1.8
 MINIBATCHES = 2
@@ -125,10 +124,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=ARMS, default=ARMS, help="these arms")
     parser.add_argument("--no-baseline", action="store_true", help="write no file")
     given = parser.parse_args()
-    if not LARGE_TENSORS.items() <= os.environ.items():
-        threads = {"OMP_NUM_THREADS": str(given.threads)}
-        command = [sys.executable, "-m", "bench.models.step_speed", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **LARGE_TENSORS, **threads})
+    become_learner("bench.models.step_speed", given.threads)
     torch.set_num_threads(given.threads)
     gain = report(measure(given.model, given.only, given.trials, given.repeats), given)
     print(f"{gain:.2f} times as fast, wanted {WANTED}: {'ok' if gain >= WANTED else 'MISSED'}")

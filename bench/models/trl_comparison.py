@@ -21,7 +21,6 @@ many tokens a second, or a norm differs by more than 1 %.
 """
 
 import argparse
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import Any
 import torch
 
 from bench.lib.baseline import write_baseline
+from bench.lib.learner_process import become_learner
 from bench.lib.options import option_parser
 from bench.models.own_side import (
     ADAPTERS,
@@ -42,7 +42,6 @@ from bench.models.own_side import (
     first_prompt,
     sequenced,
 )
-from mage_services.processes.supervisor import LARGE_TENSORS
 
 WANTED, MOST_GAP = 2.0, 0.01
 
@@ -99,10 +98,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-baseline", action="store_true", help="write no file")
     given = parser.parse_args()
-    if not LARGE_TENSORS.items() <= os.environ.items():
-        threads = {"OMP_NUM_THREADS": str(given.threads)}
-        command = [sys.executable, "-m", "bench.models.trl_comparison", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **LARGE_TENSORS, **threads})
+    become_learner("bench.models.trl_comparison", given.threads)
     torch.set_num_threads(given.threads)
     missed = report(measure(given.model, given.steps, given.completion), given)
     print(f"missed: {', '.join(missed)}" if missed else "all within bounds")
