@@ -45,6 +45,11 @@ def adapted_layers(model: nn.Module) -> dict[str, AdaptedLayer]:
     }
 
 
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether a model has adapters, without a look at each layer: peft notes their rules."""
+    return hasattr(model, "peft_config")
+
+
 def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the tensors of the adapters; all tensors of a model without adapters."""
     is_whole = not adapted_layers(model)

@@ -137,7 +137,7 @@ def _attend(
 
 def _fold(rows: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
     """[T - P, N, D] -> [S, N, L, D], with 0 in the padding."""
-    return _placed(rows, boundaries.places, boundaries.shape).transpose(1, 2)
+    return placed(rows, boundaries.places, boundaries.shape).transpose(1, 2)
 
 
 def _unfold(folded: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
@@ -146,11 +146,11 @@ def _unfold(folded: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
     return rows
 
 
-def _placed(rows: torch.Tensor, places: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+def placed(rows: torch.Tensor, places: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     """[T - P, ...] -> [S, L, ...]: copy each row to its place; the gradient is copied back."""
     folded = rows.new_zeros((shape[0] * shape[1], *rows.shape[1:]))
-    placed: torch.Tensor = folded.index_copy_(0, places, rows).unflatten(0, shape)
-    return placed
+    laid: torch.Tensor = folded.index_copy_(0, places, rows).unflatten(0, shape)
+    return laid
 
 
 class Unfold(torch.autograd.Function):
@@ -171,7 +171,7 @@ class Unfold(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Put each row's gradient in its place, and 0 into the padding."""
         (places,) = ctx.saved_tensors
-        return _placed(gradient, places, ctx.shape), None
+        return placed(gradient, places, ctx.shape), None
 
 
 def lacks_grouped_kernel(

@@ -34,12 +34,11 @@ def head_inputs(model: PreTrainedModel, row: TokenRow, temperature: float) -> He
     Args:
         temperature: sampling temperature of tokens whose `sharpness` is 1.
     """
-    merged = merged_layers(model)
-    hidden = hidden_states(model, row)[row.sources]
+    states, head = _states_and_head(model, row)
+    hidden = states[row.sources]
     # Logits are linear in the hidden state: to scale it is to change the token's temperature.
     if row.sharpness is not None:
         hidden = hidden * row.sharpness[:, None].to(hidden.dtype)
-    head = model.get_output_embeddings().weight if merged is None else merged.head
     return HeadInputs(hidden, head, row.targets, 1.0 / temperature, row.restricted)
 
 
@@ -62,13 +61,20 @@ def layers_of(model: nn.Module) -> list[GradientCheckpointingLayer]:
 
 def hidden_states(model: PreTrainedModel, row: TokenRow) -> torch.Tensor:
     """Compute the input of the LM head: [T, D]."""
-    return getattr(model, SHARDED, partial(body, model))(row)[0]
+    return _states_and_head(model, row)[0]
+
+
+def _states_and_head(model: PreTrainedModel, row: TokenRow) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the input of the LM head, [T, D], and return its weight of the same type, [V, D]."""
+    merged = merged_layers(model)
+    if merged is not None:
+        return merged.hidden_states(row), merged.head
+    states = getattr(model, SHARDED, partial(body, model))(row)[0]
+    return states, model.get_output_embeddings().weight
 
 
 def body(model: PreTrainedModel, row: TokenRow) -> torch.Tensor:
-    """Compute the input of the LM head by the unsharded model: [1, T, D]."""
-    if (merged := merged_layers(model)) is not None:
-        return merged.hidden_states(row)[None]
+    """Compute the input of the LM head by transformers and peft, unsharded: [1, T, D]."""
     give_roles(model, row.is_second_role)
     with torch.autocast(row.tokens.device.type, model.dtype, enabled=has_wide_adapters(model)):
         out = model.base_model(
