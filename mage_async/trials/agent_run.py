@@ -457,10 +457,9 @@ class AgentRun:
             if end is not None and end in self._notes:
                 notes = self._notes[end]
             elif end is not None:
-                messages, is_known = (
-                    _placed(policy_call.messages, memory)[0],
-                    head == end[0].head != "",
-                )
+                messages, _ = _placed(policy_call.messages, memory)
+                # The sequence has the system message already, if it is the same.
+                is_known = bool(head) and head == end[0].head
                 new = self._continued(end, self._after(messages[is_known:]), policy_call.tools)
                 limit = self._config.max_tokens or math.inf
                 growth = max(len(new), self._longest_growth)
@@ -487,10 +486,8 @@ class AgentRun:
             return end, self._continued(end, policy_call.messages[number:], policy_call.tools)
         # Notes replace all that came between the first messages of the conversation and the new.
         first = next(n for n, each in enumerate(policy_call.messages) if each.role == "assistant")
-        kept, said = (
-            list(policy_call.messages[:first]),
-            [each.content for each in policy_call.messages[number:]],
-        )
+        kept = list(policy_call.messages[:first])
+        said = [each.content for each in policy_call.messages[number:]]
         if kept and kept[-1].role == "user":
             said.insert(0, kept.pop().content)
         kept.append(Message("user", "\n\n".join(said)))
