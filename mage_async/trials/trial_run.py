@@ -6,7 +6,8 @@ and a game of the policy against itself ends as two trials.
 
 The environment decides whether an action is legal (`Outcome.is_valid`); an illegal one uses up its
 turn and costs `advantage.format_penalty` in training, and where the environment names its legal
-actions, it cannot be sampled (`allowed_tokens.py`).
+actions, it cannot be sampled (`allowed_tokens.py`). `compaction.py` keeps contexts within their
+room.
 """
 
 import math
@@ -49,12 +50,9 @@ from mage_async.trajectory import (
 from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.allowed_tokens import restriction_of
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.compaction import Contexts, NextTurn
 from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
-
-TEMPLATE_TOKENS = 16
-"""Estimate of the tokens that a chat template writes around a message, and of the answer's first
-token."""
 
 
 @dataclass(slots=True)
@@ -84,17 +82,6 @@ class _PendingAction(NamedTuple):
     completion: Completion
     action: str
     anchor: str
-
-
-class _Message(NamedTuple):
-    """A user message of the current context, with which another context could begin."""
-
-    stop: int
-    """Tokens of the context up to the message's answer."""
-    episode: int
-    text: str
-    kind: Kind
-    """Kind of the turn that answers it."""
 
 
 class TrialRun:
@@ -136,6 +123,7 @@ class TrialRun:
         self._name, self._swap, self._make_play = name, swap, begin or self._play_alone
         self._chat = chat.offering(part.tools)
         self._transcript = Transcript(self._chat, config.parser)
+        self._contexts = Contexts(config, self._chat, self._transcript, self._legal_actions)
         self._turns: list[Turn] = []
         self._adviser = config.advisers(part, task, index) if config.advisers else None
         self._alternatives: list[Alternative] = []
@@ -152,13 +140,6 @@ class TrialRun:
         """Characters of `info` for which the trial's record still has room; below 0 once it is
         full.
         """
-        self._prompt_limit = math.inf
-        """If the next prompt would be longer than so many tokens, the current episode is cut."""
-        self._unanswered = "", ""
-        """Outcome and observation with which a context begins once the agent has written its notes.
-        """
-        self._messages: list[_Message] = []
-        """User messages of the current context; recorded for truncation alone."""
         self.is_over = False
         """Whether the trial needs no more completions."""
         self._cut_at: int | None = None
@@ -353,7 +334,7 @@ class TrialRun:
         self._earned += outcome.reward
         if outcome.is_done or self._index_in_episode == self._config.max_turns:
             self._end_episode(outcome)
-        elif self._is_full_with(outcome.observation):
+        elif self._contexts.is_full_with(outcome.observation):
             if not self._compact("", outcome.observation):
                 # The observation is dropped too, because it may be what does not fit.
                 self._counts.num_cut_episodes += 1
@@ -362,21 +343,8 @@ class TrialRun:
             self.kind = Kind.ACT
             self._transcript.add_tool_answers(outcome.tool_answers)
         else:
-            self._send(self._transcript.add_message, outcome.observation, outcome.observation)
-
-    def _send(self, send: Callable[[str, Kind], None], message: str, observation: str) -> None:
-        """Append a message that requests an action, or a strategy before it.
-
-        Args:
-            send: `add_message` or `open` of the transcript.
-            observation: the part of the message that the action answers.
-        """
-        self.kind = Kind.STRATEGY if self._wants_strategy() else Kind.ACT
-        more = self._config.prompts.strategy if self.kind is Kind.STRATEGY else ""
-        send(f"{message} {more}".strip(), self.kind)
-        if self._config.compaction == "truncation":
-            stop, text = self._transcript.num_tokens, f"{observation} {more}".strip()
-            self._messages.append(_Message(stop, self.episode, text, self.kind))
+            message = outcome.observation
+            self.kind = self._contexts.append(message, message, self._next_turn())
 
     def _wants_strategy(self) -> bool:
         """Return whether the policy writes a strategy before the next action."""
@@ -418,7 +386,7 @@ class TrialRun:
             self._remarks.append(remark or "")
             self._next_episode("")
         elif self.kind is Kind.NOTES:
-            self._open(*self._unanswered, remark or "")
+            self.kind = self._contexts.open_after_notes(remark or "", self._next_turn())
         else:
             self.kind = Kind.ACT
             self._transcript.add_message(self._config.prompts.act, Kind.ACT)
@@ -437,177 +405,44 @@ class TrialRun:
         observation = prompts.layout(self._play.observation)
         self._counts.num_injections += self._chat.holds_special_token(observation)
         self._send_first(last_message, observation)
-        self._prompt_limit = self._longest_prompt(observation)
+        self._contexts.limit_episode(observation, self.episode)
 
     def _send_first(self, last_message: str, observation: str) -> None:
         """Send the first observation of an episode in the context of the episodes before, or in one
         of its own.
         """
-        config, transcript = self._config, self._transcript
+        config, contexts, turn = self._config, self._contexts, self._next_turn()
         if not (config.keeps_history and self.episode):
             if last_message:
-                transcript.close(last_message)
-            if config.compaction != "none" and not self._fits_alone("", observation):
-                raise ContextFull(self._no_room(observation))
-            self._open("", observation)
+                self._transcript.close(last_message)
+            if config.compaction != "none" and not contexts.fits_alone("", observation, turn):
+                raise self._lack_of_room(observation)
+            self.kind = contexts.open("", observation, turn)
             return
         beginning = config.prompts.beginning(self.episode, observation)
         message = f"{last_message} {beginning}".strip()
-        if config.compaction == "none" or not self._is_full_with(message):
-            self._send(transcript.add_message, message, observation)
+        if config.compaction == "none" or not contexts.is_full_with(message):
+            self.kind = contexts.append(message, observation, turn)
         # An outcome so long that a new context has no room for it is left out.
         elif not (self._compact(last_message, observation) or self._compact("", observation)):
-            raise ContextFull(self._no_room(observation))
-
-    def _open(self, outcome: str, observation: str, notes: str = "") -> None:
-        """Begin a context with an observation.
-
-        Args:
-            outcome: the environment's words since the agent's last action, if the observation does
-                not hold them.
-            notes: replace the context before.
-        """
-        words, opening = notes.split(" "), self._opening(outcome, observation, notes)
-        # Notes may be encoded with more tokens in a message than they were sampled as.
-        while (
-            notes and self._transcript.opening_length(opening, Kind.ACT) > self._longest_to_send()
-        ):
-            words.pop()
-            notes = " ".join(words)
-            opening = self._opening(outcome, observation, notes)
-        self._messages.clear()
-        self._send(self._transcript.open, opening, observation)
-
-    def _opening(self, outcome: str, observation: str, notes: str = "") -> str:
-        opening = self._config.prompts.opening
-        return opening(self.episode, observation, self._remarks, notes, outcome)
-
-    # Contexts that would outgrow their room. Before every turn a context has room for the turn
-    # and, where notes are written, for these, whatever the environment answers. An answer that
-    # does not fit any more goes into the next context.
-
-    def _is_full_with(self, message: str) -> bool:
-        """Return whether the context has no room for another message and what follows it."""
-        limit = self._prompt_limit if self._config.compaction == "none" else self._longest_to_send()
-        return self._transcript.length_with(message, Kind.ACT) > limit
+            raise self._lack_of_room(observation)
 
     def _compact(self, outcome: str, observation: str) -> bool:
-        """Drop the oldest turns, or ask for the notes with which the next context begins.
+        """Compact the full context; return whether a new one has room for outcome and observation.
 
-        Args:
-            outcome, observation: as in `_open`.
-
-        Returns:
-            Whether a new context has room for them; if not, nothing was done.
+        See `Contexts.compact`.
         """
-        config = self._config
-        if config.compaction == "none" or not self._fits_alone(outcome, observation):
-            return False
-        if config.compaction == "truncation":
-            self._truncate(outcome, observation)
-        else:
-            self.kind, self._unanswered = Kind.NOTES, (outcome, observation)
-            self._transcript.add_message(config.prompts.notes, Kind.NOTES)
-        return True
+        kind = self._contexts.compact(outcome, observation, self._next_turn())
+        self.kind = self.kind if kind is None else kind
+        return kind is not None
 
-    def _truncate(self, outcome: str, observation: str) -> None:
-        """Begin a context with the newest turns that fit, and append the next message to it."""
-        transcript, prompts, message = self._transcript, self._config.prompts, observation
-        if not self._index_in_episode:
-            message = f"{outcome} {prompts.beginning(self.episode, observation)}".strip()
-        length, longest = transcript.length_with(message, Kind.ACT), self._longest_to_send()
-        for number, first in enumerate(self._messages[1:], 1):
-            opening = prompts.opening(first.episode, first.text, self._remarks)
-            shift = transcript.opening_length(opening, first.kind) - first.stop
-            if length + shift <= longest:
-                transcript.reopen(opening, first.kind, first.stop)
-                kept = self._messages[number:]
-                self._messages = [each._replace(stop=each.stop + shift) for each in kept]
-                self._send(transcript.add_message, message, observation)
-                return
-        self._open(outcome, observation)
+    def _lack_of_room(self, observation: str) -> ContextFull:
+        reason = self._contexts.lack_of_room(observation, self._next_turn())
+        return ContextFull(f"{_place_text(self._task)}{self._turn_name()}: {reason}")
 
-    def _longest_to_send(self) -> int:
-        """Return the length, in tokens, up to which a prompt of the next turn leaves the context
-        room.
-        """
-        return self._config.room - self._turn_tokens() - self._tokens_for_notes()
-
-    def _fits_alone(self, outcome: str, observation: str) -> bool:
-        """Return whether a new context has room for an observation behind the longest notes."""
-        length = self._tokens_alone(outcome, observation) + self._tokens_of_notes()
-        return length <= self._longest_to_send()
-
-    def _tokens_alone(self, outcome: str, observation: str) -> int:
-        """Return the tokens of a context that begins with an observation, without notes."""
-        opening, kind = self._opening(outcome, observation), Kind.ACT
-        if self._wants_strategy():
-            opening, kind = f"{opening} {self._config.prompts.strategy}", Kind.STRATEGY
-        return self._transcript.opening_length(opening, kind)
-
-    def _turn_tokens(self) -> int:
-        """Return the most tokens of the next turn: an action, and a strategy before it."""
-        config, actions = self._config, self._legal_actions()
-        tokens = max(config.sampling.max_tokens, actions.max_length if actions else 0)
-        if config.strategy != "none":
-            tokens += config.max_reflection_tokens + len(self._chat.encode(config.prompts.act))
-            tokens += TEMPLATE_TOKENS if config.compaction != "none" else 0
-        return tokens
-
-    def _tokens_of_notes(self) -> int:
-        """Return the most tokens of the notes that a context begins with."""
-        config = self._config
-        if config.compaction != "notes":
-            return 0
-        return len(self._chat.encode(f" {config.prompts.noted}")) + config.max_reflection_tokens
-
-    def _tokens_for_notes(self) -> int:
-        """Return the most tokens of a request for notes and its answer; 0 if none are written."""
-        config = self._config
-        if config.compaction != "notes":
-            return 0
-        request = self._transcript.most_with(config.prompts.notes, Kind.NOTES)
-        return request + config.max_reflection_tokens
-
-    def _no_room(self, observation: str) -> str:
-        """Return the reason why a context cannot begin with an observation, with the numbers."""
-        parts = (
-            (self._tokens_alone("", observation), "its first message"),
-            (self._tokens_of_notes(), "the notes in it"),
-            (self._turn_tokens(), "a turn"),
-            (self._tokens_for_notes(), "asking for notes and writing them"),
-        )
-        needs = ", ".join(f"{tokens} for {what}" for tokens, what in parts if tokens)
-        return (
-            f"{_place_text(self._task)}{self._turn_name()}: a context needs "
-            f"{sum(tokens for tokens, _ in parts)} tokens ({needs}) and has {self._config.room}: "
-            "raise trial.room (at most engine.max_tokens), or lower "
-            "transcript.max_reflection_tokens"
-        )
-
-    def _longest_prompt(self, observation: str) -> float:
-        """Return the length, in tokens, beyond which the episode that begins is cut.
-
-        The tokens left in the engine's context are shared evenly by the episodes that are still to
-        be played in it, and enough is kept for the first turn of each. Tokens that an episode does
-        not use go to the episodes after it.
-
-        Args:
-            observation: first observation of the episode; that of the next one is assumed to be as
-                long.
-        """
-        config, used = self._config, self._transcript.num_tokens
-        if not config.max_tokens or config.compaction != "none":
-            return math.inf
-        num_left = config.num_episodes - self.episode if config.keeps_history else 1
-        completion = self._turn_tokens()
-        if config.reflects:
-            request = len(self._chat.encode(config.prompts.reflect))
-            completion += config.max_reflection_tokens + request
-        beginning = config.prompts.beginning(self.episode + 1, observation)
-        openings = (num_left - 1) * (len(self._chat.encode(beginning)) + TEMPLATE_TOKENS)
-        share = (config.max_tokens - used) / num_left
-        return min(used + share, config.max_tokens - completion - openings)
+    def _next_turn(self) -> NextTurn:
+        is_first = not self._index_in_episode
+        return NextTurn(self.episode, is_first, self._wants_strategy(), self._remarks)
 
     def _play_alone(self, episode: int) -> Play:
         """Create the play of an episode against the environment."""

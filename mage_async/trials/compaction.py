@@ -1,0 +1,249 @@
+"""Keep each context of a trial within its room: compact a full context, or cut its episode.
+
+`trial.memory = "notes"` has the agent write notes, with which the next context begins, and
+"truncation" begins the next context with the newest turns that fit. Without either, the episodes of
+a trial share the engine's context, and an episode that has used up its share is cut.
+
+Before every turn a context has room for the turn and, where notes are written, for the notes too,
+whatever the environment answers. An answer that does not fit any more goes into the next context.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mage_async.restriction import Restriction
+from mage_async.trajectory import Kind
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.transcript import Transcript
+from mage_async.trials.trial_config import TrialConfig
+
+TEMPLATE_TOKENS = 16
+"""Estimate of the tokens that a chat template writes around a message, and of the answer's first
+token."""
+
+
+class NextTurn(NamedTuple):
+    """The turn that the next message requests."""
+
+    episode: int
+    """Number of its episode, from 0."""
+    is_first: bool
+    """Whether it is the first turn of its episode."""
+    wants_strategy: bool
+    """Whether the policy writes a strategy before the action."""
+    remarks: Sequence[str]
+    """The agent's remarks after each finished episode."""
+
+
+class _Message(NamedTuple):
+    """A user message of the current context, with which another context could begin."""
+
+    stop: int
+    """Tokens of the context up to the message's answer."""
+    episode: int
+    text: str
+    kind: Kind
+    """Kind of the turn that answers it."""
+
+
+class Contexts:
+    """The contexts of one trial: opens them, appends messages, and compacts a full one.
+
+    Methods that append a message to the transcript return the kind of the turn that answers it.
+
+    Args:
+        legal_actions: returns the legal actions of the next turn as tokens; `None` where actions
+            are not restricted.
+    """
+
+    def __init__(
+        self,
+        config: TrialConfig,
+        chat: ChatFormat,
+        transcript: Transcript,
+        legal_actions: Callable[[], Restriction | None],
+    ) -> None:
+        self._config, self._chat, self._transcript = config, chat, transcript
+        self._legal_actions = legal_actions
+        self._prompt_limit = math.inf
+        """If the next prompt would be longer than so many tokens, the current episode is cut."""
+        self._unanswered = "", ""
+        """Outcome and observation with which a context begins once the agent has written its notes.
+        """
+        self._messages: list[_Message] = []
+        """User messages of the current context; recorded for truncation alone."""
+
+    def open(self, outcome: str, observation: str, turn: NextTurn, notes: str = "") -> Kind:
+        """Begin a context with an observation.
+
+        Args:
+            outcome: the environment's words since the agent's last action, if the observation does
+                not hold them.
+            notes: replace the context before.
+        """
+        words, opening = notes.split(" "), self._opening(outcome, observation, turn, notes)
+        # Notes may be encoded with more tokens in a message than they were sampled as.
+        while (
+            notes and self._transcript.opening_length(opening, Kind.ACT) > self._longest_to_send()
+        ):
+            words.pop()
+            notes = " ".join(words)
+            opening = self._opening(outcome, observation, turn, notes)
+        self._messages.clear()
+        return self._send(self._transcript.open, opening, observation, turn)
+
+    def open_after_notes(self, notes: str, turn: NextTurn) -> Kind:
+        """Begin the context for which `compact` requested notes."""
+        return self.open(*self._unanswered, turn, notes)
+
+    def append(self, message: str, observation: str, turn: NextTurn) -> Kind:
+        """Append a message to the current context.
+
+        Args:
+            observation: the part of the message that the action answers.
+        """
+        return self._send(self._transcript.add_message, message, observation, turn)
+
+    def is_full_with(self, message: str) -> bool:
+        """Return whether the context has no room for another message and what follows it."""
+        limit = self._prompt_limit if self._config.compaction == "none" else self._longest_to_send()
+        return self._transcript.length_with(message, Kind.ACT) > limit
+
+    def compact(self, outcome: str, observation: str, turn: NextTurn) -> Kind | None:
+        """Drop the oldest turns, or request the notes with which the next context begins.
+
+        Args:
+            outcome, observation: as in `open`.
+
+        Returns:
+            The kind of the next turn; `None` if a new context has no room for outcome and
+            observation either, or if contexts are not compacted: then nothing was done.
+        """
+        config = self._config
+        if config.compaction == "none" or not self.fits_alone(outcome, observation, turn):
+            return None
+        if config.compaction == "truncation":
+            return self._truncate(outcome, observation, turn)
+        self._unanswered = outcome, observation
+        self._transcript.add_message(config.prompts.notes, Kind.NOTES)
+        return Kind.NOTES
+
+    def fits_alone(self, outcome: str, observation: str, turn: NextTurn) -> bool:
+        """Return whether a new context has room for an observation behind the longest notes."""
+        length = self._tokens_alone(outcome, observation, turn) + self._tokens_of_notes()
+        return length <= self._longest_to_send()
+
+    def lack_of_room(self, observation: str, turn: NextTurn) -> str:
+        """Return the reason why a context cannot begin with an observation, with the numbers."""
+        parts = (
+            (self._tokens_alone("", observation, turn), "its first message"),
+            (self._tokens_of_notes(), "the notes in it"),
+            (self._turn_tokens(), "a turn"),
+            (self._tokens_for_notes(), "asking for notes and writing them"),
+        )
+        needs = ", ".join(f"{tokens} for {what}" for tokens, what in parts if tokens)
+        return (
+            f"a context needs {sum(tokens for tokens, _ in parts)} tokens ({needs}) and has "
+            f"{self._config.room}: raise trial.room (at most engine.max_tokens), or lower "
+            "transcript.max_reflection_tokens"
+        )
+
+    def limit_episode(self, observation: str, episode: int) -> None:
+        """Set the length beyond which `is_full_with` cuts the episode that begins, where contexts
+        are not compacted.
+
+        The tokens left in the engine's context are shared evenly by the episodes that are still to
+        be played in it, and enough is kept for the first turn of each. Tokens that an episode does
+        not use go to the episodes after it.
+
+        Args:
+            observation: first observation of the episode; that of the next one is assumed to be as
+                long.
+        """
+        config, used = self._config, self._transcript.num_tokens
+        if not config.max_tokens or config.compaction != "none":
+            return
+        num_left = config.num_episodes - episode if config.keeps_history else 1
+        completion = self._turn_tokens()
+        if config.reflects:
+            request = len(self._chat.encode(config.prompts.reflect))
+            completion += config.max_reflection_tokens + request
+        beginning = config.prompts.beginning(episode + 1, observation)
+        openings = (num_left - 1) * (len(self._chat.encode(beginning)) + TEMPLATE_TOKENS)
+        share = (config.max_tokens - used) / num_left
+        self._prompt_limit = min(used + share, config.max_tokens - completion - openings)
+
+    def _send(
+        self, send: Callable[[str, Kind], None], message: str, observation: str, turn: NextTurn
+    ) -> Kind:
+        """Append a message that requests an action, or a strategy before it.
+
+        Args:
+            send: `add_message` or `open` of the transcript.
+            observation: the part of the message that the action answers.
+        """
+        kind = Kind.STRATEGY if turn.wants_strategy else Kind.ACT
+        more = self._config.prompts.strategy if turn.wants_strategy else ""
+        send(f"{message} {more}".strip(), kind)
+        if self._config.compaction == "truncation":
+            stop, text = self._transcript.num_tokens, f"{observation} {more}".strip()
+            self._messages.append(_Message(stop, turn.episode, text, kind))
+        return kind
+
+    def _truncate(self, outcome: str, observation: str, turn: NextTurn) -> Kind:
+        """Begin a context with the newest turns that fit, and append the next message to it."""
+        transcript, prompts, message = self._transcript, self._config.prompts, observation
+        if turn.is_first:
+            message = f"{outcome} {prompts.beginning(turn.episode, observation)}".strip()
+        length, longest = transcript.length_with(message, Kind.ACT), self._longest_to_send()
+        for number, first in enumerate(self._messages[1:], 1):
+            opening = prompts.opening(first.episode, first.text, turn.remarks)
+            shift = transcript.opening_length(opening, first.kind) - first.stop
+            if length + shift <= longest:
+                transcript.reopen(opening, first.kind, first.stop)
+                kept = self._messages[number:]
+                self._messages = [each._replace(stop=each.stop + shift) for each in kept]
+                return self.append(message, observation, turn)
+        return self.open(outcome, observation, turn)
+
+    def _opening(self, outcome: str, observation: str, turn: NextTurn, notes: str = "") -> str:
+        opening = self._config.prompts.opening
+        return opening(turn.episode, observation, turn.remarks, notes, outcome)
+
+    def _longest_to_send(self) -> int:
+        """Return the length, in tokens, up to which a prompt of the next turn leaves the context
+        room.
+        """
+        return self._config.room - self._turn_tokens() - self._tokens_for_notes()
+
+    def _tokens_alone(self, outcome: str, observation: str, turn: NextTurn) -> int:
+        """Return the tokens of a context that begins with an observation, without notes."""
+        opening, kind = self._opening(outcome, observation, turn), Kind.ACT
+        if turn.wants_strategy:
+            opening, kind = f"{opening} {self._config.prompts.strategy}", Kind.STRATEGY
+        return self._transcript.opening_length(opening, kind)
+
+    def _turn_tokens(self) -> int:
+        """Return the most tokens of the next turn: an action, and a strategy before it."""
+        config, actions = self._config, self._legal_actions()
+        tokens = max(config.sampling.max_tokens, actions.max_length if actions else 0)
+        if config.strategy != "none":
+            tokens += config.max_reflection_tokens + len(self._chat.encode(config.prompts.act))
+            tokens += TEMPLATE_TOKENS if config.compaction != "none" else 0
+        return tokens
+
+    def _tokens_of_notes(self) -> int:
+        """Return the most tokens of the notes that a context begins with."""
+        config = self._config
+        if config.compaction != "notes":
+            return 0
+        return len(self._chat.encode(f" {config.prompts.noted}")) + config.max_reflection_tokens
+
+    def _tokens_for_notes(self) -> int:
+        """Return the most tokens of a request for notes and its answer; 0 if none are written."""
+        config = self._config
+        if config.compaction != "notes":
+            return 0
+        request = self._transcript.most_with(config.prompts.notes, Kind.NOTES)
+        return request + config.max_reflection_tokens
