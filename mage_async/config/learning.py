@@ -143,13 +143,13 @@ class Learner(Section):
     (`--learner N`). On GPUs, rank 0 has `device` and each further rank the next one."""
 
 
-def check_installed(rules: Learner) -> None:
+def check_installed(learner: Learner) -> None:
     """Refuse 8-bit moments if torchao is not installed.
 
     Raises:
         ConfigError: with the extra.
     """
-    if rules.optimizer_state == "8bit" and find_spec("torchao") is None:
+    if learner.optimizer_state == "8bit" and find_spec("torchao") is None:
         raise ConfigError(
             'learner.optimizer_state = "8bit" needs the package torchao, which is not installed: '
             "pip install 'mage_async[8bit]', or leave the key out"

@@ -209,7 +209,7 @@ class Gigpo(Advantage, tag="gigpo"):
 
 def turn_advantages(
     table: TurnTable,
-    rules: Advantage,
+    config: Advantage,
     *,
     max_action_tokens: int,
     max_reflection_tokens: int,
@@ -219,21 +219,21 @@ def turn_advantages(
     acts = table.kind == Kind.ACT
     penalties = penalties_of(
         table,
-        format_penalty=rules.format_penalty,
-        length_penalty=rules.length_penalty,
+        format_penalty=config.format_penalty,
+        length_penalty=config.length_penalty,
         max_tokens=np.where(acts, max_action_tokens, max_reflection_tokens),
     )
     returns, charged = table.returns, penalties
-    if rules.value == "trial_score":
+    if config.value == "trial_score":
         returns = table.trial_scores()
         charged = np.bincount(table.trial, penalties)[table.trial]
-    if rules.penalise == "return":
+    if config.penalise == "return":
         returns = returns - charged
     table = replace(table, returns=returns)
-    if rules.penalise != "advantage":
+    if config.penalise != "advantage":
         table = replace(table, episode_score=table.episode_score - penalties)
-    values = rules.estimate(table, device)
-    return values - _on(device, penalties) if rules.penalise == "advantage" else values
+    values = config.estimate(table, device)
+    return values - _on(device, penalties) if config.penalise == "advantage" else values
 
 
 def _cells(

@@ -31,34 +31,34 @@ KEY = "masters"
 
 
 def optimizer_of(
-    trained: Sequence[torch.Tensor], rules: Learner, device: torch.device
+    trained: Sequence[torch.Tensor], learner: Learner, device: torch.device
 ) -> torch.optim.Optimizer:
     """Make the configured optimizer for weights on a device.
 
     Raises:
         ConfigError: torchao, which has 8-bit moments, is not installed.
     """
-    if rules.optimizer_state == "8bit":
-        return _in_8_bits(trained, rules, device)
+    if learner.optimizer_state == "8bit":
+        return _in_8_bits(trained, learner, device)
     is_fused = True if device.type == "cuda" else None  # never run on a GPU
-    return torch.optim.AdamW(trained, lr=rules.learning_rate, fused=is_fused)
+    return torch.optim.AdamW(trained, lr=learner.learning_rate, fused=is_fused)
 
 
-def entropy_coefficient(rules: Learner, version: int) -> float:
+def entropy_coefficient(learner: Learner, version: int) -> float:
     """Return the coefficient of the entropy bonus in a step; it changes linearly over the run."""
-    return rules.entropy + (rules.final_entropy - rules.entropy) * _progress(rules, version)
+    return learner.entropy + (learner.final_entropy - learner.entropy) * _progress(learner, version)
 
 
-def learning_rate(rules: Learner, version: int) -> float:
+def learning_rate(learner: Learner, version: int) -> float:
     """Return the learning rate of a step: linear warm-up, then linear from start to end."""
-    start, end = rules.learning_rate, rules.final_learning_rate
-    warm = min(1.0, (version + 1) / max(1, rules.warmup_steps))
-    return warm * (start + (end - start) * _progress(rules, version))
+    start, end = learner.learning_rate, learner.final_learning_rate
+    warm = min(1.0, (version + 1) / max(1, learner.warmup_steps))
+    return warm * (start + (end - start) * _progress(learner, version))
 
 
-def _progress(rules: Learner, version: int) -> float:
+def _progress(learner: Learner, version: int) -> float:
     """Return the share of the run that is done: 0 in the first step, 1 in the last."""
-    return min(1.0, version / max(1, rules.steps - 1))
+    return min(1.0, version / max(1, learner.steps - 1))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -79,17 +79,17 @@ def clip(weights: Sequence[torch.Tensor], largest: float) -> torch.Tensor:
 
 
 def _in_8_bits(
-    trained: Sequence[torch.Tensor], rules: Learner, device: torch.device
+    trained: Sequence[torch.Tensor], learner: Learner, device: torch.device
 ) -> torch.optim.Optimizer:
     """Make torchao's AdamW with 8-bit moments (Dettmers et al. 2021, arXiv 2110.02861).
 
     Blocks of 256 moments share a scale. A tensor with fewer than 4,096 weights, or whose size is no
     multiple of 256, keeps full moments.
     """
-    check_installed(rules)
+    check_installed(learner)
     from torchao.optim import AdamW8bit
 
-    optimizer: Any = AdamW8bit(trained, lr=rules.learning_rate)
+    optimizer: Any = AdamW8bit(trained, lr=learner.learning_rate)
     if device.type == "cpu":  # compiled, an update would need a C++ compiler
         optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)
     made: torch.optim.Optimizer = optimizer

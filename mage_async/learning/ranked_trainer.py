@@ -112,11 +112,11 @@ class RankedTrainer(Trainer):
         self.version += 1
 
     def _corrected_loss(self) -> CorrectedLoss:
-        correction = self._rules.correction
+        correction = self._learner.correction
         if not isinstance(correction, M2po):
             return super()._corrected_loss()
         correct = partial(correction.surrogate, largest=largest_set_of_all)
-        return CorrectedLoss(correct, self._rules.kl)
+        return CorrectedLoss(correct, self._learner.kl)
 
     def _pack(self, share: Sequence[TrainingSequence]) -> list[MicroBatch]:
         """Pack the micro-batches that another rank makes of its share."""
@@ -137,14 +137,14 @@ class RankedTrainer(Trainer):
         minibatches = [self.micro_batches(share) if share else [] for share in shares]
         sizes = zip(num_micro_batches, minibatches, strict=True)
         missing = [count - len(batches) for count, batches in sizes]
-        if self.reference is not None and self._rules.kl:
+        if self.reference is not None and self._learner.kl:
             # The reference policy is sharded too, so its forwards are filled up with empty ones.
             empty_forwards(self.reference, sum(missing))
             _reshard(self.reference)
         for number in range(1, len(minibatches)):
             minibatches[number] = [self.with_proximal(each) for each in minibatches[number]]
             empty_forwards(self.model, missing[number])
-        set_rate(self.optimizer, learning_rate(self._rules, self.version))
+        set_rate(self.optimizer, learning_rate(self._learner, self.version))
         return [
             self._share_update(batches, num_empty, scale)
             for batches, num_empty in zip(minibatches, missing, strict=True)
@@ -161,7 +161,7 @@ class RankedTrainer(Trainer):
     def _empty_loss(self) -> torch.Tensor:
         """Compute the loss of an empty micro-batch: 0."""
         loss = empty_loss(self.model)
-        if isinstance(self._rules.correction, M2po):
+        if isinstance(self._learner.correction, M2po):
             largest_set_of_all(torch.zeros(0, device=loss.device), 0.0)
         return loss
 

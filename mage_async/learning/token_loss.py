@@ -134,13 +134,13 @@ class CorrectedLoss:
             weights = self.correct(tokens.at(anchor)).weights
             advantages = weights * tokens.advantages
             clip = self.clipped
-            rules = HeadLoss(clip.clip_low, clip.clip_high, clip.dual_clip or None, self.kl)
+            head_loss = HeadLoss(clip.clip_low, clip.clip_high, clip.dual_clip or None, self.kl)
             loss, logprobs, entropy = linear_policy_loss(
                 inputs.hidden,
                 inputs.head,
                 inputs.targets,
                 TokenData(advantages, anchor, reference, entropy_rates),
-                rules,
+                head_loss,
                 1.0 / scale,
                 inputs.inverse_temperature,
             )
@@ -161,11 +161,11 @@ class CorrectedLoss:
         return "loss in the head's pass unless its logits are kept"
 
 
-def corrected_loss(rules: Learner) -> CorrectedLoss:
+def corrected_loss(learner: Learner) -> CorrectedLoss:
     """Return the loss of the configured correction."""
-    chosen = rules.correction
+    chosen = learner.correction
     clipped = chosen if isinstance(chosen, Clipped) else None
-    return CorrectedLoss(chosen.surrogate, rules.kl, clipped)
+    return CorrectedLoss(chosen.surrogate, learner.kl, clipped)
 
 
 class LossTerm(Protocol):

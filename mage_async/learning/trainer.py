@@ -102,21 +102,21 @@ class Trainer:
 
     def adopt(self, config: Config) -> None:
         """Train under this configuration from here on; a resumed run may have changed it."""
-        rules, sampling = config.learner, config.sampling
-        self.config, self._rules = config, rules
+        learner, sampling = config.learner, config.sampling
+        self.config, self._learner = config, learner
         self._temperature = sampling.temperature
         self._sharpness = sampling.temperature / sampling.strategy_temperature
         self._max_staleness = config.admission.max_staleness + config.admission.lag
         self._loss = self._corrected_loss()
         self._terms: list[LossTerm] = Methods(config).loss_terms()
-        torch.set_float32_matmul_precision(rules.matmul_precision)  # for the whole process
-        checkpoint_activations(self.model, is_on=rules.activation_checkpointing)
+        torch.set_float32_matmul_precision(learner.matmul_precision)  # for the whole process
+        checkpoint_activations(self.model, is_on=learner.activation_checkpointing)
         for group in self.optimizer.param_groups:
-            group["betas"] = (BETA1, rules.beta2)
-            group["weight_decay"] = rules.weight_decay
+            group["betas"] = (BETA1, learner.beta2)
+            group["weight_decay"] = learner.weight_decay
 
     def _corrected_loss(self) -> CorrectedLoss:
-        return corrected_loss(self._rules)
+        return corrected_loss(self._learner)
 
     def describe(self) -> str:
         """Describe model, loss and kernels in one line for people."""
@@ -127,7 +127,7 @@ class Trainer:
             size += f", of which {trained:,} are trained,"
         kind = f"{model.config.model_type} of {size} in {model.dtype} on {model.device}"
         kernels = f"{advantage_report(model.device)}; {backend_report()}"
-        return f"{kind}; {self._rules.correction.kind}: {self._loss}; {kernels}"
+        return f"{kind}; {self._learner.correction.kind}: {self._loss}; {kernels}"
 
     def train(self, groups: Sequence[Group]) -> dict[str, float]:
         """Compute returns and advantages of a batch of groups, then train on it as `step` does."""
@@ -143,7 +143,7 @@ class Trainer:
             *([self.with_proximal(each) for each in batches] for batches in others),
         ]
         num_tokens = sum(each.num_tokens for batches in minibatches for each in batches)
-        set_rate(self.optimizer, learning_rate(self._rules, self.version))
+        set_rate(self.optimizer, learning_rate(self._learner, self.version))
         scale = len(minibatches) / max(1, num_tokens)
         updates = [
             self.update(self._controlled(batches, chunk), scale)
@@ -208,7 +208,7 @@ class Trainer:
     def _chunks(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
         order = list(sequences)
         random.Random(f"{self.config.seed}/minibatches/{self.version}").shuffle(order)
-        count = min(self._rules.minibatches, len(order))
+        count = min(self._learner.minibatches, len(order))
         return [order[number::count] for number in range(count)]
 
     def micro_batches(self, sequences: Sequence[TrainingSequence]) -> list[MicroBatch]:
@@ -219,9 +219,9 @@ class Trainer:
         return [self._with_frozen(self._packed(each)) for each in self._split(sequences)]
 
     def _split(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
-        rules = self._rules
+        learner = self._learner
         return split_minibatch(
-            sequences, rules.max_tokens_per_microbatch, shares_opening=rules.shared_opening
+            sequences, learner.max_tokens_per_microbatch, shares_opening=learner.shared_opening
         )
 
     def _packed(self, sequences: Sequence[TrainingSequence]) -> MicroBatch:
@@ -231,7 +231,7 @@ class Trainer:
             self.model.device,
             version=self.version,
             strategy_sharpness=self._sharpness,
-            shares_opening=self._rules.shared_opening,
+            shares_opening=self._learner.shared_opening,
         )
 
     @torch.no_grad()
@@ -253,16 +253,16 @@ class Trainer:
         `learner.entropy_ceiling`.
         """
         acts = torch.from_numpy(kinds == Kind.ACT).to(entropy.device)
-        return (acts & (entropy < (self._rules.entropy_ceiling or math.inf))).float()
+        return (acts & (entropy < (self._learner.entropy_ceiling or math.inf))).float()
 
     @torch.no_grad()
     def _with_frozen(self, batch: MicroBatch) -> MicroBatch:
         """Return the micro-batch with the results of frozen policies that losses need."""
         reference = frozen = logprobs = None
-        if self._rules.kl or any(term.needs_reference for term in self._terms):
+        if self._learner.kl or any(term.needs_reference for term in self._terms):
             with self._frozen() as model:
                 reference = head_inputs(model, batch.row, self._temperature)
-                if self._rules.kl:
+                if self._learner.kl:
                     logprobs, _ = reference.logprobs()
         if self.frozen_policy is not None:
             frozen = head_inputs(self.frozen_policy, batch.row, self._temperature)
@@ -287,7 +287,7 @@ class Trainer:
 
         Takes a forward and a backward pass for each sequence alone, under the present weights.
         """
-        correction = self._rules.correction
+        correction = self._learner.correction
         if not isinstance(correction, Vcpo):
             return batches
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
@@ -300,7 +300,7 @@ class Trainer:
             gap = (logprobs.detach() - batch.behaviour).double().sum()
             rows.append(torch.stack([gap, norm**2, batch.advantages.double().mean()]))
         baseline, factor = correction.variance_controls(*torch.stack(rows).T)
-        set_rate(self.optimizer, learning_rate(self._rules, self.version) * float(factor))
+        set_rate(self.optimizer, learning_rate(self._learner, self.version) * float(factor))
         return [replace(each, advantages=each.advantages - baseline.float()) for each in batches]
 
     def update(self, batches: Sequence[MicroBatch], scale: float) -> Update:
@@ -321,7 +321,7 @@ class Trainer:
         Weights and optimizer stay as they are if the norm is infinite or NaN: one such step would
         make all weights NaN, and the run would be lost.
         """
-        norm = clip(self.masters.trained, self._rules.grad_clip)
+        norm = clip(self.masters.trained, self._learner.grad_clip)
         if norm.isfinite():  # on ranks too: the norm is the same on all of them
             self.optimizer.step()
             self.masters.write()
@@ -333,7 +333,7 @@ class Trainer:
         if batch.proximal is None:
             batch = self.with_proximal(batch, inputs)
         assert batch.entropy_mask is not None
-        rates = entropy_coefficient(self._rules, self.version) * batch.entropy_mask
+        rates = entropy_coefficient(self._learner, self.version) * batch.entropy_mask
         result = self._loss(inputs, batch.correction_inputs(), rates, scale, batch.reference)
         loss, counted = result.loss, []
         for term, prepared in zip(self._terms, batch.prepared, strict=True):

@@ -1,8 +1,8 @@
-"""Self-play from both seats: in some groups the policy plays both sides and is trained on both.
+"""Play some groups from both seats, by the policy against itself, and train on both seats.
 
-A play is then two trials of its group, one of each seat, each with a memory and returns of its own
-(`mage_async/trials/duels.py` has the play). MAGE (arXiv 2603.03680) trains so, beside past versions
-of the policy that remember the trial; `docs/methods/mage_population.md`.
+Each such play yields two trials of its group, one of each seat, with separate memories and returns;
+`mage_async/trials/duels.py` plays them. MAGE (arXiv 2603.03680) trains in this way, and also
+against past versions of the policy that remember the trial: `docs/methods/mage_population.md`.
 """
 
 from typing import ClassVar
@@ -16,27 +16,28 @@ from mage_async.trajectory import Task
 
 class Settings(Section):
     """Self-play in which the policy plays both seats, each with a memory of its own, and is trained
-    on both: a play is then two of the group's trials."""
+    on both: each play yields two of the group's trials."""
 
     share: Share = 0.33
     """Share of groups that are self-play."""
 
 
-ALONE = {
+BOTH_SEATS = {
     "methods.both_seats.share": 0.33,
     "advantage.baseline": ["group", "seat", "kind", "episode", "index"],
     "advantage.scale": ["member", "seat"],
 }
-"""A third of the groups is self-play; each seat has a mean and a deviation of its own."""
+"""Keys of a preset: a third of the groups is self-play, and the advantages of each seat are
+normalised by themselves."""
 
 
 class BothSeats(Method):
-    """A share of the groups is played by the policy against itself."""
+    """Lets the policy play a share of the groups against itself."""
 
     Settings = Settings
     presets: ClassVar = {
-        "both_seats": ALONE,
-        "mage_population": ALONE
+        "both_seats": BOTH_SEATS,
+        "mage_population": BOTH_SEATS
         | {
             "population.rivals": 0.17,
             "population.every": 5,
@@ -50,7 +51,7 @@ class BothSeats(Method):
         return float(self.settings.share)
 
     def check(self) -> None:
-        """Refuse keys that are for one agent against the environment, and groups without pairs."""
+        """Refuse groups that cannot be played in pairs, and keys for one agent alone."""
         config, environment = self.config, self.environment
         rivals, size = config.population.rivals, config.admission.trials_per_group
         task = Task(environment.facts.name, name_of(0), 0, environment.seats()[0])

@@ -1,12 +1,13 @@
-"""Graph memory (arXiv 2511.07800): begin trials with strategies of earlier tasks, drawn by weights.
+"""Begin trials with strategies of earlier tasks, from the graph memory of arXiv 2511.07800.
 
-The first trials of a group are guided: they begin with a few strategies as text. The others, which
-have the same task, begin without. A step of learning takes the groups of a trained batch in order
-of grant:
+The first trials of a group are guided: they begin with a few strategies as text, drawn by trainable
+weights. The other trials of the group, which have the same task, begin without strategies. A step
+of learning processes the groups of a trained batch in order of grant:
 
 1. **Utility.** For each guided group, delta R = R_with - R_without is the mean return of its guided
-   trials minus that of the others. If strategies are told singly, as in the paper, a group gets one
-   strategy, and delta R is the utility of that one; if jointly, of all that the group gets.
+   trials minus that of the others. With `told = "singly"`, as in the paper, a group gets one
+   strategy, and delta R is the utility of this strategy; with "jointly" a group gets several, and
+   delta R is the utility of each of them.
 2. **Weights.** REINFORCE on log p(strategies): every edge moves by
    rate * delta R * d log p / d w, times min(1, p now / p when they were drawn), because groups are
    trained some steps after they were granted. All gradients of a batch are taken at the same
@@ -61,9 +62,9 @@ class Settings(Section):
     strategies: Count = 3
     """Strategies of earlier tasks that a guided trial begins with, at most."""
     told: Literal["singly", "jointly"] = "jointly"
-    """"singly": a guided trial of training begins with one strategy, and the change of return is
-    that strategy's, as in the paper; "jointly": with all, and they share one change of return. An
-    evaluation begins with all in both cases."""
+    """"singly": a guided trial of training begins with one strategy, which alone accounts for the
+    change of return, as in the paper; "jointly": with `strategies` of them, which share one change
+    of return. A trial of an evaluation begins with `strategies` of them in both cases."""
     least_similarity: Share = 1.0
     """Least similarity of two parts of a mix (cosine of the word counts of their rules) at which
     the strategies of one are told in the other; 1: each part has its own."""
@@ -386,7 +387,7 @@ def drawn(scores: Scores, count: int, source: random.Random) -> tuple[Decision, 
 
 
 def best(scores: Scores, count: int) -> tuple[Decision, ...]:
-    """Return at most `count` strategies of the highest scores, no two for one state."""
+    """Return at most `count` strategies with the highest scores, no two for one state."""
     return _chosen(scores, count, lambda left: max(left, key=left.__getitem__))
 
 
@@ -395,7 +396,7 @@ def _chosen(
 ) -> tuple[Decision, ...]:
     """Choose strategies one by one among those of states that no earlier choice had."""
     found: list[Decision] = []
-    while len(found) < count and (left := _left(scores, found)):
+    while len(found) < count and (left := _remaining(scores, found)):
         found.append(choose(left))
     return tuple(found)
 
@@ -403,7 +404,7 @@ def _chosen(
 def logprob(scores: Scores, decisions: Sequence[Decision]) -> float:
     """Return the log-probability, in nats, of drawing these strategies in this order."""
     return math.fsum(
-        math.log(max(probabilities(_left(scores, decisions[:place]))[decision], 1e-300))
+        math.log(max(probabilities(_remaining(scores, decisions[:place]))[decision], 1e-300))
         for place, decision in enumerate(decisions)
     )
 
@@ -412,14 +413,14 @@ def gradient(scores: Scores, decisions: Sequence[Decision]) -> dict[Decision, fl
     """Return the gradient of `logprob` with respect to each score."""
     found = dict.fromkeys(scores, 0.0)
     for place, decision in enumerate(decisions):
-        for each, share in probabilities(_left(scores, decisions[:place])).items():
+        for each, share in probabilities(_remaining(scores, decisions[:place])).items():
             found[each] -= share
         found[decision] += 1.0
     return found
 
 
-def _left(scores: Scores, found: Sequence[Decision]) -> dict[Decision, float]:
-    """Return the strategies for states that no strategy in `found` is for."""
+def _remaining(scores: Scores, found: Sequence[Decision]) -> dict[Decision, float]:
+    """Return the scores of the strategies whose state is that of no strategy in `found`."""
     taken = {state for state, _ in found}
     return {each: score for each, score in scores.items() if each[0] not in taken}
 
@@ -433,9 +434,9 @@ MAX_LISTED = 32
 
 
 class GraphMemory(Method):
-    """The method: it draws guidance from a graph, and trains the graph on every batch.
+    """Draws guidance from a graph of strategies, and trains the graph on every batch.
 
-    The version of the graph is the number of steps that it has learned from, as for the policy.
+    The version of the graph is the number of steps that the graph has learned from.
     """
 
     Settings = Settings
@@ -489,7 +490,7 @@ class GraphMemory(Method):
         return self._guidance_of(decisions, logprob(scores, decisions), 1, version)
 
     def begin(self, state: bytes | None, version: int) -> None:
-        """Take the graph from the journal."""
+        """Replace the graph by that of the journal."""
         table = Table(version=version) if state is None else _DECODER.decode(state)
         self.graph, self.version = Graph.of(table, self._likeness), table.version
 
@@ -498,7 +499,7 @@ class GraphMemory(Method):
         return _ENCODER.encode(self.graph.table(self.version))
 
     def learn(self, groups: Sequence[Group]) -> None:
-        """Train the weights and add strategies; the module's docstring has the three parts."""
+        """Train the weights and add strategies, in the three parts of this module's docstring."""
         batch = list(zip(groups, self._played(groups), strict=True))
         moves = [self._move(group, played) for group, played in batch]
         for slopes, step in filter(None, moves):

@@ -1,4 +1,4 @@
-"""MetaCURE (arXiv 2006.08170): an explorer that is paid for information, and an exploiter.
+"""Pay an explorer for information, and let an exploiter use it: MetaCURE (arXiv 2006.08170).
 
 **Information bonus** (section 4 of the paper). An exploration policy is paid, in addition to the
 environment's reward, what a transition says about the task: log p(transition | task, context) -
@@ -17,8 +17,8 @@ counts of what followed an action in a state, over the other trials of the batch
 with the members of the batch as prior. The authors' configurations have the weight 0.2 in eight of
 ten, 0.1 in one and 3 in one, beside the explorer's own reward in full.
 
-The bonus is paid in every episode but the last, which is to be won and not to be learned from. It
-stays in the episode that earned it, whatever the credit does with rewards:
+The bonus is paid in every episode but the last, which is to be won and not to be learned from. The
+bonus stays in the episode that earned it, whatever `credit.kind` does with other rewards:
 
     G[k,t] += weight * sum_{u>=t} turn_discount^(u-t) i[k,u]
 
@@ -93,7 +93,7 @@ class MetaCure(Method):
 
     @property
     def rewards_need_environment(self) -> bool:
-        """True where a bonus is paid by an exact filter: the actions are played again."""
+        """Whether an exact filter computes the bonus, for which the actions are played again."""
         settings = self.settings
         return bool(settings.information_bonus > 0 and settings.inference == "exact")
 
@@ -169,7 +169,8 @@ def information_gain(trial: Trial, environment: Environment) -> list[float]:
 
 def learned_gains(trials: Sequence[Trial]) -> list[list[float]]:
     """Return the nats that each turn of each trial gained about its member, by counts over the
-    batch; 0 for remarks. A trial's own turns do not count for its member.
+    batch (the equations of this module's docstring); 0 for remarks. The turns of a trial are left
+    out of the counts by which the trial itself is judged.
     """
     seen = [_outcomes(trial) for trial in trials]
     members = list(dict.fromkeys(trial.task.member for trial in trials))
@@ -214,7 +215,7 @@ Outcome = tuple[float, tuple[int, ...]]
 
 
 def _outcomes(trial: Trial) -> list[tuple[Place, Outcome] | None]:
-    """Return what each turn of a trial did and what followed; None for remarks."""
+    """Return state and action of each turn of a trial, and the outcome; None for remarks."""
     found: list[tuple[Place, Outcome] | None] = []
     for turn, after in zip_longest(trial.turns, trial.turns[1:]):
         if turn.kind is not Kind.ACT:

@@ -1,10 +1,10 @@
-"""The interface of a research method.
+"""Define the interface of a research method, and call the methods that a run turns on.
 
 A method is a class derived from `Method` that overrides the hooks it needs; every hook does nothing
-by default. The core never names a method: it asks `mage_async.methods.method.Methods`, which asks
-the methods that the configuration turns on. One instance lives in each process that needs it, and
-each hook says in which. A hook must be a function of the configuration, of its arguments and of the
-state below, so that a replay of the journal computes the same.
+by default. The core never names a method: it calls `Methods`, which calls the methods that the
+configuration turns on. Each process that needs a method has an instance of it; the docstring of a
+hook says which process calls the hook. A hook must be a function of the configuration, of its
+arguments and of the method's state, so that a replay of the journal computes the same.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -50,7 +50,8 @@ class Adviser(Protocol):
 
 
 Advisers = Callable[[Environment, Task, int], Adviser | None]
-"""Makes the adviser of a trial from its environment (of a mix, the component), task and index."""
+"""Creates the adviser of a trial from the trial's environment (of a mix: the component), task and
+index."""
 
 
 def overriding(config: Config, hook: str) -> list[str]:
@@ -60,10 +61,10 @@ def overriding(config: Config, hook: str) -> list[str]:
 
 
 def check_two_adapters(key: str, config: Config) -> None:
-    """Refuse a configuration under which the two roles of a policy cannot be an adapter each.
+    """Refuse a configuration in which the two roles of a policy cannot have an adapter each.
 
     Args:
-        key: the key that asks for the roles, false where they are not wanted.
+        key: name of the boolean key that turns the two roles on; the error names it.
 
     Raises:
         ConfigError: with the first problem and its remedy.
@@ -130,7 +131,7 @@ class Method:
         return load(self.config.environment.name, **self.config.environment.options)
 
     def check(self) -> None:
-        """Refuse a configuration under which the method would do something else than it says.
+        """Refuse a configuration with which the method would not do what its page promises.
 
         Called once, before any process starts.
 
@@ -159,7 +160,8 @@ class Method:
     def guidance(self, number: int, task: Task) -> Guidance | None:
         """Return text with which the first trials of a new group begin; None: no text.
 
-        Called by the learner as a group is granted, and again in a replay, which compares.
+        Called by the learner when it grants a group, and again by a replay of the journal, which
+        compares the text with the recorded one.
 
         Args:
             number: of the group, in order of grant.
@@ -193,17 +195,17 @@ class Method:
         """Replace the state.
 
         Args:
-            state: result of `state`, from the journal; None: the state of a run that has just
-                begun, or that the method has just been added to.
+            state: result of `state`, from the journal; None: the run has just begun, or the method
+                has just been added to it.
             version: the policy version that the state belongs to.
         """
 
     def adopt(self, settings: Any, config: Config) -> None:
-        """Go on under another configuration: a resumed run may have other values than before."""
+        """Replace the configuration: a resumed run may have other values than before."""
         self.settings, self.config = settings, config
 
     def learn(self, groups: Sequence[Group]) -> None:
-        """Take a batch into the state after a step has trained on it.
+        """Update the state with a batch, after a step has trained on the batch.
 
         Args:
             groups: in order of grant.
@@ -255,8 +257,8 @@ class Method:
         return False
 
     def early_share(self) -> float:
-        """Return the share, 0 to 1, of the environment's credited return that turns before the last
-        episode are given.
+        """Return the factor, 0 to 1, of the environment's credited return for turns before the last
+        episode.
         """
         return 1.0
 
@@ -280,9 +282,10 @@ class Method:
         return tuple(Kind)
 
     def trainer(self, model: Any, chat: Any) -> Any:
-        """Return a trainer instead of `mage_async.learning.trainer.Trainer`; None: that one.
+        """Return a trainer that replaces `mage_async.learning.trainer.Trainer`; None: it stays.
 
-        A run cannot be resumed with such a method added or left out: its checkpoints differ.
+        A run cannot be resumed with such a method added or left out, because the checkpoints of the
+        two trainers differ.
 
         Args:
             model: a `transformers.PreTrainedModel`, the one to train.
@@ -297,13 +300,13 @@ class Method:
         return None
 
     def frozen_policy(self) -> Path | None:
-        """Return the model directory of a second frozen policy for the loss term; None: it needs
-        none. It must have the tokenizer of the policy.
+        """Return the directory of a frozen model that the loss term needs beside the reference
+        policy; None: it needs none. The model must have the tokenizer of the trained policy.
         """
         return None
 
     def batch_metrics(self, trials: Sequence[Trial]) -> dict[str, float]:
-        """Return metrics of a batch by name, for the line of its step; each stands in `metrics`."""
+        """Return metrics of a batch by name, for the line of its step; `metrics` has each name."""
         return {}
 
 
@@ -313,8 +316,8 @@ T = TypeVar("T")
 class Methods:
     """The active methods of a run, in the order of their tables.
 
-    Where only one answer can count, such as the guidance of a group, it is that of the first method
-    that gives one. Without arguments: no method.
+    Where a run needs one answer, such as the guidance of a group, the first method that gives an
+    answer decides. Created without arguments, the object has no methods.
 
     Args:
         environment: of the run; None: a method that needs it loads it.
@@ -333,7 +336,7 @@ class Methods:
         return iter(self._methods.values())
 
     def check(self) -> None:
-        """Refuse a configuration that a method cannot work with.
+        """Let every method refuse a configuration with which it cannot work.
 
         Raises:
             ConfigError: as `Method.check`.
@@ -386,7 +389,9 @@ class Methods:
         return _first(method.advisers() for method in self)
 
     def adopt(self, config: Config) -> None:
-        """Go on with the methods of another configuration; one that is new begins without state."""
+        """Replace the methods by those of a configuration. A method that was active before keeps
+        its state; a new one begins without state.
+        """
         before, self._methods = self._methods, {}
         for name, table in config.methods.items():
             kind = method_class(name)
@@ -409,7 +414,7 @@ class Methods:
             method.begin(states.get(name), version)
 
     def learn(self, groups: Sequence[Group]) -> None:
-        """Take a batch into the states after a step has trained on it."""
+        """Update the states with a batch, after a step has trained on the batch."""
         self._version += 1
         for method in self:
             method.learn(groups)
@@ -455,7 +460,7 @@ class Methods:
         ]
 
     def early_share(self) -> float:
-        """Return the share of the credited return that turns before the last episode are given."""
+        """Return the factor of the credited return for turns before the last episode."""
         return prod(method.early_share() for method in self)
 
     def roles(self) -> tuple[str, str] | None:
@@ -483,7 +488,7 @@ class Methods:
         return [term for method in self if (term := method.loss_term()) is not None]
 
     def frozen_policy(self) -> Path | None:
-        """Return the model directory of a second frozen policy."""
+        """Return the directory of the frozen model that a loss term needs; None: none needs one."""
         return _first(method.frozen_policy() for method in self)
 
     def metric_names(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""The registry of methods: a name and the class behind it, imported when it is first used.
+"""Register the methods by name. The class of a method is imported when it is first used.
 
 A run turns a method on by a table of its configuration, `[methods.graph_memory]`. A method from
 outside this package is named `module:Class` in the same place, `[methods."my_file:MyMethod"]`.

@@ -1,11 +1,11 @@
-"""ReMA (arXiv 2503.09501): a planner and an executor take every turn together.
+"""Train a planner and an executor that take every turn together: ReMA (arXiv 2503.09501).
 
 Before each action the planner writes a remark, which says what to do, and the executor acts
-(`trial.strategy = "turn"`). Both are paid the score of the whole trial, GRPO's, and each role's
-loss is a mean over its turns and then over trials, under one clipped ratio per turn: `gspo`, whose
-gradient, averaged over a turn, is that of the authors' loss; clip 0.2, dual clip 3. The roles share
-all weights, told apart by their requests, or have a low-rank adapter each; and they learn
-together, or in turn for some steps each, as in the authors' `switch_agent`.
+(`trial.strategy = "turn"`). The advantage of both roles is GRPO's, of the score of the whole trial.
+The loss of a role is a mean over its turns and then over trials, with one clipped importance ratio
+for each turn (`gspo`, clip 0.2, dual clip 3); averaged over a turn, its gradient is that of the
+authors' loss. The roles share all weights, and are told apart by their requests, or have a low-rank
+adapter each. They learn together, or take turns of some steps, as with the authors' `switch_agent`.
 """
 
 from collections.abc import Collection
@@ -53,13 +53,13 @@ SEPARATE = SHARED | {
 
 
 class Rema(Method):
-    """Two roles in every turn, together or alternately trained."""
+    """Trains the two roles of every turn, together or alternately."""
 
     Settings = Settings
     presets: ClassVar = {"rema": SHARED, "rema_separate": SEPARATE}
 
     def check(self) -> None:
-        """Refuse roles that do not take every turn, and adapters that cannot be."""
+        """Refuse roles that do not take every turn, and two adapters where they cannot be used."""
         if self.config.trial.strategy != "turn":
             raise ConfigError(
                 'methods.rema: the planner writes before each action: set trial.strategy = "turn", '

@@ -1,10 +1,10 @@
-"""ScalingInter-RL (AgentGym-RL, arXiv 2509.08755): a horizon that grows in stages.
+"""Let the horizon of trials grow in stages: ScalingInter-RL (AgentGym-RL, arXiv 2509.08755).
 
-The most actions of an episode grow by `h = turns[min(version // steps, last)]`
-(`StepRoundsScheduler` of its code: 8, 12, 15 in stages of 80 steps for WebArena; in stages of 100
-steps 10, 20, 30 for SciWorld and TextCraft, 6, 13, 20 for BabyAI and 5, 8, 10 for search): a policy
-first learns what few turns can do, then explores. Here the number of episodes of a trial may grow
-by the same rule. An episode that is cut off keeps what it has earned.
+An episode has at most `h = turns[min(version // steps, last)]` actions, as by `StepRoundsScheduler`
+of the authors' code (8, 12, 15 in stages of 80 steps for WebArena; in stages of 100 steps 10, 20,
+30 for SciWorld and TextCraft, 6, 13, 20 for BabyAI and 5, 8, 10 for search). The policy first
+learns what few turns can do, and explores later. Here the number of episodes of a trial may grow by
+the same rule. An episode that is cut off keeps what it has earned.
 
 A stage depends on the version at the grant alone, the grant carries the horizon, and the journal
 keeps the grant. So a group has one horizon even where it is granted again or trained in the next
@@ -32,7 +32,7 @@ class Settings(Section):
 
 
 class ScalingInter(Method):
-    """A curriculum of horizons."""
+    """Gives each group the horizon of its stage."""
 
     Settings = Settings
     presets: ClassVar = {

@@ -1,10 +1,11 @@
-"""SGE (arXiv 2603.02045): explore with strategies in words, and reflect on earlier strategies.
+"""Explore with strategies in words, and reflect on earlier strategies: SGE (arXiv 2603.02045).
 
-The policy writes a strategy before each action, sampled at a higher temperature than the action.
-The core does that (`trial.strategy`, `sampling.strategy_temperature`). This file adds reflection:
-some trials begin with two strategies of the last trained group of their task, and with how they
-ended: the first strategy of the episode that earned most, and of the one that earned least. The
-trials of the same group cannot be used, because all of them are played at once.
+The policy writes a strategy before each action, sampled at a higher temperature than the action;
+the core has keys for this (`trial.strategy`, `sampling.strategy_temperature`). This file adds
+reflection: some trials begin with two strategies from the last trained group of their task, the
+first strategy of the episode that earned most and of the episode that earned least, and with the
+outcome of each. Strategies of the same group cannot be used, because all its trials are played at
+once.
 """
 
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sge(Method):
-    """Keeps two strategies of each task, and lets later trials of the task begin with them."""
+    """Keeps two strategies of each task, and begins later trials of the task with them."""
 
     Settings = Settings
     presets: ClassVar = {
@@ -87,7 +88,7 @@ class Sge(Method):
         return Guidance(self._version, guided, tuple(decisions), text, 0.0)
 
     def begin(self, state: bytes | None, version: int) -> None:
-        """Take the strategies from the journal."""
+        """Replace the strategies by those of the journal."""
         table = Table(version) if state is None else msgspec.msgpack.decode(state, type=Table)
         self._version, self._known = table.version, dict(table.strategies)
 

@@ -176,7 +176,7 @@ def test_a_process_that_meets_an_error_no_call_may_raise_ends(capfd) -> None:
             module_command(MODULE), worker_pool.Message
         )
         request = Request("reset", "somewhere")
-        make = Make(number=1, play=1, name="rps", options={}, request=request)
+        make = Make(number=1, episode=1, name="rps", options={}, request=request)
         process.send(make)
         async for message in process.channel.messages():
             assert isinstance(message, Ready)

@@ -1,6 +1,6 @@
-"""SAC-GLAM as a method of a run: its keys, its requirements, and its trainer.
+"""Declare the keys, the requirements and the trainer of SAC-GLAM (arXiv 2410.12481).
 
-It trains on one episode a trial, on the environment's legal actions, of any number of tokens;
+The method trains on the environment's legal actions, which may have any number of tokens;
 `docs/methods/sac_glam.md` has the equations.
 """
 

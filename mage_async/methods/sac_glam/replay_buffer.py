@@ -1,8 +1,9 @@
-"""The replay buffer: trials as transitions, with copies that have a goal they reached.
+"""Keep trials as transitions in a replay buffer, with copies whose goal is one that they reached.
 
-The journal holds the same trials, and every draw is seeded by the run, the version and the update,
-so a replay of the journal repeats the draws. A checkpoint holds the buffer, because the earlier
-segments of the journal may have been deleted.
+The copies are hindsight experience replay (Andrychowicz et al. 2017, arXiv 1707.01495), as in
+SAC-GLAM (arXiv 2410.12481). The journal holds the same trials, and every draw is seeded by the run,
+the version and the update, so a replay of the journal repeats the draws. A checkpoint holds the
+buffer, because the earlier segments of the journal may have been deleted.
 
 Shapes: `T` tokens of a segment, `n` sampled tokens in it, `A` tokens of the environment's actions.
 """
@@ -51,7 +52,7 @@ class PlayedAgain:
 def play_again(
     environment: Environment,
     trial: Trial,
-    rules: TrialConfig,
+    trial_config: TrialConfig,
     chat: ChatFormat,
     member: str | None = None,
 ) -> PlayedAgain:
@@ -65,7 +66,7 @@ def play_again(
         member: another goal; None: the trial's own.
     """
     task = replace(trial.task, member=trial.task.member if member is None else member)
-    run = TrialRun(environment, task, trial.index, rules, chat, name="again")
+    run = TrialRun(environment, task, trial.index, trial_config, chat, name="again")
     left: dict[int, list[Turn]] = {}
     for turn in reversed(trial.turns):
         left.setdefault(turn.episode, []).append(turn)
@@ -89,7 +90,7 @@ def play_again(
 
 
 def _completion(trial: Trial, turn: Turn, legal: Restriction) -> Completion | None:
-    """Return the completion of a turn; None if it is not one of the legal ones."""
+    """Return the recorded completion of a turn; None if it is not a legal action here."""
     segment, span = trial.segments[turn.segment], slice(turn.start, turn.stop)
     drawn_from: list[np.ndarray | None] = []
     node = 0
@@ -134,8 +135,8 @@ class SoftSequence:
     places: np.ndarray
     """int64 [n]: positions of the sampled tokens"""
     actions: np.ndarray
-    """int64 [n]: number of the sampled token; -1 where the critic has nothing to learn, because the
-    next state is unknown"""
+    """int64 [n]: number of the sampled token; -1 where the next state is unknown, so that the
+    critic has no target"""
     valid: np.ndarray
     """bool [n, A]: tokens of legal actions"""
     rewards: np.ndarray
@@ -183,7 +184,7 @@ def experiences(
     Raises:
         RunError: an action has a token that no known action has, or was not drawn from a list.
     """
-    rules = trial_config_of(
+    trial_config = trial_config_of(
         config,
         environment,
         chat,
@@ -194,10 +195,10 @@ def experiences(
     found: list[Experience] = []
     for group in groups:
         for trial in group.trials:
-            own = play_again(environment, trial, rules, chat)
+            own = play_again(environment, trial, trial_config, chat)
             source = random.Random(f"{config.seed}/hindsight/{group.grant}/{trial.index}")
             goals = goals_in_hindsight(environment, own, most_goals, source)
-            others = [play_again(environment, trial, rules, chat, goal) for goal in goals]
+            others = [play_again(environment, trial, trial_config, chat, goal) for goal in goals]
             # A copy whose first action is not legal for its goal is empty.
             copies = tuple(filter(None, map(reader.copy_of, (own, *others))))
             if copies:

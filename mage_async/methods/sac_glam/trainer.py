@@ -1,4 +1,4 @@
-"""A step of soft actor-critic: a batch goes into the replay buffer, updates draw from there.
+"""Train by soft actor-critic (SAC-GLAM, arXiv 2410.12481) on draws from a replay buffer.
 
 The critic has two Q heads on the policy's last hidden state, with slow copies as targets. A head
 reads the state that predicts a token of an action, and gives a value to every token at once, which
@@ -13,8 +13,8 @@ expectations over actions taken exactly: Christodoulou 2019, arXiv 1910.07207):
     actor  = sum_a pi(a|s) (alpha log pi(a|s) - min_i Q_i(s, a))
 
 Sums run over the valid actions of a state; of two heads the smaller value counts. A learned `alpha`
-is lowered where the policy has more entropy than is wanted (Haarnoja et al. 2018, arXiv 1812.05905,
-eq. 18), which is a share of the most that the valid actions allow:
+falls where the policy has more entropy than the target (Haarnoja et al. 2018, arXiv 1812.05905, eq.
+18). The target is a share of the largest entropy that the valid actions allow:
 
     temperature = alpha (H(s) - share log |A(s)|)
 
@@ -67,7 +67,7 @@ class Critic(nn.Module):
         hidden_size: D.
         num_actions: A.
         seed: of the initial weights, so that a replay begins with the same heads.
-        alpha: the entropy coefficient, or where it begins.
+        alpha: the entropy coefficient; if it is learned, its initial value.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Critic(nn.Module):
         return torch.stack([head(hidden.float()) for head in self.slow]).amin(0)
 
     def update(self, rate: float, target_rate: float) -> None:
-        """Make an optimizer step, and move the targets towards the heads."""
+        """Take an optimizer step, and move the target heads towards the Q heads."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -189,7 +189,7 @@ def temperature_losses(log_alpha: Tensor, logprobs: Tensor, valid: Tensor, share
 
     Args:
         log_alpha: float []: log of the coefficient.
-        share: of the most entropy that the valid actions allow, which is wanted.
+        share: target entropy, as a share of the largest that the valid actions allow.
     """
     most = valid.sum(-1).to(logprobs.dtype).log()
     excess = entropies(logprobs, valid) - share * most
@@ -230,7 +230,7 @@ class Transitions:
     """Actions and rewards of the states of a row, on the learner's device."""
 
     actions: Tensor
-    """int64 [N]; -1 where the critic has nothing to learn"""
+    """int64 [N]; -1 where the critic has no target"""
     valid: Tensor
     """bool [N, A]"""
     rewards: Tensor
@@ -306,7 +306,7 @@ def losses(
 
 
 class SacTrainer(Trainer):
-    """The model under training with Q heads on its last hidden state, and the replay buffer.
+    """Trains the policy and Q heads on its last hidden state, on draws from a replay buffer.
 
     A step adds its batch to the buffer and makes `learner.minibatches` updates, each on trials
     drawn from the whole buffer. Policy and critic train the transformer together. The losses do
@@ -319,29 +319,29 @@ class SacTrainer(Trainer):
         tokens = list(action_tokens(self._environment, chat))
         self._tokens = torch.tensor(tokens, device=model.device)
         width = int(model.config.hidden_size)
-        rules = msgspec.convert(config.methods["sac_glam"], Settings)
+        settings = msgspec.convert(config.methods["sac_glam"], Settings)
         self._critic = Critic(
             width,
             len(tokens),
             seed=config.seed,
             device=model.device,
-            alpha=rules.entropy_coefficient,
+            alpha=settings.entropy_coefficient,
         )
         self._buffer = ReplayBuffer()
 
     def train(self, groups: Sequence[Group]) -> dict[str, float]:
         """Add a batch to the buffer and train on draws; the version grows by one."""
         config = self.config
-        rules = msgspec.convert(config.methods["sac_glam"], Settings)
-        new = experiences(groups, config, self._environment, self._chat, rules.hindsight)
-        self._buffer.add(new, rules.capacity)
+        settings = msgspec.convert(config.methods["sac_glam"], Settings)
+        new = experiences(groups, config, self._environment, self._chat, settings.hindsight)
+        self._buffer.add(new, settings.capacity)
         sequences = training_sequences(groups, config, self.model.device)
         batch = [self.with_proximal(each) for each in self.micro_batches(sequences)]
-        set_rate(self.optimizer, learning_rate(self._rules, self.version))
+        set_rate(self.optimizer, learning_rate(self._learner, self.version))
         seed = f"{self.config.seed}/replay/{self.version}"
-        sources = [random.Random(f"{seed}/{n}") for n in range(self._rules.minibatches)]
-        draws = [self._buffer.draw(rules.batch, source) for source in sources]
-        made = [self._improve(draw, rules) for draw in draws]
+        sources = [random.Random(f"{seed}/{n}") for n in range(self._learner.minibatches)]
+        draws = [self._buffer.draw(settings.batch, source) for source in sources]
+        made = [self._improve(draw, settings) for draw in draws]
         norms = torch.stack([norm for _, norm in made])
         # There is no correction: its sums are 0.
         sums = torch.zeros(len(SUMS), device=self.model.device)
@@ -363,7 +363,7 @@ class SacTrainer(Trainer):
         self._critic.restore(state["critic"])
         self._buffer.restore(state["replay"])
 
-    def _improve(self, draw: Sequence[Copy], rules: Settings) -> tuple[Losses, Tensor]:
+    def _improve(self, draw: Sequence[Copy], settings: Settings) -> tuple[Losses, Tensor]:
         """Update policy and critic once; return the losses and the norm of the gradient."""
         parts, device = [part for copy in draw for part in copy], self.model.device
         # Trials that are drawn twice, or begin alike, are not joined.
@@ -378,13 +378,13 @@ class SacTrainer(Trainer):
             self._tokens,
             self._critic,
             transitions,
-            target_entropy=rules.target_entropy,
-            steps=rules.target_steps,
+            target_entropy=settings.target_entropy,
+            steps=settings.target_steps,
         )
         found.total().backward()
         norm = self.apply_gradient()
         if norm.isfinite():  # otherwise the policy's update was skipped
-            self._critic.update(rules.critic_rate, rules.target_rate)
+            self._critic.update(settings.critic_rate, settings.target_rate)
         return found, norm
 
     def _ages(self, draws: Sequence[Sequence[Copy]]) -> dict[str, float]:

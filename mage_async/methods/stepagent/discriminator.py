@@ -1,4 +1,4 @@
-"""The inverse reinforcement learning of StepAgent: a discriminator of steps pays the turns.
+"""Pay turns by a discriminator of steps: the inverse RL of StepAgent (arXiv 2411.03817).
 
 GAIL (Ho and Ermon 2016, arXiv 1606.03476) trains D(s, a) to tell an expert's steps from the
 policy's. As both act in the same states, the best D is
@@ -39,7 +39,8 @@ def fitted_log_odds(
     """Fit a discriminator to the counts of the expert's and the policy's steps.
 
     Minimises the cross-entropy, summed over steps, plus half of `smoothing` times the squared
-    weights; by accelerated steps of each weight's own curvature bound, which never diverge.
+    weights, by Nesterov's accelerated gradient. The step size of each weight is the inverse of an
+    upper bound of its curvature, so the fit cannot diverge.
 
     Returns:
         Log-odds, in nats, that a step is the expert's and not the policy's, for each given step.
@@ -104,6 +105,7 @@ def _own(trial: Trial, number: int) -> Step:
 
 
 def _features(state: str, action: str) -> Iterator[Hashable]:
+    """Yield a key for each feature that a step has."""
     yield action
     yield state, action
     for place, word in enumerate(state.split()[:MOST_WORDS]):

@@ -1,8 +1,9 @@
-"""StepAgent as a method of a run: an expert is asked at each action, and its answers are used.
+"""Ask an expert at each action, and train on its answers: StepAgent (arXiv 2411.03817).
 
-Two forms, `docs/methods/stepagent.md`: "implicit" adds a preference loss on the first token that
-differs (`preference.py`), "irl" pays turns by a discriminator of steps (`discriminator.py`). An
-expert is the environment's best script, recorded trials, or a policy.
+The method has two forms (`docs/methods/stepagent.md`). "implicit" adds a preference loss on the
+first token in which the expert's action differs from the policy's (`preference.py`); "irl" pays
+turns by a discriminator of steps (`discriminator.py`). The expert is the environment's best script,
+recorded trials, or a policy.
 """
 
 import random
@@ -76,7 +77,7 @@ class StepAgent(Method):
     }
 
     def check(self) -> None:
-        """Refuse a run without an expert: every part of a mix has a script, or there is a file."""
+        """Refuse keys that contradict each other, and environments without an expert."""
         settings = self.settings
         if self.config.learner.ranks > 1 and settings.form == "implicit":
             raise ConfigError(
@@ -114,7 +115,7 @@ class StepAgent(Method):
 
     @property
     def rewards_need_environment(self) -> bool:
-        """True where the expert plays trials of its own."""
+        """Whether the expert plays trials of its own."""
         return bool(self.settings.states == "expert")
 
     def advisers(self) -> Advisers | None:
@@ -160,7 +161,7 @@ class StepAgent(Method):
         return source if source.is_dir() else None
 
     def batch_metrics(self, trials: Sequence[Trial]) -> dict[str, float]:
-        """Return how often the policy acted as the expert."""
+        """Return the share of actions in which the policy acted as the expert."""
         pairs = [
             (trial.turns[each.turn].action, each.action)
             for trial in trials
@@ -233,8 +234,8 @@ Place = tuple[Task, int, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RecordedExperts:
-    """Recorded trials as advisers, by task and earlier actions. Of several episodes that were
-    recorded the one of the highest return counts.
+    """Recorded trials as advisers: look an action up by task, episode and earlier actions. Where
+    several recorded episodes begin alike, the one with the highest return decides.
     """
 
     actions: Mapping[Place, str]

@@ -1,4 +1,4 @@
-"""The implicit reward of StepAgent: at every turn an expert's action is preferred to the policy's.
+"""Prefer an expert's action to the policy's at every turn: the implicit reward of StepAgent.
 
 DPO (Rafailov et al. 2023, arXiv 2305.18290) reads a policy as a reward: r(s, a) = beta log(p(a|s) /
 ref(a|s)), where the reference policy `ref` is the one at the beginning of training, or of a cycle

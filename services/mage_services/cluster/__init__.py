@@ -1,1 +1,1 @@
-"""Runs on a Ray cluster: placing processes on nodes, bringing them files, examining nodes."""
+"""Run on a Ray cluster: place processes on nodes, send them files, examine the nodes."""

@@ -1,4 +1,4 @@
-"""The connection of this process to a Ray cluster, and the cluster's nodes."""
+"""Connect this process to a Ray cluster, and list the cluster's nodes."""
 
 import logging
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""The facts that `mage doctor --cluster` collects, by a probe on every node, all at once.
+"""Collect facts about a cluster for `mage doctor --cluster`, by a probe on every node.
 
-The sentences about them are made in `mage_async/doctor/cluster_faults.py`.
+`mage_async/doctor/cluster_faults.py` turns the facts into sentences.
 """
 
 import shutil

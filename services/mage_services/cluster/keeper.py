@@ -1,4 +1,4 @@
-"""A Ray actor around one process of a run (`Keeper`), and one that serves the run's files to it.
+"""Run one process of a run inside a Ray actor (`Keeper`), and send it files (`ServedFiles`).
 
 A keeper starts the process as a supervisor would (`SupervisedProcess`), relays its status lines,
 and brings it files. Ray schedules the keeper into the bundle reserved for the process, and so
@@ -23,8 +23,8 @@ from mage_services.processes.startup import CopiedFile
 from mage_services.processes.supervised_process import ProcessSpec, SupervisedProcess
 
 KEPT_WEIGHTS = 4
-"""Versions of the weights kept on a node's disk: the engine's, its next, and opponents' soon to be
-read."""
+"""Versions of the weights kept on a node's disk: the engine's, its next one, and those that an
+opponent's seat will soon need."""
 ACTOR_KEYS = ("learner.key", "actor.key_secret")
 LOG_BYTES = 1 << 20
 """Length of the end of a process's output that is copied into the run's log."""

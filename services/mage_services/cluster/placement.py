@@ -1,4 +1,4 @@
-"""The placement of a run's processes on a Ray cluster: what each reserves, and how it is started.
+"""Place the processes of a run on a Ray cluster: reserve what each needs, and start it there.
 
 There are two placement groups. The learner (all its ranks on one host) and the evaluator are placed
 on the node of this process, because both write to the run's directory. Actors are placed on as few
@@ -42,7 +42,7 @@ class KeptChild:
 
     @property
     def was_silent(self) -> bool:
-        """Whether its keeper killed it for its silence."""
+        """Whether the keeper killed the process because it was silent."""
         return self._end is not None and self._end.was_silent
 
     async def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]:
@@ -83,11 +83,11 @@ class KeptChild:
             return LOST_NODE_CODE
 
     def terminate(self) -> None:
-        """Send it SIGTERM."""
+        """Send the process SIGTERM."""
         self._keeper.signal.remote(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send it SIGKILL."""
+        """Send the process SIGKILL."""
         self._keeper.signal.remote(signal.SIGKILL)
 
     def epitaph(self, code: int) -> str:
@@ -114,8 +114,8 @@ Bundle = dict[str, float]
 
 
 def bundles_of(config: Config, has_gpus: bool) -> tuple[Bundle, Bundle]:
-    """Return what the learner reserves, and what each actor and the evaluator do: a core for each
-    thread, and a GPU for each rank and each GPU of an engine.
+    """Return the bundle of the learner, and that of each actor and of the evaluator: a core for
+    each thread, and a GPU for each rank or for each GPU of an engine.
     """
     on_gpus = has_gpus and config.engine.kind == "sglang"
     trains_on_gpus = config.learner.device.startswith("cuda")

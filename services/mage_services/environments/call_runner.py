@@ -1,10 +1,10 @@
-"""Calls into environments that may block, made without blocking the caller's event loop.
+"""Call environments that may block, without blocking the caller's event loop.
 
-call                 made in
-plain method         a thread; one that hangs is abandoned and replaced
-whole protocol       the same; calls of an engine that needs it are made one after another
-coroutine            one event loop in a thread of its own, shared by all coroutines: one that
-                     blocks delays others of the class, and is abandoned if it stays blocked
+callee                               its calls are made in
+method of `reset` and `step`         a thread, which is abandoned and replaced if it hangs
+play of the whole protocol           the same; one after another if it has a `serial_group`
+coroutine                            an event loop in a thread of its own, shared by all coroutines,
+                                     which is abandoned and replaced if a coroutine blocks it
 
 All threads are daemons, so that a process can end although a user's code hangs. With
 `environment.workers`, calls of classes with `reset` and `step` are made in worker processes
@@ -75,7 +75,8 @@ class Handover:
     def put(self, *parts: Any) -> None:
         """Put an item, from any thread. A closed event loop takes nothing.
 
-        Items that another event loop puts in one iteration wake this one once for every `BATCH`.
+        Items that another event loop puts in one of its iterations wake the receiving loop once for
+        every `BATCH`.
         """
         self._waiting.append(parts)
         if self._is_woken:
@@ -98,18 +99,18 @@ class Handover:
             self._loop.call_soon_threadsafe(self._take_all)
 
     def _take_all(self) -> None:
-        # First, so that an item that is put from now on wakes the event loop again.
+        # Cleared before the items are taken, so that an item put from now on wakes the loop again.
         self._is_woken = False
         while self._waiting:
             self._take(*self._waiting.popleft())
 
 
 _SENTINEL = os.open(os.devnull, os.O_RDONLY)
-"""A descriptor that is never used: where it is closed, foreign code closes what is not its own."""
+"""A descriptor that nobody uses. If it is closed, a user's code closes descriptors of others."""
 
 
 def _check_descriptors(place: str) -> None:
-    """End this process if a call has closed its descriptors: nothing could be sent any more."""
+    """End this process if a call has closed its descriptors, without which it cannot send."""
     try:
         os.fstat(_SENTINEL)
     except OSError:
@@ -413,7 +414,7 @@ class CallRunner:
 
     @contextmanager
     def _watched(self, call: Call) -> Iterator[None]:
-        """Context manager: account for the time of the call, and report it if that is long."""
+        """Account for the time of a call within the context, and report the call if it is slow."""
         loop = asyncio.get_running_loop()
         if not self._unreturned:
             self._calling_since = loop.time()
@@ -429,7 +430,7 @@ class CallRunner:
                 self._calling_s += loop.time() - self._calling_since
 
     def _look(self) -> None:
-        """Report the oldest call if it is slow, and look again when the next one may be."""
+        """Report slow calls, and look again when the next call may have become slow."""
         loop = asyncio.get_running_loop()
         latest = loop.time() - SLOW_S
         slow = [call for call, began in self._unreturned.values() if began <= latest]

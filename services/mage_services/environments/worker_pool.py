@@ -1,13 +1,13 @@
-"""The actor's side of worker processes, which hold the objects of users' classes.
+"""Call objects of users' classes in worker processes: the side of the actor.
 
 An episode's object lives in one process from its first call to its last. If the process dies, the
 current and all later calls of its episodes fail; another process is started for other episodes.
 
     actor                 worker process (`worker_process.py`)
                      <-   Ready
-    Make             ->                      one call of an episode's object
+    Make             ->                      requests one call of an episode's object
                      <-   Made, or Failed
-    Abandon          ->                      its Make is not answered any more
+    Abandon          ->                      says that no answer to a Make is wanted any more
                      <-   Abandoned
 
 A message holds text, numbers and lists only: `UserObject` converts what a class returns.
@@ -33,7 +33,7 @@ from mage_services.processes.child_process import (
 MODULE = "mage_services.environments.worker_process"
 START_S = 120.0
 """A process that is not ready after so long is killed."""
-DECLARED = f"reported a fault of its infrastructure, by exit code {os.EX_TEMPFAIL}"
+REPORTED_FAULT = f"reported a fault of its infrastructure, by exit code {os.EX_TEMPFAIL}"
 """Text for the end of a process whose class called `os._exit(os.EX_TEMPFAIL)`. `sysexits.h` defines
 this code for temporary failures; like `Fault`, it says that the infrastructure is to blame."""
 STUCK_S = 1.0
@@ -49,7 +49,7 @@ class Make(Fields):
 
     number: int
     """Number of the call, unique in the process."""
-    play: int
+    episode: int
     """Number of the episode whose object is called."""
     name: str
     """Name of the environment, as in the configuration."""
@@ -145,7 +145,7 @@ class WorkerProcess:
         """Receive from the process until its end, then fail all calls that wait for it."""
         receiving = asyncio.create_task(self._receive())
         code = await self._process.wait()
-        end = DECLARED if code == os.EX_TEMPFAIL else end_in_words(code)
+        end = REPORTED_FAULT if code == os.EX_TEMPFAIL else end_in_words(code)
         self._process.kill()  # what the process started may hold its socket open
         await receiving
         self.end = f"did not answer for {STUCK_S:g} s and was killed" if self._is_stuck else end
@@ -221,8 +221,8 @@ class WorkerPool:
     async def admit(self, user_object: UserObject, request: Request) -> None:
         """Give an episode a process before its first call.
 
-        Apart from `perform`, so that the start of a process does not count against the deadline of
-        the call.
+        This is no part of `perform`, so that the start of a process does not count against the
+        deadline of the call.
 
         Raises:
             CallFault: no process could be started.
@@ -252,7 +252,7 @@ class WorkerPool:
         )
         make = Make(
             number=next(self._numbers),
-            play=episode.number,
+            episode=episode.number,
             name=origin.name,
             options=dict(origin.options),
             request=request,

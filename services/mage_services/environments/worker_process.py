@@ -1,4 +1,4 @@
-"""The program of a worker process, which makes an actor's calls into users' classes.
+"""Run a worker process, which makes an actor's calls of objects of users' classes.
 
 task        waits for               then
 serve       the actor's messages    makes a call, or abandons one
@@ -71,9 +71,9 @@ class Server:
 
     def _object(self, message: worker_pool.Make) -> UserObject:
         """Return the object of an episode; the last call, `close`, removes it."""
-        user_object = self._objects.pop(message.play, None) or UserObject(self._loaded(message))
+        user_object = self._objects.pop(message.episode, None) or UserObject(self._loaded(message))
         if message.request.method != "close":
-            self._objects[message.play] = user_object
+            self._objects[message.episode] = user_object
         return user_object
 
     def _loaded(self, message: worker_pool.Make) -> ResetStep:

@@ -171,7 +171,7 @@ class RunLog:
 
     def _peer_metrics(self, groups: list[Group], version: int) -> dict[str, Any]:
         """Return the metrics of actors and dropped groups; those without a value are left out."""
-        coordinator, rules = self._coordinator, self._config.admission
+        coordinator, admission = self._coordinator, self._config.admission
         before, self._last_blocked_s = self._last_blocked_s, coordinator.blocked_s()
         loaded = coordinator.take_loaded()
         differences = [record.difference for record in loaded]
@@ -185,7 +185,7 @@ class RunLog:
                 groups,
                 coordinator.take_actors(),
                 version=version - 1,
-                bound=rules.max_staleness + rules.lag,
+                bound=admission.max_staleness + admission.lag,
             ),
         }
         return {name: value for name, value in metrics.items() if value not in (None, {})}

@@ -1,3 +1,3 @@
-"""`verifiers:TASKSET`: tasksets of the library `verifiers`, whose own loop runs the rollouts and
-requests each completion.
+"""Play tasksets of the library `verifiers`, whose own loop runs the rollouts and requests each
+completion: `verifiers:TASKSET`.
 """

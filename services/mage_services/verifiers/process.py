@@ -31,7 +31,7 @@ IDLE_S = 120.0
 PROGRAM = Path(__file__).parent / "child" / "rollout_worker.py"
 
 
-class Run(msgspec.Struct, frozen=True):
+class BeginRollout(msgspec.Struct, frozen=True):
     """Ask the process to begin a rollout."""
 
     run: str
@@ -42,7 +42,7 @@ class Run(msgspec.Struct, frozen=True):
     """Address at which the program calls the policy."""
 
 
-class Cancel(msgspec.Struct, frozen=True):
+class CancelRollout(msgspec.Struct, frozen=True):
     """Ask the process to cancel a rollout."""
 
     cancel: str
@@ -127,13 +127,13 @@ class VerifiersProcess:
         key = secrets.token_hex(8)
         reward: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._rollouts[key] = reward
-        self._process.send(Run(key, task, base_url))
+        self._process.send(BeginRollout(key, task, base_url))
         try:
             return await reward
         finally:
             del self._rollouts[key]
             if reward.cancelled() and self.is_alive:
-                self._process.send(Cancel(key))
+                self._process.send(CancelRollout(key))
             self._end_if_idle()
 
     def _end_if_idle(self) -> None:
@@ -160,7 +160,7 @@ class VerifiersProcess:
 
 
 class _Processes:
-    """The process of verifiers for each event loop, started when it is needed.
+    """Keeps one process of verifiers for each event loop, started when it is first needed.
 
     Args:
         python: an interpreter that can import verifiers.
