@@ -1,4 +1,4 @@
-"""The algorithm in one file and one process: play trials, compute advantages, train, publish.
+"""Run the algorithm in one file and one process: play trials, compute advantages, train, publish.
 
 This is Algorithm 1 of MAGE (arXiv 2603.03680) with the parts of a real run: engine, trials, credit,
 advantages, trainer, warm start. Left out is what makes a run asynchronous and durable. One step,

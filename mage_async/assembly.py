@@ -1,6 +1,6 @@
-"""The objects that a configuration describes, made in one place for every process, and the checks
-across its sections. A check of one section lies next to the section, a check of a method with the
-method.
+"""Build the objects that a configuration describes, and check its sections against each other.
+
+A check of one section lies next to the section, a check of a method with the method.
 """
 
 import random
@@ -73,7 +73,7 @@ def own_sources(config: Config) -> dict[str, str]:
 
 
 def sampling_of(config: Config, chat: ChatFormat) -> Sampling:
-    """Return how an action is sampled."""
+    """Return the settings with which an action is sampled."""
     # A completion may also end with the closing tag of an action or a remark.
     closing = chat.encode("</action>"), chat.encode("</remark>")
     stops = chat.stop_tokens + tuple(ids[0] for ids in closing if len(ids) == 1)
@@ -95,7 +95,7 @@ def trial_config_of(
     stops_on_success: bool = False,
     advisers: Advisers | None = None,
 ) -> TrialConfig:
-    """Return how trials are played.
+    """Return the settings with which trials are played.
 
     Args:
         advisers: asked at each action, in training: `Methods.advisers`.
@@ -236,7 +236,7 @@ def _check_environment(config: Config, name: str, environment: Environment) -> N
 
 
 def _check_memory(config: Config, environment: Environment) -> None:
-    """Refuse a room for contexts that nothing bounds, or that no engine has."""
+    """Refuse a `trial.room` that the memory does not use, or that exceeds the engine's contexts."""
     trial, longest = config.trial, config.engine.max_tokens
     if trial.memory == "truncation" and isinstance(environment, AgentTasks):
         raise ConfigError(
@@ -284,7 +284,7 @@ def _check_processes(config: Config) -> None:
 
 
 def _check_learner(config: Config) -> None:
-    """Refuse what the correction, the model's type or several ranks cannot compute."""
+    """Refuse keys that the correction, the model's dtype or several ranks do not allow."""
     learner, longest = config.learner, config.engine.max_tokens
     budget = learner.max_tokens_per_microbatch
     if budget and learner.correction.needs_whole_minibatch:

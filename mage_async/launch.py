@@ -1,4 +1,4 @@
-"""`python -m mage_async.launch`, also `mage`: the command line of `mage_services.cli`."""
+"""Run the command line of `mage_services.cli`: `python -m mage_async.launch`, also `mage`."""
 
 import os
 import sys

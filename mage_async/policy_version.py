@@ -1,4 +1,4 @@
-"""Policy versions of sampled tokens, in runs.
+"""Record the policy versions of sampled tokens, as runs of tokens with equal versions.
 
 Version v is the weights after v optimizer steps; version 0 is the initial policy. The staleness of
 a token is the version being trained minus the version that sampled the token, in steps; that of a

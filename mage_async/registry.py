@@ -1,4 +1,4 @@
-"""Registries: the components of one kind by name, each imported when it is first used.
+"""Register the components of one kind by name; each is imported when it is first used.
 
 A component of the package is one line, `"name": "module:Class"`. A name with a colon is a class of
 a user's own, which may also lie in the current folder. Whatever a user's module raises becomes a

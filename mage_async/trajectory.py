@@ -1,4 +1,4 @@
-"""Frozen records of play: Task, Guidance, Turn, Alternative, Segment, Trial, Group.
+"""Define the frozen records of play: Task, Guidance, Turn, Alternative, Segment, Trial, Group.
 
 A trial is the ordered episodes of one agent on one task. Its text is a list of append-only
 *segments*: one for the whole trial if the history stays in the context, one for each episode if
@@ -81,12 +81,10 @@ class Turn:
     reward: float
     is_valid: bool
     action: str
-    """What was parsed from the completion; a reflection's text for a reflection; empty where
-    nothing was found.
-    """
+    """The action or the remark that was parsed from the completion; empty where there is none."""
     anchor: str = ""
-    """The state it was taken in, without memory: turns with equal anchors can share a baseline
-    (GiGPO).
+    """The state in which the turn was taken, without the agent's memory: turns with equal anchors
+    can share a baseline (GiGPO).
     """
     num_reused: int = 0
     """Number of the `start` prompt tokens that the engine took from its prefix cache."""
@@ -99,8 +97,8 @@ class Turn:
 
 
 SecondRole = Callable[["Kind", bool], bool]
-"""Whether the second role takes a turn, from the turn's kind and whether it is in the trial's last
-episode."""
+"""Returns whether the second role takes a turn, by the turn's kind and whether the turn is in the
+trial's last episode."""
 
 
 def role_changes(
@@ -117,7 +115,7 @@ def role_changes(
     Args:
         turns: turns of the segment, in order.
         num_episodes: number of episodes of the trial.
-        following: kind and episode of the turn that comes next; None: none does.
+        following: kind and episode of the turn that follows these turns; None: no turn follows.
     """
     changes: list[int] = []
     stop, was_second = 0, False
@@ -137,8 +135,8 @@ class Alternative:
     """Index of the action among the trial's `turns`."""
     action: str
     place: int = -1
-    """Index in the turn's segment at which the completion differs from the adviser's: that of a
-    sampled token; -1 where the actions are equal, or the completion has none.
+    """Index, in the turn's segment, of the first sampled token that differs from the adviser's
+    action; -1 where no token differs.
     """
     token: int = -1
     """The adviser's token at `place`; -1 if `place` is -1."""
@@ -179,7 +177,7 @@ class Trial:
     num_prompt_tokens: int = 0
     """Prompt tokens summed over all turns, each with its whole context."""
     num_reused_tokens: int = 0
-    """Number of those that the engine took from its prefix cache."""
+    """Number of these prompt tokens that the engine took from its prefix cache."""
     num_repeated_tokens: int = 0
     """Context tokens computed again, because they were evicted or refreshed."""
     num_extension_faults: int = 0
@@ -191,19 +189,19 @@ class Trial:
     engine's context.
     """
     num_retries: int = 0
-    """How often the trial had been played before, each time to a fault of its environment."""
+    """Number of earlier tries of the trial, each of which ended with a fault of its environment."""
     num_kept_episodes: int = 0
-    """Episodes that an earlier try, or an actor that has ended, had finished before."""
+    """Number of episodes that an earlier try, or an actor that has ended, had already finished."""
     duration_s: float = 0.0
     memory: int | None = None
     """Version of the guidance that the trial began with; None: it began without guidance."""
     cut_at: int | None = None
     """The first episode that was not finished, where an evaluated trial outgrew the engine's
-    context or had a call that failed in every try. A trial in training never is: its group is
-    dropped.
+    context or had a call that failed in every try. None for a trial of training, whose group is
+    dropped instead.
     """
     alternatives: tuple[Alternative, ...] = ()
-    """Answers of an adviser, in order of turns, where it was asked and knew an action."""
+    """Answers of the adviser, in order of turns; no entry for turns at which it knew no action."""
 
     def episode_rewards(self) -> list[float]:
         """Return the undiscounted reward of every episode.

@@ -1,1 +1,1 @@
-"""The configuration of a run: its schema, its files, and what is said of a wrong one."""
+"""Define the configuration of a run: its schema, its files, and the errors of a wrong one."""

@@ -1,4 +1,4 @@
-"""What is played and what serves the policy: environment, trial, transcript, sampling, engine."""
+"""Define the keys of environment, trial, transcript, sampling and engine."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""The agent: a pretrained model or a tiny one built for the environment, and its warm start."""
+"""Define the keys of the policy, a pretrained model or a tiny one, and of its warm start."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""The reference of all keys: type, default and a sentence each, read from the schema.
+"""Write the reference of all keys from the schema: type, default and a sentence for each.
 
 `mage config` prints it, and `python -m mage_async.config.reference > docs/configuration.md` writes
 it as a page. The sentences are the docstrings in the source of sections and components.

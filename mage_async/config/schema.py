@@ -1,4 +1,4 @@
-"""The configuration of a run: all sections in one struct.
+"""Define the configuration of a run: all sections in one struct.
 
 Every key has a default that suits a pretrained model; `mage_async/config/defaults.py` has those of
 a tiny policy where they differ.

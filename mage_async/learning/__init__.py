@@ -1,1 +1,1 @@
-"""The learner's arithmetic: model, loss, optimizer step, warm start, checkpoints."""
+"""Compute the learner's steps: advantages, packing, loss, optimizer."""

@@ -1,4 +1,4 @@
-"""Corrections: the losses of tokens that an older policy sampled, one class each.
+"""Compute the losses of tokens that an older policy sampled, by a class for each correction.
 
 A correction is its configuration: the fields are the keys of `[learner.correction]`, and
 `surrogate` turns tokens into losses. To add one, copy a class and give it a `tag`, which is its

@@ -1,4 +1,4 @@
-"""The forward of a token row: hidden states, LM head, log-probs of the sampled tokens.
+"""Compute the forward of a token row: hidden states, LM head, log-probs of the sampled tokens.
 
 Shapes: `T` tokens of the row, `N` sampled tokens, `D` hidden.
 """

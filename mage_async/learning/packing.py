@@ -1,4 +1,4 @@
-"""How trials become rows of tokens, and how a minibatch is cut into micro-batches.
+"""Turn trials into rows of tokens, and cut a minibatch into micro-batches.
 
 `training_sequences` turns a batch of groups into sequences with advantages. `split_minibatch`
 groups the sequences of a minibatch so that the memory of a step does not grow with the minibatch.

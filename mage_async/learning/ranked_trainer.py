@@ -1,4 +1,4 @@
-"""A trainer whose model is sharded over ranks: the same step as one process, to rounding.
+"""Train a model that is sharded over ranks: the same step as in one process, to rounding.
 
 Rank 0 deals every minibatch to the ranks and fixes the number of micro-batches; a rank with fewer
 sequences fills up with micro-batches that add nothing to the gradient. The loss of a token is

@@ -1,4 +1,4 @@
-"""The loss of sampled tokens, in a single pass over the LM head or after the log-probs.
+"""Compute the loss of sampled tokens, in a single pass over the LM head or after the log-probs.
 
 If the importance weights are known before the forward, a token's loss depends on that token's
 log-prob alone. `mage_kernels.linear_policy_loss` then computes the LM head's gradients together

@@ -1,4 +1,4 @@
-"""The trainer: one step turns a batch of sequences into new weights and metrics.
+"""Train the policy: one step turns a batch of sequences into new weights and metrics.
 
 The metrics are means over the tokens of the step, staleness, and the engine's log-prob error.
 """

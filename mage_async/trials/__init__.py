@@ -1,1 +1,1 @@
-"""How one trial is played: chat format, prompts, transcript, action parser, the trial."""
+"""Play one trial: chat format, prompts, transcript, action parser, the state of the trial."""

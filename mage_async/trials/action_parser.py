@@ -1,4 +1,4 @@
-"""Parser of completions: the action or the remark is the text between its tags.
+"""Parse completions: the action or the remark is the text between its tags.
 
 Only text outside thinking counts: a tag quoted inside `<think>` is no action.
 """

@@ -1,4 +1,4 @@
-"""The only place that knows a chat template: messages to token ids, and back.
+"""Turn messages into token ids and back; no other module knows a chat template.
 
 The template renders a chat of marked messages once, and the text around the markers is cut into
 constants. A turn then costs one `encode` of a short string, and every context grows only at its

@@ -1,4 +1,4 @@
-"""A trial played by a person in the agent's place, and a played trial as text for a terminal.
+"""Let a person play a trial in the agent's place, and write a played trial as text.
 
 `human_play` is a generator that never waits: `prompt = next(play)`, then
 `prompt = play.send(answer)` until it stops. Against a past policy it also yields that policy's

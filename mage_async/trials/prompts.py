@@ -1,4 +1,4 @@
-"""The prompts of a transcript, apart from the environment's observations."""
+"""Write the texts that a trial adds to the environment's observations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

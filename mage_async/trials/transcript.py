@@ -1,4 +1,4 @@
-"""The contexts of one trial: append-only token sequences in which sampled tokens are marked.
+"""Store the contexts of one trial: append-only token sequences with the sampled tokens marked.
 
 The prompt of turn n + 1 is the prompt of turn n, its completion, and further tokens. An engine
 therefore computes each token once, and a learner trains a whole trial as one sequence.

@@ -1,4 +1,4 @@
-"""The text of a trial for people: the observation and completion of each turn, and plain data."""
+"""Write a trial for people: the observation and completion of each turn as text, and plain data."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -168,7 +168,7 @@ def test_another_version_says_what_is_supported(found: str) -> None:
 
 
 def test_tokens_are_tagged_by_sglang_itself_from_0_5_19_on() -> None:
-    assert [arguments.says_spans(v) for v in ("0.5.18", "0.5.19", "0.5.23")] == [
+    assert [arguments.has_token_versions(v) for v in ("0.5.18", "0.5.19", "0.5.23")] == [
         False,
         True,
         True,
@@ -176,9 +176,9 @@ def test_tokens_are_tagged_by_sglang_itself_from_0_5_19_on() -> None:
 
 
 def test_weights_come_in_sessions_from_0_5_21_on() -> None:
-    assert not arguments.has_sessions("0.5.20")
-    assert arguments.has_sessions("0.5.21")
-    assert arguments.has_sessions("0.5.23")
+    assert not arguments.needs_update_messages("0.5.20")
+    assert arguments.needs_update_messages("0.5.21")
+    assert arguments.needs_update_messages("0.5.23")
 
 
 def test_arguments_go_by_the_name_that_this_sglang_has() -> None:
@@ -279,7 +279,7 @@ def test_each_gpu_of_an_engine_is_handed_the_bucket(monkeypatch: pytest.MonkeyPa
         "sglang.srt.utils": {"MultiprocessingSerializer": serialised},
     }.items():
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**value))
-    loader = server.Loader(manager, 100, "float32", has_sessions=False)
+    loader = server.Loader(manager, 100, "float32", needs_update_messages=False)
     assert asyncio.run(loader._hand_over(3, {"flattened_tensor": 1})) == ""
     assert handed[0].serialized_named_tensors == [{"flattened_tensor": 1}] * 2
     assert handed[0].weight_version == "3"
@@ -288,7 +288,7 @@ def test_each_gpu_of_an_engine_is_handed_the_bucket(monkeypatch: pytest.MonkeyPa
 def test_weights_handed_over_last_are_freed_before_as_much_is_taken_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = server.Loader(None, 100, "float32", has_sessions=False)
+    loader = server.Loader(None, 100, "float32", needs_update_messages=False)
     loader._kept = np.zeros(1)
     last, alive = weakref.ref(loader._kept), []
     monkeypatch.setattr(server, "SHARED", tmp_path)

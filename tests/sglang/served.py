@@ -12,14 +12,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.config.schema import Sglang as EngineRules
-from mage_services.engines.sglang.arguments import installed, says_spans
+from mage_services.engines.sglang.arguments import has_token_versions, installed
 from mage_services.engines.sglang.engine import SglangEngine
 
 T = TypeVar("T")
 EOS, VOCABULARY = 1, 512
-CROSSED = "exact" if says_spans(installed()) else "segment"
+CROSSED = "exact" if has_token_versions(installed()) else "segment"
 """Provenance of the tags of a turn into which new weights came."""
-PROVENANCES = {"exact", CROSSED} if says_spans(installed()) else {"exact", CROSSED, "reply"}
+PROVENANCES = {"exact", CROSSED} if has_token_versions(installed()) else {"exact", CROSSED, "reply"}
 
 
 def word_of(version: int) -> int:

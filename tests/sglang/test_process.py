@@ -93,8 +93,8 @@ class Process:
             self._fresh.put_nowait,
             version=0,
             directory=directory,
-            says_spans=False,
-            has_sessions=False,
+            has_token_versions=False,
+            needs_update_messages=False,
         )
 
     def tell(self, message: say.Message) -> None:

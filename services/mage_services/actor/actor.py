@@ -1,4 +1,4 @@
-"""The actor: plays the groups that it is granted, concurrently, on one engine whose weights change.
+"""Run an actor: play granted groups, concurrently, on one engine whose weights change.
 
 task        waits for                       then
 receive     the learner's next message      loads weights, starts a group, forgets a trial

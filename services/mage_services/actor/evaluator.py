@@ -1,9 +1,10 @@
-"""The evaluator: plays published versions on fixed sets of tasks, and never blocks the training.
+"""Run the evaluator: play published versions on fixed sets of tasks, without blocking the training.
 
-During training it adds a point to the curve (train and held-out) for every version it is sent. At
-the end it plays the final sets with two causal controls: `blind` (earlier episodes are not in the
-context) and `swapped` (from the last episode on, another task variant is hidden). The return that a
-control takes away is adaptation. Where `evaluation.every` is 0, the engine is made after training.
+During training the evaluator adds a point to the curve (train and held-out) for every version that
+it is sent. At the end it plays the final sets with two causal controls: `blind` (earlier episodes
+are not in the context) and `swapped` (from the last episode on, another task variant is hidden).
+The return that a control takes away is adaptation. Where `evaluation.every` is 0, the engine is
+made after training.
 """
 
 import asyncio

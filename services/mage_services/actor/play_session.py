@@ -1,4 +1,4 @@
-"""A trial outside of training, which a person plays or watches: `mage play`, and `mage view`."""
+"""Play a trial outside of training, which a person plays or watches (`mage play`, `mage view`)."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlaySession:
-    """A task, the policy that plays it, and how to make the engine."""
+    """A task, the policy that plays it, and the function that makes the engine."""
 
     environment: Environment
     task: Task
@@ -78,7 +78,7 @@ def prepare(
     from mage_services.engines.engine import make_engine
 
     task = drawn_task(environment, member, seed)
-    policy, version = newest(run, config)
+    policy, version = newest_policy(run, config)
     chat = load_chat(policy, thinking=config.transcript.thinking)
     trial_config = trial_config_of(config, environment, chat, episodes or config.trial.episodes)
 
@@ -104,7 +104,7 @@ def drawn_task(environment: Environment, member: str | None, seed: int | None) -
     return Task(environment.facts.name, chosen, seed, source.choice(seats))
 
 
-def newest(run: RunDirectory, config: Config) -> tuple[Path, int]:
+def newest_policy(run: RunDirectory, config: Config) -> tuple[Path, int]:
     """Return the newest checkpoint as a model directory, and its version; without a checkpoint, the
     policy that the run began with, and 0.
     """

@@ -1,5 +1,5 @@
-"""The rehearsal of an environment of a user's own, before a run: its calls are made and timed, and
-their repeatability is checked. `mage_async/environments/rehearsal.py` chooses the calls.
+"""Rehearse an environment of a user's own before a run: make and time its calls, and check that
+they can be repeated. `mage_async/environments/rehearsal.py` chooses the calls.
 """
 
 import asyncio

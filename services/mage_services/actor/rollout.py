@@ -1,4 +1,4 @@
-"""Rollouts: trials played on an engine.
+"""Play trials on an engine.
 
 A `TrialInProgress` decides what to sample next; the coroutines here await the engine and the
 environment.

@@ -32,7 +32,7 @@ from mage_services.actor.evaluator import (
     times_as_long,
     write_evaluation,
 )
-from mage_services.actor.play_session import check_policy, newest
+from mage_services.actor.play_session import check_policy, newest_policy
 from mage_services.api.background import run_to_end
 from mage_services.engines.engine import make_engine
 from mage_services.environments.call_runner import CallRunner
@@ -82,7 +82,7 @@ def evaluate(
     if episodes != config.evaluation.episodes:
         folder /= f"episodes_{episodes}"
     ladder = None if harder is None else ladder_of(config, harder)
-    policy, version = newest(run, config)
+    policy, version = newest_policy(run, config)
     if environment:
         check_words(config, policy)
     began = time.monotonic()

@@ -15,7 +15,7 @@ from mage_async.errors import RunError
 from mage_async.results import return_rows
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document
-from mage_services.actor.play_session import check_policy, newest
+from mage_services.actor.play_session import check_policy, newest_policy
 
 LEFT_OUT = ("optimizer.pt", "counters.json", "optimizer")
 """Files of a checkpoint that only training reads."""
@@ -40,7 +40,7 @@ def write_folder(run: RunDirectory, folder: Path, license_id: str = "") -> int:
     if folder.exists() and any(folder.iterdir()):
         raise RunError(f"{folder} is not empty: choose another folder")
     config = config_file.load_recorded(run.config, imports=False)
-    source, version = newest(run, config)
+    source, version = newest_policy(run, config)
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
     for file in (run.config, run.summary):
         if file.is_file():

@@ -8,7 +8,7 @@ from typing import Any, Self
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
 from mage_async.results.run_directory import RunDirectory
-from mage_services.actor.play_session import check_policy, newest
+from mage_services.actor.play_session import check_policy, newest_policy
 from mage_services.api.background import Background
 from mage_services.engines.engine import make_engine
 from mage_services.gateway.chat_completions import ChatRequest, Message
@@ -27,7 +27,7 @@ class Policy:
     def __init__(self, run: RunDirectory, assignments: Sequence[str] = ()) -> None:
         check_policy(run)
         self.config = config_file.load_recorded(run.config, assignments)
-        self.path, self.version = newest(run, self.config)
+        self.path, self.version = newest_policy(run, self.config)
 
     def model(self) -> Any:
         """Return the model as `transformers` loads it: a causal LM."""

@@ -205,12 +205,12 @@ def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
 def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
     """Return the newest policy of a run."""
     from mage_async.config import config_file
-    from mage_services.actor.play_session import check_policy, newest
+    from mage_services.actor.play_session import check_policy, newest_policy
     from mage_services.api.evaluation import check_words
 
     check_policy(run)
     own = config_file.load_recorded(run.config)
-    policy, version = newest(run, own)
+    policy, version = newest_policy(run, own)
     own_name = own.environment.name
     games = _named(given.games or own_name, given.option)
     games = [

@@ -1,4 +1,4 @@
-"""An engine that requests completions from another server, by OpenAI's chat protocol.
+"""Request completions from another server, as an engine, by OpenAI's chat protocol.
 
 A trial deals in tokens. Here a token is a character, and two ids beyond Unicode open the messages
 of the user and of the assistant, so the same code plays a trial on a model of our own and on an

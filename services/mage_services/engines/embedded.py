@@ -1,4 +1,4 @@
-"""The embedded engine: a task drives the scheduler, and one worker thread computes.
+"""Sample on CPU cores with the embedded engine: a task drives the scheduler, one thread computes.
 
 The scheduler is never used by two threads: calls that arrive during a forward are queued, and run
 between two forwards, while the worker is idle. Past versions of the policy, which play opponents'

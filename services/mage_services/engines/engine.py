@@ -1,4 +1,4 @@
-"""The base class of an engine, which samples an actor's completions, and the choice of one."""
+"""Define the base class of engines, which sample an actor's completions, and choose an engine."""
 
 import asyncio
 from abc import ABC, abstractmethod

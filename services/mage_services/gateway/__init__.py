@@ -1,3 +1,3 @@
-"""The gateway: programs that are the agent find the policy at an HTTP address, in the protocols of
-OpenAI and Anthropic.
+"""Serve the policy to programs that are the agent, over HTTP, by the protocols of OpenAI and
+Anthropic.
 """

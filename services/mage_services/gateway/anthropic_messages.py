@@ -1,4 +1,4 @@
-"""Anthropic's messages: requests read and checked, and answers written."""
+"""Read and check requests of Anthropic's messages, and write answers."""
 
 import json
 import secrets

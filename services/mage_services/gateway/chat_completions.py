@@ -1,6 +1,6 @@
-"""OpenAI's chat completions: requests read and checked, and answers written.
+"""Read and check requests of OpenAI's chat completions, and write answers.
 
-It knows no engine and no run, so that every server of this protocol can use it.
+This module knows no engine and no run, so that every server of this protocol can use it.
 """
 
 import json

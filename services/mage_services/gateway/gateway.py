@@ -1,4 +1,4 @@
-"""The HTTP server at which programs find the policy: one for each process that plays trials.
+"""Serve the policy to programs over HTTP, by one server in each process that plays trials.
 
 path                          protocol
 /KEY/v1/chat/completions      OpenAI's chat completions

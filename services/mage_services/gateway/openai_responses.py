@@ -1,4 +1,4 @@
-"""OpenAI's responses: requests read and checked, and answers written."""
+"""Read and check requests of OpenAI's responses, and write answers."""
 
 import json
 import secrets

@@ -1,5 +1,5 @@
-"""`agent:module:function`, `agent:command` and `agent:url`: programs of a user's own that are the
-agent.
+"""Load programs of a user's own that are the agent: `agent:module:function`, `agent:command` and
+`agent:url`.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""The learner process: coordinator, training loop, trainer thread, run log, ranks."""
+"""Run the learner process: coordinator, training loop, trainer thread, run log, ranks."""

@@ -1,4 +1,4 @@
-"""The coordinator: answers each message of a peer at once, grants groups, collects their trials.
+"""Answer each message of a peer at once, grant groups, and collect their trials.
 
 A peer is an actor or the evaluator. The learner calls `take` for each message, `tick` about twice a
 second, and `announce` for new weights; none of them waits. The event `arrived` is set whenever a

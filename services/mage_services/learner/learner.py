@@ -1,4 +1,4 @@
-"""The learner process: takes in trials, trains on them, and publishes weights.
+"""Run the learner process: take in trials, train on them, and publish weights.
 
 `main` resumes the run from its checkpoint and journal, and then runs five tasks on one event loop.
 Training itself runs in a thread of its own (`trainer_thread.py`).

@@ -1,4 +1,4 @@
-"""The files that the learner writes about its run: metrics of each step, sample trials, a summary.
+"""Write the files of a run: metrics of each step, sample trials, a summary.
 
 All values are collected on the event loop, so that they belong together, and written to disk in the
 trainer's thread.

@@ -1,4 +1,4 @@
-"""The work of the trainer's thread: train a step, copy the weights, write checkpoints and metrics.
+"""Train a step, copy the weights, write checkpoints and metrics: the work of the trainer's thread.
 
 `training_loop.py` decides on the event loop what is done next, and calls the methods of `Training`
 in the one `TrainerThread`, one after the other. So no lock is needed. None of the calls waits for

@@ -1,4 +1,4 @@
-"""The training loop, on the learner's event loop: take a batch, train, commit, publish, checkpoint.
+"""Take a batch, train, commit, publish and checkpoint, in a loop on the learner's event loop.
 
 The computing itself is in `trainer_thread.py`; the messages of peers are the coordinator's.
 """

@@ -1,4 +1,4 @@
-"""The mask of a restricted token, which SGLang's scheduler applies to the logits.
+"""Mask the logits of restricted tokens, inside SGLang's scheduler.
 
 SGLang's own grammars need a tokenizer in the server, which takes token ids only. So the request
 carries the allowed tokens, and a logit processor removes all others before SGLang samples and

@@ -1,4 +1,4 @@
-"""SGLang's server arguments from the configuration, and differences between SGLang's versions.
+"""Make SGLang's server arguments from the configuration, for each supported version of SGLang.
 
 `engine.server` may override most of these arguments:
 
@@ -151,14 +151,14 @@ def release(found: str) -> tuple[int, int, int]:
     return (int(numbers[1]), int(numbers[2]), int(numbers[3])) if numbers else (0, 0, 0)
 
 
-def says_spans(found: str) -> bool:
+def has_token_versions(found: str) -> bool:
     """Return whether the replies of this version of SGLang contain the weight version of each
     token.
     """
     return release(found) >= (0, 5, 19)
 
 
-def has_sessions(found: str) -> bool:
+def needs_update_messages(found: str) -> bool:
     """Return whether this version of SGLang needs begin and end messages around an update by
     tensors.
     """

@@ -1,4 +1,4 @@
-"""The process that runs SGLang for an actor: `python -m mage_services.engines.sglang.server`.
+"""Run SGLang for an actor in a process of its own: `python -m mage_services.engines.sglang.server`.
 
 SGLang ends its whole process tree when its scheduler fails. Because it has a process of its own,
 the actor survives and starts another (`watchdog.py`). The process ends when its socket to the actor
@@ -54,10 +54,10 @@ from mage_async.policy.snapshot import read_snapshot
 from mage_async.policy_version import Provenance
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.arguments import (
-    has_sessions,
+    has_token_versions,
     installed,
     known_names,
-    says_spans,
+    needs_update_messages,
     vocabulary,
 )
 from mage_services.engines.sglang.messages import Drew
@@ -97,8 +97,8 @@ class Server:
         manager: SGLang's `TokenizerManager`.
         send: sends a message to the actor.
         version: of the weights in `directory`, which SGLang has loaded.
-        says_spans: whether replies contain the version of each token.
-        has_sessions: whether an update by tensors needs begin and end messages.
+        has_token_versions: whether replies contain the version of each token.
+        needs_update_messages: whether an update by tensors needs begin and end messages.
         precision: of SGLang's arithmetic, for the comparison of fingerprints.
     """
 
@@ -109,14 +109,20 @@ class Server:
         *,
         version: int,
         directory: Path,
-        says_spans: bool,
-        has_sessions: bool,
+        has_token_versions: bool,
+        needs_update_messages: bool,
         precision: Precision = "reduced",
     ) -> None:
-        self._manager, self._send, self._says_spans = manager, send, says_spans
+        self._manager, self._send, self._has_token_versions = (
+            manager,
+            send,
+            has_token_versions,
+        )
         self._version, self._good_path = version, directory
         self._shapes = tensor_shapes(directory)
-        self._loader = Loader(manager, vocabulary(directory), precision, has_sessions=has_sessions)
+        self._loader = Loader(
+            manager, vocabulary(directory), precision, needs_update_messages=needs_update_messages
+        )
         self._ready: tuple[int, str, Update] | None = None
         """Version, path and update of prepared weights."""
         self._running: dict[str, _Running] = {}
@@ -151,7 +157,7 @@ class Server:
 
     async def _reply(self, ask: say.Draw, running: _Running) -> say.Message:
         """Run a request, and return the message that ends it."""
-        is_streamed = ask.says_when_it_began or not self._says_spans
+        is_streamed = ask.says_when_it_began or not self._has_token_versions
         meta: dict[str, Any] = {}
         try:
             async for reply in self._manager.generate_request(_request(ask, is_streamed), None):
@@ -367,9 +373,9 @@ class Loader:
     """Loads weights into an SGLang through its `TokenizerManager`."""
 
     def __init__(
-        self, manager: Any, vocabulary: int, precision: Precision, *, has_sessions: bool
+        self, manager: Any, vocabulary: int, precision: Precision, *, needs_update_messages: bool
     ) -> None:
-        self._manager, self._has_sessions = manager, has_sessions
+        self._manager, self._needs_update_messages = manager, needs_update_messages
         self._vocabulary: int = vocabulary
         self._precision: Precision = precision
         self._port, self._group = 0, ""
@@ -427,7 +433,7 @@ class Loader:
 
     async def _in_session(self, update: Update) -> str:
         """Run an update between begin and end messages, which SGLang needs from 0.5.21 on."""
-        if not self._has_sessions:
+        if not self._needs_update_messages:
             return await update()
         begin, end = _io_struct().BeginWeightUpdateReqInput, _io_struct().EndWeightUpdateReqInput
         if reason := await _failure(self._manager.begin_weight_update(begin())):
@@ -595,8 +601,8 @@ async def _main() -> None:
         send,
         version=start.version,
         directory=Path(start.directory),
-        says_spans=says_spans(found),
-        has_sessions=has_sessions(found),
+        has_token_versions=has_token_versions(found),
+        needs_update_messages=needs_update_messages(found),
     )
     await server.serve(channel.messages())
 

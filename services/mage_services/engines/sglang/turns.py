@@ -1,4 +1,4 @@
-"""The queue of turns of an SGLang engine.
+"""Queue the turns of an SGLang engine.
 
     queue      filled by                            emptied by           bounded by
     held       request, during a load               resume               trials

@@ -1,4 +1,4 @@
-"""The watchdog of SGLang's process: starts it, restarts it after its death, kills it when it hangs.
+"""Start SGLang's process, restart it after its death, and kill it when it hangs.
 
 task     waits for                     then
 run      the process's next message    passes it on; after the process's end, starts another

@@ -1,1 +1,1 @@
-"""The ranks over which a learner's model is sharded; rank 0 is the learner process itself."""
+"""Shard a learner's model over ranks; rank 0 is the learner process itself."""

@@ -1,4 +1,4 @@
-"""The processes of all ranks of a learner except rank 0, which starts, orders and ends them.
+"""Start, order and end the processes of all ranks of a learner, from rank 0.
 
 All ranks end together. A rank ends when the connection to rank 0 ends, and on Linux with its
 parent; if a rank has ended, rank 0 ends too, and the supervisor starts the whole learner again from

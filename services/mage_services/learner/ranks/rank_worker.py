@@ -1,7 +1,7 @@
-"""A rank of the learner other than rank 0: executes the orders of rank 0 until rank 0 ends.
+"""Run a rank of the learner other than rank 0: execute the orders of rank 0 until rank 0 ends.
 
-Rank 0 starts it with `python -m mage_services.learner.ranks.rank_worker RUN PORT NUMBER` and sends
-the orders. Its output goes where the learner's goes.
+Rank 0 starts the process by `python -m mage_services.learner.ranks.rank_worker RUN PORT NUMBER` and
+sends the orders. The process writes its output where the learner does.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A harness that chats inside the process of verifiers: one request per turn, without tools.
+"""Chat inside the process of verifiers: one request per turn, without tools.
 
 Verifiers' own harnesses start a program for every turn; they can be configured for a seat.
 """
