@@ -11,7 +11,7 @@ Shapes: `T` tokens of a row, `S` sequences in it, `N` sampled tokens.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -243,9 +243,20 @@ def _versions(runs: Sequence[VersionRun], places: np.ndarray) -> np.ndarray:
 # A minibatch to groups of sequences that go through the model together.
 
 
+class HasTokens(Protocol):
+    """Anything with the tokens of one sequence."""
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int64 [T]"""
+
+
+AnySequence = TypeVar("AnySequence", bound=HasTokens)
+
+
 def split_minibatch(
-    sequences: Sequence[TrainingSequence], max_tokens: int, *, shares_opening: bool = False
-) -> list[list[TrainingSequence]]:
+    sequences: Sequence[AnySequence], max_tokens: int, *, shares_opening: bool = False
+) -> list[list[AnySequence]]:
     """Group whole sequences so that each group's row has at most `max_tokens` tokens.
 
     Args:
@@ -262,7 +273,7 @@ def split_minibatch(
         return [list(sequences)]
     if shares_opening:
         sequences = sorted(sequences, key=lambda sequence: sequence.tokens.tolist())
-    groups: list[list[TrainingSequence]] = []
+    groups: list[list[AnySequence]] = []
     total = opening = 0  # of the last group: tokens of all its sequences, and those they share
     for sequence in sequences:
         length = len(sequence.tokens)

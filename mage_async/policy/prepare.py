@@ -38,6 +38,7 @@ from mage_async.methods.method import Methods, overriding
 from mage_async.policy.load import build_tiny, export_hf, load_policy
 from mage_async.policy.lora import add_adapters
 from mage_async.policy.warm_start import (
+    TEMPLATE_WEIGHT,
     Example,
     Progress,
     best_trials,
@@ -97,12 +98,20 @@ def _clone(
     Only a pretrained model trains adapters here: a tiny one has random weights.
     """
     torch.set_num_threads(warm.threads)
-    model = load_policy(source, "float32", "cpu")
-    if config.policy.lora and isinstance(config.policy, Pretrained):
-        add_adapters(model, config.policy.lora, config.seed)
-    examples = _examples(config, warm, source)
-    shares = config.learner.shared_opening
-    warm_start(model, examples, warm, config.seed, report, shares_opening=shares)
+    lora = config.policy.lora if isinstance(config.policy, Pretrained) else None
+    # Without adapters the weights stay float32: 16 bits would round small updates to nothing.
+    model = load_policy(source, config.policy.dtype if lora else "float32", "cpu")
+    if lora:
+        add_adapters(model, lora, config.seed)
+    warm_start(
+        model,
+        _examples(config, warm, source),
+        warm,
+        config.seed,
+        report,
+        max_tokens=config.learner.max_tokens_per_microbatch,
+        shares_opening=config.learner.shared_opening,
+    )
     export_hf(model, source, directory)
 
 
@@ -115,7 +124,8 @@ def _examples(config: Config, warm: WarmStart, directory: Path) -> list[Example]
         trials = best_trials(config, warm, directory, chat)
     else:
         trials = _demonstrations(config, warm, chat)
-    return examples_of(trials, word_tokens(environment_of(config), chat))
+    weight = TEMPLATE_WEIGHT if isinstance(config.policy, Tiny) else 0.0
+    return examples_of(trials, word_tokens(environment_of(config), chat), weight)
 
 
 def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[Trial]:

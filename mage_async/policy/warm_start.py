@@ -28,7 +28,7 @@ from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, play_trials
 from mage_async.learning.forward import hidden_states
 from mage_async.learning.optimizer import set_rate
-from mage_async.learning.packing import TokenRow
+from mage_async.learning.packing import TokenRow, split_minibatch
 from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import begin_trial
@@ -53,8 +53,8 @@ class Progress:
 
 
 TEMPLATE_WEIGHT = 0.1
-"""Weight in the loss of tokens that the transcript forces; observed words and sampled tokens have
-weight 1.
+"""Weight in the loss of tokens that the transcript forces, for a model with random weights, which
+has to learn the form of a trial; a pretrained model has read chats, and does not clone them.
 """
 
 
@@ -77,12 +77,15 @@ def warm_start(
     seed: int,
     report: Callable[[Progress], None],
     *,
+    max_tokens: int = 0,
     shares_opening: bool = False,
 ) -> Progress:
     """Clone examples, in place; continue past `warm.steps` until the gate opens.
 
     Args:
-        shares_opening: Whether to compute the common prefix of the examples of a step only once.
+        max_tokens: Tokens that go through the model together, at most; the gradient of a step is
+            that of all its examples. 0 is no limit.
+        shares_opening: Whether to compute the common prefix of such examples only once.
 
     Raises:
         DeterministicFailure: the gate is still shut after `warm.max_steps`.
@@ -100,8 +103,10 @@ def warm_start(
             raise DeterministicFailure(_shut(progress, warm))
         chosen = source.integers(len(examples), size=warm.batch_size)
         set_rate(optimizer, _learning_rate(warm, step))
-        predicted = _losses(model, [examples[i] for i in chosen], shares_opening=shares_opening)
-        loss = _step(model, optimizer, predicted, sums)
+        parts = split_minibatch(
+            [examples[i] for i in chosen], max_tokens, shares_opening=shares_opening
+        )
+        loss = _step(model, optimizer, parts, sums, shares_opening=shares_opening)
         step += 1
         gate = progress.gate
         if step % GATE_EVERY == 0 or step == warm.steps:
@@ -141,69 +146,86 @@ def _learning_rate(warm: WarmStart, step: int) -> float:
 def _step(
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
-    predicted: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    parts: Sequence[Sequence[Example]],
     sums: np.ndarray,
+    *,
+    shares_opening: bool,
 ) -> float:
     """Update the model on one batch, and return its loss.
 
     Args:
-        predicted: Loss, weight and episode of each predicted token, as `_losses` returns them.
+        parts: Examples that go through the model together.
         sums: Sums of losses and numbers of observed tokens by episode, [2, episodes], to which this
             batch is added.
     """
-    losses, weights, episodes = predicted
-    loss = (losses * weights).sum() / weights.sum()
+    weights = [example.weights[1:] for part in parts for example in part]
+    total = torch.from_numpy(np.concatenate(weights)).sum()
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    loss = 0.0
+    for part in parts:
+        losses, part_weights, episodes = _losses(model, part, shares_opening=shares_opening)
+        part_loss = (losses * part_weights).sum() / total
+        part_loss.backward()
+        loss += float(part_loss.detach())
+        is_observed = episodes >= 0
+        at = episodes[is_observed].numpy()
+        np.add.at(sums[0], at, losses.detach()[is_observed].numpy())
+        np.add.at(sums[1], at, 1)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    is_observed = episodes >= 0
-    at = episodes[is_observed].numpy()
-    np.add.at(sums[0], at, losses.detach()[is_observed].numpy())
-    np.add.at(sums[1], at, 1)
-    return float(loss.detach())
+    return loss
 
 
 def _losses(
     model: PreTrainedModel, examples: Sequence[Example], *, shares_opening: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return cross-entropy, weight and episode of each predicted token: three tensors [T - S], for
-    S examples of T tokens together.
+    """Return cross-entropy, weight and episode of each token whose weight is above 0: three tensors
+    [N], for N such tokens of all examples together.
     """
     tokens = [example.tokens for example in examples]
     row = TokenRow.of(tokens, torch.device("cpu"), shares_opening=shares_opening)
-    after = [np.arange(1, len(each)) for each in tokens]
-    targets = np.concatenate([row.index_of(i, places) for i, places in enumerate(after)])
-    sources = np.concatenate([row.index_of(i, places - 1) for i, places in enumerate(after)])
+    learned = [np.flatnonzero(example.weights[1:]) + 1 for example in examples]
+    targets = np.concatenate([row.index_of(i, places) for i, places in enumerate(learned)])
+    sources = np.concatenate([row.index_of(i, places - 1) for i, places in enumerate(learned)])
     # Examples that share their opening share its places: each place is predicted once, and its loss
     # is copied to all of them.
     _, first, again = np.unique(targets, return_index=True, return_inverse=True)
     hidden = hidden_states(model, row)[torch.from_numpy(sources[first])]
     head = model.get_output_embeddings().weight
+    # The product may be of 16 bits, in which a softmax over the vocabulary would be too coarse.
     logits = hidden.to(head.dtype) @ head.T
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     predicted = row.tokens[0, torch.from_numpy(targets[first])]
     losses = functional.cross_entropy(logits, predicted, reduction="none")
-    weights = torch.from_numpy(np.concatenate([example.weights[1:] for example in examples]))
-    episodes = torch.from_numpy(np.concatenate([example.episodes[1:] for example in examples]))
-    return losses[torch.from_numpy(again)], weights, episodes
+    pairs = list(zip(examples, learned, strict=True))
+    weights = np.concatenate([example.weights[places] for example, places in pairs])
+    episodes = np.concatenate([example.episodes[places] for example, places in pairs])
+    every_loss = losses[torch.from_numpy(again)]
+    return every_loss, torch.from_numpy(weights), torch.from_numpy(episodes)
 
 
-def examples_of(trials: Sequence[Trial], words: Collection[int]) -> list[Example]:
-    """Return the contexts of trials, in which observed words and sampled tokens weigh most.
+def examples_of(
+    trials: Sequence[Trial], words: Collection[int], template_weight: float
+) -> list[Example]:
+    """Return the contexts of trials, in which observed words and sampled tokens have weight 1.
 
     Args:
         words: Ids of the environment's words that are one token.
+        template_weight: Weight of all other tokens, which the transcript forces.
     """
     return [
-        _example(trial, number, words) for trial in trials for number in range(len(trial.segments))
+        _example(trial, number, words, template_weight)
+        for trial in trials
+        for number in range(len(trial.segments))
     ]
 
 
-def _example(trial: Trial, number: int, words: Collection[int]) -> Example:
+def _example(trial: Trial, number: int, words: Collection[int], template_weight: float) -> Example:
     """Make an example of one segment. Observations after a turn belong to the turn's episode."""
     segment = trial.segments[number]
     is_word = np.isin(segment.tokens, list(words))
-    weights = np.where(is_word | segment.is_sampled, 1.0, TEMPLATE_WEIGHT).astype(np.float32)
+    is_learned = is_word | segment.is_sampled
+    weights = np.where(is_learned, 1.0, template_weight).astype(np.float32)
     episodes = np.full(len(segment.tokens), -1)
     turns = [turn for turn in trial.turns if turn.segment == number]
     stops = [*(turn.start for turn in turns[1:]), len(segment.tokens)]
