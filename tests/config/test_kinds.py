@@ -82,6 +82,22 @@ def test_a_file_that_says_nothing_is_a_run_of_a_pretrained_policy(tmp_path: Path
     assert mine(tmp_path, '[engine]\nkind = "sglang"\n') == Config(engine=Sglang())
 
 
+@pytest.mark.parametrize(
+    ("name", "credit"),
+    [
+        ("rps", "final_only"),
+        ("guess:Guess", "cumulative_paper"),
+        ("gymnasium:X", "cumulative_paper"),
+    ],
+)
+def test_the_tiny_policy_is_paid_for_all_episodes_of_a_class_that_is_not_ours(
+    name: str, credit: str
+) -> None:
+    assert quickstart(f"environment.name={name}").credit.kind == credit
+    stated = quickstart(f"environment.name={name}", "credit.kind=final_only")
+    assert stated.credit.kind == "final_only"
+
+
 def test_a_pretrained_policy_on_cores_has_defaults_that_fit_two_of_them(tmp_path: Path) -> None:
     config, on_gpu = mine(tmp_path, ""), mine(tmp_path, "", "learner.device=cuda:0")
     assert 0 < config.engine.max_tokens <= config.learner.max_tokens_per_microbatch
