@@ -10,8 +10,8 @@ every forward. Here the model itself holds the rounded weights, which are publis
 by bit with the engine's, and only the optimizer knows of masters. That also works with activation
 checkpointing, adapters and `hidden_states`, which does not call the root module.
 
-An update whose gradient is not finite is skipped (`Trainer.apply_gradient`), counted
-(`skipped_updates`) and reported by the doctor (`not_finite`).
+An update whose gradient is not finite is skipped (`step_if_finite`), in training and in a warm
+start. In training it is counted (`skipped_updates`) and reported by the doctor (`not_finite`).
 """
 
 from collections.abc import Sequence
@@ -70,11 +70,20 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
-def clip(weights: Sequence[torch.Tensor], largest: float) -> torch.Tensor:
-    """Clip the gradient of weights by its norm, over all ranks, and return the norm before: []."""
+def step_if_finite(
+    optimizer: torch.optim.Optimizer, weights: Sequence[torch.Tensor], largest: float
+) -> torch.Tensor:
+    """Clip the gradient of weights by its norm, take an optimizer step, and return the norm before
+    clipping, over all ranks: [].
+
+    Weights and optimizer stay as they are if the norm is infinite or NaN: one such step would make
+    all weights NaN, and the run would be lost.
+    """
     norm = get_total_norm([each.grad for each in weights if each.grad is not None])
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    clip_grads_with_norm_(weights, largest, norm)
+    if norm.isfinite():  # on ranks too: the norm is the same on all of them
+        clip_grads_with_norm_(weights, largest, norm)
+        optimizer.step()
     return norm
 
 

@@ -22,11 +22,11 @@ from mage_async.learning.corrections import Surrogate, Vcpo
 from mage_async.learning.forward import checkpoint_activations, head_inputs
 from mage_async.learning.optimizer import (
     Masters,
-    clip,
     entropy_coefficient,
     learning_rate,
     optimizer_of,
     set_rate,
+    step_if_finite,
 )
 from mage_async.learning.packing import (
     MicroBatch,
@@ -316,15 +316,9 @@ class Trainer:
         return Update(trained, self.apply_gradient())
 
     def apply_gradient(self) -> torch.Tensor:
-        """Clip the gradient, step, and return the gradient's norm before clipping: [].
-
-        Weights and optimizer stay as they are if the norm is infinite or NaN: one such step would
-        make all weights NaN, and the run would be lost.
-        """
-        norm = clip(self.masters.trained, self._learner.grad_clip)
-        if norm.isfinite():  # on ranks too: the norm is the same on all of them
-            self.optimizer.step()
-            self.masters.write()
+        """Clip the gradient, step, and return the norm before clipping: see `step_if_finite`."""
+        norm = step_if_finite(self.optimizer, self.masters.trained, self._learner.grad_clip)
+        self.masters.write()
         return norm
 
     def _backward(self, batch: MicroBatch, scale: float) -> TrainedMicroBatch:

@@ -27,7 +27,7 @@ from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, play_trials
 from mage_async.learning.forward import hidden_states
-from mage_async.learning.optimizer import set_rate
+from mage_async.learning.optimizer import set_rate, step_if_finite
 from mage_async.learning.packing import TokenRow, split_minibatch
 from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
@@ -36,6 +36,8 @@ from mage_async.trials.scripted import random_task
 
 GATE_EVERY = 25
 """Number of steps over which the gate's losses are averaged."""
+MOST_SKIPPED = 25
+"""Number of skipped steps in a row after which a warm start has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Progress:
     loss: float
     gate: float
     """Loss on observations of the last episode over that of the first; NaN before it is known."""
+    num_skipped: int = 0
+    """Number of steps so far whose gradient was not finite, and which changed nothing."""
 
 
 TEMPLATE_WEIGHT = 0.1
@@ -88,7 +92,8 @@ def warm_start(
         shares_opening: Whether to compute the common prefix of such examples only once.
 
     Raises:
-        DeterministicFailure: the gate is still shut after `warm.max_steps`.
+        DeterministicFailure: the gate is still shut after `warm.max_steps`, or the gradients of
+            `MOST_SKIPPED` steps in a row, or of all steps, are not finite.
     """
     source = np.random.default_rng(seed)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
@@ -97,7 +102,7 @@ def warm_start(
     )
     sums = np.zeros((2, 1 + max(0, *(int(each.episodes.max()) for each in examples))))
     progress = Progress(0, warm.steps, math.nan, math.nan)
-    step = 0
+    step = num_skipped = in_a_row = 0
     while step < warm.steps or (progress.gate > warm.gate and warm.gate < 1.0):
         if step >= max(warm.max_steps, warm.steps):
             raise DeterministicFailure(_shut(progress, warm))
@@ -106,14 +111,21 @@ def warm_start(
         parts = split_minibatch(
             [examples[i] for i in chosen], max_tokens, shares_opening=shares_opening
         )
-        loss = _step(model, optimizer, parts, sums, shares_opening=shares_opening)
+        loss, is_skipped = _step(model, optimizer, parts, sums, shares_opening=shares_opening)
         step += 1
+        num_skipped, in_a_row = num_skipped + is_skipped, (in_a_row + 1) * is_skipped
+        if is_skipped and in_a_row >= min(MOST_SKIPPED, warm.steps):
+            raise DeterministicFailure(
+                f"the gradients of {in_a_row} steps of the warm start in a row are infinite or NaN "
+                f"(the loss of step {step} is {loss}): lower warm_start.learning_rate, or look for "
+                "weights of the model that are not finite"
+            )
         gate = progress.gate
         if step % GATE_EVERY == 0 or step == warm.steps:
             gate = _gate(sums)
             sums[:] = 0
         most = warm.steps if step <= warm.steps else max(warm.max_steps, warm.steps)
-        progress = Progress(step, most, loss, gate)
+        progress = Progress(step, most, loss, gate, num_skipped)
         report(progress)
     return progress
 
@@ -150,18 +162,19 @@ def _step(
     sums: np.ndarray,
     *,
     shares_opening: bool,
-) -> float:
-    """Update the model on one batch, and return its loss.
+) -> tuple[float, bool]:
+    """Update the model on one batch; return the loss, and whether the update was skipped because
+    its gradient is not finite.
 
     Args:
         parts: Examples that go through the model together.
         sums: Sums of losses and numbers of observed tokens by episode, [2, episodes], to which this
-            batch is added.
+            batch is added unless it was skipped.
     """
     weights = [example.weights[1:] for part in parts for example in part]
     total = torch.from_numpy(np.concatenate(weights)).sum()
     optimizer.zero_grad(set_to_none=True)
-    loss = 0.0
+    loss, observed = 0.0, np.zeros_like(sums)
     for part in parts:
         losses, part_weights, episodes = _losses(model, part, shares_opening=shares_opening)
         part_loss = (losses * part_weights).sum() / total
@@ -169,11 +182,13 @@ def _step(
         loss += float(part_loss.detach())
         is_observed = episodes >= 0
         at = episodes[is_observed].numpy()
-        np.add.at(sums[0], at, losses.detach()[is_observed].numpy())
-        np.add.at(sums[1], at, 1)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return loss
+        np.add.at(observed[0], at, losses.detach()[is_observed].numpy())
+        np.add.at(observed[1], at, 1)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    if not step_if_finite(optimizer, trained, 1.0).isfinite():
+        return loss, True
+    sums += observed
+    return loss, False
 
 
 def _losses(

@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mage_async.assembly import WORDS, check_keys, environment_of
 from mage_async.config import config_file
+from mage_async.config.policy import FromScript, Tiny
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.chat_files import load_chat
-from mage_async.policy.load import build_tiny
+from mage_async.policy.load import build_tiny, load_policy
 from mage_async.policy.prepare import prepare_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
-from mage_async.policy.warm_start import best_trials, read_examples
+from mage_async.policy.warm_start import Example, best_trials, read_examples, warm_start
 from mage_async.trials.chat_format import ChatFormat
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ WARM_START = (
     *("warm_start.steps=2", "warm_start.trials=4", "warm_start.batch_size=4"),
     *("warm_start.gate=1.0", "warm_start.cache=false", "warm_start.episodes=1"),
 )
+QUICKSTART = config_file.find(None)
 SHUT = ("warm_start.gate=0.1", "warm_start.max_steps=3", "warm_start.episodes=2")
 
 
@@ -89,6 +92,33 @@ def test_a_warm_start_that_does_not_look_back_says_what_to_raise(tmp_path: Path)
     config = config_file.load(config_file.find(None), [*WARM_START, *SHUT])
     with pytest.raises(DeterministicFailure, match=r"after 3 steps .* raise warm_start.steps = 2,"):
         prepare_policy(config, tmp_path / "policy", "build", lambda progress: None)
+
+
+def cloned(directory: Path, weights: list[float], steps: int) -> "tuple[Progress, PreTrainedModel]":
+    """Clone one short context with each weight of its tokens; one context a step."""
+    words, policy = (*environment_of(config_file.load(QUICKSTART)).facts.words, *WORDS), Tiny()
+    build_tiny(policy, words, 0, directory)
+    model, tokens = load_policy(directory, "float32", "cpu"), np.arange(5)
+    examples = [Example(tokens, np.full(5, each, np.float32), tokens * 0 - 1) for each in weights]
+    warm = FromScript(steps=steps, batch_size=1, gate=1.0)
+    return warm_start(model, examples, warm, 0, lambda progress: None), model
+
+
+def test_a_step_of_a_warm_start_whose_gradient_is_not_finite_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    progress, model = cloned(tmp_path / "one_bad", [1.0, math.inf], steps=8)
+    assert 0 < progress.num_skipped < 8
+    assert all(weight.isfinite().all() for weight in model.parameters())
+    alone, _ = cloned(tmp_path / "good", [1.0, 1.0], steps=8)
+    assert alone.num_skipped == 0
+
+
+def test_a_warm_start_whose_gradients_are_never_finite_fails(tmp_path: Path) -> None:
+    with pytest.raises(DeterministicFailure, match=r"gradients of 3 steps .* lower warm_start"):
+        cloned(tmp_path / "bad", [math.nan], steps=3)
+    with pytest.raises(DeterministicFailure, match="gradients of 25 steps"):
+        cloned(tmp_path / "long", [math.nan], steps=100)
 
 
 OWN = '''

@@ -137,7 +137,11 @@ async def _prepare(
     If cancelled, files that were written stay.
     """
 
+    num_skipped = 0
+
     def report(progress: Progress) -> None:
+        nonlocal num_skipped
+        num_skipped = progress.num_skipped
         status.send("warm_start", **asdict(progress))
 
     def note(text: str) -> None:
@@ -154,6 +158,8 @@ async def _prepare(
         await trainer_thread.call(sync, startup.run.checkpoints)
     status.send("fact", text=prepared.training.trainer.describe())
     status.send("policy", origin=prepared.origin, warm_start_s=time.monotonic() - began)
+    if num_skipped:
+        note(f"warm start: {num_skipped} steps were skipped, whose gradients were not finite")
     if prepared.lost_bytes:
         status.send("note", text=f"journal: a torn tail of {prepared.lost_bytes} bytes was cut")
     return prepared
