@@ -169,7 +169,7 @@ def _short_key(key: str) -> str:
 def _value_text(value: Any) -> str:
     """Return a value of a configuration as text."""
     if isinstance(value, list):
-        return "+".join(map(str, value)) or "all"
+        return "+".join(map(str, value)) or "[]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

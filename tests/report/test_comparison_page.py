@@ -57,7 +57,7 @@ def test_runs_of_one_configuration_are_one_arm(runs):
         ),
         (
             ("seed=0", "methods.scaling_inter.turns=[2, 3]"),
-            ["without scaling_inter", "steps 20, turns 2+3, episodes all"],
+            ["without scaling_inter", "steps 20, turns 2+3, episodes []"],
         ),
     ],
 )
