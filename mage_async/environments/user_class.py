@@ -550,9 +550,28 @@ class ResetStep(Environment):
         return tuple(words)
 
     def _tasks(self, split: Split) -> dict[str, Any]:
-        """Return the tasks of a split by name: those of the class, or whole numbers."""
+        """Return the tasks of a split by name, their text: those of the class, or whole numbers.
+
+        Raises:
+            ConfigError: two tasks have one text, or a task has none that every process knows.
+        """
         own = self._optional("members", None, split)
         if own is None:
             first = 0 if split == "train" else NUM_TASKS["train"]
             own = range(first, first + NUM_TASKS[split])
-        return {str(each): each for each in own}
+        tasks: dict[str, Any] = {}
+        for each in own:
+            name, kind = str(each), type(each)
+            where = f"environment {self._name!r}: members({split!r}) lists"
+            if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+                raise ConfigError(
+                    f"{where} a {kind.__name__}, whose text is its address in memory, which "
+                    "other processes do not know: give the class a `__str__`, or list texts"
+                )
+            if name in tasks:
+                raise ConfigError(
+                    f"{where} {tasks[name]!r:.60} and {each!r:.60}, which have the same text: a "
+                    "run knows a task by its text, so list each text once"
+                )
+            tasks[name] = each
+        return tasks

@@ -319,6 +319,24 @@ def test_tasks_and_seeds_of_train_and_held_out_are_disjoint(
     assert train.observation.split()[1] == "8"
 
 
+@pytest.mark.parametrize(
+    ("listed", "sentence"),
+    [
+        ("[3, '3', 4]", r"members\('train'\) lists 3 and '3', which have the same text"),
+        (
+            "[object(), 4]",
+            r"members\('train'\) lists a object, whose text is its address in memory",
+        ),
+    ],
+)
+def test_two_tasks_with_one_text_or_a_task_without_text_are_refused(
+    write: Callable[..., Config], listed: str, sentence: str
+) -> None:
+    tasks = f"    def members(self, split):\n        return {listed} if split == 'train' else [5]\n"
+    with pytest.raises(ConfigError, match=sentence):
+        check(write(own(tasks)))
+
+
 def test_a_task_that_is_trained_on_is_not_held_out_too(write: Callable[..., Config]) -> None:
     # a number and its text have one name
     own_tasks = (
