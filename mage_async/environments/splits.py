@@ -11,8 +11,8 @@ from typing import TypeVar
 from mage_async.environments.environment import Split
 from mage_async.errors import ConfigError
 
-HELDOUT_SHARE = 4
-"""Number of task variants of which one is held out."""
+HELDOUT_EVERY = 4
+"""Number of task variants, or of tasks of another library, of which one is held out."""
 V = TypeVar("V")
 """Type of what a game hides, such as a code or an opponent."""
 Splits = Mapping[Split, Mapping[str, V]]
@@ -22,7 +22,7 @@ Splits = Mapping[Split, Mapping[str, V]]
 def hold_out(variants: Mapping[str, V]) -> Splits[V]:
     """Divide task variants into the two splits; the first quarter is held out."""
     items = list(variants.items())
-    num_heldout = len(items) // HELDOUT_SHARE
+    num_heldout = len(items) // HELDOUT_EVERY
     return {"train": dict(items[num_heldout:]), "heldout": dict(items[:num_heldout])}
 
 

@@ -21,7 +21,7 @@ from mage_async.environments.environment import Split
 from mage_async.environments.games.text_game import TextGames, import_engine
 from mage_async.environments.loaders.loader import IsolatedRandomState
 from mage_async.environments.options import check_whole
-from mage_async.environments.splits import HELDOUT_SHARE, numbered
+from mage_async.environments.splits import HELDOUT_EVERY, numbered
 from mage_async.errors import ConfigError, EnvironmentFault
 
 NEEDS = {
@@ -154,7 +154,7 @@ class AlfWorld(TextGames):
         plans = [
             plan
             for number, plan in enumerate(self._household.plans())
-            if (number % HELDOUT_SHARE == 0) == is_heldout
+            if (number % HELDOUT_EVERY == 0) == is_heldout
         ]
         kinds = self._kinds["heldout" if is_heldout else "train"]
         for _ in range(_MOST_TRIES):  # a room may lack what the kinds need

@@ -29,7 +29,7 @@ from mage_async.environments.games.game import (
     step,
 )
 from mage_async.environments.options import check_one_of, check_whole
-from mage_async.environments.splits import HELDOUT_SHARE, split_by
+from mage_async.environments.splits import HELDOUT_EVERY, split_by
 from mage_async.trajectory import Task
 
 GOAL, REACHED, OVER, INVALID = "goal", "reached", "over", "invalid"
@@ -185,4 +185,4 @@ def _is_heldout(cell: Cell) -> bool:
     """Return whether a goal is held out; each row and column of such a goal also has trained
     goals.
     """
-    return (2 * cell[0] + cell[1]) % HELDOUT_SHARE == HELDOUT_SHARE - 1
+    return (2 * cell[0] + cell[1]) % HELDOUT_EVERY == HELDOUT_EVERY - 1

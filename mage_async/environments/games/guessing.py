@@ -22,7 +22,7 @@ from mage_async.environments.games.game import (
     num_equal,
 )
 from mage_async.environments.options import check_whole
-from mage_async.environments.splits import HELDOUT_SHARE, split_by
+from mage_async.environments.splits import HELDOUT_EVERY, split_by
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -156,7 +156,7 @@ class Guessing(Game[Code]):
         codes = {text.replace(" ", "-"): code for text, code in self._by_action.items()}
         shuffled = list(puzzle.codes)
         random.Random(f"{name}/heldout").shuffle(shuffled)
-        heldout = set(shuffled[: len(shuffled) // HELDOUT_SHARE])
+        heldout = set(shuffled[: len(shuffled) // HELDOUT_EVERY])
         words = tuple(dict.fromkeys((*words, SOLVED, OVER, INVALID)))
         example = puzzle.text(puzzle.codes[0])
         facts = facts_of(name, puzzle.turns, words, threshold=0.5, example=example)

@@ -25,7 +25,7 @@ from mage_async.environments.games.game import (
     set_of,
 )
 from mage_async.environments.options import check_whole
-from mage_async.environments.splits import HELDOUT_SHARE, numbered
+from mage_async.environments.splits import HELDOUT_EVERY, numbered
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 
@@ -340,7 +340,7 @@ def _looks_heldout(room: Room) -> bool:
     decides its split, so that no room is in both.
     """
     looks = f"{room.floor}/{room.targets}/{room.start}"
-    return zlib.crc32(looks.encode()) % HELDOUT_SHARE == 0
+    return zlib.crc32(looks.encode()) % HELDOUT_EVERY == 0
 
 
 def push(room: Room, position: Position, step: int) -> Position:

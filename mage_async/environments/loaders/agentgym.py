@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mage_async.environments.loaders.loader import (
-    HELDOUT_SHARE,
     SERVER_RULES,
     TURNS,
     NumberedTasks,
@@ -22,6 +21,7 @@ from mage_async.environments.loaders.loader import (
     texts_of,
 )
 from mage_async.environments.options import check_whole
+from mage_async.environments.splits import HELDOUT_EVERY
 from mage_async.errors import CapacityReached, EnvironmentFault
 
 # AgentGym's messages: JSON over HTTP, one POST each, about one environment of the server.
@@ -195,7 +195,7 @@ def load(
     Args:
         url: Address of the server, such as `http://127.0.0.1:36001`.
         turns: Largest number of steps in an episode.
-        tasks: Number of data items; the last fifth of them is held out.
+        tasks: Number of data items; the last quarter of them is held out.
         rules: Rules in words; AgentGym has those of its servers in `agentenv/envs`.
         create: Fields that are sent with every `create`, in addition to the task.
         reset: Fields that are sent with every `reset`, such as `world_type` to ALFWorld.
@@ -203,7 +203,7 @@ def load(
     Raises:
         ConfigError: it is no such address, or aiohttp is missing.
     """
-    check_whole(f"agentgym:{url}", "tasks", tasks, HELDOUT_SHARE, 10_000_000)
+    check_whole(f"agentgym:{url}", "tasks", tasks, HELDOUT_EVERY, 10_000_000)
     more = {"create": dict(create or {}), "reset": dict(reset or {})}
     parts = {"num_tasks": tasks, "more": more, "rules": rules}
     return declared_on_server(Episode, "agentgym", url, turns, **parts)

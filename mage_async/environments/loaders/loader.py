@@ -17,10 +17,9 @@ import numpy as np
 
 from mage_async.environments.environment import Split
 from mage_async.environments.options import check_whole
+from mage_async.environments.splits import HELDOUT_EVERY
 from mage_async.errors import ConfigError
 
-HELDOUT_SHARE = 5
-"""Number of tasks of which one is held out: the last ones of a list are."""
 TURNS = 32
 """Default of the option `turns`, the largest number of steps in an episode."""
 
@@ -58,8 +57,8 @@ class NumberedTasks:
     num_tasks: int
 
     def members(self, split: Split) -> range:
-        """Return the numbers of a split's tasks; the last fifth of the list is held out."""
-        first_heldout = self.num_tasks - self.num_tasks // HELDOUT_SHARE
+        """Return the numbers of a split's tasks; the last quarter of the list is held out."""
+        first_heldout = self.num_tasks - self.num_tasks // HELDOUT_EVERY
         return range(first_heldout) if split == "train" else range(first_heldout, self.num_tasks)
 
 

@@ -9,13 +9,13 @@ from dataclasses import fields
 from typing import Any
 
 from mage_async.environments.loaders.loader import (
-    HELDOUT_SHARE,
     IsolatedRandomState,
     NumberedTasks,
     declared,
     library,
 )
 from mage_async.environments.options import check_whole
+from mage_async.environments.splits import HELDOUT_EVERY
 from mage_async.environments.user_calls import own_code
 from mage_async.errors import ConfigError
 
@@ -63,7 +63,7 @@ def load(
     """
     name = f"reasoning-gym:{dataset}"
     library("reasoning_gym", "reasoning-gym")
-    check_whole(name, "size", size, HELDOUT_SHARE, 10_000_000)
+    check_whole(name, "size", size, HELDOUT_EVERY, 10_000_000)
     check_whole(name, "seed", seed, 0, 2**31)
     options = {"size": size, "seed": seed, **(config or {})}
     return declared(

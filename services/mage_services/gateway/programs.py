@@ -66,7 +66,7 @@ def load(
     Args:
         name: `module:function`, "command" or "url".
         turns: most calls of the policy in an episode.
-        size: number of tasks, the last fifth of them held out; None: those of the module, by
+        size: number of tasks, the last quarter of them held out; None: those of the module, by
             `members(split)`.
         command: a command line with `{task}`, and perhaps `{episode}` and `{seed}`, whose last line
             of output is the reward.

@@ -17,12 +17,12 @@ import msgspec
 
 from mage_async.environments.agent import AgentProgram
 from mage_async.environments.loaders.loader import (
-    HELDOUT_SHARE,
     TURNS,
     NumberedTasks,
     declared,
 )
 from mage_async.environments.options import check_whole
+from mage_async.environments.splits import HELDOUT_EVERY
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_services.processes.child_process import ChildProcess, waiting_notice
 
@@ -219,7 +219,7 @@ def load(
         ConfigError: an option is out of its range.
     """
     name = f"verifiers:{taskset}"
-    check_whole(name, "size", size, HELDOUT_SHARE, 10_000_000)
+    check_whole(name, "size", size, HELDOUT_EVERY, 10_000_000)
     if not isinstance(python, str):
         raise ConfigError(f"environment {name!r}: `python` must be a path, got {python!r}")
     job = {"taskset": taskset, "size": size, "environment": dict(environment or {})}

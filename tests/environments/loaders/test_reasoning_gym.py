@@ -31,10 +31,10 @@ def test_questions_and_scores_are_those_of_the_dataset_itself(dataset: str) -> N
         assert random.getstate() == before
 
 
-def test_the_last_fifth_of_a_dataset_is_held_out() -> None:
+def test_the_last_quarter_of_a_dataset_is_held_out() -> None:
     environment = catalogue.load("reasoning-gym:chain_sum", size=50)
-    assert [len(environment.members(split)) for split in SPLITS] == [40, 10]
-    assert environment.members("heldout")[0] == "40"
+    assert [len(environment.members(split)) for split in SPLITS] == [38, 12]
+    assert environment.members("heldout")[0] == "38"
 
 
 def test_a_dataset_is_configured_and_rehearsed() -> None:
