@@ -1,17 +1,21 @@
 """Weight receipts: which made faults they catch, and what share of a publication they cost.
 
-    python -m bench.engine.receipts [MODEL] [--dtype float32|bfloat16] [--publications 5]
+    python -m bench.engine.receipts [MODEL] [--dtype float32|bfloat16] [--publications 5] [--rank R]
 
 Five kinds of faults, twenty of each, are made in publications of a small model, and twenty
 publications are sound; the embedded engine loads each. The same is done once more in a version that
-is not scored. Then a model (MODEL, a directory of safetensors; otherwise a random one of 400
-thousand parameters) is published and loaded again and again: its weights copied, written to a file,
-read and arranged by an engine; what receipts add is taken apart from that. Processor seconds are
-counted, of all threads, and of each part the least: work beside it can but add to them.
+is not scored, and with nine kinds of faults in publications of adapters. Then a model (MODEL, a
+directory of safetensors; otherwise a random one of 400 thousand parameters) is published and loaded
+again and again: its weights copied, written to a file, read and arranged by an engine; what
+receipts add is taken apart from that. Processor seconds are counted, of all threads, and of each
+part the least: work beside it can but add to them.
 
     learner   rows of the model; sums, and the fingerprint itself; in a scored version
               the probe tokens' log-probs by the trained model
     engine    the receipt of what is read; in a scored version the probe tokens' log-probs
+
+With `--rank`, the model's adapters of that rank are published in turn merged and alone, and an
+embedded engine reads both.
 
 Both kinds of versions are measured, and count as often as among the first thousand of a run. Exits
 with 1 where a fault is not caught, or a sound publication is refused. Wanted: under 2 % of a
@@ -29,11 +33,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+import msgspec
 import torch
 
 from bench.engine.serving import random_model
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
+from mage_async.config.policy import Lora
 from mage_async.config.schema import Embedded
 from mage_async.errors import WeightsRefused
 from mage_async.inference.architecture import read_architecture
@@ -49,11 +55,13 @@ from mage_async.inference.weight_fingerprint import (
 from mage_async.inference.weights import as_weights, read_tensors
 from mage_async.learning.adapters import adapted_layers
 from mage_async.policy.load import load_policy
-from mage_async.policy.snapshot import Snapshot, checked_rows, published_tensors
+from mage_async.policy.lora import add_adapters
+from mage_async.policy.snapshot import Snapshot, base_of, checked_rows, published_tensors
 from mage_async.policy.weight_digest import is_scored, probe_logprobs
 from mage_services.engines.embedded import EmbeddedEngine
+from mage_services.weights.weight_store import WeightFiles
 from tests.weights import weight_faults
-from tests.weights.weight_faults import FAULTS, Site
+from tests.weights.weight_faults import ADAPTER_FAULTS, FAULTS, Site
 
 TIMES, BOUND = 20, 0.02
 RUN = 1000
@@ -63,10 +71,11 @@ Seconds = dict[str, list[float]]
 Parts = dict[str, float]
 
 
-def caught(folder: Path) -> dict[str, int]:
+def caught(folder: Path, *, are_adapters: bool = False) -> dict[str, int]:
     """Refused publications by the kind of their fault, of `TIMES` each."""
-    site = Site.of(folder)
-    kinds = {**FAULTS, "none": lambda site, number: site.publish()}
+    site = Site.of(folder, publishes_adapters=are_adapters)
+    faults = ADAPTER_FAULTS if are_adapters else FAULTS
+    kinds = {**faults, "none": lambda site, number: site.publish()}
 
     async def main() -> dict[str, int]:
         async with EmbeddedEngine(folder / "policy", RULES, "bench") as engine:
@@ -110,6 +119,27 @@ def costs(directory: Path, dtype: str, folder: Path, publications: int) -> dict[
         "of_a_version_that_is_not_scored": round(added / publication, 4),
         "of_a_scored_version": round(added_scored / publication, 4),
     }
+
+
+def adapters(
+    directory: Path, dtype: str, folder: Path, publications: int, rank: int
+) -> dict[str, object]:
+    """Bytes of a publication, and least processor seconds to publish and read it, both ways."""
+    model, spent, size = load_policy(directory, dtype, "cpu"), defaultdict(list), {}
+    add_adapters(model, Lora(rank=rank, alpha=2.0 * rank), 0)
+    rules = msgspec.structs.replace(RULES, arithmetic=dtype)
+    engine, files = EmbeddedEngine(directory, rules), WeightFiles(folder / "weights")
+    for version in range(publications + 1):
+        for way, base in (("merged", None), ("alone", base_of(model))):
+            with _timed(spent, f"publish {way}"):
+                file = files.write(Snapshot.of(model, version, base=base))
+            with _timed(spent, f"read {way}"):
+                # The weights before are kept until then, as a serving engine keeps them.
+                kept = engine._read(version, file)
+            size[way] = file.stat().st_size
+    assert kept[1] is not None
+    seconds = {name: round(min(each[1:]), 5) for name, each in spent.items()}
+    return {"rank": rank, "bytes": size, "processor_s": seconds}
 
 
 def _parts(model, directory: Path, folder: Path, publications: int, scores: bool) -> Parts:
@@ -171,6 +201,7 @@ def main() -> int:
     parser.add_argument("model", nargs="?", type=Path, metavar="MODEL")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--publications", type=int, default=5, metavar="N")
+    parser.add_argument("--rank", type=int, default=0, metavar="R")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -178,12 +209,17 @@ def main() -> int:
         found = caught(folder / "faults")
         with patch.object(weight_faults, "probe_logprobs", return_value=None):
             unscored = caught(folder / "faults of a version that is not scored")
-        figures = costs(_model(given, folder), given.dtype, folder, given.publications)
+            merging = caught(folder / "faults of adapters", are_adapters=True)
+        asked = _model(given, folder), given.dtype, folder, given.publications
+        figures = costs(*asked)
+        if given.rank:
+            figures["adapters"] = adapters(*asked, given.rank)
     figures["refused_in_a_version_that_is_not_scored"] = unscored
+    figures["refused_adapters"] = merging
     _report(found, figures)
     name = "receipts" if given.model is None else f"receipts_{given.model.absolute().name}"
     write_baseline(f"{name}_{given.dtype}", {"refused": found, "times": TIMES} | figures)
-    return int(not all(_is_as_wanted(each) for each in (found, unscored)))
+    return int(not all(_is_as_wanted(each) for each in (found, unscored, merging)))
 
 
 def _is_as_wanted(found: dict[str, int]) -> bool:

@@ -40,8 +40,8 @@ class Arithmetic:
     """
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Prepare a layer's matrix [O, D] for `linear`."""
-        return tensor
+        """Prepare a layer's matrix [O, D], of any type, for `linear`."""
+        return tensor.float()
 
     def head(self, tensor: torch.Tensor) -> torch.Tensor:
         """Prepare the LM head [V, D] for `linear`."""

@@ -7,6 +7,10 @@ or `sample_digest` for most versions) reveal bytes that changed on their way. Ro
 number for one row of each tensor, also reveal faults before the bytes were written, such as
 adapters that were not merged. Probe log-probs, of fixed probe tokens, also reveal faults after the
 bytes were read, such as a matrix in another's place.
+
+Of a policy with adapters, these alone are published. The fingerprint then names their base, the
+frozen weights, by its digest. All bytes of adapters are summed, in every version, and row checksums
+are of adapters and of merged weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,14 +55,32 @@ RowChecksums = dict[str, float | None]
 """Row checksums by the names of tensors; None for one that is not finite."""
 
 
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+"""Endings of the published names of an adapter's two matrices, after that of their layer."""
+
+
+class AdapterBase(msgspec.Struct, frozen=True):
+    """Describe what published adapters are added to (`mage_async/inference/base_weights.py`)."""
+
+    digest: str
+    """Digest of the frozen weights, in the type in which the learner holds them."""
+    dtype: Literal["float16", "bfloat16", "float32", "float64"]
+    """That type, by its name in torch."""
+    scale: float
+    """Factor of the product of an adapter's two matrices."""
+
+
 class WeightFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     """Hold the fingerprint of a version's weights, as the learner or an engine computes it."""
 
     version: int
     precision: Precision
+    base: AdapterBase | None = None
+    """What the published tensors are added to, if they are adapters; None if they are all weights.
+    """
     tensors: dict[str, str]
-    """Sum (`tensor_digest`) of each tensor, by its name; empty for a version that is not scored,
-    and for weights that were never in host memory.
+    """Sum (`tensor_digest`) of each published tensor, by its name; empty for whole weights that are
+    not scored, and for weights that were never in host memory.
     """
     sample: str = ""
     """Sum of a sample of all bytes (`sample_digest`); "" if tensors have sums of their own."""
@@ -67,7 +89,7 @@ class WeightFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     holds.
     """
     row_tolerance: float = 0.0
-    """Largest allowed difference of an engine's row checksums."""
+    """Largest allowed difference of row checksums of an engine's weights."""
     logprobs: tuple[float | None, ...]
     """Log-probs of the probe tokens after the first, in nats; None for one that is not finite.
     Empty for weights that were not scored."""
@@ -75,10 +97,7 @@ class WeightFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """One digest of all tensors in any order, or of the sample; `UNSEEN` without sums."""
-        if not self.tensors:
-            return self.sample or UNSEEN
-        listed = "".join(f"{name} {self.tensors[name]} " for name in sorted(self.tensors))
-        return blake2b(listed.encode(), digest_size=DIGEST_BYTES).hexdigest()
+        return combined(self.tensors) if self.tensors else self.sample or UNSEEN
 
     def text(self) -> str:
         """Return the fingerprint as JSON."""
@@ -142,11 +161,17 @@ def mismatch(published: WeightFingerprint, loaded: WeightFingerprint) -> str:
     """Return why an engine's fingerprint differs from the learner's; "" if it agrees."""
     if published.version != loaded.version:
         return f"they are weights of version {published.version}"
-    if name := _first_difference(published.tensors, loaded.tensors, ne):
+    if published.base != loaded.base:
+        wanted, own = (each.base.digest if each.base else "none" for each in (published, loaded))
+        return (
+            f"they are adapters of a base with the digest {wanted}, and that of the engine's model "
+            f"directory is {own}: give the engine the folder `policy` of the run"
+        )
+    if name := _first_difference(published.tensors, loaded.tensors, lambda _, *pair: ne(*pair)):
         return f"the digest of {name} is not the learner's"
     if published.sample and loaded.sample and published.sample != loaded.sample:
         return "the digest of a sample of their bytes is not the learner's"
-    are_apart = partial(_are_apart, bound=published.row_tolerance)
+    are_apart = partial(_are_apart, published.row_tolerance)
     if name := _first_difference(published.row_checksums, loaded.row_checksums, are_apart):
         return f"a row of {name} is not the learner's"
     is_full = published.precision == loaded.precision == "float32"
@@ -157,17 +182,21 @@ def mismatch(published: WeightFingerprint, loaded: WeightFingerprint) -> str:
 
 
 def _first_difference(
-    published: Mapping[str, Any], loaded: Mapping[str, Any], differ: Callable[[Any, Any], bool]
+    published: Mapping[str, Any],
+    loaded: Mapping[str, Any],
+    differ: Callable[[str, Any, Any], bool],
 ) -> str:
     """Return the first tensor whose values differ; empty if none do, or a side has no values."""
     if not published or not loaded:
         return ""
     names = sorted(published.keys() | loaded.keys())
-    return next((name for name in names if differ(published.get(name), loaded.get(name))), "")
+    pairs = ((name, published.get(name), loaded.get(name)) for name in names)
+    return next((name for name, *pair in pairs if differ(name, *pair)), "")
 
 
-def _are_apart(one: float | None, other: float | None, bound: float) -> bool:
-    """Return whether two values differ by more than `bound`, or only one of them is None."""
+def _are_apart(tolerance: float, name: str, one: float | None, other: float | None) -> bool:
+    """Return whether two row checksums differ by more than is allowed, or only one is None."""
+    bound = COPIED_ROW_TOLERANCE if name.endswith((DOWN, UP)) else tolerance
     return one is not other if one is None or other is None else abs(one - other) > bound
 
 
@@ -252,6 +281,12 @@ def tensor_digest(name: str, tensor: torch.Tensor) -> str:
     return state.hexdigest()
 
 
+def combined(digests: Mapping[str, str]) -> str:
+    """Combine the digests of tensors, by their names, into one that no order changes."""
+    listed = "".join(f"{name} {digests[name]} " for name in sorted(digests))
+    return blake2b(listed.encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
 def sample_digest(body: np.ndarray, version: int) -> str:
     """Return a digest of one in `SAMPLED` blocks of 32 KiB, and of the bytes after the last block.
 
@@ -284,14 +319,21 @@ class FingerprintBuilder:
         self._published, self._file = published, file
         self._digests: dict[str, str] = {}
         self._rows: dict[str, torch.Tensor] = {}
+        self.base: AdapterBase | None = None
+        """What adapters were merged into."""
 
     def passing(
-        self, named: Iterable[tuple[str, torch.Tensor]]
+        self, named: Iterable[tuple[str, torch.Tensor]], *, are_published: bool = True
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the same tensors, taking the sum and the checked row of each."""
+        """Yield the same tensors, taking the sum and the checked row of each.
+
+        Args:
+            are_published: Whether they are the tensors that were published; otherwise adapters have
+                been merged into them, and only rows are taken.
+        """
         published = self._published
         for name, tensor in named:
-            if published and published.tensors:
+            if published and published.tensors and are_published:
                 self._digests[name] = tensor_digest(name, tensor)
             if published and published.row_checksums:
                 self._rows[name] = checked_row(tensor, published.version)
@@ -311,6 +353,7 @@ class FingerprintBuilder:
         return WeightFingerprint(
             version=version,
             precision=precision,
+            base=self.base,
             tensors=self._digests,
             sample=sample_digest(_body(file), version) if file is not None else "",
             row_checksums=row_checksums_of([*self._rows], lengths, joined(self._rows.values()))

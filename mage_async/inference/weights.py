@@ -103,23 +103,25 @@ def as_weights(
     arithmetic: Arithmetic = ARITHMETICS["float32"],
     *,
     copies: bool = True,
+    like: Weights | None = None,
 ) -> Weights:
     """Arrange the tensors of a model, by their HuggingFace names.
 
     Args:
         where: Source of the tensors, with which errors begin.
         copies: Whether to copy every tensor, because the source may change later.
+        like: Weights with the same embedding, last norm and LM head, which are taken from there.
 
     Raises:
         PolicyError: they are the tensors of another model.
     """
     tensors = {
-        name: tensor.to(torch.float32, copy=copies)
+        name: tensor.clone() if copies else tensor
         for name, tensor in named
         if not name.endswith("rotary_emb.inv_freq")
     }
     try:
-        weights = _assemble(tensors, architecture, arithmetic)
+        weights = _assemble(tensors, architecture, arithmetic, like)
     except (KeyError, RuntimeError) as error:
         raise PolicyError(
             f"{where}: weights of another model than config.json's: {error}"
@@ -211,7 +213,9 @@ def _reading(file: Path) -> Iterator[None]:
         raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
 
 
-def _assemble(tensors: Tensors, shape: Architecture, arithmetic: Arithmetic) -> Weights:
+def _assemble(
+    tensors: Tensors, shape: Architecture, arithmetic: Arithmetic, like: Weights | None
+) -> Weights:
     """Move all tensors out of `tensors` into weights."""
     second_role = _second_role_layers(tensors, shape, arithmetic)
     num_parameters = sum(tensor.numel() for tensor in tensors.values())
@@ -224,7 +228,11 @@ def _assemble(tensors: Tensors, shape: Architecture, arithmetic: Arithmetic) -> 
         head = _take(tensors, "lm_head.weight", shape.vocabulary, shape.hidden_size)
     layers = _layers(tensors, shape, arithmetic)
     norm = _take(tensors, "model.norm.weight", shape.hidden_size)
-    return Weights(embedding, layers, norm, arithmetic.head(head), num_parameters, second_role)
+    if like is not None:
+        return Weights(like.embedding, layers, like.norm, like.head, num_parameters, second_role)
+    wide = embedding.float()
+    head = arithmetic.head(wide if is_tied else head.float())
+    return Weights(wide, layers, norm.float(), head, num_parameters, second_role)
 
 
 def _second_role_layers(
@@ -262,19 +270,21 @@ def _layer(tensors: Tensors, number: int, shape: Architecture, arithmetic: Arith
         return torch.cat([_take(tensors, name, shape.mlp_size, *rest) for name in names])
 
     return Layer(
-        input_norm=_take(tensors, f"{stem}.input_layernorm.weight", hidden),
+        input_norm=_take(tensors, f"{stem}.input_layernorm.weight", hidden).float(),
         qkv=arithmetic.matrix(qkv("weight", hidden)),
-        qkv_bias=qkv("bias") if shape.has_qkv_bias else None,
+        qkv_bias=qkv("bias").float() if shape.has_qkv_bias else None,
         head_norms=_head_norms(tensors, stem, shape) if shape.has_head_norms else None,
         output=arithmetic.matrix(_take(tensors, f"{stem}.self_attn.o_proj.weight", hidden, heads)),
-        output_bias=_take(tensors, f"{stem}.self_attn.o_proj.bias", hidden)
+        output_bias=_take(tensors, f"{stem}.self_attn.o_proj.bias", hidden).float()
         if shape.has_output_bias
         else None,
-        mlp_norm=_take(tensors, f"{stem}.post_attention_layernorm.weight", hidden),
+        mlp_norm=_take(tensors, f"{stem}.post_attention_layernorm.weight", hidden).float(),
         gate_up=arithmetic.matrix(gate_up("weight", hidden)),
-        gate_up_bias=gate_up("bias") if shape.has_mlp_bias else None,
+        gate_up_bias=gate_up("bias").float() if shape.has_mlp_bias else None,
         down=arithmetic.matrix(_take(tensors, f"{mlp}.down_proj.weight", hidden, shape.mlp_size)),
-        down_bias=_take(tensors, f"{mlp}.down_proj.bias", hidden) if shape.has_mlp_bias else None,
+        down_bias=_take(tensors, f"{mlp}.down_proj.bias", hidden).float()
+        if shape.has_mlp_bias
+        else None,
     )
 
 
@@ -286,7 +296,7 @@ def _head_norms(tensors: Tensors, stem: str, shape: Architecture) -> torch.Tenso
         )
         for part in ("q", "k")
     )
-    return torch.cat([query.expand(shape.heads, -1), key.expand(shape.kv_heads, -1)])
+    return torch.cat([query.expand(shape.heads, -1), key.expand(shape.kv_heads, -1)]).float()
 
 
 def paired(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -3,6 +3,10 @@
 Adapted layers are peft's: `base_layer` is the frozen layer, `lora_A` and `lora_B` are the adapter.
 They are recognised by these attributes, because importing peft takes seconds. Every function also
 takes a model without adapters, whose weights are all trained and published as they are.
+
+Of a model with adapters these alone are published (`adapter_tensors`), if engines merge them
+(`mage_async/inference/base_weights.py`). Checkpoints have them in peft's format, and merged at the
+last step. SGLang, and a run within one process, get merged weights (`merged_tensors`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +17,8 @@ import torch
 from torch import nn
 
 from mage_async.completion import SECOND_ROLE
+from mage_async.inference.base_weights import added
+from mage_async.inference.weight_fingerprint import DOWN, UP
 
 ADAPTER = "default"
 """peft's name of a single adapter. A method with two roles (`mage_async/learning/roles.py`) names
@@ -76,6 +82,16 @@ def second_role_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     layers, base = adapted_layers(model), base_tensors(model)
     own = [f"{name}.weight" for name, layer in layers.items() if len(layer.lora_A) == 2]
     return {f"{SECOND_ROLE}{name}": base[name] for name in own}
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the matrices of all adapters by their published names."""
+    return {
+        f"{SECOND_ROLE * role}{name}{ending}": part[adapter].weight.detach()
+        for name, layer in adapted_layers(model).items()
+        for role, adapter in enumerate(layer.lora_A)
+        for ending, part in ((DOWN, layer.lora_A), (UP, layer.lora_B))
+    }
 
 
 @torch.no_grad()
@@ -162,6 +178,5 @@ def merge(
         part_of: selects the rows that `weight` consists of.
     """
     name = list(layer.lora_A)[role]
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    down, up = (each[name].weight.to(wide) for each in (layer.lora_A, layer.lora_B))
-    return (weight.to(wide) + layer.scaling[name] * (part_of(up) @ down)).to(weight.dtype)
+    down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
+    return added(weight, down, part_of(up), layer.scaling[name])

@@ -24,10 +24,12 @@ from transformers import PreTrainedModel
 
 from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
+from mage_async.inference.weight_fingerprint import AdapterBase
 from mage_async.learning.packing import SampledTokens, TrainingSequence
 from mage_async.learning.trainer import Trainer
 from mage_async.plan.model_shape import Shape, meta_model
 from mage_async.policy.load import needs_reference
+from mage_async.policy.lora import publishes_adapters
 from mage_async.policy.snapshot import Snapshot
 from mage_kernels import planned_chunks
 
@@ -262,7 +264,8 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
         trainer.update(batches, 1.0)
         parts, updated = trace.peak, trace.flops - before
         with mode:
-            published = Snapshot.of(trainer.model, 0).data.nbytes
+            base = AdapterBase("", config.policy.dtype, 1.0) if publishes_adapters(config) else None
+            published = Snapshot.of(trainer.model, 0, base=base).data.nbytes
     # The first minibatch needs no separate forward for its log-probs at the beginning.
     repeated = 1 - 1 / config.learner.minibatches
     return Update(parts, (updated + repeated * begun) / (count * batch.tokens), published)

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mage_async.config.policy import Lora
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Embedded
 from mage_async.errors import PolicyError
 from mage_async.learning.adapters import ADAPTER, adapted_layers, trained_tensors
 from mage_async.learning.roles import route
@@ -92,6 +92,15 @@ def linear_layers(model: PreTrainedModel) -> set[str]:
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear) and layer is not head
     }
+
+
+def publishes_adapters(config: Config) -> bool:
+    """Return whether the learner publishes the adapters alone, which its engines merge.
+
+    SGLang gets merged weights: it changes weights as whole tensors, and multiplies adapters that it
+    loads itself beside the base for every token.
+    """
+    return config.policy.lora is not None and isinstance(config.engine, Embedded)
 
 
 def save_adapters(model: PreTrainedModel, folder: Path) -> None:

@@ -1,4 +1,5 @@
-"""Copy the weights of one version, so that they are published while the next step trains.
+"""Copy the weights of one version, or its adapters, so that they are published while the next step
+trains.
 
 All tensors lie in one buffer without gaps. The same bytes become a safetensors file, shared memory,
 or buckets that are sent to an engine. A file also holds the learner's weight fingerprint
@@ -13,16 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
 from mage_async.errors import UnreadableWeights
+from mage_async.inference.base_weights import digest_of
 from mage_async.inference.weight_fingerprint import (
     COPIED_ROW_TOLERANCE,
     MERGED_ROW_TOLERANCES,
+    AdapterBase,
     WeightFingerprint,
     checked_row,
     joined,
@@ -35,6 +38,7 @@ from mage_async.inference.weight_fingerprint import (
 from mage_async.learning.adapters import (
     AdaptedLayer,
     adapted_layers,
+    adapter_tensors,
     base_tensors,
     merged_rows,
     merged_tensors,
@@ -157,7 +161,7 @@ def pinned(num_bytes: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """Hold a copy of all weights of one version."""
+    """Hold a copy of the weights of one version, or of its adapters alone."""
 
     version: int
     places: tuple[Place, ...]
@@ -167,6 +171,8 @@ class Snapshot:
     rows: torch.Tensor
     """float64 [elements], on the model's device: the row of each tensor that is checksummed. Rows
     come from the model, not from `data`, so that a wrong copy is noticed."""
+    lengths: dict[str, int]
+    """Number of elements of each of these rows, in their order, by the name of its tensor."""
     ready: torch.cuda.Event | None = None
     """Event that is set once `data` holds the weights; None if the model is not on a GPU."""
     logprobs: torch.Tensor | None = None
@@ -174,29 +180,38 @@ class Snapshot:
     if they were not computed.
     """
     is_merged: bool = False
-    """Whether adapters were merged, which rounds the weights."""
+    """Whether adapters are merged, here or by engines, which rounds the weights."""
+    base: AdapterBase | None = None
+    """What the tensors are added to, if they are adapters; None if they are all weights."""
 
     @staticmethod
     @torch.no_grad()
     def of(
-        model: "PreTrainedModel", version: int, logprobs: torch.Tensor | None = None
+        model: "PreTrainedModel",
+        version: int,
+        logprobs: torch.Tensor | None = None,
+        base: AdapterBase | None = None,
     ) -> "Snapshot":
-        """Copy a model's weights, its adapters merged, without a tied LM head.
+        """Copy a model's weights, its adapters merged, without a tied LM head; or its adapters.
 
         Args:
             logprobs: Probe log-probs of this model (`mage_async/policy/weight_digest.py`).
+            base: Result of `base_of`, to copy the adapters alone; None to copy all weights.
         """
-        tensors, layers = published_tensors(model), adapted_layers(model)
+        layers, weights = adapted_layers(model), published_tensors(model)
+        tensors = weights if base is None else adapter_tensors(model)
+        copied = merged_tensors(model) if base is None else tensors.items()
         places = tuple(places_of(tensors))
         data = torch.empty(places[-1].end, dtype=torch.uint8, device=model.device)
         by_name = {place.name: place for place in places}
-        for name, tensor in merged_tensors(model):
+        for name, tensor in copied:
             if place := by_name.get(name):
                 view = data[place.start : place.end].view(place.dtype)
                 view.copy_(tensor.reshape(-1))
-        rows = checked_rows({place.name: tensors[place.name] for place in places}, layers, version)
+        checked = {} if base is None else tensors
+        lengths, rows = checked_rows(checked | weights, layers, version)
         ready = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
-        return Snapshot(version, places, data, rows, ready, logprobs, bool(layers))
+        return Snapshot(version, places, data, rows, lengths, ready, logprobs, bool(layers), base)
 
     def write(self, file: Path) -> None:
         """Write a safetensors file, whole or not at all, readable by every user.
@@ -220,9 +235,8 @@ class Snapshot:
         """
         data = None if self.data.is_cuda else self.data
         scored = [] if self.logprobs is None else self._brought(self.logprobs).tolist()
-        receipt = fingerprint_of(self.version, self.places, data, scored)
-        names = [place.name for place in self.places]
-        lengths = [place.shape[-1] if place.shape else 1 for place in self.places]
+        receipt = fingerprint_of(self.version, self.places, data, scored, self.base)
+        names, lengths = list(self.lengths), list(self.lengths.values())
         return msgspec.structs.replace(
             receipt,
             row_checksums=row_checksums_of(names, lengths, self._brought(self.rows)),
@@ -241,20 +255,24 @@ def fingerprint_of(
     places: Sequence[Place],
     data: torch.Tensor | None,
     logprobs: Sequence[float],
+    base: AdapterBase | None = None,
 ) -> WeightFingerprint:
     """Return a fingerprint without row checksums.
 
     Args:
         data: Weights in host memory, uint8 [bytes]; None if they are not there, so that they get no
             sums.
-        logprobs: Probe log-probs in nats; empty if they were not computed: then a sample of the
+        logprobs: Probe log-probs in nats; empty if they were not computed: then a sample of whole
             weights is summed.
+        base: What the tensors are added to, if they are adapters.
     """
-    dtypes = {place.dtype for place in places}
-    named = placed(places, data) if data is not None and logprobs else ()
-    sampled = None if logprobs else data
+    dtypes = {place.dtype for place in places} | ({getattr(torch, base.dtype)} if base else set())
+    sums_all = bool(logprobs or base)
+    named = placed(places, data) if data is not None and sums_all else ()
+    sampled = None if sums_all else data
     return WeightFingerprint(
         version=version,
+        base=base,
         precision=precision_of(min(dtypes, key=lambda dtype: dtype.itemsize)),
         tensors={name: tensor_digest(name, tensor) for name, tensor in named},
         sample=sample_digest(sampled.numpy(), version) if sampled is not None else "",
@@ -264,13 +282,24 @@ def fingerprint_of(
 
 def checked_rows(
     tensors: dict[str, torch.Tensor], layers: dict[str, AdaptedLayer], version: int
-) -> torch.Tensor:
-    """Return the row of each published tensor that a version checksums: float64 [elements].
+) -> tuple[dict[str, int], torch.Tensor]:
+    """Return the length of the row of each tensor that a version checksums, and all these rows,
+    with adapters merged: float64 [elements].
 
     Args:
         layers: Layers with adapters, by name.
     """
-    return joined(merged_rows(tensors, layers, partial(checked_row, version=version)).values())
+    rows = merged_rows(tensors, layers, partial(checked_row, version=version))
+    return {name: len(row) for name, row in rows.items()}, joined(rows.values())
+
+
+def base_of(model: "PreTrainedModel") -> AdapterBase:
+    """Describe the frozen weights of a model with adapters; reads all of them."""
+    layer, dtype = next(iter(adapted_layers(model).values())), model.dtype
+    scale = next(iter(layer.scaling.values()))
+    digest = digest_of(untied(model, base_tensors(model)), dtype)
+    name: Any = str(dtype).removeprefix("torch.")
+    return AdapterBase(digest, name, scale)
 
 
 def placed(places: Iterable[Place], data: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -286,9 +315,13 @@ def part_of(file: Path) -> Path:
 
 def published_tensors(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
     """Return a model's published tensors by name, adapters not merged, without a tied LM head."""
+    return untied(model, base_tensors(model) | second_role_tensors(model))
+
+
+def untied(model: "PreTrainedModel", tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors by name without the LM head, if it is the embedding."""
     tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
-    everything = base_tensors(model) | second_role_tensors(model)
-    return {name: one for name, one in everything.items() if name != tied}
+    return {name: one for name, one in tensors.items() if name != tied}
 
 
 def published_fingerprint(file: Path) -> WeightFingerprint | None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from mage_async.inference.weight_fingerprint import probe_tokens, with_both_roles
+from mage_async.inference.weight_fingerprint import AdapterBase, probe_tokens, with_both_roles
 from mage_async.learning.adapters import trained_tensors
 from mage_async.learning.forward import token_logprobs
 from mage_async.learning.packing import TokenRow
@@ -58,14 +58,15 @@ def overall(tensors: dict[str, str]) -> str:
 
 
 def digested_snapshot(
-    model: PreTrainedModel, version: int, *, scores: bool
+    model: PreTrainedModel, version: int, *, scores: bool, base: AdapterBase | None = None
 ) -> tuple[Snapshot, dict[str, str]]:
     """Copy a model's weights to publish them, and compute their `tensor_digests`.
 
     Args:
         scores: Whether the copy also has the log-probs of the probe tokens.
+        base: Result of `base_of`, to copy the adapters alone.
     """
-    snapshot = Snapshot.of(model, version, probe_logprobs(model) if scores else None)
+    snapshot = Snapshot.of(model, version, probe_logprobs(model) if scores else None, base)
     return snapshot, tensor_digests(model)
 
 

@@ -18,7 +18,7 @@ from mage_services.engines import embedded
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.engines.weight_acceptance import fingerprint_at, read_again
 from tests.weights import weight_faults
-from tests.weights.weight_faults import FAULTS, Site
+from tests.weights.weight_faults import ADAPTER_FAULTS, FAULTS, Site
 
 RULES = Embedded(
     arithmetic="float32",
@@ -73,8 +73,38 @@ def test_an_engine_refuses_every_made_fault(
     assert all(one.startswith(REFUSAL) and "read twice" in one for one in said)
 
 
+@pytest.mark.parametrize("kind", ADAPTER_FAULTS)
+def test_an_engine_refuses_every_made_fault_of_adapters(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_faults, "probe_logprobs", lambda model: None)
+    site = Site.of(tmp_path, publishes_adapters=True)
+    said = outcomes(site, partial(ADAPTER_FAULTS[kind], site))
+    assert [number for number, one in enumerate(said) if not one] == []
+    assert all(one.startswith(REFUSAL) and "read twice" in one for one in said)
+
+
+def test_an_engine_says_how_adapters_do_not_fit(tmp_path: Path) -> None:
+    site = Site.of(tmp_path, publishes_adapters=True)
+    number = {"another base": 1, "another rank": 3, "another target": 0, "one matrix stale": 1}
+    base, rank, target, stale = (
+        outcomes(site, lambda _, kind=kind, n=n: ADAPTER_FAULTS[kind](site, n))[0]
+        for kind, n in number.items()
+    )
+    assert "they are adapters of a base with the digest" in base
+    assert "give the engine the folder `policy` of the run" in base
+    assert "the adapter of model.layers.0.self_attn.k_proj does not fit" in rank
+    assert "A is [2, 32] and B [256, 4], the weight there [256, 32]" in rank
+    assert "A is [0] and B [32, 4], the weight there [32, 48] ([0]: there is none)" in target
+    assert "the digest of model.layers.0.mlp.down_proj.lora_B.weight is not the learner's" in stale
+
+
+@pytest.mark.parametrize("publishes_adapters", [False, True])
 @pytest.mark.parametrize("arithmetic", ["float32", "bfloat16", "exact"])
-def test_an_engine_accepts_what_was_published(site: Site, arithmetic: str) -> None:
+def test_an_engine_accepts_what_was_published(
+    tmp_path: Path, arithmetic: str, publishes_adapters: bool
+) -> None:
+    site = Site.of(tmp_path, publishes_adapters=publishes_adapters)
     rules = msgspec.structs.replace(RULES, arithmetic=arithmetic)
 
     def published(number: int) -> Path:

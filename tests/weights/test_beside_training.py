@@ -87,7 +87,7 @@ def test_weights_of_a_gpu_are_written_by_way_of_the_stream(
 ) -> None:
     place = Place("weight", torch.float32, (50,), 0, 200)
     rows = torch.zeros(50, dtype=torch.float64)
-    Snapshot(3, (place,), BYTES, rows, MADE).write(tmp_path / "v3.safetensors")
+    Snapshot(3, (place,), BYTES, rows, {"weight": 50}, MADE).write(tmp_path / "v3.safetensors")
     found = load_file(tmp_path / "v3.safetensors")["weight"]
     assert torch.equal(found.view(torch.uint8), BYTES)
     assert stream.did.count("awaited") == 5 + 8  # pieces and the end, of the bytes and of the rows

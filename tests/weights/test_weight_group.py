@@ -52,7 +52,7 @@ PLACES = (Place("a", torch.float32, (2,), 0, 8), Place("b", torch.bfloat16, (1, 
 def snapshot(version: int) -> Snapshot:
     a, b = torch.full((2,), version + 0.5), torch.tensor([[version, 2, 3]], dtype=torch.bfloat16)
     data = torch.cat([a.view(torch.uint8), b.reshape(-1).view(torch.uint8)])
-    return Snapshot(version, PLACES, data, joined([a, b[0]]))
+    return Snapshot(version, PLACES, data, joined([a, b[0]]), {"a": 2, "b": 3})
 
 
 class Engine:

@@ -18,7 +18,7 @@ from tests.helpers.memory_channels import MemoryJournal
 def snapshot(version: int) -> Snapshot:
     place = Place("weight", torch.float32, (2,), 0, 8)
     weight = torch.full((2,), float(version))
-    return Snapshot(version, (place,), weight.view(torch.uint8), weight.double())
+    return Snapshot(version, (place,), weight.view(torch.uint8), weight.double(), {"weight": 2})
 
 
 def publish(files: WeightFiles, scenario) -> list[Published]:

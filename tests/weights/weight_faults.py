@@ -5,29 +5,29 @@ twenty faults. A fault that is made before the learner writes its digests can be
 alone; every second fault of the kinds that know both is made so.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
+import msgspec
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from mage_async.config.policy import Lora
-from mage_async.learning.adapters import ADAPTER, adapted_layers, base_tensors
+from mage_async.inference.weight_fingerprint import DOWN, UP, AdapterBase
+from mage_async.learning.adapters import ADAPTER, adapted_layers, adapter_tensors, base_tensors
 from mage_async.learning.attention import NAME
 from mage_async.policy import snapshot as snapshots
 from mage_async.policy.load import export_hf
 from mage_async.policy.lora import add_adapters
-from mage_async.policy.snapshot import Snapshot
+from mage_async.policy.snapshot import Snapshot, base_of
 from mage_async.policy.weight_digest import probe_logprobs
 from tests.helpers.random_models import random_model
 
 Tensors = dict[str, torch.Tensor]
-MERGED = "merged_tensors"
 
 
 @dataclass(frozen=True)
@@ -36,33 +36,43 @@ class Site:
 
     model: PreTrainedModel
     before: Tensors
-    """The weights of the version before."""
+    """The weights of the version before, or its adapters if these alone are published."""
     folder: Path
+    base: AdapterBase | None = None
+    """Below published adapters; None: all weights are published."""
 
     @staticmethod
-    def of(folder: Path) -> "Site":
+    def of(folder: Path, *, publishes_adapters: bool = False) -> "Site":
         """A small model after a step, served from `folder / "policy"`."""
         model = random_model("Qwen3", initializer_range=0.2)
         export_hf(model, folder, folder / "policy")
         model.set_attn_implementation(NAME)
         add_adapters(model, Lora(rank=4, alpha=8.0), 0)
-        site = Site(model, {n: t.clone() for n, t in base_tensors(model).items()}, folder)
+        base = base_of(model) if publishes_adapters else None
+        published = base_tensors(model) if base is None else adapter_tensors(model)
+        site = Site(model, {n: t.clone() for n, t in published.items()}, folder, base)
         site.step()
         return site
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move every weight by a tenth of what weights are."""
+        """Move every weight that is published by a tenth of what weights are."""
         source = torch.Generator().manual_seed(1)
-        for tensor in base_tensors(self.model).values():
+        moved = (base_tensors if self.base is None else adapter_tensors)(self.model)
+        for tensor in moved.values():
             tensor.add_(torch.randn(tensor.shape, generator=source), alpha=0.02)
         for layer in adapted_layers(self.model).values():
             layer.lora_B[ADAPTER].weight.normal_(0.0, 0.02, generator=source)
 
-    def publish(self, version: int = 1) -> Path:
-        """Publish the model as a learner does."""
+    def publish(self, version: int = 1, **changes: object) -> Path:
+        """Publish the model as a learner does.
+
+        Args:
+            changes: fields of the base that are wrong.
+        """
         file = self.folder / f"v{version:06d}.safetensors"
-        Snapshot.of(self.model, version, probe_logprobs(self.model)).write(file)
+        base = self.base and msgspec.structs.replace(self.base, **changes)
+        Snapshot.of(self.model, version, probe_logprobs(self.model), base).write(file)
         return file
 
 
@@ -137,6 +147,97 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+def stale_matrix(site: Site, number: int) -> Path:
+    """A matrix of an adapter is that of the version before."""
+    name = sorted(site.before)[number % len(site.before)]
+
+    def stale(tensors: Tensors) -> Tensors:
+        return tensors | {name: site.before[name]}
+
+    return _faulty(site, stale, is_late=number % 2 == 1)
+
+
+def other_layers_adapter(site: Site, number: int) -> Path:
+    """Both matrices of an adapter, or one, are those of another layer."""
+    layers = [name.removesuffix(UP) for name in sorted(site.before) if name.endswith(UP)]
+    own, other = layers[number % 7], layers[number % 7 + 7 * (1 + number % 2)]
+
+    def swapped(tensors: Tensors) -> Tensors:
+        endings = ((DOWN, UP), (UP,), (DOWN,))[number % 3]
+        return tensors | {own + each: tensors[other + each].clone() for each in endings}
+
+    return _faulty(site, swapped, is_late=number % 4 > 1)
+
+
+def base_alone(site: Site, number: int) -> Path:
+    """The adapter of one layer, or of all, is as before the first step."""
+    ups = [name for name in sorted(site.before) if name.endswith(UP)]
+
+    def fresh(tensors: Tensors) -> Tensors:
+        chosen = ups if number < 2 else [ups[number]]
+        return tensors | {name: torch.zeros_like(tensors[name]) for name in chosen}
+
+    return _faulty(site, fresh, is_late=number % 2 == 1)
+
+
+@torch.no_grad()
+def other_base(site: Site, number: int) -> Path:
+    """The learner began with other weights; or a step has moved weights that should be frozen."""
+    tensor = list(base_tensors(site.model).values())[number]
+    before = tensor.clone()
+    tensor.add_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)), alpha=0.02)
+    try:
+        return site.publish(digest=base_of(site.model).digest if number % 2 else site.base.digest)
+    finally:
+        tensor.copy_(before)
+
+
+def other_rank(site: Site, number: int) -> Path:
+    """The adapter of one layer, or of all, has half the rank, or its matrices do not fit."""
+    layers = [name.removesuffix(UP) for name in sorted(site.before) if name.endswith(UP)]
+
+    def halved(tensors: Tensors) -> Tensors:
+        chosen = layers if number < 2 else [layers[number]]
+        downs = {each + DOWN: tensors[each + DOWN][:2].contiguous() for each in chosen}
+        ups = {each + UP: tensors[each + UP][:, :2].contiguous() for each in chosen}
+        return tensors | downs | (ups if number % 4 < 3 else {})
+
+    return _faulty(site, halved, is_late=number % 2 == 1)
+
+
+def other_target(site: Site, number: int) -> Path:
+    """The adapter of a layer is missing, or one matrix of it, or it has another layer's name."""
+    layer = sorted({name.removesuffix(UP).removesuffix(DOWN) for name in site.before})[number]
+    other = ("model.norm", "model.layers.9.mlp.up_proj", "lm_head", "")[number % 4]
+
+    def moved(tensors: Tensors) -> Tensors:
+        kept = {name: one for name, one in tensors.items() if not name.startswith(layer)}
+        if number % 3 == 0:
+            return kept | {layer + UP: tensors[layer + UP]}
+        pairs = {other + ending: tensors[layer + ending] for ending in (DOWN, UP)}
+        return kept | (pairs if other else {})
+
+    return _faulty(site, moved, is_late=number % 2 == 1)
+
+
+def other_scale(site: Site, number: int) -> Path:
+    """Engines are told another factor than the learner's."""
+    return site.publish(scale=site.base.scale * (0.5 + (number + 1) / 39))
+
+
+ADAPTER_FAULTS: dict[str, Fault] = {
+    "one matrix stale": stale_matrix,
+    "another layer's adapter": other_layers_adapter,
+    "base alone": base_alone,
+    "another base": other_base,
+    "another rank": other_rank,
+    "another target": other_target,
+    "another scale": other_scale,
+    "another type": wrong_type,
+    "half a bucket": half_a_bucket,
+}
+
+
 def _faulty(site: Site, change: Callable[[Tensors], Tensors], *, is_late: bool) -> Path:
     """Publish with a change behind the digests, or before them."""
     if is_late:
@@ -146,13 +247,14 @@ def _faulty(site: Site, change: Callable[[Tensors], Tensors], *, is_late: bool) 
             tensors, metadata = {n: found.get_tensor(n).clone() for n in names}, found.metadata()
         save_file(change(tensors), file, metadata)
         return file
-    with _merged_as(change):
+    if site.base is None:
+        merged = snapshots.merged_tensors
+        changed = patch.object(
+            snapshots, "merged_tensors", lambda model: change(dict(merged(model))).items()
+        )
+    else:
+        changed = patch.object(
+            snapshots, "adapter_tensors", lambda model: change(adapter_tensors(model))
+        )
+    with changed:
         return site.publish()
-
-
-@contextmanager
-def _merged_as(change: Callable[[Tensors], Tensors]) -> Iterator[None]:
-    """Snapshots copy what `change` makes of the merged weights."""
-    merged = snapshots.merged_tensors
-    with patch.object(snapshots, MERGED, lambda model: change(dict(merged(model))).items()):
-        yield

@@ -83,7 +83,8 @@ def prepare(
     trial_config = trial_config_of(config, environment, chat, episodes or config.trial.episodes)
 
     def make() -> "Stage":
-        engine, workers = make_engine(config, policy, "play"), CallRunner.of(config.environment)
+        engine = make_engine(config, policy, "play", base=run.policy)
+        workers = CallRunner.of(config.environment)
         return Stage(environment, trial_config, chat, engine, workers)
 
     return PlaySession(environment, task, chat, version, make)

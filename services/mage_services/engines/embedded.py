@@ -12,7 +12,7 @@ seats, have schedulers of their own.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -25,10 +25,12 @@ from mage_async.completion import Completion, Prompt
 from mage_async.config.schema import Embedded as EngineConfig
 from mage_async.errors import MageError, RunError
 from mage_async.inference.arithmetic import BFloat16
+from mage_async.inference.base_weights import BaseWeights
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, Statistics
 from mage_async.inference.weight_fingerprint import (
     AcceptedWeights,
+    AdapterBase,
     FingerprintBuilder,
     WeightFingerprint,
     precision_of,
@@ -109,12 +111,19 @@ class EmbeddedEngine(Engine):
     Args:
         directory: model directory; its weights are version 0.
         name: name of the process, for errors.
+        base: model directory below published adapters; None for `directory`.
 
     Raises:
         PolicyError: the model cannot be served; the text says what can.
     """
 
-    def __init__(self, directory: Path, config: EngineConfig, name: str = "an engine") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: EngineConfig,
+        name: str = "an engine",
+        base: Path | None = None,
+    ) -> None:
         super().__init__()
         model = Model.load(
             directory,
@@ -126,6 +135,9 @@ class EmbeddedEngine(Engine):
         self._scheduler = Scheduler(model, interrupts=interrupts, now=time.perf_counter)
         self._past_policies = PastPolicies(self._make_past_policy)
         self._config, self._name = config, name
+        self._base = BaseWeights(base or directory, is_tied=bool(model.architecture.is_tied))
+        self._unadapted: dict[str, Weights] = {}
+        """Embedding, last norm and LM head of the base, without layers, by type."""
         self._worker = ThreadPoolExecutor(
             1, "embedded engine", initializer=torch.set_num_threads, initargs=(config.threads,)
         )
@@ -222,14 +234,37 @@ class EmbeddedEngine(Engine):
         model, is_sent = self._scheduler.model, is_manifest(path)
         named = self._receiver.receive(Manifest.read(path)) if is_sent else read_tensors(path)
         builder = FingerprintBuilder(published, None if is_sent else path)
+        base = None if published is None else published.base
+        passing = builder.passing(named) if base is None else self._merged(builder, named, base)
+        like = None if base is None else self._unadapted.get(base.dtype)
         weights = as_weights(
-            builder.passing(named), model.architecture, str(path), model.arithmetic, copies=is_sent
+            passing,
+            model.architecture,
+            str(path),
+            model.arithmetic,
+            copies=is_sent and base is None,
+            like=like,
         )
+        if base is not None and like is None:
+            self._unadapted[base.dtype] = replace(weights, layers=(), second_role=())
         scores = published is not None and published.logprobs
         logprobs = probe_logprobs(weights, model.architecture, model.arithmetic) if scores else ()
         is_rounded = isinstance(model.arithmetic, BFloat16)
         precision = precision_of(torch.bfloat16 if is_rounded else torch.float32)
         return weights, builder.fingerprint(version, precision, logprobs)
+
+    def _merged(
+        self,
+        builder: FingerprintBuilder,
+        named: Iterable[tuple[str, torch.Tensor]],
+        base: AdapterBase,
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield all weights with published adapters merged, and have `builder` look at both."""
+        # Copied, so that what is summed is what is merged.
+        copies = ((name, tensor.clone()) for name, tensor in named)
+        adapters = dict(builder.passing(copies))
+        builder.base = AdapterBase(self._base.digest(base.dtype), base.dtype, base.scale)
+        return builder.passing(self._base.merged(adapters, base), are_published=False)
 
     def _swap(self) -> None:
         loads, self._loads = self._loads, []

@@ -126,12 +126,13 @@ def settle(future: asyncio.Future[Any], error: BaseException | None, result: obj
         future.set_exception(error)
 
 
-def make_engine(config: Config, directory: Path, name: str) -> Engine:
+def make_engine(config: Config, directory: Path, name: str, base: Path | None = None) -> Engine:
     """Make the configured engine, which is not yet running.
 
     Args:
         directory: model directory; its weights are version 0.
         name: name of the process that uses the engine, for errors and seeds.
+        base: model directory that the run began from, below published adapters; None: `directory`.
 
     Raises:
         ConfigError: a library is not installed, or it has no such argument.
@@ -142,7 +143,7 @@ def make_engine(config: Config, directory: Path, name: str) -> Engine:
     from mage_services.engines.sglang.engine import SglangEngine
 
     if isinstance(config.engine, Embedded):
-        return EmbeddedEngine(directory, config.engine, name)
+        return EmbeddedEngine(directory, config.engine, name, base)
     own = blake2s(f"{config.seed}/{name}".encode(), digest_size=4).digest()
     return SglangEngine(
         directory,

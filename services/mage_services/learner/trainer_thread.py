@@ -26,7 +26,8 @@ from mage_async.learning.trainer import Trainer, trainer_of
 from mage_async.methods.method import Methods
 from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint, writing
 from mage_async.policy.load import load_frozen_policies, loads_on
-from mage_async.policy.lora import load_trained
+from mage_async.policy.lora import load_trained, publishes_adapters
+from mage_async.policy.snapshot import base_of
 from mage_async.policy.weight_digest import (
     digested_snapshot,
     is_scored,
@@ -41,6 +42,7 @@ from mage_services.processes.process import append_lines
 from mage_services.weights.weight_store import weights_file
 
 if TYPE_CHECKING:
+    from mage_async.inference.weight_fingerprint import AdapterBase
     from mage_async.policy.snapshot import Snapshot
     from mage_services.learner.ranks.sharded_files import JoinedRank, SharedSnapshot
 
@@ -66,6 +68,9 @@ class Training:
         self.sharded = joined.files(trainer) if joined else None
         """Writes the model's files if the model lies on several ranks; None on one rank."""
         self._has_published = False
+        self._base: AdapterBase | None = None
+        """What published adapters are added to; None before the first, and if whole weights are
+        published."""
         self.counters = counters
         """Counters of the checkpoint that was loaded: `next_grant`, `train_s`, `totals`, and
         `digest` if several ranks wrote it. Empty without a checkpoint."""
@@ -194,9 +199,11 @@ class Training:
         is_due = is_scored(version, has_row_checksums=has_rows)
         # Weights sent over NCCL are always scored: their engines have no digests to compare.
         scores = is_due or is_sent or not self._has_published
-        self._has_published = True
+        self._has_published, model = True, self.trainer.model
+        if self._base is None and publishes_adapters(self.config):
+            self._base = base_of(model)
         if not self.sharded:
-            return digested_snapshot(self.trainer.model, version, scores=scores)
+            return digested_snapshot(model, version, scores=scores, base=self._base)
         tensors, logprobs = self._digests(), None
         if scores:
             with self.trainer.read(num_forwards=1) as model:

@@ -1,0 +1,111 @@
+"""Merge published adapters (LoRA, arXiv 2106.09685) into the frozen weights of a model directory.
+
+Of a policy with adapters the learner publishes these alone. Every engine has the weights below
+them, its *base*: the model directory that the run began from. It stays mapped from its files, so
+that the processes of one machine share its pages. The merged weights are those that the learner
+computes, bit for bit: both sides call `added`.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from mage_async.completion import SECOND_ROLE
+from mage_async.errors import UnreadableWeights
+from mage_async.inference.weight_fingerprint import DOWN, UP, AdapterBase, combined, tensor_digest
+from mage_async.inference.weights import read_tensors
+
+LAYERS = "model.layers."
+"""Beginning of the names of weights that may have an adapter."""
+
+
+def added(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return `weight + scale * up down`, computed in float32 and cast once: [O, I].
+
+    Args:
+        weight: [O, I]
+        down: [R, I]
+        up: [O, R]
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return (up.to(wide) @ down.to(wide)).mul_(scale).add_(weight).to(weight.dtype)
+
+
+class BaseWeights:
+    """Hold the frozen weights of a model directory, mapped from its files.
+
+    Args:
+        is_tied: Whether the LM head is the embedding, so that a copy of it in the files is ignored.
+    """
+
+    def __init__(self, directory: Path, *, is_tied: bool) -> None:
+        self._directory, self._is_tied = directory, is_tied
+        self._digests: dict[str, str] = {}
+
+    @cached_property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors by name; the files are read when the first adapters come."""
+        return {
+            name: tensor
+            for name, tensor in read_tensors(self._directory)
+            if not name.endswith("rotary_emb.inv_freq")
+            and not (self._is_tied and name == "lm_head.weight")
+        }
+
+    def digest(self, dtype: str) -> str:
+        """Return the digest of all weights in a type, which the first call computes."""
+        if dtype not in self._digests:
+            self._digests[dtype] = digest_of(self._tensors, getattr(torch, dtype))
+        return self._digests[dtype]
+
+    def merged(
+        self, adapters: Mapping[str, torch.Tensor], published: AdapterBase
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield all weights of a policy by name, with its adapters merged into them.
+
+        Those that adapters of a second role change come a second time at the end, under their
+        published names.
+
+        Args:
+            adapters: Published tensors, by name.
+
+        Raises:
+            UnreadableWeights: they are not adapters of these weights.
+        """
+        dtype, changes = getattr(torch, published.dtype), self._changes(adapters)
+        for name, weight in self._tensors.items():
+            own = weight.to(dtype)
+            pair = changes.pop(name, None)
+            yield name, own if pair is None else added(own, *pair, published.scale)
+        for name, pair in changes.items():
+            weight = self._tensors[name.removeprefix(SECOND_ROLE)]
+            yield name, added(weight.to(dtype), *pair, published.scale)
+
+    def _changes(
+        self, adapters: Mapping[str, torch.Tensor]
+    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Return both matrices of each adapter, by the published name of the weight they change."""
+        changes = {}
+        for layer in sorted({name.removesuffix(DOWN).removesuffix(UP) for name in adapters}):
+            name, nothing = f"{layer}.weight", torch.empty(0)
+            own = name.removeprefix(SECOND_ROLE)
+            weight = self._tensors.get(own, nothing) if own.startswith(LAYERS) else nothing
+            down, up = adapters.get(layer + DOWN, nothing), adapters.get(layer + UP, nothing)
+            rank = len(down)
+            if not rank or (*up.shape, *down.shape) != (len(weight), rank, rank, weight.shape[-1]):
+                raise UnreadableWeights(
+                    f"the adapter of {layer} does not fit {self._directory}: A is "
+                    f"{list(down.shape)} and B {list(up.shape)}, the weight there "
+                    f"{list(weight.shape)} ([0]: there is none)"
+                )
+            changes[name] = down, up
+        return changes
+
+
+def digest_of(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> str:
+    """Return a digest of weights in a type, by name, wherever they lie."""
+    return combined(
+        {name: tensor_digest(name, weight.to("cpu", dtype)) for name, weight in weights.items()}
+    )
