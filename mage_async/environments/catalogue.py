@@ -17,7 +17,9 @@ from mage_async.registry import Registry, address_of, did_you_mean
 
 _CLASSES = {
     "bandit": "mage_async.environments.games.bandit:Bandit",
+    "biased_rps": "mage_async.environments.games.rps:BiasedRps",
     "blackjack": "mage_async.environments.games.blackjack:Blackjack",
+    "blackjack_pick": "mage_async.environments.games.blackjack:BlackjackPick",
     "boxes": "mage_async.environments.games.boxes:Boxes",
     "family": "mage_async.environments.games.family:Family",
     "grid": "mage_async.environments.games.grid:Grid",

@@ -20,8 +20,10 @@ NUM_EPISODES = 3
 # Members without a search by sampling: that one's luck is the C++ library's. Nor are there games of
 # engines that may not be installed: their text is theirs.
 TASKS = {
+    "biased_rps": [("opponent-3", 1, 0), ("opponent-300", 2, 0)],
     "bandit": [("red-green-blue-red", 1, 0), ("blue-blue-red-green", 2, 0)],
     "blackjack": [("deck-3", 1, 0), ("deck-300", 4, 0)],
+    "blackjack_pick": [("deck-3", 1, 0), ("deck-300", 4, 0)],
     "boxes": [("left-right-left-left", 1, 0), ("left-left-left-left", 2, 0)],
     "rps": [("seq-rock-paper-scissors", 1, 0), ("lose-paper", 2, 0), ("beat-rock", 3, 0)],
     "scout": [("red-blue-gold", 6, 0), ("green-green-red", 4, 0)],

@@ -4,12 +4,16 @@ Rules: hit for another card or stand; the dealer draws up to 17. The higher tota
 21 wins 1, the lower loses 1. The order of the cards is hidden: every episode of a trial deals the
 same cards in the same order. Hands that cannot be won are never dealt, so a player that knows the
 deck wins every hand.
+
+`BlackjackPick` is another game, ORBIT's (arXiv 2602.04089): one hand, for which the agent picks
+cards from a deck that lies face down.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
+from itertools import combinations_with_replacement
 
 from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, num_equal
@@ -345,3 +349,202 @@ def _dealer_totals(shows: int, chance: float = 1.0) -> Iterator[tuple[int, float
         return
     for rank, each in _CARDS:
         yield from _dealer_totals(shows + rank, chance * each)
+
+
+# ORBIT's game: the cards lie face down, and the agent picks which ones to take.
+
+
+ACE, PLAYER, TOTAL = "ace", "player", "total"
+FACE_DOWN = tuple(row + column for row in "abcdef" for column in "abcdefgh")
+"""Names of the 48 cards that lie face down."""
+_PICK_RULES = """Blackjack with 48 cards face down. You see your two cards, your total and one of
+the dealer's two cards. Say stand, or the name of a card to take it.
+A card's name has two letters: its row, from a to f, then its column, from a to h.
+An ace counts 1, or 11 if the total is then at most 21. A total above 21 is bust and loses.
+The dealer takes no card. If you stand with the higher total you win 1; nothing else pays.
+You have {turns} turns. The cards, and where they lie, are the same in all episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Hold the cards of a deal, from 1 to 10."""
+
+    dealer: tuple[int, ...]
+    player: tuple[int, ...]
+    face_down: Mapping[str, int]
+    """Cards by their names."""
+
+    def can_win(self, turns: int) -> bool:
+        """Return whether some cards, fewer than the turns, beat the dealer."""
+        dealer = hand_total(self.dealer)
+        return any(
+            dealer < hand_total((*self.player, *taken)) <= MOST
+            for count in range(turns)
+            for taken in combinations_with_replacement(sorted(set(self.face_down.values())), count)
+        )
+
+
+def hand_total(cards: Sequence[int]) -> int:
+    """Return the total of a hand, where one ace counts 11 unless that is bust."""
+    total = sum(cards)
+    return total + 10 if 1 in cards and total + 10 <= MOST else total
+
+
+class PickPlay(SoloPlay):
+    """Take cards, then stand. The anchor is the cards taken."""
+
+    def __init__(self, table: Table, turns: int, chance: Chance) -> None:
+        self._table, self.turns_left, self.chance = table, turns, chance
+        self.taken: dict[str, int] = {}
+        """Cards taken, by name."""
+        shown = f"{DEALER} {_card(table.dealer[0])} {PLAYER} {' '.join(map(_card, table.player))}"
+        self.observation = f"{shown} {TOTAL} {_number(self.total())}"
+
+    @property
+    def anchor(self) -> str:
+        """Names of the cards taken."""
+        return " ".join(sorted(self.taken))
+
+    def total(self, *more: int) -> int:
+        """Return the agent's total with some more cards."""
+        return hand_total((*self._table.player, *self.taken.values(), *more))
+
+    def dealer_total(self) -> int:
+        """Return the total of the dealer, which an episode shows at its end."""
+        return hand_total(self._table.dealer)
+
+    def actions(self) -> Sequence[str]:
+        """Return standing, and the cards that lie face down."""
+        return (STAND, *(card for card in FACE_DOWN if card not in self.taken))
+
+    def apply(self, action: str) -> Outcome:
+        """Take a card or stand; an invalid action only uses up a turn."""
+        self.turns_left -= 1
+        is_valid = action in self.actions()
+        shown = [] if is_valid else [INVALID]
+        if is_valid and action != STAND:
+            card = self.taken[action] = self._table.face_down[action]
+            shown = [_card(card), TOTAL, _number(self.total())]
+        is_bust = self.total() > MOST
+        if action != STAND and not is_bust and self.turns_left:
+            return Outcome(" ".join(shown), 0.0, is_valid)
+        is_won = action == STAND and self.total() > self.dealer_total()
+        end = () if action == STAND or is_bust else (OVER,)
+        dealer = (DEALER, *map(_card, self._table.dealer), RESULTS[1 if is_won else -1])
+        return Outcome(" ".join((*shown, *end, *dealer)), float(is_won), is_valid, is_done=True)
+
+
+def _card(card: int) -> str:
+    """Return a card in words."""
+    return ACE if card == 1 else _number(card)
+
+
+@dataclass(slots=True)
+class PickScript(TrialScript[PickPlay]):
+    """Take known cards that beat the dealer's total of an earlier episode, else unknown ones."""
+
+    care: float
+    """Probability of not playing at random."""
+    remembers: bool
+    """Whether earlier episodes are used."""
+
+    def action(self, play: PickPlay) -> str:
+        """Return a card or stand."""
+        if self.source.random() >= self.care:
+            return self.source.choice(play.actions())
+        earlier = self.plays[:-1] if self.remembers else []
+        # The dealer has at least 17.
+        to_beat = play.dealer_total() if earlier else DEALER_STANDS
+        if play.total() > to_beat or play.turns_left == 1:
+            return STAND
+        known = {card: value for each in earlier for card, value in each.taken.items()}
+        left = [card for card in FACE_DOWN if card not in play.taken]
+        for card in left:
+            if card in known and to_beat < play.total(known[card]) <= MOST:
+                return card
+        return self.source.choice([card for card in left if card not in known] or left)
+
+
+class BlackjackPick(Game[str]):
+    """Play Blackjack with cards face down, of which the agent picks; the task variant is a deck,
+    such as `deck-17`.
+
+    The dealer has at least 17, and in some decks 21, which cannot be beaten.
+
+    Args:
+        turns: Number of turns of an episode; standing is one.
+        decks: Number of decks, a quarter of them held out.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    def __init__(self, turns: int = 4, decks: int = 512) -> None:
+        check_whole("blackjack_pick", "turns", turns, 2, len(FACE_DOWN))
+        check_whole("blackjack_pick", "decks", decks, 8, 1_000_000)
+        self._turns = turns
+        words = (
+            *(STAND, *FACE_DOWN, ACE, "one", *NUMBERS, DEALER, PLAYER, TOTAL),
+            *(BUST, OVER, RESULTS[1], RESULTS[-1], INVALID),
+        )
+        facts = facts_of("blackjack_pick", turns, words, threshold=0.5)
+        super().__init__(facts, numbered("deck", decks), "deck")
+
+    def table(self, member: str) -> Table:
+        """Return the cards of a deck."""
+        return lay_out(self.variant(member))
+
+    def family(self, member: str) -> str:
+        """Return the dealer's total, as in `dealer-18`."""
+        return f"dealer-{hand_total(self.table(member).dealer)}"
+
+    def rules(self) -> str:
+        """Return the rules in plain words."""
+        return _PICK_RULES.format(turns=self._turns)
+
+    def begin(self, task: Task, episode: int) -> PickPlay:
+        """Show the first cards."""
+        return PickPlay(self.table(task.member), self._turns, Chance(task.seed, episode))
+
+    def script(self, source: random.Random) -> PickScript:
+        """Return a script whose care is drawn for the trial; three in four remember."""
+        return PickScript(source, source.choice((0.5, 0.9)), source.random() < 0.75)
+
+    def overlap(self, one: str, other: str) -> int:
+        """Return the number of places with equal cards."""
+        return num_equal(*(tuple(self.table(each).face_down.values()) for each in (one, other)))
+
+    def best_return(self, member: str) -> float:
+        """Return 1 if the deck can be won, else 0."""
+        return float(self.table(member).can_win(self._turns))
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return returns per episode: exact for `known`, over 200 scripted trials otherwise.
+
+        `random` takes any action. `solver_without_memory` takes unknown cards up to a total above
+        17; `solver` knows the cards and the dealer's total of earlier episodes. `known` wins every
+        deck that can be won.
+        """
+        best = [self.best_return(each) for each in self.members(split)]
+        return {
+            **self.measured(
+                split,
+                num_episodes,
+                random=partial(PickScript, care=0.0, remembers=False),
+                solver_without_memory=partial(PickScript, care=1.0, remembers=False),
+                solver=partial(PickScript, care=1.0, remembers=True),
+            ),
+            "known": (sum(best) / len(best),) * num_episodes,
+        }
+
+
+@lru_cache(maxsize=4096)
+def lay_out(name: str) -> Table:
+    """Return the cards of a deck; the deck's name is the seed. The dealer has at least 17."""
+    source, deck = random.Random(f"blackjack_pick/{name}"), [1, *RANKS, 10, 10, 10] * 4
+    dealer = 0
+    while dealer < DEALER_STANDS:
+        source.shuffle(deck)
+        dealer = hand_total(deck[:2])
+    cards = dict(zip(FACE_DOWN, deck[4:], strict=True))
+    return Table(tuple(deck[:2]), tuple(deck[2:4]), cards)

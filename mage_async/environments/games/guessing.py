@@ -2,8 +2,9 @@
 
 Rules: the agent guesses a hidden code; after each guess an answer says how well the guess fits.
 Half of the return is for the best guess, by its number of symbols in place; the other half is for
-the solution, and is larger the sooner it comes. The code is the same in all episodes, so every
-answer still holds in the next one, and an agent that remembers a solved code guesses it at once.
+the solution, and is larger the sooner it comes; with `wins_only` the solution alone pays. The code
+is the same in all episodes, so every answer still holds in the next one, and an agent that
+remembers a solved code guesses it at once.
 """
 
 import itertools
@@ -11,6 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from string import ascii_lowercase
 
 from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
@@ -34,6 +36,8 @@ SOLVED, OVER, INVALID = "solved", "over", "invalid"
 _REWARD_RULES = """Half of the reward is for what stands in its place, half for the solution, \
 which is worth more the sooner it comes. You have {turns} guesses.
 The {what} is the same in all episodes."""
+_WIN_RULES = """Finding it earns 1, nothing else does. You have {turns} guesses.
+The {what} is the same in all episodes."""
 TURN_LADDER = range(10, 1, -1)
 """Numbers of guesses of an episode, easiest first.
 
@@ -55,6 +59,12 @@ class Puzzle:
     """Returns the answer to a guess; called with the code and the guess."""
     turns: int
     """Number of guesses of an episode."""
+    wins_only: bool = False
+    """Whether the solution pays 1 and nothing else does."""
+    tells_last: bool = True
+    """Whether the last guess of an episode is answered."""
+    takes_any: bool = False
+    """Whether any lowercase letters, as many as a code has, are a guess."""
 
     def text(self, code: Code) -> str:
         """Return a code as an action."""
@@ -65,6 +75,17 @@ class Puzzle:
         return len(self.codes[0])
 
 
+class AnyLetters(tuple[str, ...]):
+    """List some of the actions where any lowercase letters, as many as these have, are one."""
+
+    is_whole = False
+
+    def __contains__(self, action: object) -> bool:
+        """Return whether an action is legal."""
+        letters = set(action) if isinstance(action, str) and len(action) == len(self[0]) else {""}
+        return letters <= set(ascii_lowercase)
+
+
 class GuessingPlay(SoloPlay):
     """Guess until the code is found or the turns are used up. The anchor is the guesses so far."""
 
@@ -72,10 +93,11 @@ class GuessingPlay(SoloPlay):
         self, puzzle: Puzzle, actions: dict[str, Code], code: Code, chance: Chance
     ) -> None:
         self._puzzle, self._actions, self._code, self.chance = puzzle, actions, code, chance
+        self.legal_pattern = f"[a-z]{{{puzzle.width()}}}" if puzzle.takes_any else None
         self.observation = ""
         self._most_placed = 0
         self.answers: list[tuple[Code | None, str]] = []
-        """Guesses and their answers; the guess is None for an invalid action."""
+        """Guesses and their answers; the guess is None where nothing was learned from it."""
 
     @property
     def anchor(self) -> str:
@@ -84,20 +106,25 @@ class GuessingPlay(SoloPlay):
 
     def actions(self) -> Sequence[str]:
         """Return all codes."""
-        return tuple(self._actions)
+        kind = AnyLetters if self._puzzle.takes_any else tuple
+        return kind(self._actions)
 
     def apply(self, action: str) -> Outcome:
         """Guess; an invalid action uses up a turn and shows nothing."""
-        guess = self._actions.get(action)
+        guess = self._actions.get(action) or (tuple(action) if action in self.actions() else None)
         is_solved, is_last = guess == self._code, len(self.answers) + 1 == self._puzzle.turns
         answer = INVALID if guess is None else self._puzzle.answer(self._code, guess)
         reward = self._reward(guess, is_solved)
-        self.answers.append((guess, answer))
-        observation = SOLVED if is_solved else f"{answer} {OVER}" if is_last else answer
+        is_told = self._puzzle.tells_last or not is_last
+        self.answers.append((guess if is_told or is_solved else None, answer))
+        end = f"{answer} {OVER}" if is_told else OVER
+        observation = SOLVED if is_solved else end if is_last else answer
         return Outcome(observation, reward, guess is not None, is_solved or is_last)
 
     def _reward(self, guess: Code | None, is_solved: bool) -> float:
         """Return the reward of a guess: for further symbols in place, and for the solution."""
+        if self._puzzle.wins_only:
+            return float(is_solved)
         placed = 0 if guess is None else num_equal(self._code, guess)
         gained = max(0, placed - self._most_placed)
         self._most_placed += gained
@@ -151,7 +178,8 @@ class Guessing(Game[Code]):
     ) -> None:
         check_whole(name, "turns", puzzle.turns, 1, 20)
         self.puzzle = puzzle
-        self._rules = rules + _REWARD_RULES.format(turns=puzzle.turns, what=noun)
+        rewards = _WIN_RULES if puzzle.wins_only else _REWARD_RULES
+        self._rules = rules + rewards.format(turns=puzzle.turns, what=noun)
         self._by_action = {puzzle.text(code): code for code in puzzle.codes}
         codes = {text.replace(" ", "-"): code for text, code in self._by_action.items()}
         shuffled = list(puzzle.codes)
@@ -159,7 +187,8 @@ class Guessing(Game[Code]):
         heldout = set(shuffled[: len(shuffled) // HELDOUT_EVERY])
         words = tuple(dict.fromkeys((*words, SOLVED, OVER, INVALID)))
         example = puzzle.text(puzzle.codes[0])
-        facts = facts_of(name, puzzle.turns, words, threshold=0.5, example=example)
+        open_text = {"has_open_text": True} if puzzle.takes_any else {}
+        facts = facts_of(name, puzzle.turns, words, threshold=0.5, example=example, **open_text)
         super().__init__(facts, split_by(codes, heldout.__contains__))
 
     def rules(self) -> str:
@@ -219,13 +248,15 @@ def _random_return(puzzle: Puzzle, secret: Code) -> float:
     below = [sum(each < most for each in placed) / num_codes for most in range(1, width + 1)]
     best = sum(1 - share**turns for share in below)
     chance = 1 / num_codes
+    if puzzle.wins_only:
+        return 1 - (1 - chance) ** turns
     sooner = sum((1 - chance) ** turn * chance * (turns - turn) / turns for turn in range(turns))
     return 0.5 * best / width + 0.5 * sooner
 
 
 COLOURS = ("red", "green", "blue", "gold", "black", "white")
 _MASTERMIND = """\
-A code of {pegs} colours from {colours} is hidden; a colour may come more than once.
+A code of {pegs} colours from {colours} is hidden; {repeats}.
 Guess all {pegs}, such as: {example}. You are told how many are in place, and how many more of your
 colours are elsewhere in the code.
 """
@@ -239,6 +270,9 @@ class Mastermind(Guessing):
         pegs: Number of colours in a code.
         colours: Number of different colours.
         turns: Number of guesses of an episode.
+        repeats: Whether a colour may come more than once.
+        wins_only: Whether the solution pays 1 and nothing else does.
+        tells_last: Whether the last guess of an episode is answered.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -246,13 +280,31 @@ class Mastermind(Guessing):
 
     ladders = ladders_of(pegs=range(2, 6), turns=TURN_LADDER)
 
-    def __init__(self, pegs: int = 3, colours: int = 4, turns: int = 6) -> None:
+    def __init__(
+        self,
+        pegs: int = 3,
+        colours: int = 4,
+        turns: int = 6,
+        repeats: bool = True,
+        wins_only: bool = False,
+        tells_last: bool = True,
+    ) -> None:
         check_whole("mastermind", "pegs", pegs, 2, 5)
         check_whole("mastermind", "colours", colours, 3, len(COLOURS))
+        if not repeats and colours <= pegs:
+            raise ConfigError(
+                f"mastermind: without `repeats`, `colours` must be more than `pegs` = {pegs}, got "
+                f"{colours}"
+            )
         used = COLOURS[:colours]
-        puzzle = Puzzle(tuple(itertools.product(used, repeat=pegs)), " ", _colours_in_place, turns)
+        codes = itertools.product(used, repeat=pegs)
+        allowed = tuple(code for code in codes if repeats or len(set(code)) == pegs)
+        puzzle = Puzzle(allowed, " ", colours_in_place, turns, wins_only, tells_last)
         rules = _MASTERMIND.format(
-            pegs=pegs, colours=", ".join(used), example=" ".join(used[:pegs])
+            pegs=pegs,
+            colours=", ".join(used),
+            example=" ".join(used[:pegs]),
+            repeats="a colour may come more than once" if repeats else "no colour comes twice",
         )
         words = (*used, *NUMBERS[: pegs + 1], "place", "elsewhere")
         super().__init__("mastermind", puzzle, words, rules)
@@ -260,7 +312,7 @@ class Mastermind(Guessing):
 
 # Cached, because solvers compare each guess with every code many times.
 @lru_cache(maxsize=1 << 17)
-def _colours_in_place(code: Code, guess: Code) -> str:
+def colours_in_place(code: Code, guess: Code) -> str:
     """Return the answer of Mastermind to a guess."""
     placed = num_equal(code, guess)
     num_shared = sum(min(code.count(colour), guess.count(colour)) for colour in set(guess))
@@ -331,16 +383,28 @@ class Wordle(Guessing):
     Args:
         words: Number of words, which are also the allowed guesses.
         turns: Number of guesses of an episode.
+        any_guess: Whether any five letters are a guess.
+        wins_only: Whether the solution pays 1 and nothing else does.
+        tells_last: Whether the last guess of an episode is answered.
 
     Raises:
         ConfigError: an option is out of its range.
     """
 
-    def __init__(self, words: int = 64, turns: int = 6) -> None:
+    def __init__(
+        self,
+        words: int = 64,
+        turns: int = 6,
+        any_guess: bool = False,
+        wins_only: bool = False,
+        tells_last: bool = True,
+    ) -> None:
         check_whole("wordle", "words", words, 8, len(WORDS))
         used = WORDS[:words]
-        puzzle = Puzzle(tuple(tuple(word) for word in used), "", _letter_colours, turns)
-        letters = sorted({letter for word in used for letter in word})
+        codes = tuple(tuple(word) for word in used)
+        how = (wins_only, tells_last, any_guess)
+        puzzle = Puzzle(codes, "", _letter_colours, turns, *how)
+        letters = ascii_lowercase if any_guess else sorted({x for word in used for x in word})
         vocabulary = (*used, *letters, GREEN, GOLD, GREY)
         super().__init__("wordle", puzzle, vocabulary, _WORDLE.format(example=used[0]), noun="word")
 

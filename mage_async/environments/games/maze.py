@@ -1,8 +1,9 @@
 """Play Maze: find the goal; in later episodes, go straight to it.
 
 Rules: the agent sees its cell and the exits of the cell. Reaching the goal earns 1 on the shortest
-way and less with every further step. Walls and goal are hidden, and the same in all episodes: the
-agent has to search for the goal in the first episode, and can remember the way in later ones.
+way and less with every further step; with `wins_only` it earns 1 on any way. Walls and goal are
+hidden, and the same in all episodes: the agent has to search for the goal in the first episode, and
+can remember the way in later ones.
 """
 
 import random
@@ -27,15 +28,23 @@ from mage_async.environments.games.game import (
 )
 from mage_async.environments.options import check_whole
 from mage_async.environments.splits import numbered
+from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
 GOAL, OVER, INVALID = "goal", "over", "invalid"
 _LARGEST = 6
 """Largest number of rows and of columns."""
-_RULES = """A maze of {size} times {size} cells. You see the name of your cell and its exits.
+_RULES = """A maze of {cells} cells. You see the name of your cell and its exits.
 Say one of them, up, down, left or right, and find the goal, which is hidden in one cell.
-Reaching the goal earns 1 on the shortest way, less with every step more. You have {turns} steps.
+{goal} You have {turns} steps.
 The maze, the start and the goal are the same in all episodes."""
+_SOONER = "Reaching the goal earns 1 on the shortest way, less with every step more."
+_WIN = "Reaching the goal earns 1, nothing else does."
+_BESIDE = "\nThe word goal before an exit says that it leads to the goal."
+_CORRIDORS = "at most {rows} times {columns}"
+Shapes = Sequence[Sequence[int]]
+"""Numbers of rows and of columns, the border included, of mazes of corridors."""
+_Shapes = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,8 @@ class Maze:
     """For each cell, the neighbours without a wall between, by direction."""
     start: Cell
     goal: Cell
+    shows_goal: bool = False
+    """Whether the goal is seen from the cells beside it."""
 
     def distances(self, to: Cell) -> dict[Cell, int]:
         """Return the number of steps from each cell to `to`."""
@@ -66,16 +77,29 @@ class Maze:
 class MazePlay(SoloPlay):
     """Take steps until the goal is reached or the turns are used up. The anchor is the cell."""
 
-    def __init__(self, maze: Maze, turns: int, chance: Chance) -> None:
-        self._maze, self._turns, self.chance = maze, turns, chance
+    def __init__(self, maze: Maze, turns: int, chance: Chance, *, wins_only: bool = False) -> None:
+        self._maze, self._turns, self.chance, self._wins_only = maze, turns, chance, wins_only
         self.cell, self._steps = maze.start, 0
         self.seen = {self.cell: self.actions()}
         """Cells visited in this episode, with their exits."""
 
     @property
     def observation(self) -> str:
-        """The agent's cell and its exits."""
-        return " ".join((cell_text(self.cell), *self.actions()))
+        """The agent's cell and its exits, the word goal before one that is seen to lead to it."""
+        beside = self._beside()
+        exits = (f"{GOAL} {way}" if way == beside else way for way in self.actions())
+        return " ".join((cell_text(self.cell), *exits))
+
+    def _beside(self) -> str | None:
+        """Return the direction in which the agent sees the goal; `None` if it does not."""
+        exits = self._maze.exits[self.cell] if self._maze.shows_goal else {}
+        return next((way for way, to in exits.items() if to == self._maze.goal), None)
+
+    def known_goal(self) -> Cell | None:
+        """Return the goal's cell if this episode has reached or seen it."""
+        goal = self._maze.goal
+        is_seen = self._maze.shows_goal and not self.seen.keys().isdisjoint(self._maze.exits[goal])
+        return goal if is_seen or self.is_at_goal() else None
 
     @property
     def anchor(self) -> str:
@@ -93,7 +117,8 @@ class MazePlay(SoloPlay):
         self.seen.setdefault(self.cell, self.actions())
         is_there, is_last = self.is_at_goal(), self._steps == self._turns
         state = GOAL if is_there else OVER if is_last else self.observation
-        earned = reward(self._maze.shortest(), self._steps, self._turns) if is_there else 0.0
+        shortest = self._steps if self._wins_only else self._maze.shortest()
+        earned = reward(shortest, self._steps, self._turns) if is_there else 0.0
         observation = state if to else f"{INVALID} {state}"
         return Outcome(observation, earned, to is not None, is_there or is_last)
 
@@ -124,8 +149,8 @@ class MazeScript(TrialScript[MazePlay]):
             return self.source.choice(play.actions())
         plays = self.plays if self.remembers else [play]
         seen = {cell: exits for each in plays for cell, exits in each.seen.items()}
-        goals = [each.cell for each in plays if each.is_at_goal()]
-        return self._way(play.cell, seen, goals[0] if goals else None)
+        goals = (goal for each in plays if (goal := each.known_goal()))
+        return self._way(play.cell, seen, next(goals, None))
 
     def _way(self, start: Cell, seen: dict[Cell, Sequence[str]], goal: Cell | None) -> str:
         """Return the first step of a shortest way over seen cells to the goal or, if the goal is
@@ -152,6 +177,12 @@ class MazeGame(Game[str]):
         loops: Number of walls removed from a maze in which exactly one way leads to each cell.
         turns: Number of steps of an episode.
         mazes: Number of mazes; a quarter of them is held out.
+        shapes: In place of `size` and `loops`, numbers of rows and of columns, with a border of
+            walls, of mazes of corridors with a few loops; each maze has one of them. The goal
+            is the farthest cell, and is seen from the cells beside it. These are ORBIT's mazes
+            (arXiv 2602.04089).
+        shortest: With `shapes`, least and largest number of steps on the shortest way.
+        wins_only: Whether the goal pays 1, whatever the number of steps.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -168,13 +199,29 @@ class MazeGame(Game[str]):
         }
     )
 
-    def __init__(self, size: int = 4, loops: int = 2, turns: int = 20, mazes: int = 512) -> None:
+    def __init__(
+        self,
+        size: int = 4,
+        loops: int = 2,
+        turns: int = 20,
+        mazes: int = 512,
+        shapes: Shapes = (),
+        shortest: Sequence[int] = (),
+        wins_only: bool = False,
+    ) -> None:
         check_whole("maze", "size", size, 3, _LARGEST)
         check_whole("maze", "loops", loops, 0, 100)
-        check_whole("maze", "turns", turns, size * size, 1000)
         check_whole("maze", "mazes", mazes, 8, 1_000_000)
-        self._size, self._loops, self._turns = size, loops, turns
-        words = (*DIRECTIONS, *ROWS[:size], *COLUMNS[:size], GOAL, OVER, INVALID)
+        self._shapes, self._shortest = _checked(shapes, shortest)
+        sides = zip(*self._shapes, strict=True) if shapes else ((size + 2,), (size + 2,))
+        rows, columns = (max(each) - 2 for each in sides)
+        least_turns = self._shortest[1] if shapes else size * size
+        check_whole("maze", "turns", turns, least_turns, 1000)
+        self._size, self._loops, self._turns, self._wins_only = size, loops, turns, wins_only
+        self._cells = (_CORRIDORS if shapes else "{rows} times {columns}").format(
+            rows=rows, columns=columns
+        )
+        words = (*DIRECTIONS, *ROWS[:rows], *COLUMNS[:columns], GOAL, OVER, INVALID)
         facts = facts_of("maze", turns, words, threshold=1e-9)
         super().__init__(facts, numbered("maze", mazes), "maze")
 
@@ -184,15 +231,20 @@ class MazeGame(Game[str]):
 
     def maze(self, member: str) -> Maze:
         """Return the maze of a task variant."""
-        return maze_of(self.variant(member), self._size, self._loops)
+        name = self.variant(member)
+        if self._shapes:
+            return corridors_of(name, self._shapes, self._shortest)
+        return maze_of(name, self._size, self._loops)
 
     def rules(self) -> str:
         """Return the rules in plain words."""
-        return _RULES.format(size=self._size, turns=self._turns)
+        goal = (_WIN if self._wins_only else _SOONER) + (_BESIDE if self._shapes else "")
+        return _RULES.format(cells=self._cells, goal=goal, turns=self._turns)
 
     def begin(self, task: Task, episode: int) -> MazePlay:
         """Start at the maze's start."""
-        return MazePlay(self.maze(task.member), self._turns, Chance(task.seed, episode))
+        maze, chance = self.maze(task.member), Chance(task.seed, episode)
+        return MazePlay(maze, self._turns, chance, wins_only=self._wins_only)
 
     def script(self, source: random.Random) -> MazeScript:
         """Return a script whose care is drawn for the trial; three in four remember."""
@@ -210,7 +262,10 @@ class MazeGame(Game[str]):
         seen in the episode; `explorer` goes to the goal once it has seen it. `known` takes the
         shortest way.
         """
-        chance = [random_return(self.maze(each), self._turns) for each in self._splits[split]]
+        chance = [
+            random_return(self.maze(each), self._turns, wins_only=self._wins_only)
+            for each in self._splits[split]
+        ]
         return {
             "random": (sum(chance) / len(chance),) * num_episodes,
             **self.measured(
@@ -223,13 +278,12 @@ class MazeGame(Game[str]):
         }
 
 
-def random_return(maze: Maze, turns: int) -> float:
+def random_return(maze: Maze, turns: int, *, wins_only: bool = False) -> float:
     """Return the exact expected return of a uniform random walk."""
-    shortest = maze.shortest()
     # Go backwards from the last turn: `values` has each cell's expected reward after `steps` steps.
     values = dict.fromkeys(maze.exits, 0.0)
     for steps in range(turns, 0, -1):
-        values[maze.goal] = reward(shortest, steps, turns)
+        values[maze.goal] = reward(steps if wins_only else maze.shortest(), steps, turns)
         values = {
             cell: sum(values[to] for to in ways.values()) / len(ways)
             for cell, ways in maze.exits.items()
@@ -294,3 +348,75 @@ def _join(exits: dict[Cell, dict[str, Cell]], cell: Cell, way: str, to: Cell) ->
     """Open a passage between two neighbours, in both directions."""
     back = next(each for each in DIRECTIONS if step(to, each) == cell)
     exits[cell][way], exits[to][back] = to, cell
+
+
+# Mazes of corridors, one cell wide, as ORBIT's environment digs them.
+
+
+def _checked(shapes: Shapes, shortest: Sequence[int]) -> tuple[_Shapes, tuple[int, ...]]:
+    """Return the shapes and the bounds on the shortest way as tuples.
+
+    Raises:
+        ConfigError: they are no such numbers.
+    """
+    for shape in shapes:
+        if len(shape) != 2:
+            raise ConfigError(f"maze: `shapes` holds pairs of rows and columns, got {shape!r}")
+        for number in shape:
+            check_whole("maze", "shapes", number, 5, len(ROWS) + 2)
+    if shapes and (len(shortest) != 2 or shortest[0] > shortest[1]):
+        raise ConfigError(f"maze: `shortest` must be [least, most] steps, got {shortest!r}")
+    for number in shortest:
+        check_whole("maze", "shortest", number, 1, 1000)
+    return tuple((rows, columns) for rows, columns in shapes), tuple(shortest)
+
+
+@lru_cache(maxsize=4096)
+def corridors_of(name: str, shapes: _Shapes, shortest: tuple[int, ...]) -> Maze:
+    """Generate the maze of corridors whose name is the seed: its goal is the cell farthest from the
+    start, at a number of steps within `shortest`.
+
+    Raises:
+        ConfigError: none of 1,000 mazes has such a shortest way.
+    """
+    source = random.Random(f"corridors/{name}/{shapes}/{shortest}")
+    for _ in range(1000):
+        rows, columns = source.choice(shapes)
+        start = source.randrange(rows - 2), source.randrange(columns - 2)
+        cells = _dig(start, rows - 2, columns - 2, source)
+        exits = {
+            cell: {way: to for way in DIRECTIONS if (to := step(cell, way)) in cells}
+            for cell in sorted(cells)
+        }
+        far = Maze(exits, start, start).distances(start)
+        goal = max(far, key=lambda cell: far[cell])
+        if shortest[0] <= far[goal] <= shortest[1]:
+            return Maze(exits, start, goal, shows_goal=True)
+    raise ConfigError(
+        f"maze: no maze of `shapes` = {shapes} has a shortest way of {shortest[0]} to {shortest[1]}"
+    )
+
+
+def _dig(start: Cell, rows: int, columns: int, source: random.Random) -> set[Cell]:
+    """Dig corridors from the start until every further cell would join two, then some that do."""
+    inside = {(row, column) for row in range(rows) for column in range(columns)}
+    cells, ends = {start}, [start]
+
+    def num_open(cell: Cell) -> int:
+        """Return the number of a cell's neighbours that are dug."""
+        return sum(step(cell, way) in cells for way in DIRECTIONS)
+
+    while ends:
+        end, dug, most = source.choice(ends), 0, 1 + (source.random() >= 0.7)
+        for way in source.sample(tuple(DIRECTIONS), len(DIRECTIONS)):
+            to = step(end, way)
+            if dug < most and to in inside - cells and num_open(to) <= 1:
+                cells.add(to)
+                ends.append(to)
+                dug += 1
+        if not dug:
+            ends.remove(end)
+    for _ in range(source.randint(2, 3)):
+        if joining := [cell for cell in sorted(inside - cells) if num_open(cell) == 2]:
+            cells.add(source.choice(joining))
+    return cells

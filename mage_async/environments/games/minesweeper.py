@@ -3,13 +3,15 @@
 Rules: the agent opens one cell a turn. A cell without a mine shows how many of its neighbours have
 one; a mine ends the episode. The places of the mines are hidden. They, and the opening that starts
 an episode, are the same in all episodes, so all that an episode has shown, even a lost one, helps
-to win a later one. Cells are numbers, row by row from 0; a set of cells is an integer (`game.py`).
+to win a later one. With `opening = "own"` the agent opens the first cell itself, and the mines lie
+elsewhere; the same first cell has the same mines in all episodes. Cells are numbers, row by row
+from 0; a set of cells is an integer (`game.py`).
 """
 
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache, partial
 from string import ascii_lowercase
@@ -31,6 +33,7 @@ from mage_async.environments.splits import hold_out
 from mage_async.trajectory import Task
 
 View = Literal["board", "news"]
+Opening = Literal["shared", "own"]
 
 SHOWN = ("clear", "one", "two", "three", "four", "five", "six", "seven", "eight")
 """Words for what an open cell shows, by the number of mines around it."""
@@ -51,14 +54,25 @@ class Rewards:
 
 
 REWARDS = Rewards()
+WIN_REWARDS = Rewards(win=1.0, cascade=0.0, single=0.0, mine=0.0, invalid=0.0)
+"""Rewards with `wins_only`."""
 _RULES = """A board of {size} rows of {size} cells hides {mines} mines. You open one cell a turn.
 A cell has two letters: its row, then its column, both from a to {last}.
 {view}
 An open cell shows how many of its up to eight neighbours have a mine: clear, one, two, and so on.
 Opening a clear cell opens everything around it. Opening a mine loses; opening all others wins.
+{rewards} An episode ends after {turns} turns.
+{opening}"""
+_REWARDS = """\
 Winning earns {win:g}; opening several cells at once {cascade:g}, one cell {single:g}, a mine
-{mine:g}, what is not the name of a closed cell {invalid:g}. An episode ends after {turns} turns.
-The mines, and the cells that are open at the beginning, are the same in all episodes."""
+{mine:g}, what is not the name of a closed cell {invalid:g}."""
+_WIN = "Winning earns 1, nothing else does."
+_OPENINGS = {
+    "shared": "The mines, and the cells that are open at the beginning, are the same in all "
+    "episodes.",
+    "own": "The first cell that you open and those around it have no mine.\n"
+    "After the same first cell the mines are the same in all episodes.",
+}
 _VIEWS = {
     "board": "You see the cells row by row; a closed one shows its name.",
     "news": "You see each newly opened cell and what it shows.",
@@ -122,11 +136,32 @@ class Board:
 class MineSweeperPlay(SoloPlay):
     """Play one episode: the opening is made, then one cell a turn. The anchor is the visible
     board.
+
+    Args:
+        size: Number of cells in a row.
+        board_of: Returns the board after a first cell.
+        opening: Cell that is open at the beginning; None: the agent opens the first one.
+        turns: Largest number of turns.
+        view: Content of observations.
+        chance: Record of the draws.
+        wins_only: Whether winning pays 1 and nothing else does.
     """
 
-    def __init__(self, board: Board, opening: int, turns: int, view: View, chance: Chance) -> None:
-        self._board, self._turns_left, self._view, self.chance = board, turns, view, chance
-        self._names = cell_names(board.size)
+    def __init__(
+        self,
+        size: int,
+        board_of: Callable[[int], Board],
+        opening: int | None,
+        turns: int,
+        view: View,
+        chance: Chance,
+        *,
+        wins_only: bool = False,
+    ) -> None:
+        self.size, self._board_of = size, board_of
+        self._turns_left, self._view, self.chance = turns, view, chance
+        self._rewards = WIN_REWARDS if wins_only else REWARDS
+        self._names = cell_names(size)
         self._faces = list(self._names)
         self.chosen: list[int] = []
         """Cells opened by the agent, in order, including a mine."""
@@ -134,17 +169,21 @@ class MineSweeperPlay(SoloPlay):
         """Set of the open cells."""
         self.struck: int | None = None
         """Cell with the mine that ended the episode; None if none did."""
-        self.observation = self._show(self._open(opening))
+        self.first: int | None = None
+        """The agent's first cell, on which the mines depend; None if they do not, or not yet."""
+        self.observation = self._begin(opening)
+
+    def _begin(self, opening: int | None) -> str:
+        """Make the opening, if it is not the agent's; return the first observation."""
+        if opening is not None:
+            self._board = self._board_of(opening)
+            return self._show(self._open(opening))
+        return self.anchor if self._view == "board" else ""
 
     @property
     def anchor(self) -> str:
         """What each cell shows; the name of a closed cell."""
         return " ".join(self._faces)
-
-    @property
-    def size(self) -> int:
-        """Number of cells in a row."""
-        return self._board.size
 
     def shown(self, cell: int) -> int:
         """Return the number that an open cell shows."""
@@ -168,7 +207,7 @@ class MineSweeperPlay(SoloPlay):
             shown, reward, end = self._choose(self._names.index(action))
         else:
             shown = INVALID if self._view == "news" else f"{INVALID} {self.anchor}"
-            reward, end = REWARDS.invalid, ""
+            reward, end = self._rewards.invalid, ""
         end = end or ("" if self._turns_left else OVER)
         return Outcome(f"{shown} {end}".rstrip(), reward, is_valid, bool(end))
 
@@ -176,17 +215,20 @@ class MineSweeperPlay(SoloPlay):
         """Open a closed cell; return what is shown, the reward, and the end of the episode, if this
         is it.
         """
+        if not self.opened:
+            self.first, self._board = cell, self._board_of(cell)
         self.chosen.append(cell)
         if self._board.shown[cell] == MINE:
             self.struck = cell
             self._faces[cell] = STRUCK
-            return self._show(1 << cell), REWARDS.mine, LOST
+            return self._show(1 << cell), self._rewards.mine, LOST
         fresh = self._open(cell)
         if self.opened == self._board.safe:
-            return self._show(fresh), REWARDS.win, WON
+            return self._show(fresh), self._rewards.win, WON
         # `fresh & (fresh - 1)` is the set without its lowest cell: it is empty for a single cell.
         is_cascade = fresh & (fresh - 1)
-        return self._show(fresh), REWARDS.cascade if is_cascade else REWARDS.single, ""
+        rewards = self._rewards
+        return self._show(fresh), rewards.cascade if is_cascade else rewards.single, ""
 
     def _open(self, cell: int) -> int:
         """Open a safe cell and its cascade; return the set of newly opened cells."""
@@ -223,6 +265,12 @@ class MineSweeperScript(TrialScript[MineSweeperPlay]):
     def action(self, play: MineSweeperPlay) -> str:
         """Return the next cell."""
         plays = self.plays if self.source.random() < self.memory else [play]
+        if not play.opened:  # the first cell is the agent's: the same one has the same mines
+            firsts = [each.first for each in plays if each.first is not None]
+            return (
+                cell_names(play.size)[firsts[-1]] if firsts else self.source.choice(play.actions())
+            )
+        plays = [each for each in plays if each.first == play.first]
         struck = {each.struck for each in plays if each.struck is not None}
         shown = {cell: each.shown(cell) for each in plays for cell in cells_of(each.opened)}
         closed = [cell for cell in play.closed() if cell not in struck]
@@ -246,7 +294,8 @@ class MineSweeperScript(TrialScript[MineSweeperPlay]):
 
 class MineSweeper(Game[int]):
     """Play MineSweeper; the task variant is a board, named after the cells of its mines, such as
-    `ac-bd-fa`.
+    `ac-bd-fa`, or with `opening = "own"` an order of the cells in which mines are laid, such as
+    `order-17`.
 
     Args:
         size: Number of rows and of columns.
@@ -254,6 +303,10 @@ class MineSweeper(Game[int]):
         turns: Largest number of turns in an episode.
         view: Content of observations: the whole `board`, or only `news`, the newly opened cells.
         boards: Number of boards, a quarter of them held out; fewer if there are not so many.
+        opening: Whether the cells that are open at the beginning are the same in all episodes of a
+            task (`shared`), or the agent opens the first one, around which there is no mine
+            (`own`), as in ORBIT (arXiv 2602.04089).
+        wins_only: Whether winning pays 1 and nothing else does.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -268,31 +321,51 @@ class MineSweeper(Game[int]):
         turns: int = 7,
         view: View = "board",
         boards: int = 2048,
+        opening: Opening = "shared",
+        wins_only: bool = False,
     ) -> None:
         check_whole("minesweeper", "size", size, 3, 26)
-        check_whole("minesweeper", "mines", mines, 1, size * size // 4)
+        # An opening of the agent's own keeps up to nine cells free.
+        room = size * size - 9 if opening == "own" else size * size
+        check_whole("minesweeper", "mines", mines, 1, min(size * size // 4, room))
         check_whole("minesweeper", "turns", turns, 1, size * size)
         check_whole("minesweeper", "boards", boards, 8, 1_000_000)
         check_one_of("minesweeper", "view", view, get_args(View))
+        check_one_of("minesweeper", "opening", opening, get_args(Opening))
         self._size, self._num_mines, self._turns, self._view = size, mines, turns, view
+        self._opening, self._wins_only = opening, wins_only
         names = cell_names(size)
-        mines_by_name = {
-            "-".join(names[cell] for cell in cells_of(cells)): cells
-            for cells in layouts(size, mines, boards)
-        }
+        if opening == "own":
+            variants = {f"order-{number}": number for number in range(boards)}
+        else:
+            variants = {
+                "-".join(names[cell] for cell in cells_of(cells)): cells
+                for cells in layouts(size, mines, boards)
+            }
         self._cached = lru_cache(maxsize=4096)(partial(board_of, size))
         words = (*names, *SHOWN[: min(mines, 8) + 1], STRUCK, WON, LOST, OVER, INVALID)
-        returns = (turns * REWARDS.invalid, REWARDS.win + (turns - 1) * REWARDS.cascade)
-        facts = facts_of("minesweeper", turns, words, returns, has_chance=True)
-        super().__init__(facts, hold_out(mines_by_name), "board")
+        rewards = WIN_REWARDS if wins_only else REWARDS
+        returns = (turns * rewards.invalid, rewards.win + (turns - 1) * rewards.cascade)
+        has_chance = opening == "shared"
+        threshold = 0.5 if wins_only else 0.0
+        facts = facts_of("minesweeper", turns, words, returns, threshold, has_chance=has_chance)
+        super().__init__(facts, hold_out(variants), "board")
 
     def family(self, member: str) -> str:
-        """Return the difficulty: the smallest number of cells to open by hand."""
-        return f"clicks-{self.board(member).num_clicks()}"
+        """Return the difficulty: the smallest number of cells to open by hand, if the first cell
+        does not change it.
+        """
+        return f"clicks-{self.board(member).num_clicks()}" if self._opening == "shared" else "own"
 
-    def board(self, member: str) -> Board:
-        """Return the board of a task variant."""
-        return self._cached(self.variant(member))
+    def board(self, member: str, first: int = 0) -> Board:
+        """Return the board of a task variant after a first cell."""
+        variant = self.variant(member)
+        if self._opening == "own":
+            order = laid_in_order(self._size, variant)
+            around = neighbours(self._size)[first] | 1 << first
+            free = (cell for cell in order if not around >> cell & 1)
+            variant = set_of(itertools.islice(free, self._num_mines))
+        return self._cached(variant)
 
     def rules(self) -> str:
         """Return the rules in plain words, with the rewards."""
@@ -302,7 +375,8 @@ class MineSweeper(Game[int]):
             last=cell_names(self._size)[-1][0],
             view=_VIEWS[self._view],
             turns=self._turns,
-            **asdict(REWARDS),
+            rewards=_WIN if self._wins_only else _REWARDS.format(**asdict(REWARDS)),
+            opening=_OPENINGS[self._opening],
         )
 
     def laid_out(self, observation: str) -> str:
@@ -311,11 +385,19 @@ class MineSweeper(Game[int]):
 
     def begin(self, task: Task, episode: int) -> MineSweeperPlay:
         """Start an episode with the opening that all episodes of the task share."""
-        board = self.board(task.member)
-        chance = Chance(task.seed, 0)
-        openings = board.openings()
-        opening = openings[chance.choose("opening", (1,) * len(openings))]
-        return MineSweeperPlay(board, opening, self._turns, self._view, chance)
+        chance, opening = Chance(task.seed, 0), None
+        if self._opening == "shared":
+            openings = self.board(task.member).openings()
+            opening = openings[chance.choose("opening", (1,) * len(openings))]
+        return MineSweeperPlay(
+            self._size,
+            partial(self.board, task.member),
+            opening,
+            self._turns,
+            self._view,
+            chance,
+            wins_only=self._wins_only,
+        )
 
     def script(self, source: random.Random) -> MineSweeperScript:
         """Return a script whose care and memory are drawn for the trial."""
@@ -327,8 +409,10 @@ class MineSweeper(Game[int]):
         return self._player(1.0, 1.0, source)
 
     def overlap(self, one: int, other: int) -> int:
-        """Return the number of cells with a mine on both boards."""
-        return (one & other).bit_count()
+        """Return the number of cells with a mine on both boards, or with mines that depend on the
+        first cell 0.
+        """
+        return (one & other).bit_count() if self._opening == "shared" else 0
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return the returns of scripted players in 200 trials, per episode.
@@ -343,6 +427,14 @@ class MineSweeper(Game[int]):
     def _player(self, care: float, memory: float, source: random.Random) -> MineSweeperScript:
         """Return a script with this care and memory."""
         return MineSweeperScript(source, self._num_mines, care, memory)
+
+
+@lru_cache(maxsize=4096)
+def laid_in_order(size: int, number: int) -> tuple[int, ...]:
+    """Return all cells in the order in which mines are laid, whose seed is `number`."""
+    cells = list(range(size * size))
+    random.Random(f"minesweeper/order/{size}/{number}").shuffle(cells)
+    return tuple(cells)
 
 
 def board_of(size: int, mines: int) -> Board:

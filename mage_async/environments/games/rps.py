@@ -4,12 +4,16 @@ Rules: four rounds an episode; a win earns 1, a draw 0, a loss -1. The opponent'
 repeats a pattern of moves or answers the agent's last move, and starts again in every episode. In
 one round of twenty the opponent's move is noise. The noise is drawn in every round, whatever the
 agent does, so that all trials of a group have the same random events.
+
+`BiasedRps` is another opponent, ORBIT's (arXiv 2602.04089): one that has a favourite move.
 """
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +31,9 @@ from mage_async.environments.environment import (
     Side,
     Split,
 )
-from mage_async.environments.games.game import TrialScript
+from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of
+from mage_async.environments.options import check_whole
+from mage_async.environments.splits import numbered
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 
@@ -511,3 +517,147 @@ def _merge(misses: np.ndarray, reach: np.ndarray) -> tuple[np.ndarray, np.ndarra
     np.add.at(merged, where.ravel(), reach)
     is_common = merged.sum(1) > _RAREST
     return kept[is_common], merged[is_common] / merged[is_common].sum()
+
+
+# ORBIT's opponents, which draw every move from one hidden distribution.
+
+
+LEAST_FAVOURED = 0.4
+"""Least probability of the move that is drawn first."""
+_BIASED_RULES = """You play rock-paper-scissors against one opponent, {rounds} rounds an episode.
+Each round choose rock, paper or scissors.
+Paper beats rock, scissors beat paper, rock beats scissors.
+After each round you see the opponent's move and your result.
+You win an episode by winning at least half of its rounds, which earns 1; nothing else does.
+The opponent has a favourite move, the same in all episodes."""
+
+
+class BiasedPlay(SoloPlay):
+    """Play rounds against moves drawn with the given weights. The anchor is the round."""
+
+    def __init__(self, weights: Sequence[float], rounds: int, chance: Chance) -> None:
+        self._weights, self._num_left, self._half, self.chance = weights, rounds, rounds / 2, chance
+        self.observation, self._num_won = "", 0
+        self.theirs: list[int] = []
+        """The opponent's moves of this episode."""
+
+    @property
+    def anchor(self) -> str:
+        """Numbers of rounds played and won."""
+        return f"{len(self.theirs)} {self._num_won}"
+
+    def actions(self) -> Sequence[str]:
+        """Return the three moves."""
+        return MOVES
+
+    def apply(self, action: str) -> Outcome:
+        """Play a round; an invalid action loses it."""
+        theirs = self.chance.choose("move", self._weights)
+        self.theirs.append(theirs)
+        self._num_left -= 1
+        is_valid, is_done = action in MOVES, not self._num_left
+        won = result(MOVES.index(action), theirs) if is_valid else -1
+        self._num_won += won == 1
+        reward = float(is_done and self._num_won >= self._half)
+        shown = _RESULTS[won] if is_valid else "invalid"
+        return Outcome(f"opp {MOVES[theirs]} {shown}", reward, is_valid, is_done)
+
+
+@dataclass(slots=True)
+class BiasedScript(TrialScript[BiasedPlay]):
+    """Beat the opponent's most frequent move so far, or play at random."""
+
+    care: float
+    """Probability of counting moves."""
+    remembers: bool
+    """Whether moves of earlier episodes are counted."""
+
+    def action(self, play: BiasedPlay) -> str:
+        """Return the next move."""
+        plays = self.plays if self.remembers else [play]
+        counts = Counter(move for each in plays for move in each.theirs)
+        if not counts or self.source.random() >= self.care:
+            return self.source.choice(MOVES)
+        return MOVES[(counts.most_common(1)[0][0] + 1) % 3]
+
+
+class BiasedRps(Game[str]):
+    """Play rock-paper-scissors against an opponent with a favourite move; the task variant is its
+    distribution of moves, such as `opponent-17`.
+
+    One move has probability 0.4 + 0.6 t with t from Beta(2, 2); the other two divide the rest at a
+    uniform point, so that one of them may be played more often.
+
+    Args:
+        rounds: Number of rounds of an episode.
+        opponents: Number of opponents, a quarter of them held out.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    def __init__(self, rounds: int = 5, opponents: int = 512) -> None:
+        check_whole("biased_rps", "rounds", rounds, 1, 100)
+        check_whole("biased_rps", "opponents", opponents, 8, 1_000_000)
+        self._rounds = rounds
+        words = (*MOVES, "opp", *_RESULTS, "invalid")
+        facts = facts_of("biased_rps", rounds, words, threshold=0.5, has_chance=True)
+        super().__init__(facts, numbered("opponent", opponents), "opponent")
+
+    def weights(self, member: str) -> tuple[float, ...]:
+        """Return the probabilities of the opponent's moves."""
+        source = random.Random(f"biased_rps/{self.variant(member)}")
+        first, share = source.randrange(3), source.random()
+        most = LEAST_FAVOURED + (1 - LEAST_FAVOURED) * source.betavariate(2, 2)
+        rest = [(1 - most) * share, (1 - most) * (1 - share)]
+        return (*rest[:first], most, *rest[first:])
+
+    def family(self, member: str) -> str:
+        """Return the favourite move."""
+        weights = self.weights(member)
+        return MOVES[weights.index(max(weights))]
+
+    def rules(self) -> str:
+        """Return the rules in plain words."""
+        return _BIASED_RULES.format(rounds=self._rounds)
+
+    def begin(self, task: Task, episode: int) -> BiasedPlay:
+        """Start an episode, whose moves are drawn for this episode."""
+        return BiasedPlay(self.weights(task.member), self._rounds, Chance(task.seed, episode))
+
+    def script(self, source: random.Random) -> BiasedScript:
+        """Return a script whose care is drawn for the trial; three in four remember."""
+        return BiasedScript(source, source.choice((0.0, 0.5, 0.95)), source.random() < 0.75)
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Return the opponents of which the favourite move beats what beats `member`'s."""
+        favourite = MOVES[(MOVES.index(self.family(member)) + 2) % 3]
+        return tuple(each for each in self.members(split) if self.family(each) == favourite)
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return returns per episode: exact for `random` and `best_response`, over 200 scripted
+        trials otherwise.
+
+        `counts_episode` beats the most frequent move of the episode so far, `counts` that of the
+        trial. `best_response` always beats the favourite.
+        """
+        best = [self._share_won(max(self.weights(each))) for each in self.members(split)]
+        script = partial(BiasedScript, care=1.0)
+        return {
+            "random": (self._share_won(1 / 3),) * num_episodes,
+            **self.measured(
+                split,
+                num_episodes,
+                counts_episode=partial(script, remembers=False),
+                counts=partial(script, remembers=True),
+            ),
+            "best_response": (sum(best) / len(best),) * num_episodes,
+        }
+
+    def _share_won(self, chance: float) -> float:
+        """Return the probability of winning an episode of rounds won with this probability."""
+        needed = range(-(-self._rounds // 2), self._rounds + 1)
+        return sum(
+            comb(self._rounds, won) * chance**won * (1 - chance) ** (self._rounds - won)
+            for won in needed
+        )

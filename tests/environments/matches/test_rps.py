@@ -12,6 +12,7 @@ from mage_async.environments.games.rps import (
     NOISE,
     NUM_ROUNDS,
     TRAIN,
+    BiasedRps,
     Opponent,
     Rps,
     bayes_greedy,
@@ -167,3 +168,40 @@ def _greedy_value(prior: tuple[Opponent, ...]) -> float:
         return float(gains[mine]) + sum(value(seen[:, move], turn + 1, mine) for move in range(3))
 
     return value(np.full(len(prior), 1 / len(prior)), 0, None) / NUM_ROUNDS
+
+
+def test_a_biased_opponent_has_a_move_of_at_least_two_fifths_and_the_same_in_all_episodes() -> None:
+    game = BiasedRps()
+    for member in game.members("train"):
+        weights = game.weights(member)
+        assert sum(weights) == pytest.approx(1.0)
+        assert max(weights) >= 0.4
+        assert game.weights(member) == weights
+    favourites = Counter(game.family(member) for member in game.members("train"))
+    assert min(favourites.values()) > 384 / 3 - 40
+
+
+def test_at_least_half_of_the_rounds_win_an_episode() -> None:
+    for rounds, needed in ((5, 3), (4, 2)):
+        game = BiasedRps(rounds=rounds)
+        for number in range(20):
+            play = game.begin(Task("biased_rps", game.members("train")[number], number), 0)
+            outcomes = [play.act("paper") for _ in range(rounds)]
+            won = sum(each.observation.endswith("win") for each in outcomes)
+            assert [each.reward for each in outcomes[:-1]] == [0.0] * (rounds - 1)
+            assert outcomes[-1].reward == (won >= needed)
+
+
+def test_what_beats_a_biased_opponent_loses_to_those_swapped_in() -> None:
+    game = BiasedRps()
+    for member in game.members("heldout"):
+        for other in game.swaps(member, "heldout"):
+            best = (MOVES.index(game.family(member)) + 1) % 3
+            assert result(best, MOVES.index(game.family(other))) == -1
+
+
+def test_counting_moves_over_episodes_wins_more_of_them() -> None:
+    known = BiasedRps().references("heldout", 3)
+    assert known["random"][0] == pytest.approx(0.2099, abs=1e-4)
+    assert known["random"][0] < known["counts_episode"][0] == known["counts"][0]
+    assert known["counts"][0] + 0.1 < known["counts"][2] < known["best_response"][2] < 0.9

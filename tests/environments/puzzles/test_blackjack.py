@@ -1,5 +1,7 @@
 """Blackjack with a stacked deck: hands that repeat, and what they are worth."""
 
+import itertools
+
 import pytest
 
 from mage_async.environments.environment import Split
@@ -7,8 +9,10 @@ from mage_async.environments.games import blackjack
 from mage_async.environments.games.blackjack import (
     MAX_HITS,
     Blackjack,
+    BlackjackPick,
     best_hits,
     deal,
+    hand_total,
     should_hit,
 )
 from mage_async.errors import EnvironmentFault
@@ -99,3 +103,50 @@ def test_swapped_decks_do_not_look_alike() -> None:
 def test_an_unknown_deck_is_a_fault() -> None:
     with pytest.raises(EnvironmentFault, match="no deck is called 'deck-512', as is "):
         Blackjack().begin(Task("blackjack", "deck-512", 0), 0)
+
+
+def test_an_ace_counts_eleven_unless_that_is_bust() -> None:
+    hands = [(1, 10), (1, 9, 1), (1, 10, 10), (1, 1), (10, 6, 5)]
+    assert [hand_total(hand) for hand in hands] == [21, 21, 21, 12, 21]
+
+
+def test_cards_are_picked_from_where_they_lie_in_all_episodes() -> None:
+    game = BlackjackPick()
+    table = game.table("deck-3")
+    for episode in range(2):
+        play = game.begin(Task("blackjack_pick", "deck-3", 0), episode)
+        assert play.observation == "dealer ten player two ace total thirteen"
+        outcome = play.act("ab")
+        assert (outcome.observation, outcome.reward) == ("eight total twenty one", 0.0)
+        assert not play.act("ab").is_valid
+        outcome = play.act("stand")
+        assert (outcome.observation, outcome.reward) == ("dealer ten seven win", 1.0)
+    assert (table.dealer, table.player, table.face_down["ab"]) == ((10, 7), (2, 1), 8)
+
+
+def test_who_does_not_stand_in_time_loses() -> None:
+    play = BlackjackPick(turns=2).begin(Task("blackjack_pick", "deck-3", 0), 0)
+    outcomes = [play.act("no"), play.act("ab")]
+    assert outcomes[1].observation == "eight total twenty one over dealer ten seven lose"
+    assert [(each.reward, each.is_done) for each in outcomes] == [(0.0, False), (0.0, True)]
+
+
+def test_every_deck_can_be_won_unless_the_dealer_has_21() -> None:
+    game = BlackjackPick()
+    for member in game.members("train"):
+        table = game.table(member)
+        cards = sorted((*table.dealer, *table.player, *table.face_down.values()))
+        assert cards == sorted([*range(1, 11), 10, 10, 10] * 4)
+        dealer = hand_total(table.dealer)
+        assert dealer >= 17
+        # With real cards, not values alone.
+        values = list(table.face_down.values())
+        picks = (pick for count in range(4) for pick in itertools.combinations(values, count))
+        can_win = any(dealer < hand_total((*table.player, *pick)) <= 21 for pick in picks)
+        assert can_win == (dealer < 21) == game.best_return(member)
+
+
+def test_a_solver_that_remembers_wins_more_decks_later() -> None:
+    known = BlackjackPick().references("heldout", 3)
+    assert known["random"][0] < 0.05 < known["solver_without_memory"][0] < 0.4
+    assert known["solver_without_memory"][0] == known["solver"][0] < known["solver"][2] - 0.2

@@ -148,3 +148,49 @@ def test_what_cannot_be_is_refused() -> None:
         catalogue.load("wordle", words=97)
     with pytest.raises(EnvironmentFault, match="no code is called 'stones', as is "):
         catalogue.load("wordle").begin(Task("wordle", "stones", 0), 0)
+
+
+def test_without_repeats_no_code_and_no_guess_has_a_colour_twice() -> None:
+    game = catalogue.load("mastermind", colours=6, repeats=False)
+    codes = {member for split in SPLITS for member in game.members(split)}
+    assert len(codes) == 6 * 5 * 4
+    assert all(len(set(code.split("-"))) == 3 for code in codes)
+    play = game.begin(Task("mastermind", "red-green-blue", 0), 0)
+    assert not play.act("red red blue").is_valid
+    with pytest.raises(ConfigError, match="`colours` must be more than `pegs` = 3, got 3"):
+        catalogue.load("mastermind", colours=3, repeats=False)
+
+
+def test_a_win_alone_may_pay_and_the_last_guess_stay_unanswered() -> None:
+    options = {"turns": 2, "wins_only": True, "tells_last": False}
+    game = catalogue.load("mastermind", **options)
+    task = Task("mastermind", "red-red-blue", 0)
+    lost, won = game.begin(task, 0), game.begin(task, 0)
+    outcomes = [lost.act("red blue blue"), lost.act("red gold blue")]
+    assert [each.observation for each in outcomes] == ["place two elsewhere none", "over"]
+    assert [each.reward for each in outcomes] == [0.0, 0.0]
+    outcomes = [won.act("gold gold gold"), won.act("red red blue")]
+    assert [each.reward for each in outcomes] == [0.0, 1.0]
+    played = random_play(game, 3000)
+    exact = game.references("heldout", 1)["random"][0]
+    assert exact == pytest.approx(1 - (63 / 64) ** 2)
+    assert exact == pytest.approx(sum(played) / len(played), abs=0.01)
+
+
+def test_three_guesses_find_one_of_120_codes_in_a_third_of_first_episodes_and_in_all_later() -> (
+    None
+):
+    options = {"turns": 3, "repeats": False, "wins_only": True, "tells_last": False}
+    known = catalogue.load("mastermind", colours=6, **options).references("heldout", 3)
+    assert known["solver"][0] == pytest.approx(0.365, abs=0.01)
+    assert known["solver"][1:] == (1.0, 1.0)
+
+
+def test_any_five_letters_may_be_a_guess() -> None:
+    play = catalogue.load("wordle", any_guess=True).begin(Task("wordle", "sugar", 0), 0)
+    answer = "a gold r gold a grey r grey a grey"
+    assert (play.act("arara").observation, play.act("ärara").is_valid) == (answer, False)
+    assert not play.act("sugars").is_valid
+    legal = play.legal_actions()
+    assert ("zzzzz" in legal, "zzzz" in legal, legal.is_whole) == (True, False, False)
+    assert play.legal_pattern == "[a-z]{5}"

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from mage_async.environments.environment import Split
-from mage_async.environments.games.hangman import WORDS, Hangman, random_return
+from mage_async.environments.games.hangman import SHORT_WORDS, WORDS, Hangman, random_return
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -69,3 +69,27 @@ def test_a_solver_that_remembers_needs_no_letter_too_many_later() -> None:
 def test_an_impossible_option_is_refused() -> None:
     with pytest.raises(ConfigError, match="hangman: `lives` must be a whole number from 1 to 20"):
         Hangman(lives=0)
+
+
+def test_saying_the_word_alone_pays_and_every_action_is_a_turn() -> None:
+    game = Hangman(says_word=True, turns=6)
+    play = game.begin(Task("hangman", "cup", 0), 0)
+    outcomes = [play.act(each) for each in ("c", "u", "p", "cat", "nonsense", "cup")]
+    assert [each.observation for each in outcomes] == [
+        "hit c blank blank",
+        "hit c u blank",
+        "hit c u p",
+        "miss c u p",
+        "invalid c u p",
+        "hit c u p won",
+    ]
+    assert [each.reward for each in outcomes] == [0.0] * 5 + [1.0]
+    lost = game.begin(Task("hangman", "cup", 0), 0)
+    assert [lost.act(each).is_done for each in "abdefg"] == [False] * 5 + [True]
+
+
+def test_short_words_have_three_letters_and_differ() -> None:
+    assert {len(word) for word in SHORT_WORDS} == {3}
+    assert len(set(SHORT_WORDS)) == len(SHORT_WORDS) == 107
+    known = Hangman(says_word=True).references("heldout", 2)
+    assert known["random"][0] < 0.2 < 0.9 < known["solver_without_memory"][0] <= known["solver"][1]

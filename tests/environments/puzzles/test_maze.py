@@ -1,6 +1,8 @@
 """The maze: its walls, its ways, and what a walk earns."""
 
 import random
+from operator import sub
+from statistics import fmean
 
 import pytest
 
@@ -76,3 +78,85 @@ def test_the_goal_of_a_swapped_maze_is_elsewhere() -> None:
 def test_too_few_turns_are_refused() -> None:
     with pytest.raises(ConfigError, match="maze: `turns` must be a whole number from 16 to 1000"):
         MazeGame(turns=15)
+
+
+ORBIT = {"shapes": [[6, 6], [7, 6], [7, 7], [6, 7]], "shortest": [7, 8], "turns": 9}
+
+
+def test_corridors_keep_to_their_shape_and_to_the_bounds_on_the_shortest_way() -> None:
+    game = MazeGame(**ORBIT)
+    sizes = set()
+    for member in game.members("heldout"):
+        maze = game.maze(member)
+        far = maze.distances(maze.start)
+        assert far.keys() == maze.exits.keys()
+        assert max(far.values()) == far[maze.goal] == maze.shortest()
+        assert maze.shortest() in (7, 8)
+        sizes.add(tuple(max(cell[side] for cell in maze.exits) + 1 for side in (0, 1)))
+    assert max(sizes) == (5, 5)
+    assert len(sizes) > 1
+
+
+def test_corridors_are_as_many_and_as_looped_as_orbits() -> None:
+    """3,000 mazes of ORBIT's code, commit 9b5d0e7, with the same bounds: 16.79 cells and 1.52 loops
+    on average, in 32 % of them eight steps.
+    """
+    game = MazeGame(**ORBIT, mazes=2000)
+    mazes = [game.maze(member) for member in game.members("train")]
+    cells = [len(maze.exits) for maze in mazes]
+    passages = [sum(map(len, maze.exits.values())) // 2 for maze in mazes]
+    assert fmean(cells) == pytest.approx(16.79, abs=0.15)
+    assert fmean(map(sub, passages, cells)) + 1 == pytest.approx(1.52, abs=0.08)
+    assert fmean(maze.shortest() == 8 for maze in mazes) == pytest.approx(0.32, abs=0.04)
+
+
+def test_who_remembers_corridors_reaches_four_goals_in_five_in_the_third_episode() -> None:
+    known = MazeGame(**ORBIT, wins_only=True, mazes=1024).references("heldout", 3)
+    assert known["explorer_without_memory"] == pytest.approx((0.3, 0.3, 0.3), abs=0.03)
+    assert known["explorer"][2] == pytest.approx(0.84, abs=0.03)
+
+
+def test_the_goal_of_corridors_is_seen_from_beside_it_and_pays_one_on_the_last_turn() -> None:
+    game = MazeGame(**ORBIT, wins_only=True)
+    member = game.members("heldout")[0]
+    maze, play = game.maze(member), game.begin(Task("maze", member, 0), 0)
+    far = maze.distances(maze.goal)
+    for _ in range(9 - maze.shortest()):
+        assert play.act("nonsense").reward == 0.0
+    while far[play.cell] > 1:
+        assert "goal" not in play.observation
+        play.act(min(play.actions(), key=lambda way: far[maze.exits[play.cell][way]]))
+    way = play.observation.split()[play.observation.split().index("goal") + 1]
+    outcome = play.act(way)
+    assert (outcome.observation, outcome.reward, outcome.is_done) == ("goal", 1.0, True)
+
+
+def test_the_share_of_random_walks_that_reach_the_goal_is_exact() -> None:
+    game, source, won = MazeGame(**ORBIT, wins_only=True), random.Random(0), 0.0
+    member = game.members("heldout")[0]
+    for number in range(4000):
+        play = game.begin(Task("maze", member, number), 0)
+        while legal := play.legal_actions():
+            won += play.act(source.choice(legal)).reward
+    exact = random_return(game.maze(member), 9, wins_only=True)
+    assert exact == pytest.approx(won / 4000, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"shapes": [[6]], "shortest": [7, 8]}, r"`shapes` holds pairs .*, got \[6\]"),
+        ({"shapes": [[6, 99]], "shortest": [7, 8]}, "`shapes` must be a whole number from 5 to 11"),
+        ({"shapes": [[6, 6]]}, r"`shortest` must be \[least, most\] steps, got \(\)"),
+        (ORBIT | {"turns": 7}, "`turns` must be a whole number from 8 to 1000, got 7"),
+    ],
+)
+def test_corridors_that_cannot_be_are_refused(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        MazeGame(**options)
+
+
+def test_a_shortest_way_that_no_maze_has_is_said() -> None:
+    game = MazeGame(shapes=[[5, 5]], shortest=[30, 40], turns=40)
+    with pytest.raises(ConfigError, match=r"no maze of `shapes` = .* shortest way of 30 to 40"):
+        game.maze("maze-0")

@@ -250,3 +250,37 @@ def test_what_was_opened_safely_is_opened_again_in_the_same_order() -> None:
                 play.act(script.choose(play))
         safe = [cell for cell in plays[0].chosen if cell != plays[0].struck]
         assert plays[1].chosen[: len(safe)] == safe
+
+
+def test_the_first_cell_of_ones_own_and_those_around_it_have_no_mine() -> None:
+    game = MineSweeper(size=5, mines=5, opening="own", wins_only=True, boards=40)
+    for member in game.members("train"):
+        for cell, name in enumerate(cell_names(5)):
+            task = Task("minesweeper", member, cell)
+            plays = [game.begin(task, episode) for episode in range(2)]
+            outcomes = [play.act(name) for play in plays]
+            assert outcomes[0].observation == outcomes[1].observation
+            assert name not in outcomes[0].observation.split()
+            assert outcomes[0].is_valid
+            board = game.board(member, cell)
+            assert board.safe.bit_count() == 20
+            assert board.shown[cell] == 0
+            assert plays[0].opened == board.opens[cell]
+
+
+def test_with_wins_alone_opening_the_last_safe_cell_pays_one() -> None:
+    game = MineSweeper(size=5, mines=5, turns=20, opening="own", wins_only=True, boards=8)
+    member = game.members("train")[0]
+    board, play = game.board(member, 12), game.begin(Task("minesweeper", member, 0), 0)
+    rewards = [play.act("cc").reward]
+    while not play.is_over:
+        safe = next(cell for cell in play.closed() if board.safe >> cell & 1)
+        rewards.append(play.act(cell_names(5)[safe]).reward)
+    assert rewards == [0.0] * (len(rewards) - 1) + [1.0]
+
+
+def test_an_opening_of_ones_own_needs_cells_without_mines() -> None:
+    with pytest.raises(ConfigError, match="`mines` must be a whole number from 1 to 4, got 5"):
+        MineSweeper(size=4, mines=5, opening="own")
+    with pytest.raises(ConfigError, match="`mines` must be a whole number from 1 to 0, got 1"):
+        MineSweeper(size=3, mines=1, opening="own")

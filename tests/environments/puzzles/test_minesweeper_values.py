@@ -26,7 +26,8 @@ def _by_playing(begun: list[tuple[Board, int, float]], actions: tuple[str, ...],
     """Best sum of weighted returns of these openings, which one sees after some actions."""
     seen = defaultdict(list)
     for board, opening, weight in begun:
-        play = MineSweeperPlay(board, opening, turns, "board", Chance(0, 0))
+        known = {opening: board}.__getitem__
+        play = MineSweeperPlay(board.size, known, opening, turns, "board", Chance(0, 0))
         earned = sum(play.act(action).reward for action in actions)
         seen[play.observation, play.anchor].append((board, opening, weight, earned, play))
     total = 0.0
