@@ -189,8 +189,9 @@ def check_room(config: Config) -> None:
             config, environment, chat, last.num_episodes, stops_on_success=stops
         )
         trial_config = trial_config.with_horizon(environment, last.num_episodes, last.max_turns)
-        # Without a limit nothing is cut, so that the whole length is measured.
-        trial_config = replace(trial_config, max_tokens=0)
+        # Without a limit nothing is cut, so that the whole length is measured. A script needs no
+        # restriction, and a pattern of actions could not be read in words.
+        trial_config = replace(trial_config, max_tokens=0, restricted=False)
         # A policy that is cloned from scripts writes remarks as long as theirs.
         if config.warm_start is None:
             trial_config = replace(trial_config, max_reflection_tokens=1)

@@ -1,5 +1,6 @@
 """`mage adapt`: whole measurements of known players through HTTP."""
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from mage_async.results.run_directory import RunDirectory
+from mage_services.cli.adapt import _num_tasks, add_arguments
 from mage_services.cli.main import main
 from mage_services.engines import chat_endpoint
 from tests.helpers.chat_server import ChatServer, answering, refusing
-from tests.helpers.known_players import reply_of
+from tests.helpers.known_players import orbit_reply, reply_of
 
 GAME = "tests.helpers.known_players:SignedBoxes"
 
@@ -44,6 +46,38 @@ def test_a_learner_is_certified_on_a_page(
     printed = capsys.readouterr()
     assert "player cannot be told" in printed.out or "player adapts" in printed.out
     assert f"{12 * 7} trials into" in printed.err
+
+
+def test_the_test_of_a_paper_has_its_games_and_its_number_of_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ChatServer(orbit_reply).in_thread() as url:
+        assert adapt(url, tmp_path, "--games", "orbit") == 0
+        # A number of tasks that is given replaces the paper's 256.
+        assert f"{12 * 2 * 7} trials into" in capsys.readouterr().err
+        refused = adapt(url, tmp_path / "o", "--games", "maze,orbit")
+    assert (refused, "must name different games" in capsys.readouterr().err) == (2, True)
+    document = json.loads((tmp_path / "certificate.json").read_text())
+    maze, code = document["games"]
+    assert (maze["label"], maze["num_tasks"]) == ("maze", 12)
+    assert maze["options"]["shapes"] == [[6, 6], [7, 6], [7, 7], [6, 7]]
+    assert (code["label"], code["options"]["turns"]) == ("mastermind", 3)
+    assert code["returns"]["own"][2] == [1.0, 0.0]
+    assert code["returns"]["blind"][2][0] < 1.0
+    assert maze["returns"]["own"][2][0] > maze["returns"]["own"][0][0]
+    page = (tmp_path / "certificate.html").read_text()
+    for sentence in (document["sentence"], maze["sentence"], code["sentence"]):
+        assert sentence in page
+
+
+def test_a_number_of_tasks_is_the_papers_unless_it_is_given() -> None:
+    def number(*given: str) -> int:
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        return _num_tasks(parser.parse_args(["--model", "m", *given]))
+
+    assert (number("--games", "orbit"), number(), number("--games", "rps")) == (256, 128, 128)
+    assert number("--games", "orbit", "--trials", "7") == 7
 
 
 def test_an_interrupted_measurement_loses_nothing(

@@ -1,4 +1,6 @@
-"""A file for each experiment of LaMer and MAGE, each on one base of what all scripts share."""
+"""A file for each experiment of LaMer and MAGE, each on one base of what all scripts share, and
+ORBIT's on the same base.
+"""
 
 import random
 from operator import attrgetter
@@ -6,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.assembly import WORDS, check, environment_of, trial_config_of
+from mage_async.assembly import WORDS, check, check_room, environment_of, trial_config_of
 from mage_async.config import config_file, presets
 from mage_async.config.schema import digest
+from mage_async.environments.mix import component_of
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -16,7 +19,9 @@ from mage_async.trials.scripted import random_task
 from mage_async.trials.trial_run import TrialRun
 
 FOLDER = Path(__file__).parents[2] / "configs" / "papers"
-FILES = sorted(file for file in FOLDER.glob("*.toml") if file.stem != "qwen3_4b")
+ORBIT = FOLDER / "orbit.toml"
+EVERY = sorted(file for file in FOLDER.glob("*.toml") if file.stem != "qwen3_4b")
+FILES = [file for file in EVERY if file != ORBIT]
 EXTRAS = {"alfworld"}
 
 
@@ -29,19 +34,20 @@ def of(file, *changes):
 
 
 def test_there_is_a_file_for_each_experiment():
-    assert [file.stem for file in FILES] == [
+    assert [file.stem for file in EVERY] == [
         *("lamer_alfworld", "lamer_minesweeper", "lamer_sokoban", "lamer_webshop"),
         *("mage_alfworld", "mage_kuhn", "mage_sokoban", "mage_tictactoe", "mage_webshop"),
+        "orbit",
     ]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", EVERY, ids=lambda file: file.stem)
 def test_it_is_sound_and_found_by_its_name(file):
     assert config_file.find(f"papers/{file.stem}") == file
     check(of(file))
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", EVERY, ids=lambda file: file.stem)
 def test_its_first_prompt_says_the_rules(file, tmp_path):
     config = of(file)
     environment = environment_of(config)
@@ -52,7 +58,7 @@ def test_its_first_prompt_says_the_rules(file, tmp_path):
     run = TrialRun(environment, task, 0, rules, chat, name="t")
     prompt = run.next_prompt()
     said = chat.decode(prompt.tokens.tolist())
-    assert environment.rules()[:40] in said
+    assert component_of(environment, task.member).rules()[:40] in said
     assert prompt.sampling.max_tokens == config.transcript.max_action_tokens
     room = config.engine.max_tokens - len(prompt.tokens)
     assert room > 2 * config.transcript.max_action_tokens
@@ -91,6 +97,49 @@ def test_where_the_script_pays_more_all_else_in_units_of_reward_is_as_much_small
     )
 
 
+def test_orbit_is_grpo_on_the_wins_of_three_episodes_with_its_scripts_numbers():
+    config = config_file.load(ORBIT, [])
+    own = {  # a single episode is GRPO's preset; penalties and clips are LaMer's there
+        *("trial.episodes", "trial.stop_on_success", "credit.kind", "credit.turn_discount"),
+        *("advantage.format_penalty", "learner.correction.clip_high"),
+    }
+    for key, value in presets.PRESETS["grpo"].items():
+        if key not in own:
+            assert attrgetter(key.replace("estimator", "kind"))(config) == value, key
+    admission, learner = config.admission, config.learner
+    assert (config.trial.episodes, config.sampling.temperature) == (3, 0.6)
+    assert (admission.groups_per_step, admission.trials_per_group) == (32, 8)
+    assert (learner.learning_rate, learner.final_learning_rate) == (1e-6, 1e-6)
+    assert (learner.correction.clip_low, learner.correction.clip_high) == (0.2, 0.28)
+    assert (learner.kl, learner.entropy, config.advantage.format_penalty) == (0.0, 0.0, 0.0)
+    assert learner.steps == 10 * 5 * 512 // 32
+
+
+def test_the_room_of_trials_is_measured_where_actions_are_a_pattern():
+    """Wordle's guesses, which the model's tokenizer would read."""
+    check_room(
+        config_file.load(ORBIT, ["transcript.thinking=false", "transcript.forced_tags=both"])
+    )
+
+
+def test_orbit_trains_on_five_games_with_its_turns_and_is_tested_on_two_others():
+    parts = environment_of(config_file.load(ORBIT, [])).parts
+    assert [(part.label, part.share, part.environment.facts.max_turns) for part in parts] == [
+        ("biased_rps", 1, 5),
+        ("minesweeper", 1, 8),
+        ("hangman", 1, 10),
+        ("wordle", 1, 10),
+        ("blackjack_pick", 1, 4),
+        ("maze", 0, 9),
+        ("mastermind", 0, 3),
+    ]
+    for part in parts:
+        facts = part.environment.facts
+        assert (facts.min_return, facts.max_return) == (0.0, 1.0)
+        assert facts.is_won(1.0)
+        assert facts.is_lost(0.0)
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_step_has_as_many_updates_as_the_scripts_samples_make(file):
     config = of(file)
@@ -100,7 +149,7 @@ def test_a_step_has_as_many_updates_as_the_scripts_samples_make(file):
     assert config.learner.minibatches == most
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", EVERY, ids=lambda file: file.stem)
 def test_what_is_recorded_is_whole_and_has_the_same_digest(file, tmp_path):
     config = config_file.load(file, ["seed=3"])
     copy = tmp_path / "config.toml"

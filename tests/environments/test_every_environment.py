@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mage_async.config import config_file
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment, Outcome, Play, Script, Split
 from mage_async.trajectory import Task
@@ -62,6 +63,10 @@ ENVIRONMENTS |= {
     for name, options in OPTIONAL.items()
     if importlib.util.find_spec(name)
 }
+ORBIT = catalogue.load(
+    "mix", **config_file.load(config_file.find("papers/orbit")).environment.options
+)
+ENVIRONMENTS |= {f"orbit's {part.label}": part.environment for part in ORBIT.parts}
 CLOSED = {name: each for name, each in ENVIRONMENTS.items() if not each.facts.has_open_text}
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 ENOUGH = 50

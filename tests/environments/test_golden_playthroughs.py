@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mage_async.config import config_file
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment, Play, Script
 from mage_async.environments.games.family import TRAINED
@@ -53,6 +54,16 @@ def playthrough(name: str) -> str:
     return "\n".join(line for trial in trials for line in trial) + "\n"
 
 
+def of_a_paper(name: str) -> str:
+    """The rules and a held-out task of each game of a paper's configuration."""
+    options = config_file.load(config_file.find(f"papers/{name}")).environment.options
+    lines = []
+    for part in catalogue.load("mix", **options).parts:
+        game, member = part.environment, part.environment.members("heldout")[0]
+        lines += [*game.rules().splitlines(), *_trial(game, Task(part.name, member, 1)), ""]
+    return "\n".join(lines)
+
+
 def _trial(environment: Environment, task: Task) -> list[str]:
     lines = [f"task {task.member}, seed {task.seed}, seat {task.seat}"]
     script = environment.script(random.Random(task.seed))
@@ -84,6 +95,11 @@ def test_episodes_go_as_they_are_written_down(name: str) -> None:
     assert playthrough(name) == (FOLDER / f"{name}.txt").read_text()
 
 
+def test_the_games_of_orbit_go_as_they_are_written_down() -> None:
+    assert of_a_paper("orbit") == (FOLDER / "orbit.txt").read_text()
+
+
 if __name__ == "__main__":
     for each in catalogue.names():
         (FOLDER / f"{each}.txt").write_text(playthrough(each))
+    (FOLDER / "orbit.txt").write_text(of_a_paper("orbit"))

@@ -1,14 +1,18 @@
 """Players of known kind, and a game in which each of them differs from the others.
 
 Each answers a chat about `SignedBoxes` as a model behind an endpoint would: it sees the messages
-and nothing else.
+and nothing else. `orbit_reply` answers one about a maze or about Mastermind.
 """
 
 import random
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import permutations
 
+from mage_async.environments.games.game import COLUMNS, ROWS, Cell, step
+from mage_async.environments.games.guessing import COLOURS, colours_in_place
 from tests.helpers.chat_server import Messages
 
 BUTTONS = ("left", "right")
@@ -138,3 +142,65 @@ def _reply(choose: Choose, source: random.Random, messages: Messages) -> str:
                 else:
                     told.append({})
     return f"I press it. <action> {choose(thing, sign, told, source)} </action>"
+
+
+def orbit_reply(messages: Messages) -> str:
+    """Answer a chat about ORBIT's tests: guess a code that fits all answers; in a maze go to the
+    goal, or to the nearest cell that was not seen.
+    """
+    texts = [each["content"] for each in messages if each["role"] == "user"]
+    acts = [
+        each["content"].removeprefix("<action> ").removesuffix(" </action>")
+        for each in messages
+        if each["role"] == "assistant"
+    ]
+    choose = _next_code if "A code of" in texts[0] else _next_way
+    return f"<action> {choose(acts, texts)} </action>"
+
+
+def _next_code(guesses: Sequence[str], texts: Sequence[str]) -> str:
+    """Return the code that was solved, or the first that fits all answers; if the history is that
+    of another code, any.
+    """
+    told = list(zip(guesses, texts[1:], strict=True))
+    solved = [guess for guess, text in told if text.startswith("solved")]
+    if solved:
+        return solved[-1]
+    fits = (
+        " ".join(code)
+        for code in permutations(COLOURS, 3)
+        if all(
+            text.startswith(("over", colours_in_place(code, tuple(guess.split()))))
+            for guess, text in told
+        )
+    )
+    return next(fits, "red green blue")
+
+
+def _next_way(acts: Sequence[str], texts: Sequence[str]) -> str:
+    """Return a first step to the goal, or to a cell that was not seen."""
+    seen: dict[Cell, list[str]] = {}
+    cell, goal = (0, 0), None
+    for number, text in enumerate(texts):
+        if number and text.startswith("goal episode"):
+            goal = step(cell, acts[number - 1])
+        found = list(_CELL.finditer(text))[-1]
+        cell = ROWS.index(found[1]), COLUMNS.index(found[2])
+        words = found[3].split()
+        if "goal" in words:
+            goal = step(cell, words[words.index("goal") + 1])
+        seen[cell] = [word for word in words if word != "goal"]
+    waiting, met = deque([(cell, "")]), {cell}
+    while waiting:
+        at, first = waiting.popleft()
+        if first and (at == goal if goal else at not in seen):
+            return first
+        for way in seen.get(at, ()):
+            if (to := step(at, way)) not in met:
+                met.add(to)
+                waiting.append((to, first or way))
+    return seen[cell][0]  # the history is that of another maze
+
+
+_CELL = re.compile(rf"({'|'.join(ROWS)}) ({'|'.join(COLUMNS)})((?: (?:goal|up|down|left|right))+)")
+"""A cell, and its exits."""

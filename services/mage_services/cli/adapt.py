@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 HELP = "Measure whether a model adapts over several episodes of a task, against controls."
 GAMES = "rps,numberlock,mastermind"
 """Names of the games that are played if none are named."""
+TRIALS = 128
+"""Tasks of each game, unless a test of a paper has another number."""
+PAPERS = {"orbit": ("papers/orbit", 256)}
+"""Tests of papers that `--games` names: the configuration whose parts with a share of 0 are the
+games, and the number of tasks of each.
+"""
 REPORT_S = 10.0
 """Seconds between two lines of progress."""
 
@@ -45,14 +51,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "directory; or RUN_DIR, whose newest checkpoint plays"
     )
     parser.add_argument("--model", required=True, help=model)
-    games = f"names as environment.name, separated by commas ({GAMES}; of a run, its own)"
+    games = (
+        f"names as environment.name, separated by commas ({GAMES}; of a run, its own); "
+        f"{' or '.join(PAPERS)} is that paper's test"
+    )
     parser.add_argument("--games", metavar="A,B", help=games)
     option = "an option of a game, such as maze.size=5; may be given again"
     parser.add_argument(
         "--option", action="append", default=[], metavar="GAME.KEY=VALUE", help=option
     )
     add_number(parser, "--episodes", "episodes of a task (3)", 3, type=_two_or_more, metavar="K")
-    add_number(parser, "--trials", "tasks of each game (128)", 128, type=positive)
+    paper = ", ".join(f"{number} with --games {name}" for name, (_, number) in PAPERS.items())
+    add_number(parser, "--trials", f"tasks of each game ({TRIALS}; {paper})", type=positive)
     carried = "what a later episode sees: the history, or notes that the model wrote (history)"
     parser.add_argument("--memory", choices=("history", "notes"), default="history", help=carried)
     out = "where the record, certificate.json and certificate.html are written (adapt/MODEL)"
@@ -256,9 +266,7 @@ def _named(names: str, assignments: Sequence[str]) -> list[tuple[str, str, dict[
     """
     from mage_async.config.config_file import toml_value
 
-    games: list[tuple[str, str, dict[str, Any]]] = [
-        (name, name, {}) for name in filter(None, map(str.strip, names.split(",")))
-    ]
+    games = [game for name in _split(names) for game in (_of_paper(name) or [(name, name, {})])]
     labels = [label for label, _, _ in games]
     if not games or len(set(labels)) < len(labels):
         raise ConfigError(f"--games must name different games, got {names!r}")
@@ -271,6 +279,29 @@ def _named(names: str, assignments: Sequence[str]) -> list[tuple[str, str, dict[
             )
         games[labels.index(label)][2][option] = toml_value(value.strip())
     return games
+
+
+def _split(names: str) -> list[str]:
+    """Return the names of `--games`."""
+    return [name for name in map(str.strip, names.split(",")) if name]
+
+
+def _of_paper(name: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return the games of a paper's test, with their options; an empty list if it is none."""
+    from mage_async.config import config_file
+
+    if name not in PAPERS:
+        return []
+    environment = config_file.load(config_file.find(PAPERS[name][0])).environment
+    tested = [part for part in environment.options["parts"] if part.get("share") == 0]
+    return [(part["name"], part["name"], dict(part["options"])) for part in tested]
+
+
+def _num_tasks(given: argparse.Namespace) -> int:
+    """Return the number of tasks of each game."""
+    of_papers = [PAPERS[name][1] for name in _split(given.games or "") if name in PAPERS]
+    number: int = given.trials or max(of_papers, default=TRIALS)
+    return number
 
 
 def _identity(given: argparse.Namespace, player: _Player) -> dict[str, Any]:
@@ -330,7 +361,7 @@ async def _measure(given: argparse.Namespace, player: _Player, out: Path) -> dic
             engine,
             record,
             workers,
-            num_tasks=given.trials,
+            num_tasks=_num_tasks(given),
             at_once=at_once,
             retries=Retries(configs[0].environment.retries, _say),
         )
