@@ -37,9 +37,10 @@ FRESH_KEYS: dict[str, Literal["never", "episode", "turn"]] = {
     "refresh_at_episode": "episode",
     "isolate": "turn",
 }
-"""When cached keys of older weights are recomputed, by `engine.cache_rule`."""
+"""When the attention cache of older weights is recomputed, by `engine.cache_rule`."""
 WORDS = ("episode", "reflect", "remark", "opp")
-"""Words that a transcript adds to those of the environment."""
+"""Words of the tiny model besides those of the environment: a transcript adds the first three, and
+"opp" marks an opponent's move in several games."""
 
 
 def environment_of(config: Config) -> Environment:
@@ -117,6 +118,7 @@ def trial_config_of(
         advisers=advisers,
         max_tokens=config.engine.max_tokens,
         restricted=config.sampling.restricted,
+        # Another actor can only go on with a trial whose episodes begin as they began before.
         resumes=trial.repeats == "same",
         rivals_remember=config.population.rivals_remember,
         second_role=Methods(config).second_role(),

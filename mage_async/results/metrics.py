@@ -86,9 +86,12 @@ METRICS: dict[str, tuple[str, str]] = {
         "steps",
         "Staleness of tokens that have the version at the end of the reply: an estimate.",
     ),
-    "token_share": ("share", "Tokens of this age, of all sampled ones or of the episode's."),
+    "token_share": ("share", "Sampled tokens of this age in steps, of all or of an episode's."),
     "k3_mean": ("nats", "Mean r - log r - 1, with r the proximal over the behaviour probability."),
-    "effective_share": ("share", "Effective sample size of these r, over the number of tokens."),
+    "effective_share": (
+        "share",
+        "Effective sample size of the ratios of `k3_mean`, over the tokens.",
+    ),
     "loss": ("1", "Mean surrogate loss per sampled token, including masked tokens."),
     "entropy": ("nats", "Mean entropy of the policy at sampled tokens."),
     "clipped_share": ("share", "Tokens whose importance ratio was clipped."),
@@ -212,8 +215,8 @@ def prefix_rates(totals: Mapping[str, int]) -> dict[str, float]:
     """Return the shares of prompt tokens that the engine took from its prefix cache.
 
     `prefix_hit_rate` is reused / all prompt tokens. It stays below 1, because each turn brings new
-    tokens: about `2 / (n + 1)` of a history of n turns. `prefix_reuse_rate` leaves new tokens out:
-    it is 1 if no token was computed twice.
+    tokens: in a trial of n equally long turns, 2 / (n + 1) of all prompt tokens are new.
+    `prefix_reuse_rate` leaves new tokens out: it is 1 if no token was computed twice.
 
     Args:
         totals: Counts of `batch_totals`, of one batch or of a run.

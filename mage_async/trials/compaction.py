@@ -199,6 +199,7 @@ class Contexts:
         length, longest = transcript.length_with(message, Kind.ACT), self._longest_to_send()
         for number, first in enumerate(self._messages[1:], 1):
             opening = prompts.opening(first.episode, first.text, turn.remarks)
+            # All later messages move by the difference between the new beginning and the old one.
             shift = transcript.opening_length(opening, first.kind) - first.stop
             if length + shift <= longest:
                 transcript.reopen(opening, first.kind, first.stop)
@@ -229,8 +230,8 @@ class Contexts:
         config, actions = self._config, self._legal_actions()
         tokens = max(config.sampling.max_tokens, actions.max_length if actions else 0)
         if config.strategy != "none":
-            tokens += config.max_reflection_tokens + len(self._chat.encode(config.prompts.act))
-            tokens += TEMPLATE_TOKENS if config.compaction != "none" else 0
+            request = len(self._chat.encode(config.prompts.act)) + TEMPLATE_TOKENS
+            tokens += config.max_reflection_tokens + request
         return tokens
 
     def _tokens_of_notes(self) -> int:

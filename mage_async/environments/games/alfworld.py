@@ -305,6 +305,7 @@ class Household:
         if kind == "look_at_obj_in_light":
             return _Goal(kind, thing, "") if room.has_lamp else None
         holding = [place for place in places if thing in self._holds.get(place, ())]
+        # `_things` puts the thing elsewhere than where it has to go, so two places are needed.
         return _Goal(kind, thing, source.choice(holding)) if len(holding) > 1 else None
 
     def _problem_files(self, room: Room, goal: _Goal, source: random.Random) -> dict[str, str]:
@@ -333,6 +334,7 @@ class Household:
             facts += [f"({_TRAITS[fit]} {name})" for fit in _TRAITS if kind in self._fit[fit]]
         words = {"obj": goal.thing, "recep": goal.place, "toggle": _LAMP}
         template = source.choice(self._goal_library[goal.kind]["templates"])
+        # ALFWorld's goals have "#" where PDDL has "-", and end with the problem's parenthesis.
         target = self._goal_library[goal.kind]["pddl"].format(**words).replace("#", "-")
         task = template.format(**{key: value.lower() for key, value in words.items()})
         lists = f"(:objects {' '.join(objects)})\n(:init {' '.join(facts)})"
@@ -349,6 +351,7 @@ class Household:
         The goal's objects are not where they have to go.
         """
         num = min(_NUM_OBJECTS, len(room.objects))
+        # Two of the goal's objects: `pick_two_obj_and_place` asks for both.
         kinds = [*source.sample(room.objects, num), *[goal.thing] * 2]
         kinds += [_LAMP] if room.has_lamp else []
         things = {}

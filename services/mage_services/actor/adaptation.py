@@ -162,6 +162,7 @@ class _Recorded:
         completion = await self._engine.complete(prompt)
         if isinstance(self._engine, ChatEndpoint):
             usage, served = self._engine.usage(prompt.context), self._engine.served
+            # The tokens of an endpoint are the code points of its text.
             text = "".join(map(chr, completion.tokens.tolist()))
         else:
             num_tokens, reused = len(prompt.tokens), completion.num_reused
@@ -380,13 +381,14 @@ def tasks_of(environment: Environment, num_tasks: int) -> list[Task]:
 
 
 def _begin_try(environment: Environment, task: Task, number: int, episode: int) -> Play:
-    """Create the episode of an independent try, of which `episode` is always the first."""
+    """Create the episode of the independent try `number`; `episode` is always 0, and not used."""
     with environment_code(task):
         return begun(environment, task, number)
 
 
 def _index(unit: Unit) -> int:
     """Return the trial's index, from which a model of our own derives the seeds of its samples."""
+    # 8 leaves room for three more arms, without which all seeds would change.
     return 8 * unit.try_ + ARMS.index(unit.arm)
 
 

@@ -50,7 +50,8 @@ def rehearse_all(config: Config, say: Callable[[str], None]) -> None:
     """
     for name, part in named_parts(config):
         if isinstance(part, AgentTasks):
-            asyncio.run(part.make().check())  # a program plays with a policy alone
+            # A program needs a policy to play: it is loaded, and not rehearsed.
+            asyncio.run(part.make().check())
         elif is_rehearsed(name, part):
             asyncio.run(rehearse(config, name, part, say))
 
@@ -98,6 +99,7 @@ async def rehearse(
 
 def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
     if isinstance(environment, ResetStep):
+        # With "fresh" the user says that episodes of a task begin differently.
         return rehearsal(name, environment, compares=config.trial.repeats == "same")
     return whole_rehearsal(name, environment)
 
@@ -115,6 +117,7 @@ class _LegalActions:
         self.longest: int | None = None
         """Tokens of the longest legal action so far, without its tag; `None` where any text is an
         action."""
+        # Actions are restricted only where the transcript writes the opening tag (`prefill`).
         if not (config.sampling.restricted and self._parser.prefill(Kind.ACT)):
             return
         if isinstance(config.policy, Tiny):

@@ -91,7 +91,7 @@ def start_run(
     cores = os.cpu_count() or 1
     if isinstance(config.engine, Embedded) and num_actors > max(cores, DEFAULT_ACTORS):
         say(f"--actors {num_actors}: each computes, and this machine has {cores} cores")
-    trackers_of(config.tracking)
+    trackers_of(config.tracking)  # raises if a tracker's package is not installed
     check_installed(config.learner)
     rehearse_all(config, say)
     check_room(config)
@@ -267,7 +267,7 @@ def _supervise(supervisor: Supervisor, until: Until | None = None) -> int:
     """
     run, view = supervisor.run, supervisor.view
     if supervisor.config.engine.kind == "sglang":
-        installed()
+        installed()  # raises if SGLang is not installed
     number, halt = None, ""
     try:
         if until is None:

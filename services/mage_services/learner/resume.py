@@ -200,6 +200,7 @@ def _prepare_policy(startup: Startup, report: Callable[[Progress], None]) -> str
     """Make the policy's folder and return where its weights came from."""
     # A learner may be killed while it writes: the folder gets its name only when it is whole.
     working = startup.run.policy.with_name(f".{startup.run.policy.name}.part")
+    # A pretrained policy that is not cloned is a link to its source, which `rmtree` leaves alone.
     if working.is_symlink():
         working.unlink()
     shutil.rmtree(working, ignore_errors=True)

@@ -5,10 +5,11 @@
     actor N     it receives a goodbye       the learner grants its groups to others
     evaluator   the final sets are played   starts again at the newest version
 
-A process that was killed is restarted at once, one that failed is restarted after a back-off, and
-one whose error is deterministic is never restarted. Failures in a row count against
-`supervision.max_restarts`; the count begins again once the process has run for `HEALTHY_S` and made
-progress: a step was committed, a group played, or a point of the curve measured.
+A process is restarted at once after its first end, and after pauses (`BACK_OFF_S`) if it ends
+again soon; a process whose error is deterministic is never restarted. Failures in a row count
+against `supervision.max_restarts`. The count begins again once the process has run for `HEALTHY_S`
+and made progress: a step was committed, a group played, or a point of the curve measured. It also
+begins again if a process is killed from outside while the run makes progress.
 """
 
 import asyncio
@@ -93,7 +94,7 @@ class Supervisor:
     """Whether the learner has ended well, and `LEAVE_S` have passed in which actors could."""
     _num_restarts: dict[str, int] = field(default_factory=dict)
     _num_early_ends: dict[str, int] = field(default_factory=dict)
-    """By process: number of ends in a row before `HEALTHY_S`, without the very first end."""
+    """By process: how often in a row it has ended before `HEALTHY_S`, not counting the first."""
     _progress: int = 0
     """Number of events in `PROGRESS` so far, of all processes."""
     _long_logs: set[str] = field(default_factory=set)
@@ -162,7 +163,7 @@ class Supervisor:
             was_healthy = time.monotonic() - began > HEALTHY_S
             if (made_progress and was_healthy) or (is_from_outside and self._progress > progress):
                 self._num_restarts[spec.name] = 0
-            # 0 at the first end, so that a single kill is followed by no back-off.
+            # The first end counts as 0 and the second as 1: two kills in a row need no pause yet.
             num_early = 0 if was_healthy else self._num_early_ends.get(spec.name, -1) + 1
             self._num_early_ends[spec.name] = num_early
             self._num_restarts[spec.name] = count = self._num_restarts.get(spec.name, 0) + 1
