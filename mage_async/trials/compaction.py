@@ -230,8 +230,10 @@ class Contexts:
         config, actions = self._config, self._legal_actions()
         tokens = max(config.sampling.max_tokens, actions.max_length if actions else 0)
         if config.strategy != "none":
-            request = len(self._chat.encode(config.prompts.act)) + TEMPLATE_TOKENS
-            tokens += config.max_reflection_tokens + request
+            tokens += config.max_reflection_tokens + len(self._chat.encode(config.prompts.act))
+            # No turn may exceed the room of a context that is compacted, so the template around the
+            # request is added. Elsewhere its estimate would cut episodes that fit.
+            tokens += TEMPLATE_TOKENS if config.compaction != "none" else 0
         return tokens
 
     def _tokens_of_notes(self) -> int:
