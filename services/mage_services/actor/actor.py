@@ -67,8 +67,8 @@ HEARTBEAT_S = 1.0
 
 
 KEPT_AFTER_S = 1.0
-"""Finished episodes are sent to the learner after so many seconds of playing: what took less is
-cheaper to play again than to send."""
+"""Seconds of playing after which a trial's finished episodes are sent to the learner, so that
+another actor can go on behind them: what took less is cheaper to play again than to send."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class PlayedGroup:
 
     grant: GroupGrant
     episodes: dict[int, FinishedEpisodes]
-    """Finished episodes of its trials by index, behind which a trial is continued or retried."""
+    """Finished episodes of its trials by index; a trial is continued or retried behind them."""
     unfinished: dict[int, TrialInProgress] = field(default_factory=dict)
     """Its trials that have begun and not ended, by index."""
 
@@ -107,7 +107,7 @@ async def beating(
 ) -> T:
     """Await `work`, sending a heartbeat each second, and return its result.
 
-    Cancellation cancels the work; a thread that it waits for goes on unnoticed.
+    Cancellation cancels the work. If the work waits for a thread, the thread runs on to its end.
     """
     async with asyncio.TaskGroup() as tasks:
         beat = tasks.create_task(_beat(channel, heartbeat), name="heartbeat")
@@ -151,15 +151,17 @@ class Actor:
         self._playing: dict[tuple[int, int], PlayedGroup] = {}
         """The groups being played, by grant and epoch."""
         self._offered: dict[int, dict[int, FinishedEpisodes]] = {}
-        """Finished episodes that arrived before their grant, by grant and trial index."""
+        """Finished episodes that an earlier actor played, by grant and trial index. The learner
+        sends them before it grants their group to this actor."""
         self._num_groups = {"playing": 0, "no fresh weights": 0}
-        """Number of groups in each state, in order of precedence."""
+        """Number of groups in each state. The actor is in the first state with a group in it."""
         self.time = TimeAccounting("no grant")
         """Seconds spent in each state."""
         self._playing_s = dict.fromkeys(("engine", "trials", "environment", "other"), 0.0)
         """Seconds of playing by what they were spent on."""
         self._counted = 0.0, 0.0, time.thread_time(), 0.0
-        """Seconds of playing, of the engine, of this thread and of calls: what `_playing_s` has."""
+        """Totals that `_playing_s` has been computed from so far: seconds of playing, of the
+        engine's forward passes, of this thread's CPU time and of environment calls."""
 
     async def run(self, first: Message) -> str:
         """Serve the learner until its goodbye, whose reason is returned.
@@ -174,29 +176,30 @@ class Actor:
 
     async def _receive(self, message: Message, tasks: asyncio.TaskGroup) -> str:
         """Handle the learner's messages from this one to its goodbye, whose reason is returned."""
-        playing: dict[tuple[int, int], asyncio.Task[None]] = {}
+        group_tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
 
         def forget(key: tuple[int, int], _: object) -> None:
-            del playing[key], self._playing[key]
+            del group_tasks[key], self._playing[key]
 
         while True:
             match message:
                 case GroupGrant():
                     key = message.grant, message.epoch
                     episodes = self._offered.pop(message.grant, {})
-                    if key not in playing:  # a restarted learner repeats its grants
+                    if key not in group_tasks:  # a restarted learner repeats its grants
                         group = self._playing[key] = PlayedGroup(message, episodes)
                         task = tasks.create_task(self._group(group), name=f"group {key[0]}")
-                        playing[key] = task
+                        group_tasks[key] = task
                         task.add_done_callback(partial(forget, key))
                 case EpisodeResult():
                     offered = self._offered.setdefault(message.grant, {})
                     offered[message.finished.trial.index] = message.finished
                 case Goodbye():
-                    _cancel(playing.values())
+                    _cancel(group_tasks.values())
                     return message.reason
                 case Welcome():
-                    _cancel(playing[key] for key in playing.keys() - set(message.keeps))
+                    # The learner has ended the other groups, or granted them to another actor.
+                    _cancel(group_tasks[key] for key in group_tasks.keys() - set(message.keeps))
                     await self._welcome(message)
                 case Publication():
                     await self._load(message.version, Path(message.path))
@@ -223,14 +226,16 @@ class Actor:
                 await self._send_episodes(group.grant, finished)
 
     async def _load(self, version: int, path: Path) -> None:
+        """Load weights into the engine, wake the groups that wait for them, tell the learner."""
         receipt = await self._stage.engine.load(version, await self._bring(path))
         await self._weights.announce(version)
         await self._channel.send(loaded(version, receipt))
 
     async def _group(self, group: PlayedGroup) -> None:
-        """Play one group; the learner enforces its deadline.
+        """Play the trials of one group, or report the fault that ended it.
 
-        Cancellation abandons the trials that are not finished.
+        There is no deadline here: the learner takes an overdue group away. Cancellation abandons
+        the trials that are not finished.
         """
         grant = group.grant
         with self._in_state("no fresh weights"):
@@ -282,11 +287,13 @@ class Actor:
             engine.release_past(rival.version)
 
     async def _trials(self, group: PlayedGroup) -> None:
+        """Play the trials of a group concurrently, except those that the learner has already."""
         grant = group.grant
         task = Task(grant.environment, grant.member, grant.seed, grant.seat)
         stage = self._stage.under(grant.num_episodes, grant.max_turns)
         async with asyncio.TaskGroup() as trials:
-            # Of two trials that are the two seats of one game, `plays` has the first.
+            # Where the policy plays both seats of a game, two trials come from one play: `plays`
+            # returns the index of the first of them.
             for index in sorted(set(plays(task, grant.num_trials)) - self._finished(grant)):
                 guided = stage.guided(grant.guidance and grant.guidance.for_trial(index))
                 trials.create_task(
@@ -323,7 +330,7 @@ class Actor:
             nonlocal kept
             known, now = group.episodes.get(index), time.monotonic()
             if known is not None and known.num_episodes == run.episode:
-                return
+                return  # no episode has ended since the last call
             if now - kept >= KEPT_AFTER_S:
                 kept = now
                 finished = group.episodes[index] = run.finished_episodes(now - began)
@@ -352,15 +359,21 @@ class Actor:
         await self._channel.send_frames(frames)
 
     def _heartbeat(self) -> Heartbeat:
+        """Return the engine's counters and the seconds in each state so far."""
         statistics = self._stage.engine.statistics()
         seconds = self._shares(statistics.forward_s)
         return Heartbeat(name=self._name, counters=statistics.counters(), blocked_s=seconds)
 
     def _shares(self, engine_s: float) -> dict[str, float]:
-        """Return seconds by state, where playing is split by what was measured since the last call:
-        the engine's forward passes, the work of this thread on its trials, the calls of the
-        environment. What happens at the same time counts for the first of them. The rest is
-        "other": handing over between threads, and waiting for a core.
+        """Return the seconds in each state, with "playing" split into four parts.
+
+        The parts are the engine's forward passes, this thread's work on trials, the calls of the
+        environment, and "other" (handing over between threads, and waiting for a core). Of parts
+        that happen at the same time, only the first one named is counted, so the parts add up to
+        the seconds of playing.
+
+        Args:
+            engine_s: seconds of the engine's forward passes since it started.
         """
         seconds = self.time.seconds()
         playing_s = seconds.pop("playing", 0.0)
@@ -434,7 +447,7 @@ async def play(
         stage = Stage(environment, trial_config, chat, engine, workers, retries)
         actor = Actor(channel, stage, name, partial(status.send, "played"), bring)
         reason = await actor.run(welcome)
-        engine_report.cancel()
+        engine_report.cancel()  # the run may end before the engine has described itself
     return reason
 
 

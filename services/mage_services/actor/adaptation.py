@@ -51,20 +51,23 @@ LAST_ONLY: tuple[Arm, ...] = ("swapped", "noise")
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """A game of a measurement."""
+    """A game in which a model's adaptation is measured, and how the model plays it."""
 
     label: str
+    """Name of the game in the record and in the certificate."""
     environment: Environment
     config: TrialConfig
-    """How the model plays it, with the history or with notes."""
+    """Settings of a trial; a later episode sees the history, or notes that the model wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One trial of a measurement."""
+    """Identifies a trial that is to be played: its game, task and arm."""
 
     game: str
+    """Label of the game."""
     task: int
+    """Index of the task among the tasks of the game."""
     arm: Arm
     try_: int = 0
     """Number of the independent try; 0 in other arms."""
@@ -85,11 +88,13 @@ class Outcome:
     is_cut: bool
     """Whether the trial outgrew the model's context, or a call of its environment failed."""
     invalid: int
+    """Number of invalid actions."""
     turns: int
+    """Number of actions."""
     history_tokens: int
     """Length of the context in which the last episode begins."""
     history_answers: int
-    """Answers before the last episode."""
+    """Number of the model's answers before the last episode."""
     actions: list[list[str]]
     """Actions of each finished episode."""
 
@@ -140,6 +145,7 @@ class Record:
 
 
 def _of_tokens(tokens: Sequence[int]) -> Completion:
+    """Return a recorded answer as a completion; log-probs and version, not recorded, are 0."""
     data, zeros = np.array(tokens, np.int32), np.zeros(len(tokens), np.float32)
     return Completion(data, zeros, (VersionRun(0, 0, 0),), "stop", 0)
 
@@ -224,7 +230,9 @@ class Measurement:
         return sum(1 for _ in self._units(ARMS))
 
     def _units(self, arms: Sequence[Arm]) -> Iterator[Unit]:
-        # By task, so that an interrupted measurement holds whole tasks.
+        """Yield the trials of some arms, those of all games' first task first: so an interrupted
+        measurement holds whole tasks.
+        """
         for number in range(self._num_tasks):
             for label in self._games:
                 yield from self._units_of(label, number, arms)
@@ -275,6 +283,7 @@ class Measurement:
         elif unit.arm == "swapped":
             swap = swapped(task, environment, "heldout")
         elif unit.arm == "noise":
+            # The trial begins as one of the other task, and its last episode is of this one.
             task, swap = self._tasks[unit.game][self._other(unit)], task
         name = unit.name.replace(".", "_")
         return TrialRun(
@@ -290,7 +299,9 @@ class Measurement:
         return self._record.answers[own][: self._record.outcomes[own].history_answers]
 
     def _other(self, unit: Unit) -> int:
-        """Return the number of the other task whose history is about as long as this one's."""
+        """Return the index of a task of another variant: of these, the task whose history is
+        closest in length to that of this task.
+        """
         tasks, outcomes = self._tasks[unit.game], self._record.outcomes
         lengths = [
             outcomes[Unit(unit.game, number, "own").name].history_tokens
@@ -298,7 +309,8 @@ class Measurement:
         ]
         own = tasks[unit.task].member
         others = [number for number, task in enumerate(tasks) if task.member != own]
-        # Of equally long ones, the next in the list: each is then used about equally often.
+        # Of tasks that are equally close, take the next one in the list, counted from this task:
+        # so each task is used about equally often.
         return min(
             others,
             key=lambda number: (
@@ -348,9 +360,10 @@ class Measurement:
         return found
 
     def _repeats(self, label: str) -> bool:
-        """Return whether equal actions have earned equal rewards in all episodes of a task.
+        """Return whether equal actions have earned equal rewards in all episodes of a task, often
+        enough to conclude that the game has no chance.
 
-        A class of a user's own declares chance although it may have none, as it is given a seed.
+        Every class of a user's own is taken to have chance, because `reset` is given a seed.
         """
         num_repeated = 0
         for number in range(self._num_tasks):
@@ -358,8 +371,10 @@ class Measurement:
             for unit in self._units_of(label, number, ("own", "blind", "retry")):
                 if outcome := self._record.outcomes.get(unit.name):
                     pairs = zip(outcome.actions, outcome.rewards, strict=True)
+                    # An independent try is one episode, the one of that number (`_begin`).
                     for episode, (actions, reward) in enumerate(pairs, unit.try_):
                         earned[tuple(actions)].setdefault(episode, reward)
+            # Arms share the chance events of an episode: only other episodes are repetitions.
             for by_episode in earned.values():
                 num_repeated += len(by_episode) - 1
                 if max(by_episode.values()) - min(by_episode.values()) > 1e-9:
@@ -393,6 +408,7 @@ def _index(unit: Unit) -> int:
 
 
 def _outcome(trial: Trial, *, is_cut: bool) -> Outcome:
+    """Return what is recorded of a trial that has ended."""
     last = trial.num_episodes - 1
     before = [turn for turn in trial.turns if turn.episode < last]
     start = next((turn.start for turn in trial.turns if turn.episode == last), 0)

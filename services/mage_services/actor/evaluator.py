@@ -3,8 +3,8 @@
 During training the evaluator adds a point to the curve (train and held-out) for every version that
 it is sent. At the end it plays the final sets with two causal controls: `blind` (earlier episodes
 are not in the context) and `swapped` (from the last episode on, another task variant is hidden).
-The return that a control takes away is adaptation. Where `evaluation.every` is 0, the engine is
-made after training.
+The return that a control takes away is adaptation. If `evaluation.every` is 0, there is no curve,
+and the engine is made only after training.
 """
 
 import asyncio
@@ -65,7 +65,8 @@ from mage_services.transport.channels import PeerChannel
 from mage_services.weights.weight_group import on_disk
 
 GuidanceOf = Callable[[Task], Guidance | None]
-"""Returns the text of a method with which the trial of a task begins; None: no text."""
+"""Returns the guidance, a text of a method, with which the trial of a task begins; None: no text.
+"""
 
 
 def no_guidance(task: Task) -> None:
@@ -73,7 +74,7 @@ def no_guidance(task: Task) -> None:
 
 
 def recorded_guidance(run: RunDirectory, config: Config, version: int) -> GuidanceOf:
-    """Return the guidance of evaluated trials, by the states of methods at a version.
+    """Return the guidance that methods gave at a version, by the states that the run recorded.
 
     The learner records the states before it announces the version, so they belong to the weights.
     """
@@ -108,6 +109,7 @@ class Evaluator:
         self.guidance: GuidanceOf = no_guidance
         """The text with which each trial begins."""
         self._num_sets = 0
+        """Number of sets played so far, which makes the names of trials unique on the engine."""
 
     async def curve(self, num_trials: int) -> dict[str, Score]:
         """Play the train and held-out tasks of the curve. Cancellation abandons them."""
@@ -351,7 +353,10 @@ class CurveEvaluator:
         self.time = TimeAccounting("preparing")
 
     async def begin(self, evaluator: Evaluator, version: int) -> None:
-        """Measure the curve's first point, and write sample trials of the untrained policy."""
+        """Measure the curve's first point, and write sample trials of the untrained policy.
+
+        An evaluator that is restarted later does neither.
+        """
         self.time.enter("playing")
         if version == 0:
             await self._sample(evaluator, version)
@@ -369,8 +374,8 @@ class CurveEvaluator:
         await self.finish(evaluator, environment, version)
 
     async def wait_for_end(self, version: int) -> None:
-        """Receive messages until the learner's goodbye, and load nothing. Cancellation leaves
-        nothing.
+        """Receive messages until the learner's goodbye, without loading any weights. Safe to
+        cancel.
         """
         self.time.enter("no version")
         await beating(self._channel, self._heartbeat, self._load_nothing(version))
@@ -395,7 +400,7 @@ class CurveEvaluator:
                 case Welcome() if message.weights_path and message.version > version:
                     version = message.version  # the learner was restarted
                     await self.load(engine, version, Path(message.weights_path))
-                case Welcome():
+                case Welcome():  # a restarted learner without newer weights
                     await self._channel.send(Loaded(version=version))
                 case _:
                     raise RunError(f"an evaluator cannot take {type(message).__name__}")
@@ -409,7 +414,7 @@ class CurveEvaluator:
         await self._channel.send(loaded(version, receipt))
 
     def _heartbeat(self) -> Heartbeat:
-        # a restarted learner knows only the peers that have sent it something
+        # Sent although it has no counters: a restarted learner knows only peers that it has heard.
         return Heartbeat(name=self._name, counters={}, blocked_s=self.time.seconds())
 
     async def finish(self, evaluator: Evaluator, environment: Environment, version: int) -> None:
@@ -454,6 +459,7 @@ async def main(startup: Startup, status: Status) -> None:
         curve_evaluator = CurveEvaluator(startup, status, channel)
         finished = _finished(startup)
         version, weights = finished or await _welcome(channel)
+        # Without a curve there is nothing to play before the training has ended.
         is_idle = not finished and not config.evaluation.every
         if is_idle:
             status.send("ready")

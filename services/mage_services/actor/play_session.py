@@ -97,7 +97,10 @@ def _check_member(environment: Environment, member: str) -> None:
 
 
 def drawn_task(environment: Environment, member: str | None, seed: int | None) -> Task:
-    """Return a task of `member`, or of a held-out variant drawn by the seed."""
+    """Return a task of the variant `member`, or of a held-out variant drawn by the seed.
+
+    Without a seed, a random one is taken.
+    """
     seed = random.SystemRandom().getrandbits(31) if seed is None else seed
     source = random.Random(seed)
     chosen = member or source.choice(environment.members("heldout"))
@@ -134,8 +137,9 @@ async def play_by_person(
 
     Args:
         complete: samples the turns of an opponent that is a past policy.
-        workers: make the calls of an environment that waits.
+        workers: make the calls of an environment whose methods may block.
     """
+    # The generator `play` yields what it waits for: a call, an opponent's turn, or the person.
     wanted = next(play)
     while True:
         try:

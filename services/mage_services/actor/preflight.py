@@ -107,7 +107,9 @@ def _with_forecast(
 
 
 def _check_files(config: Config, directory: Path, num_actors: int) -> Contexts:
-    """Check a model's size and its tokenizer by the files of its directory, without torch."""
+    """Check a model's size and its tokenizer by the files of its directory, without torch; return
+    how long contexts may become.
+    """
     outline = check_outline(config, directory)
     _check_size(config, Size(outline.num_weights, outline.kv_token_bytes), num_actors)
     return check_files(config, directory)
@@ -129,14 +131,14 @@ class PreflightOrder(msgspec.Struct, frozen=True):
 
 
 class PreflightReport(msgspec.Struct, frozen=True):
-    """Message from the child: its findings, or what it does next."""
+    """Message from the child: a note on its progress, or, as the last message, its findings."""
 
     doing: str = ""
-    """What has been done and comes next, for people; another message follows. "" in the last one.
-    """
+    """Note for people on what has been done and comes next; "" in the last message."""
     failed: str = ""
     """Why the policy cannot be used; "" if it can."""
     contexts: Contexts | None = None
+    """Lengths of contexts by the model's tokenizer; None for a tiny policy."""
     sentence: str = ""
     """The first turns in words; "" if none was played."""
     turn_s: float = 0.0
@@ -259,8 +261,9 @@ def _own_gpu(config: Config) -> "Device | None":
     if not torch.cuda.is_available():
         return None
     found = torch.cuda.get_device_properties(torch.device(config.learner.device))
+    # PyTorch does not tell peak rates: they are of the data sheet, if the GPU is named.
     named = GPUS.get(config.hardware.gpu, Device("", 0))
-    has_bfloat16 = found.major >= 8
+    has_bfloat16 = found.major >= 8  # compute capability 8.0: Ampere and later
     return replace(
         named, name=found.name, memory_bytes=found.total_memory, has_bfloat16=has_bfloat16
     )

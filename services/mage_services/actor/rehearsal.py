@@ -32,14 +32,14 @@ from mage_async.trials.allowed_tokens import action_tokens
 from mage_services.environments.call_runner import CallRunner
 
 QUIET_S = 5.0
-"""Progress is printed wherever nothing was printed for so long."""
+"""Seconds without a printed line after which a line of progress is printed."""
 CHARS_PER_TOKEN = 4
-"""Roughly, of English text in the tokenizers of language models."""
+"""Characters of a token, roughly, of English text in the tokenizers of language models."""
 TEMPLATE_TOKENS, TINY_TEMPLATE_TOKENS = 12, 4
 """Tokens of the chat template and the tags around a turn: roughly those of a language model, and
 exactly those of the tiny one."""
 EPISODE_TOKENS = 2
-"""Of the words "episode 2" before the first observation of an episode."""
+"""Tokens of the words before the first observation of an episode, such as "episode 2"."""
 
 
 def rehearse_all(config: Config, say: Callable[[str], None]) -> None:
@@ -71,11 +71,12 @@ async def rehearse(
     """
     say(f"rehearsal: playing {name} twice with the same seeds")
     seconds: dict[str, list[float]] = defaultdict(list)
+    # A generator: it yields a call, and is sent the call's result or thrown its fault.
     playing = _playing(config, name, environment)
     legal = _LegalActions(config, name, environment)
     async with CallRunner.of(config.environment) as workers:
         progress = _Progress(workers, config.environment.step_deadline_s, say)
-        go_on = partial(playing.send, None)
+        go_on = partial(playing.send, None)  # starts the generator
         while True:
             try:
                 call = go_on()
@@ -139,7 +140,7 @@ class _LegalActions:
                 tokens = action_tokens(action, self._chat, self._parser)
             except EnvironmentFault as fault:
                 raise ConfigError(f"environment {self._name!r}: {place}: {fault}") from fault
-            self.longest = max(self.longest or 0, len(tokens) - 1)
+            self.longest = max(self.longest or 0, len(tokens) - 1)  # the last token is the tag's
 
 
 class _Progress:

@@ -104,7 +104,7 @@ class Played(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What trials of one kind share: environment, settings, chat format, engine."""
+    """Holds what trials share (environment, settings, chat format, engine), and begins trials."""
 
     environment: Environment
     config: TrialConfig
@@ -147,12 +147,14 @@ class Stage:
         return replace(self, config=config)
 
     def guided(self, guidance: Guidance | None) -> "Stage":
-        """Return a copy whose prompts hold strategies of earlier tasks; None: no strategies."""
+        """Return a copy whose trials begin with the text of a method, such as strategies of earlier
+        tasks; None: without a text.
+        """
         return replace(self, config=self.config.with_guidance(guidance))
 
 
 async def play_trial(run: TrialInProgress, engine: Engine, workers: CallRunner) -> Trial:
-    """Play a trial as `play_to_end` does, and return it; of both seats, that of the agent."""
+    """Play a trial as `play_to_end` does, and return it; if both seats were played, the agent's."""
     return run.trial(await play_to_end(run, engine, workers))
 
 
@@ -170,6 +172,7 @@ async def play_to_end(
     """
     began = time.monotonic()
     try:
+        # A program that is the agent calls the policy over HTTP, while `make_calls` waits for it.
         program = run if isinstance(run, AgentRun) else None
         async with workers.gateway.serving(program, engine) if program else nullcontext():
             await make_calls(run, workers)
