@@ -82,6 +82,8 @@ class Background(Generic[T]):
 
 
 class _Nothing:
+    """Asynchronous context manager that opens nothing: only the loop is wanted."""
+
     async def __aenter__(self) -> None: ...
 
     async def __aexit__(self, *failure: object) -> None: ...

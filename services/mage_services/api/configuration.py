@@ -113,10 +113,10 @@ def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
         yield f"from {home} import {original} as {name}"
     elif inspect.isclass(value) or inspect.isfunction(value):
         text = _text_of(value)
-        every = vars(sys.modules["__main__"])
+        defined = vars(sys.modules["__main__"])
         used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-        for each in sorted(used & every.keys()):
-            yield from _sources(every[each], each, done)
+        for each in sorted(used & defined.keys()):
+            yield from _sources(defined[each], each, done)
         yield text
     elif _is_literal(value):
         yield f"{name} = {value!r}"
@@ -138,7 +138,8 @@ def _is_literal(value: Any) -> bool:
 def _text_of(value: Any) -> str:
     """Return the source of a class or function of a script, or of a cell of a notebook."""
     # `inspect.getsource` finds no class that a notebook cell defines. But the code objects of its
-    # methods name the cell as their file, and their first line lies between those of the class.
+    # methods name the cell as their file, and their first line lies between those of the class. The
+    # first line of a decorated function is that of its first decorator, above the line of `def`.
     functions = [value] if isinstance(value, FunctionType) else vars(value).values()
     codes = [each.__code__ for each in functions if isinstance(each, FunctionType)]
     lines = linecache.getlines(codes[0].co_filename) if codes else []

@@ -94,6 +94,7 @@ def evaluate(
     if not is_as_trained:
         folder.mkdir(exist_ok=True, parents=True)
         target.config.write_text(config_file.dump(config))
+    # {}: the seconds by state of an evaluator process, which this process does not measure.
     write_evaluation(target, sets, environment_of(config), version, {}, more)
     costs = {"wall_s": time.monotonic() - began, "processor_s": time.process_time()}
     # The summary of the run itself keeps the costs of its training.
@@ -156,6 +157,7 @@ def check_words(config: Config, policy: Path) -> None:
     if not isinstance(config.policy, Tiny):
         return
     chat, words = load_chat(policy), environment_of(config).facts.words
+    # A word that the tokenizer was built of is a single token, with the space before it.
     if unknown := [word for word in words if len(chat.encode(f" {word}")) > 1]:
         raise ConfigError(
             f"environment {config.environment.name!r} has {len(unknown)} words that this tiny "

@@ -86,6 +86,7 @@ def card(config: Config, summary: dict[str, Any], version: int, license_id: str 
     license_id = license_id or base_license(base)
     # The card names the base model by its hub id, but no folder of the machine that trained.
     base = base if base.count("/") == 1 and not Path(base).exists() else ""
+    # The YAML block with which a card begins, between two lines "---".
     front = ["library_name: transformers", "pipeline_tag: text-generation"]
     front += [f"license: {license_id}"] if license_id else []
     front += [f"base_model: {base}"] if base else []

@@ -54,7 +54,7 @@ class Run:
         return read_document(self._files.summary)
 
     def steps(self) -> Any:
-        """Return the metrics of each step, one row for each.
+        """Return the metrics of training, one row for each step.
 
         Returns:
             A DataFrame of pandas or, without pandas, of polars; without either a list of dicts.

@@ -89,6 +89,7 @@ def start_run(
     is_pretrained = isinstance(config.policy, Pretrained)
     num_actors = actors or (DEFAULT_PRETRAINED_ACTORS if is_pretrained else DEFAULT_ACTORS)
     cores = os.cpu_count() or 1
+    # The default number of actors gets no warning, even on fewer cores.
     if isinstance(config.engine, Embedded) and num_actors > max(cores, DEFAULT_ACTORS):
         say(f"--actors {num_actors}: each computes, and this machine has {cores} cores")
     trackers_of(config.tracking)  # raises if a tracker's package is not installed
@@ -300,6 +301,7 @@ def _finish(run: RunDirectory, doctor: Doctor, view: View, wall_s: float) -> Non
     Raises:
         RunError: the disk is full, or a file of the run is damaged.
     """
+    # The first four times are CPU seconds, user and system, of this process and of its children.
     summary = summarise(run, wall_s=wall_s, processor_s=sum(os.times()[:4]))
     page = render(run, summary)
     view.close(summary)

@@ -108,8 +108,8 @@ def supervise(
 
 
 class Relay:
-    """Pass the events of a run on: from the thread of its supervisor to the thread that shows
-    them.
+    """Pass the events of a run on: from the thread of its supervisor, for which this object is the
+    run's view, to the thread that iterates over them. Stop the run if that thread is done.
     """
 
     def __init__(self) -> None:
@@ -118,6 +118,7 @@ class Relay:
         self._task: asyncio.Task[Any] | None = None
         self._is_stopped = False
         self.last_line = ""
+        """The last line for a person: if the doctor ended the run, it says why."""
         self.summary: dict[str, Any] | None = None
 
     def event(self, process: str, event: Event) -> None:
