@@ -136,13 +136,16 @@ class _Player:
     """Describe the model of `--model`: an endpoint, a model directory, or the policy of a run."""
 
     name: str
+    """Name of the model in the certificate."""
     games: Sequence[tuple[str, str, dict[str, Any]]]
     """Label, name and options of each game."""
     config: "Callable[[str, dict[str, Any]], Config]"
     """Returns the configuration for a game by its name and options."""
     endpoint: "Endpoint | None" = None
     policy: Path | None = None
+    """Directory of the model; None for an endpoint."""
     version: int = 0
+    """Version of the policy of a run; 0 for other models."""
 
 
 def _player(given: argparse.Namespace) -> _Player:
@@ -199,6 +202,9 @@ def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
     max_tokens = given.max_tokens or 512
 
     def config(name: str, options: dict[str, Any]) -> "Config":
+        # The configuration describes the trials alone. Its policy is never loaded: "pretrained"
+        # stands for a model that may write any text, and the source is a placeholder. A chat
+        # endpoint writes whole messages, so no tag can be written before its tokens.
         keys = [
             'policy.kind="pretrained"',
             'policy.source="endpoint"',
@@ -247,6 +253,7 @@ def _assignments(given: argparse.Namespace, name: str, options: dict[str, Any]) 
         tomli_w.dumps({key: value}, multiline_strings=False).strip()
         for key, value in options.items()
     )
+    # The configuration calls the notes that a model writes between episodes reflections.
     memory = "history" if given.memory == "history" else "reflection"
     lengths = [f"transcript.max_action_tokens={given.max_tokens}"] if given.max_tokens else []
     return [
@@ -398,7 +405,7 @@ def _ready(
             raise ConfigError("--games mix: name the environments of the mix instead")
         trials = trial_config_of(config, environment, chat, given.episodes)
         if player.endpoint:  # the endpoint has deadlines and a context length of its own
-            trials = replace(trials, max_tokens=0, turn_deadline_s=float("inf"))
+            trials = replace(trials, max_tokens=0, turn_deadline_s=float("inf"))  # 0: no limit
         elif given.temperature is not None:
             sampling = replace(trials.sampling, temperature=given.temperature)
             trials = replace(trials, sampling=sampling)
@@ -422,10 +429,12 @@ async def _with_progress(
 
     from mage_services.processes.process import ticks
 
+    # Rates are those of this process: what earlier ones have recorded is subtracted.
     began, calls, num_all = time.monotonic(), record.usage.calls, measurement.num_trials()
     finished = len(record.outcomes)
 
     def line() -> str:
+        """Return calls per second, tokens and money."""
         usage, spent = record.usage, time.monotonic() - began
         tokens = usage.prompt_tokens + usage.completion_tokens
         money = "" if price is None else f", {_money(asdict(usage), price):.2f} spent"
@@ -505,7 +514,7 @@ def _document(
 
 
 def _game_certificate(tasks: Any, margin: float, statements: int) -> dict[str, Any]:
-    """Return the certificate of one game, as plain data."""
+    """Return the certificate of one game, as plain data, when `statements` games have one each."""
     import msgspec
 
     from mage_async.results.certificate import certificate

@@ -88,9 +88,8 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _config(given: argparse.Namespace) -> "Config":
-    """Return the configuration of the command line. If the tiny policy cannot play the class, the
-    policy is pretrained, and if the class has no script, there is no warm start; keys on the
-    command line have precedence.
+    """Return the configuration of the command line; if the tiny policy cannot play the class, with
+    a pretrained policy, unless the command line names one.
     """
     from mage_async.assembly import named_parts
     from mage_async.config import config_file
@@ -105,7 +104,7 @@ def _config(given: argparse.Namespace) -> "Config":
     more = []
     if isinstance(config.policy, Tiny) and not all(each.facts.words for each in environments):
         more.append("policy.kind=pretrained")
-    # The keys of the command line come last, so that they override these two.
+    # The keys of the command line come last, so that they override this one.
     return load([*name, *more, *given.set]) if more else config
 
 
@@ -161,6 +160,7 @@ def _print_turns(config: "Config", environment: "Environment", chat: "ChatFormat
     except (CallFault, ConfigError) as fault:
         print(f"no turns are shown: {fault}")
         return
+    # Positions of turns are those in their own segment: only turns of the first one are shown.
     acts = [turn for turn in trial.turns if turn.kind is Kind.ACT and not turn.segment]
     shown, tokens, start = acts[:NUM_TURNS], trial.segments[0].tokens.tolist(), 0
     print(f"the first {len(shown)} turns, as the model reads and writes them:")

@@ -24,6 +24,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_services.terminal import printing
 
     tree = command_tree()
+    # argparse has no public way to list the arguments of a parser.
     commands = next(each for each in tree._actions if isinstance(each, argparse._SubParsersAction))
     known = _words()
     for command in commands.choices.values():
@@ -39,7 +40,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _words() -> dict[str, list[str]]:
-    """Return what may follow an argument: keys, sections, shipped files and methods."""
+    """Return the possible values of some arguments, by the argument's name (`dest`)."""
     from mage_async.config import config_file
     from mage_async.config.presets import presets
     from mage_async.config.reference import key_names, sections

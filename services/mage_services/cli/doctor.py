@@ -84,6 +84,7 @@ def _all_runs(given: argparse.Namespace) -> int:
             if not records.metrics:
                 times, events = read_document(place.times), read_lines(place.events)
                 lines = before_first_step(times, events, is_held(place.lock), time.time())
+                # The other lines only say how far the run is.
                 num_found += sum(line.startswith("note: ") for line in lines)
                 for line in lines:
                     print(f"  {printable(line)}")

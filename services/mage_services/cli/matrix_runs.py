@@ -104,7 +104,7 @@ def run_matrix(matrix: Matrix) -> int:
     """
     matrix.root.mkdir(parents=True, exist_ok=True)
     with _alone(matrix.root):
-        missing = [cell for cell in matrix.configs if not _found(matrix, cell)]
+        missing = [cell for cell in matrix.configs if not _is_finished(matrix, cell)]
         for cell in missing:
             # The folder of a cell is removed before its run: no run of an earlier command that was
             # killed may still go on in it.
@@ -176,6 +176,7 @@ async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            # No module of the current directory takes the place of another.
             env=os.environ | {"PYTHONSAFEPATH": "1"},
         )
         try:
@@ -188,7 +189,7 @@ async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
     return "failed" if code else "done"
 
 
-def _found(matrix: Matrix, cell: Cell) -> bool:
+def _is_finished(matrix: Matrix, cell: Cell) -> bool:
     """Return whether a cell is done.
 
     Raises:
@@ -212,6 +213,7 @@ MOST_FAILURES = 2
 one.
 """
 MatrixOf = Callable[[Sequence[Setting]], Matrix]
+"""Returns the matrix of some combinations of values, with every seed."""
 Combination = tuple[int, Setting]
 """The number of a trial of Optuna, and its combination of values."""
 
@@ -245,6 +247,7 @@ def search(
     study = _study(root / "search.log", seed)
     code = 0
     while code == 0 and (chosen := _chosen(study, axes, count, matrix_of([]).parallel)):
+        # Combinations of earlier rounds are in the matrix too, so that the report has them.
         known = [trial for trial in study.trials if trial.value is not None]
         settings = [_setting(axes, trial.params) for trial in known]
         matrix = matrix_of([*settings, *(setting for _, setting in chosen)])

@@ -70,6 +70,7 @@ def ask_in_terminal(wanted: "HumanPrompt") -> str:
     """Show the possible actions, and read a line; Ctrl-C leaves at once."""
     from mage_async.trials.human_play import shown
 
+    # `uvloop.run` handles Ctrl-C on the event loop, which `input` blocks.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return input(f"[{shown(wanted.choices)}] > ")

@@ -92,6 +92,7 @@ def _config(given: argparse.Namespace) -> "Config":
     from mage_async.config import config_file
     from mage_services.api.start_to_report import resumed_config
 
+    # Of two assignments to a key the later one holds: --set overrides --agent, --seed overrides it.
     assignments = [*given.set]
     assignments += [] if given.seed is None else [f"seed={given.seed}"]
     if given.agent is not None:

@@ -30,6 +30,7 @@ def run(given: argparse.Namespace) -> int:
         if given.open:
             webbrowser.open(address)
 
+    # Next to a run on the same machine, the page takes no time from the learner.
     lower_priority(ACTOR)
     uvloop.run(serve(given.runs_dir, given.port, show_address))
     return 0
