@@ -120,8 +120,8 @@ def certificate(
     # If each episode draws new random events, the best of several returns rises for any player.
     fixed = [task for task in tasks if not task.has_chance]
     gains = [max(task.own) - task.own[0] for task in fixed]
-    members_of = [(task.game, task.member) for task in fixed]
-    luck = _difference(gains, members_of, quantile) if fixed else None
+    fixed_members = [(task.game, task.member) for task in fixed]
+    luck = _difference(gains, fixed_members, quantile) if fixed else None
     num_members = len(set(members))
     verdict = _verdict(num_members, found, luck, margin)
     needs = None
@@ -157,19 +157,20 @@ def _difference(
     mean = float(np.mean(values)) if values else 0.0
     # One pseudo-task of +1 and one of -1 are added, as Agresti and Min (2005) add to matched pairs:
     # a few equal differences have no spread of their own, and would otherwise prove anything.
-    middle, half = _half(np.array([*values, 1.0, -1.0]), quantile)
+    middle, half = _t_interval(np.array([*values, 1.0, -1.0]), quantile)
     # A model that samples nothing plays equal tasks alike, however often they are repeated. So the
     # interval is at least as wide as that of the means over the tasks that hide the same.
     grouped: dict[Hashable, list[float]] = defaultdict(list)
     for member, value in zip(members, values, strict=True):
         grouped[member].append(value)
     if len(grouped) > 1:
-        half = max(half, _half(np.array([np.mean(each) for each in grouped.values()]), quantile)[1])
+        means = np.array([np.mean(each) for each in grouped.values()])
+        half = max(half, _t_interval(means, quantile)[1])
     return Difference(mean, middle - half, middle + half, float(np.std(values)) if values else 0.0)
 
 
-def _half(data: np.ndarray, quantile: float) -> tuple[float, float]:
-    """Return the mean of independent values and the half-width of its interval."""
+def _t_interval(data: np.ndarray, quantile: float) -> tuple[float, float]:
+    """Return the mean of independent values, and the half-width of its interval by Student's t."""
     width = _student(quantile, len(data) - 1) * data.std(ddof=1) / math.sqrt(len(data))
     return float(data.mean()), float(width)
 
@@ -205,9 +206,11 @@ def _size(distance: float, spread: float, quantile: float) -> float:
     """Return the number of tasks with which a difference of `distance` is found in 90 % of
     cases.
     """
+    # A difference of nearly 0, or of the wrong sign, is found with no number of tasks.
     if distance <= 0.005:
         return math.inf
-    # The two pseudo-tasks add 2 to the sum of squares, and matter in small samples only.
+    # A measured spread may be 0, for which no task would be needed: it counts as at least 0.05. The
+    # two pseudo-tasks add 2 to the sum of squares, and matter in small samples only.
     return ((quantile + Z90) * max(spread, 0.05) / distance) ** 2 + 2 * (quantile + Z90) / distance
 
 
@@ -261,7 +264,9 @@ def _sentence(
 
 
 ARMS = ("own", "blind", "retry", "swapped", "noise")
-"""Names of the model with its history, and of its controls."""
+"""Names of the model with its history, and of its controls. The first three have returns of every
+episode, the other two of the last one alone.
+"""
 
 
 def arm_returns(tasks: Sequence[TaskReturns]) -> dict[str, list[tuple[float, float] | None]]:

@@ -13,6 +13,7 @@ T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262,
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean of a few values and its half-width by Student's t; NaN for one value."""
     degrees = len(values) - 1
+    # Behind the table the formula is within 0.014 of the quantile.
     t95 = T95[degrees] if degrees < len(T95) else 1.96 + 2.5 / degrees
     return statistics.fmean(values), t95 * standard_error(values)
 
@@ -23,7 +24,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return the half-width of many values: 1.96 standard errors of the mean; 0 for one value."""
+    """Return the half-width of the mean of many values, 1.96 standard errors; 0 for one value."""
     if len(values) < 2:
         return 0.0
     mean = sum(values) / len(values)

@@ -81,7 +81,8 @@ def staleness_setting(rule: str, correction: str, lag: int, bound: int) -> Setti
         bound: Value of `admission.max_staleness`, in steps.
     """
     age, lag_text = bound + lag, f", lag {lag}" if lag else ""
-    masked = [f"learner.correction.max_age={age}"] if correction == "age_mask" else []
+    # The correction `age_mask` has a bound of its own, which becomes that of the setting.
+    mask_bound = [f"learner.correction.max_age={age}"] if correction == "age_mask" else []
     return Setting(
         key=(rule, correction, lag, bound),
         label=f"{rule} {bound}, {correction}{lag_text}",
@@ -91,7 +92,7 @@ def staleness_setting(rule: str, correction: str, lag: int, bound: int) -> Setti
             f"admission.max_staleness={bound}",
             f"admission.lag={lag}",
             f"learner.correction={correction}",
-            *masked,
+            *mask_bound,
         ],
         columns={"rule": rule, "correction": correction, "lag": lag, "bound": bound},
         place=age,
@@ -184,13 +185,13 @@ def bounds_that_did_not_act(finished: Iterable[FinishedRun]) -> str:
     for run in finished:
         allowed = run.cell.setting.allowed_age
         if allowed is not None:
-            own = run.cell.setting, allowed
-            oldest[own] = max(oldest.get(own, 0.0), run.figures["staleness_max"])
+            key = run.cell.setting, allowed
+            oldest[key] = max(oldest.get(key, 0.0), run.figures["staleness_max"])
     idle = [(setting, allowed) for (setting, allowed), age in oldest.items() if age < allowed]
     if not idle:
         return ""
     bound = max(allowed for _, allowed in idle)
-    reached = max(oldest[own] for own in idle if own[1] == bound)
+    reached = max(oldest[key] for key in idle if key[1] == bound)
     return (
         f"In {len(idle)} of {len(oldest)} settings no token was as old as the bound allows (at "
         f"{bound} steps: {reached:g} at most): there it limited nothing, and what tells them apart "

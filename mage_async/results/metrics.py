@@ -8,7 +8,7 @@ from mage_async.admission.ledger import LedgerCounts
 from mage_async.environments.environment import Environment
 from mage_async.environments.mix import component_of, label_of
 from mage_async.errors import DeterministicFailure
-from mage_async.methods.registry import metrics as of_methods
+from mage_async.methods.registry import metrics as metrics_of_methods
 from mage_async.policy_version import PROVENANCES, oldest, tokens_by_provenance
 from mage_async.tasks.league import is_policy
 from mage_async.trajectory import Group, Kind, Segment, Trial
@@ -112,7 +112,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "logprob_mismatch_max": ("nats", "Largest |learner - engine| log-prob at equal version."),
     "equal_version_tokens": (
         "tokens",
-        "Tokens whose weights and cached keys were the trained ones.",
+        "Tokens that the weights under training sampled, with keys and values of their own.",
     ),
     "train_s": ("s", "Time that the learner computed in this step."),
     "waiting_s": ("s", "Time that the learner waited for the batch of this step."),
@@ -242,8 +242,8 @@ def _returns(
         if label := label_of(environment, member):
             rows.setdefault(f"return_by_episode{IN}{label}", []).append(row)
     return {
-        name: [sum(column) / len(column) for column in zip(*own, strict=True)]
-        for name, own in sorted(rows.items())
+        name: [sum(column) / len(column) for column in zip(*returns, strict=True)]
+        for name, returns in sorted(rows.items())
     }
 
 
@@ -261,13 +261,15 @@ def _injections(trials: Sequence[Trial]) -> dict[str, int]:
     for trial in trials:
         side = "opponent" if is_policy(trial.task.member) else "environment"
         counts[INJECTIONS[side]] += trial.num_injections
-    return dict(+counts)
+    return dict(+counts)  # `+` leaves out counts of 0
 
 
 def injections_by_source(
     records: Collection[Mapping[str, Any]], environment: str
 ) -> dict[str, int]:
-    """Sum these counts over steps, by name of the source; sources without any are left out."""
+    """Sum the counts of injections over steps, by name of the source; a source without any is left
+    out.
+    """
     sources = {"environment": environment, "opponent": f"{environment}, opponent"}
     counts = {
         source: sum(record.get(INJECTIONS[side], 0) for record in records)
@@ -283,6 +285,7 @@ def _reuse_by_episode(trials: Sequence[Trial]) -> dict[str, float]:
     """
     prompt, reused = Counter[int](), Counter[int]()
     for turn in (turn for trial in trials for turn in trial.turns):
+        # All tokens of the context before the completion are the prompt of its turn.
         prompt[turn.episode + 1] += turn.start
         reused[turn.episode + 1] += turn.num_reused
     shares = {
@@ -330,7 +333,7 @@ def check_names(record: Mapping[str, object], own: Collection[str] = ()) -> None
     for name in record:
         # Remove the suffixes: "staleness_mean_episode_1_in_rps" is explained as "staleness_mean".
         stem = name.split(IN, 1)[0].rsplit("_episode_", 1)[0].rsplit("_age_", 1)[0]
-        if not {name, stem} & (METRICS.keys() | of_methods().keys() | set(own)):
+        if not {name, stem} & (METRICS.keys() | metrics_of_methods().keys() | set(own)):
             raise DeterministicFailure(
                 f"metric {name!r} has no unit and no meaning: declare both in `metrics` of the "
                 "method that computes it"
@@ -339,7 +342,7 @@ def check_names(record: Mapping[str, object], own: Collection[str] = ()) -> None
 
 def explanation_of(name: str) -> tuple[str, str]:
     """Return the unit and the meaning of a metric; both empty for one of a user's own method."""
-    return METRICS.get(name) or of_methods().get(name, ("", ""))
+    return METRICS.get(name) or metrics_of_methods().get(name, ("", ""))
 
 
 # The functions below compute metrics that warn of a fault outside of learning; the doctor reads
@@ -385,7 +388,7 @@ def over_bound_by_actor(
                 for segment in trial.segments
             )
     total = sum(trial.num_sampled() for group in groups for trial in group.trials)
-    return {actor: count / max(1, total) for actor, count in sorted((+found).items())}
+    return {actor: count / max(1, total) for actor, count in sorted(found.items()) if count}
 
 
 def idle_share(before: Seconds, now: Seconds) -> float | None:

@@ -143,7 +143,9 @@ be different.
 
 
 def drop_kind(reason: str) -> DropKind:
-    """Return the kind of a reason; an unknown one is its text without names and numbers."""
+    """Return the kind of a reason. Without a known pattern the reason makes a kind of its own: its
+    first 60 characters, with "…" in place of names and numbers.
+    """
     for pattern, kind in _KINDS:
         if re.search(pattern, reason):
             return kind
@@ -152,6 +154,7 @@ def drop_kind(reason: str) -> DropKind:
 
 def printable(text: str) -> str:
     """Return a text with its control characters made visible, as one line for a terminal."""
+    # `ascii` puts quotes around the escape, which are cut off.
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 

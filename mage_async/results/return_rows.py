@@ -1,6 +1,6 @@
 """Make the rows of the tables of returns in the terminal and on pages: one value for each episode.
 
-Both take these rows from a run's summary, and differ only in how they lay them out.
+The terminal and the pages take these rows from a run's summary, and differ only in their layout.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,9 @@ class EvaluationSet:
 
     label: str
     short_note: str
+    """Note behind the label in the terminal; "" for none."""
     note: str
+    """What the set shows, as a note on pages."""
 
 
 SETS = {

@@ -8,7 +8,7 @@ from mage_async.errors import RunError
 
 
 class _Below:
-    """Return a path below the root of a run; a descriptor."""
+    """Descriptor of a path below the root of a run."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -91,6 +91,7 @@ class RunDirectory:
     @property
     def shared_weights(self) -> Path:
         """Folder of weights published in shared memory; the supervisor removes it at the end."""
+        # The digest of its path tells a run from others of the same name, also after a resumption.
         name = blake2s(str(self.root.resolve()).encode(), digest_size=6).hexdigest()
         return Path("/dev/shm") / f"mage-{name}"
 

@@ -49,6 +49,7 @@ def read_records(run: RunDirectory) -> RunRecords:
     """
     run.check()
     return RunRecords(
+        # A user's own components are not imported: reading a run must not execute its code.
         config_file.load_recorded(run.config, imports=False),
         read_lines(run.metrics),
         read_lines(run.curve),
@@ -82,7 +83,7 @@ def read_lines(file: Path) -> list[Record]:
 
 
 def _text(file: Path) -> str:
-    """Return the text of a file; "" if there is no file."""
+    """Return the text of a file; raise a `RunError` if it is not UTF-8."""
     try:
         return file.read_text()
     except UnicodeDecodeError as error:
@@ -134,7 +135,7 @@ STATES = {
     "done": "done",
     "failed": "failed",
 }
-"""State of a process, by the event that begins it."""
+"""State that a process enters with each kind of event."""
 
 
 @dataclass(slots=True)

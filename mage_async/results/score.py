@@ -146,6 +146,7 @@ def _rows(trials: Sequence[Trial], environment: Environment) -> list[_TrialRetur
 
 
 def _parts(names: Sequence[str], rows: Sequence[_TrialReturns]) -> dict[str, PartScore]:
+    """Return the score of the trials of each name; `names` has one for each trial."""
     grouped: dict[str, list[_TrialReturns]] = defaultdict(list)
     for name, row in zip(names, rows, strict=True):
         grouped[name].append(row)
@@ -166,6 +167,7 @@ def _part(rows: Sequence[_TrialReturns]) -> PartScore:
 
 
 def _returns(parts: Mapping[str, PartScore]) -> dict[str, list[float]]:
+    """Return the returns by episode of each part, by its name."""
     return {name: part.return_by_episode for name, part in parts.items()}
 
 

@@ -71,14 +71,15 @@ def contrast(one: Share, other: Share, z: float = Z_95) -> Ratio:
     return Ratio(value, value * math.exp(-below), value * math.exp(above))
 
 
-# The functions below make the entries of a line of metrics on the groups that ended.
+# The next functions make two metrics of a step, which have the names of the functions.
 
 
 def trained_groups(groups: Iterable[Group], environment: Environment) -> list[list[Any]]:
-    """Count the groups of a batch by kind, task and turns: one list of these and the count each."""
+    """Count groups of a batch: lists of kind, task, turns of all trials, and number of groups."""
     counts = Counter(
         (kind_of(environment, task.member), task.member, num_turns)
         for group in groups
+        # A list of one pair, which only gives names to its two values.
         for task, num_turns in [
             (group.trials[0].task, sum(len(trial.turns) for trial in group.trials))
         ]
@@ -87,7 +88,7 @@ def trained_groups(groups: Iterable[Group], environment: Environment) -> list[li
 
 
 def dropped_groups(drops: Iterable[DroppedGroup], environment: Environment) -> list[list[Any]]:
-    """Count dropped groups by kind, task, turns and cause: one list of these and the count each."""
+    """Count dropped groups: lists of kind, task, turns so far, cause, and number of groups."""
     counts = Counter(
         (
             kind_of(environment, drop.member),

@@ -71,6 +71,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
             _mean_over_steps(records, "invalid_actions_per_trial") if records.metrics else None
         ),
         "injections": injections_by_source(records.metrics, records.config.environment.name),
+        # `parity` is one more comparison, after the last step.
         "logprob_mismatch": _mismatch([*records.metrics, records.learner.get("parity", {})]),
         "trials": records.learner.get("trials"),
         "dropped_by_reason": records.learner.get("dropped_by_reason"),

@@ -22,7 +22,7 @@ _UNSAFE = re.compile(r"[^\w.+=,-]")
 """Characters that are replaced in a folder's name."""
 _RANGE = re.compile(r"(?P<low>[^.\s][^\s]*?)\.\.(?P<high>[^:\s]+)(?P<log>:log)?")
 _PARTS = re.compile(r'(?:\[[^\]]*\]|"[^"]*"|[^,\["])+')
-"""Pattern of the values between commas; a list or a quoted text is one value."""
+"""Pattern of one value between commas; a list or a quoted text may hold commas itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,7 @@ def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Setting]:
     The first ones do not depend on `count`.
     """
     source, found = random.Random(seed), dict[Setting, None]()
+    # The number of draws is bounded, because there may be fewer than `count` combinations.
     for _ in range(100 * count):
         if len(found) < count:
             found[combination(axes, [_draw(axis, source) for axis in axes])] = None
