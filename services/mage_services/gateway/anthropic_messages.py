@@ -22,7 +22,9 @@ Content = str | list[dict[str, Any]]
 
 
 class AnthropicMessage(msgspec.Struct, frozen=True):
-    """A message of a conversation; results of tools are blocks of the user's."""
+    """A message of a conversation as Anthropic's clients send it: the results of tools are blocks
+    of a user's message.
+    """
 
     role: str
     content: Content
@@ -50,7 +52,7 @@ class AnthropicMessage(msgspec.Struct, frozen=True):
 
 
 class MessagesRequest(msgspec.Struct, frozen=True):
-    """A request; fields that it does not name are ignored."""
+    """A request for the next message, by Anthropic's protocol; other fields are ignored."""
 
     messages: list[AnthropicMessage]
     model: str = ""
@@ -67,6 +69,7 @@ class MessagesRequest(msgspec.Struct, frozen=True):
         Raises:
             BadRequest: the request asks for something that is not supported.
         """
+        # `tools_of` reads OpenAI's form of tools, and of the choice among them.
         functions = [
             {
                 "function": {
@@ -78,8 +81,9 @@ class MessagesRequest(msgspec.Struct, frozen=True):
             for each in self.tools or ()
         ]
         chosen = self.tool_choice or {"type": "auto"}
-        names = {"any": "required", "auto": "auto", "none": "none"}
-        tools, must_call = tools_of(functions, names.get(str(chosen.get("type")), chosen))
+        choices = {"any": "required", "auto": "auto", "none": "none"}
+        # Any other type names one tool, in the field `name`.
+        tools, must_call = tools_of(functions, choices.get(str(chosen.get("type")), chosen))
         head = [Message("system", text_of(self.system))] if self.system else []
         return policy_call_of(
             [*head, *(part for each in self.messages for part in each.read())],
@@ -105,6 +109,8 @@ def messages_response(choice: Choice, model: str, *, is_streamed: bool) -> web.R
     whole = {**head, "model": model, "content": blocks, **ended, "usage": usage}
     if not is_streamed:
         return web.json_response(whole)
+    # A stream begins with the empty message. Each block follows as its start, its whole content and
+    # its end, and then the reason why the message ended.
     begun = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
     events: list[Json] = [{"type": "message_start", "message": begun}]
     for number, block in enumerate(blocks):

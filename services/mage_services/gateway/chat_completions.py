@@ -25,20 +25,21 @@ class BadRequest(Exception):
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
-    """The function of a call."""
+    """The function that an assistant's message calls, with its arguments."""
 
     name: str
     arguments: str = "{}"
+    """JSON."""
 
 
 class MessageCall(msgspec.Struct, frozen=True):
-    """A call of a tool in an assistant's message."""
+    """A call of a tool in an assistant's message; OpenAI wraps the function into an object."""
 
     function: CalledFunction
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message of a conversation."""
+    """A message of a conversation as OpenAI's clients send it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None
@@ -62,7 +63,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
-    """A request; fields that it does not name are ignored."""
+    """A request for a chat completion, by OpenAI's protocol; other fields are ignored."""
 
     messages: list[Message]
     model: str = ""
@@ -73,6 +74,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     top_p: float | None = None
     seed: int | None = None
     n: int | None = 1
+    """Number of choices to sample."""
     stream: bool | None = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -126,7 +128,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A completion of a conversation."""
+    """One choice of a chat completion, as it is sent to the client."""
 
     text: str
     finish: str
@@ -181,6 +183,7 @@ def tools_of(
     if choice == "none":
         return [], ()
     if isinstance(choice, dict):
+        # OpenAI's chat completions wrap the name into `function`; the other protocols do not.
         wanted = choice.get("function", choice).get("name")
         if wanted not in names:
             raise BadRequest(f"`tool_choice`: {wanted!r:.60} is none of {', '.join(names)}")
@@ -271,6 +274,7 @@ def completion_response(
         return web.json_response(
             {"object": "chat.completion", **head, "choices": choices, "usage": usage}
         )
+    # A stream has two chunks for each choice, its whole message and its end, and then the usage.
     chunks: list[Json] = []
     for choice in choices:
         delta = choice["message"]

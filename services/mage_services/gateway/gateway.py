@@ -50,7 +50,7 @@ MAX_AT_ONCE = 64
 PREFIX = "mage-"
 """Beginning of a key."""
 POLICY = "policy"
-"""Name of the model, whatever a client calls it."""
+"""Name of the model in every answer, whichever name a client asks for."""
 
 
 class Refused(Exception):
@@ -67,7 +67,7 @@ class Refused(Exception):
 
 
 class Seat:
-    """The calls of one episode of a trial.
+    """Answers the calls of a program in one episode of a trial; each seat has a key of its own.
 
     Args:
         fail: ends the trial with a fault.
@@ -97,6 +97,7 @@ class Seat:
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
         try:
+            # Unlike `await task`, this does not raise when `close` cancels the task.
             await asyncio.wait([task])
         finally:
             task.cancel()
@@ -111,6 +112,7 @@ class Seat:
             task.cancel()
 
     async def _sample(self, policy_call: PolicyCall) -> list[Choice]:
+        """Sample the choices of a call; first the notes that replace a context that is full."""
         if not self._run.is_playing:
             raise Refused(410, "this episode is over")
         try:
@@ -204,6 +206,8 @@ class Gateway:
         seats: list[Seat] = []
         faults: list[TrialFault] = []
         try:
+            # No time limit: `fail` lets the timeout expire at once, which cancels the block from
+            # the task of a call.
             async with asyncio.timeout(None) as limit:
 
                 def fail(fault: TrialFault) -> None:
@@ -223,6 +227,7 @@ class Gateway:
                 run.connect(open_session)
                 yield
         except (TimeoutError, CallFault) as error:
+            # The program may fail in its own way after a call was refused: the first fault counts.
             if not faults:
                 raise
             raise faults[0] from error

@@ -21,7 +21,7 @@ from mage_services.gateway.chat_completions import (
 
 
 class ResponsesRequest(msgspec.Struct, frozen=True):
-    """A request; fields that it does not name are ignored."""
+    """A request for a response, by OpenAI's protocol; other fields are ignored."""
 
     input: str | list[dict[str, Any]]
     model: str = ""
@@ -60,6 +60,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
         head = [Message("system", self.instructions)] if self.instructions else []
         given = [{"role": "user", "content": self.input}]
         items = given if isinstance(self.input, str) else self.input
+        # New instructions take the place of those of the earlier response.
         rest = [each for each in before if each.role != "system"] if head else before
         return policy_call_of(
             [*head, *rest, *_messages(items)],
@@ -72,7 +73,9 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
 
 
 def _messages(items: Sequence[dict[str, Any]]) -> list[Message]:
-    """Read items; calls of functions belong to the assistant's message before them."""
+    """Convert the items of `input` to messages; calls of functions become part of the assistant's
+    message before them.
+    """
     messages: list[Message] = []
     for item in items:
         match item.get("type", "message"):

@@ -44,12 +44,13 @@ _DECLARED = (
 )
 """What a function's module may declare, as a class with `reset` and `step` does."""
 MAX_LINE_CHARS = 200
+"""Number of characters to which a program's output is cut in an error."""
 STARTING_S = 30.0
 """Seconds within which the server of an agent must accept a connection before a run starts: it may
 have been started just before.
 """
 AGAIN_S = 1.0
-"""Seconds between two such tries."""
+"""Seconds between two tries to connect to the server of an agent."""
 
 
 def load(
@@ -100,13 +101,12 @@ def load(
             if hasattr(module, each):
                 found = getattr(module, each)
                 parts[each] = staticmethod(found) if inspect.isfunction(found) else found
-    bases: tuple[type, ...] = (AgentProgram,)
     if size is None and (command or url):
-        size = 1280
+        size = 1280  # as many as a class without `members` has
     if size is not None:
         check_whole(full, "size", size, 5, 10_000_000)
         parts |= {"num_tasks": size, "members": NumberedTasks.members}
-    return type(re.sub(r"\W", "_", full), bases, parts)
+    return type(re.sub(r"\W", "_", full), (AgentProgram,), parts)
 
 
 def _function_runner(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,6 +141,7 @@ def _function_runner(name: str, function: Callable[..., Any]) -> Callable[..., A
 
 
 def _command_runner(name: str, command: str) -> Callable[..., Any]:
+    """Return the method that plays an episode by a command."""
     try:
         words = shlex.split(command)
     except ValueError as error:
