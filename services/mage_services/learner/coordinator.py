@@ -69,7 +69,7 @@ from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
 MAX_FAULTS = 20
 """Sentences kept for the terminal and the run log."""
 STALL_S = 2.0
-"""If two ticks are further apart, this process itself did not run."""
+"""Seconds between two ticks above which this process itself is taken to have been stopped."""
 
 
 MAX_DROPS_IN_A_ROW = 50
@@ -79,7 +79,7 @@ batch of a healthy run loses so many, and a run that trains on nothing stops wit
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """What the coordinator needs of the configuration."""
+    """The values of the configuration that the coordinator uses."""
 
     num_episodes: int
     deadline_s: float
@@ -386,6 +386,7 @@ class Coordinator:
         self._send(peer, Welcome(version=newest.version, weights_path=newest.path, keeps=keeps))
 
     def _note_sign_of_life(self, peer: Peer, known: KnownPeer) -> None:
+        """Note that a peer has sent a message; one that was away may be granted groups again."""
         was_away, known.is_away = known.is_away, False
         known.last_heard = self.clock()
         if was_away:
@@ -526,12 +527,14 @@ class Coordinator:
         self._check_drops()
 
     def _record_drop(self, grant: int, reason: str, num_turns: int = 0) -> None:
+        """Journal a drop, and note the first drop of its kind."""
         self.journal.append(Dropped(grant=grant, reason=reason, num_turns=num_turns))
         if (note := self.progress.first_drop(reason)) is not None:
             self.note(note)
         self.arrived.set()  # without the dropped group, later ones may be a batch
 
     def _check_drops(self) -> None:
+        """Raise a `DeterministicFailure` if too many groups were dropped in a row."""
         counts, most = self.ledger.counts(), self.config.max_drops_in_a_row
         if counts.drops_in_a_row >= most:
             cure = drop_kind(counts.last_drop).cure or "Mend the cause."
@@ -544,6 +547,7 @@ class Coordinator:
     # Results.
 
     def _take_result(self, peer: Peer, result: TrialResult) -> None:
+        """Journal a finished trial, and answer its peer once the trial is durable."""
         outcome = self.ledger.receive(result)
         index = result.trial.index
         if isinstance(outcome, Unknown):
@@ -571,6 +575,9 @@ class Coordinator:
             self._note_complete(peer, result.grant)
 
     def _note_complete(self, peer: Peer, grant: int) -> None:
+        """Note that all trials of a group have arrived, and replace the group if they earned the
+        same.
+        """
         if (known := self.peers.get(peer)) is not None:
             self._actors[grant] = known.hello.name
         if self.concurrency is not None:

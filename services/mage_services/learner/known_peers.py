@@ -25,9 +25,9 @@ class KnownPeer:
     hello: Hello
     last_heard: float
     heartbeat: Heartbeat | None = None
-    """The last one."""
+    """The last heartbeat; None before the first."""
     is_away: bool = False
-    """Silent for too long: it is granted nothing until it sends a message."""
+    """Whether it was silent for too long: it is granted nothing until it sends a message."""
 
     @property
     def is_actor(self) -> bool:

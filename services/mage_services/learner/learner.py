@@ -119,7 +119,7 @@ async def main(startup: Startup, status: Status) -> None:
             journal.close()
             weights.close()
         trainer_thread.close()
-        channel.close(linger_s=2.0)
+        channel.close(linger_s=2.0)  # the goodbyes may not have left this process yet
     status.send("done", reason="the run is complete")
 
 
@@ -149,7 +149,8 @@ async def _prepare(
 
     began, warm_start = time.monotonic(), startup.config.warm_start
     if warm_start and not startup.run.policy.exists():
-        # Shown at once: before its first step, a warm start collects its data.
+        # Shown at once: before its first step, a warm start collects its data. Loss and gate are
+        # not known yet.
         report(Progress(0, warm_start.steps, math.nan, math.nan))
     work = prepare, startup, report, note, ledger, league, methods, gang
     prepared: Prepared = await trainer_thread.call(*work)

@@ -161,7 +161,7 @@ def recover(
                     f"newest checkpoint is of step {version}"
                 )
             metrics = _train_again(training, committed)
-            elapsed_s = max(1e-6, commit.time_s - time_before_s)
+            elapsed_s = max(1e-6, commit.time_s - time_before_s)  # rates are divided by it
             groups = committed.groups or []
             step = ReplayedStep(
                 groups, metrics, commit.version, commit.time_s, elapsed_s, committed.drops

@@ -73,6 +73,7 @@ class RunLog:
         """Write the steps that were trained again, except those that were written before."""
         known = {record["step"] for record in read_lines(self._run.metrics)}
         for step in replayed:
+            # Called for every step, because it also adds the step to the totals.
             record = self._record(
                 step.version, step.groups, step.metrics, 0.0, step.elapsed_s, step.time_s
             )
@@ -210,6 +211,7 @@ class RunLog:
     ) -> dict[str, Any]:
         """Return all metrics of a step, and add the step to the totals."""
         shape, transcript = self._config.trial, self._config.transcript
+        # With closing tags of the transcript no action is cut off.
         is_closed = transcript.forced_tags == "both"
         record = {
             "step": step,

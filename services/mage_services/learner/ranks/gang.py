@@ -28,13 +28,14 @@ from mage_services.processes.process import EXIT_DETERMINISTIC, first_failure, t
 
 MODULE = "mage_services.learner.ranks.rank_worker"
 MAX_ORDER_BYTES = 2**32 - 1
-"""A step's order holds a rank's share of a whole batch."""
+"""Largest number of bytes of an order, the most that the length of a frame can say: the order of a
+step holds a rank's share of a whole batch."""
 POLL_S = 1.0
 """Seconds between two checks whether a rank has ended."""
 PATIENCE_S = 1.0
 """Seconds from the end of a rank's connection to the end of its process."""
 END_S = 20.0
-"""Seconds for the ranks to end by themselves."""
+"""Seconds that the ranks have to end by themselves, before they are killed."""
 
 
 class Ready(msgspec.Struct, frozen=True):

@@ -66,6 +66,7 @@ class RankWorker:
         trainer, files = self._training.trainer, self._training.sharded
         assert isinstance(trainer, RankedTrainer)
         assert files is not None
+        # This rank takes part in what all ranks do together; rank 0 alone uses the results.
         match order:
             case Adopt():
                 self._training.adopt(
@@ -83,11 +84,13 @@ class RankWorker:
                 files.save(order, lambda: None).add_done_callback(self._end_if_failed)
 
     def _begun(self, order: Begin) -> Training:
+        """Load the policy, after joining the other ranks if this is the first order to begin."""
         config = config_file.from_tables(order.tables)
         if self._joined is None:
             self._rank_0.send(Ready())
             join(rank_store(self._port, is_rank_0=False), self._number, config)
             count, kind = config.learner.ranks, device_type(config)
+            # Orders are sent by rank 0 alone: here they are dropped.
             self._joined = JoinedRank.of(Ranks(self._number, count, kind, lambda orders: None))
         checkpoint = Path(order.checkpoint) if order.checkpoint else None
         return Training.of(self._run, on_own_device(config, self._number), checkpoint, self._joined)

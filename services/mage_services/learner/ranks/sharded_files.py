@@ -1,4 +1,4 @@
-"""Publications and checkpoints of a model that is sharded over several ranks.
+"""Write publications and checkpoints of a model that is sharded over several ranks.
 
 Every rank copies its shards, which takes a moment, and writes the copies while it trains on. All
 ranks write into the same file, each at the offsets of its shards.
@@ -97,7 +97,7 @@ class JoinedRank:
 
 
 NO_DIGEST = "0" * 16
-"""Placeholder for a digest, of the same length, until the tensors are written."""
+"""Stands for a digest that is not known yet, and has the length of one."""
 
 
 @dataclass(frozen=True, eq=False)
