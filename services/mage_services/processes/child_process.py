@@ -50,8 +50,11 @@ MAX_STACK_CHARS = 100_000
 EXIT_ORPHANED = 2
 """Exit code of a child whose parent had ended before the child began."""
 _LENGTH = struct.Struct("<I")
+"""Length of a body in bytes: the header of a frame."""
 _READ_BYTES = 1 << 20
+"""Largest number of bytes that are read from a socket at once."""
 _PR_SET_PDEATHSIG = 1
+"""Option of Linux's `prctl` for the signal that a process receives when its parent ends."""
 _FRAME = re.compile(r' +File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
 """Line of a printed stack that names a file, a line and a function."""
 _STACK_LINE = re.compile(r' +(File "|\.\.\.|<no )|$|(Current t|T)hread 0x|Extension modules')
@@ -305,6 +308,7 @@ class ChildProcess(Generic[T]):
         """
         ours, theirs = socket.socketpair()
         try:
+            # Descriptor 2 is stderr.
             with theirs, nullcontext(2) if log is None else log.open("ab") as out:
                 process = await asyncio.create_subprocess_exec(
                     *command, **_popen_options(theirs, out, variables or {})
@@ -478,7 +482,7 @@ def members(group: int) -> list[str]:
             pid, _, rest = file.read_text().partition(" (")
             name, _, fields = rest.rpartition(") ")
             state, _, its_group, *_ = fields.split()
-            if int(its_group) == group and state not in "ZX":
+            if int(its_group) == group and state not in "ZX":  # zombie, dead
                 found.append(f"{name} ({pid})")
     return found
 
@@ -492,6 +496,7 @@ def place_in_foreign_code(log: Path) -> str:
     own = (*LIBRARIES, str(Path(mage_async.__file__).parent), str(Path(__file__).parents[1]))
     for line in reversed(list(stacks)):
         frame = _FRAME.match(line)
+        # Files such as <frozen importlib._bootstrap> are the interpreter's own.
         if frame is not None and not frame["file"].startswith((*own, "<")):
             return f"{frame['file']}, line {frame['line']}, in {frame['name']}"
     return ""

@@ -145,6 +145,8 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         allowed, silent_s, num_notes = FIRST_EVENT_S, 0.0, 0
         while True:
             began, starved_s = loop.time(), self.starved_s()
+            # At least a tenth of `allowed`: a process without a core is not looked at in a busy
+            # loop when little of its allowed silence is left.
             timeout_s = min(NOTICE_S, max(allowed - silent_s, allowed / 10))
             try:
                 async with asyncio.timeout(timeout_s):
@@ -216,7 +218,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             running_and_waiting = Path(f"/proc/{self.pid}/schedstat").read_text()
         except OSError:
             return 0.0
-        return int(running_and_waiting.split()[1]) / 1e9
+        return int(running_and_waiting.split()[1]) / 1e9  # in nanoseconds
 
     def epitaph(self, code: int) -> str:
         """Return one line that says which process failed, and why."""
