@@ -38,6 +38,7 @@ class _OpenSession:
     the other.
     """
     observation: str = ""
+    """The last observation, which a client may request again."""
 
 
 class AgentGymServer:

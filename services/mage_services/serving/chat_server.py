@@ -48,6 +48,7 @@ class _Context:
     """Hold a context of the engine, and the messages that it contains."""
 
     name: str
+    """Name of the context in the engine."""
     tokens: list[int] = field(default_factory=list)
     texts: Texts = ()
     """Texts of the messages so far; the last one is the policy's."""
@@ -144,6 +145,7 @@ class Conversations:
         sampled = completion.tokens.tolist()
         context.forced = self._parser.closing(Kind.ACT, self._chat.decode(sampled))
         context.tokens = tokens + sampled
+        # The token that ended the completion stays in the context, and is not shown.
         shown = sampled[:-1] if sampled[-1] in self._chat.stop_tokens else sampled
         text = prefill + self._chat.decode(shown) + context.forced
         context.texts += (*new, text)

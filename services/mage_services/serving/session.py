@@ -1,4 +1,7 @@
-"""Share parts of the servers of an environment: sessions, and serving over HTTP until a signal."""
+"""Play the episodes of one client of an environment server, and serve over HTTP until a signal.
+
+The servers of OpenEnv's and AgentGym's protocol have both in common.
+"""
 
 import asyncio
 import signal
@@ -101,6 +104,7 @@ class Session:
         if self._play is None or self._is_done:
             return ()
         legal = self._play.legal_actions()
+        # A sequence with `is_whole = False` has more actions than it lists.
         return tuple(legal) if getattr(legal, "is_whole", True) else ()
 
 
