@@ -13,4 +13,5 @@ def printing() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
+        # Python flushes stdout once more at its end, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

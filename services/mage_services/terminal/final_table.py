@@ -27,7 +27,7 @@ def print_final(console: Console, summary: dict[str, Any], report: Path) -> None
     be copied.
     """
     own_width, ascii_only = console.width, console.options.ascii_only
-    endless = console.options.update(width=1000)
+    endless = console.options.update(width=1000)  # wider than any table
     for most in range(MOST_EPISODES, 1, -1):
         table = _head(summary, ascii_only=ascii_only, most_episodes=most)
         needed = Measurement.get(console, endless, table).maximum
@@ -76,6 +76,7 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
         for k in shown:
             value = f"{round(row.values[k], 3) + 0.0:{sign}.3f}"  # no -0.000
             halves = row.half_widths
+            # Spaces of the same width, so that the values stand below one another.
             half_width = "       " if halves is None else f" {plus_minus}{halves[k]:.3f}"
             cells.append(value + half_width)
         table.add_row(label or row.label, *cells, style="dim" if row.is_reference else style)

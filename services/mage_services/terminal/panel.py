@@ -130,6 +130,7 @@ def _times(state: RunState, now: float) -> Text:
 
 def _returns(state: RunState, width: int) -> RenderableType:
     """Return the returns of each episode: of each step's batch, and of the held-out curve."""
+    # Two sparklines share what the other columns leave.
     spark, num_episodes = max(8, (width - 50) // 2), state.config.trial.episodes
     grid = Table.grid(Column(min_width=9), padding=(0, 1))
     for _ in range(2):
@@ -144,7 +145,7 @@ def _returns(state: RunState, width: int) -> RenderableType:
     ]
     every = [value for train_heldout in histories for row in train_heldout for value in row]
     low = min(every, default=0.0)
-    high = max(max(every, default=1.0), low + 0.1)
+    high = max(max(every, default=1.0), low + 0.1)  # never equal: a sparkline divides by high - low
     for episode, train_heldout in enumerate(histories):
         style = episode_style(episode, num_episodes)
         cells = [Text(f"episode {episode + 1}", style)]
@@ -244,6 +245,7 @@ def _process_rows(state: RunState) -> list[tuple[str, dict[str, float], str]]:
     num_nodes = len({state.nodes[row[0]] for row in actors if row[0] in state.nodes})
     where = f" on {num_nodes} nodes" if num_nodes > 1 else ""
     together = (f"{len(actors)} actors{where}", mean, f"{ready} ready")
+    # The order of separate lines: the learner, the actors, the evaluator.
     return sorted([*others, together], key=lambda row: row[0] == "evaluator")
 
 
@@ -268,6 +270,7 @@ def _clock(seconds: float) -> str:
 def short(number: float) -> str:
     """Return a number in few characters, such as 1.2M for 1234567."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
+        # Numbers below 10,000 are written out.
         if number >= 10 * size or (unit == "M" and number >= size):
             return f"{number / size:.1f}{unit}"
     return f"{number:,.0f}"
