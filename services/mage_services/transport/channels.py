@@ -242,7 +242,7 @@ class LearnerChannel(AbstractContextManager["LearnerChannel"]):
                 await self._poller.poll()
                 continue
             identity, *parts = frames
-            peer = identity.bytes.decode("latin-1")
+            peer = identity.bytes.decode("latin-1")  # any bytes, one character each
             message, answer = self.access.receive(peer, [content_of(part) for part in parts])
             if answer is not None:
                 # The peer may have ended before the answer; nothing of it was delivered.
@@ -326,7 +326,7 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
         self._limits = limits
         self._context = zmq.asyncio.Context()
         self._socket = open_socket(self._context, zmq.DEALER, address, limits.max_frame_bytes())
-        identity = f"{hello.name}/{secrets.token_hex(4)}".encode()[-255:]
+        identity = f"{hello.name}/{secrets.token_hex(4)}".encode()[-255:]  # zmq's largest length
         self._socket.setsockopt(zmq.ROUTING_ID, identity)
         self.peer = identity.decode("latin-1")
         """The learner's name for this channel."""
