@@ -17,7 +17,9 @@ class PageRequest:
     """Describe a request for a page of a run."""
 
     base: str
+    """Beginning of every address, with the token."""
     runs: Mapping[str, RunDirectory]
+    """All runs below the folder of `mage view`, by name."""
     name: str
     """Name of the run."""
     numbers: Mapping[str, int]

@@ -90,9 +90,12 @@ class PlayPages:
     """Hold the games of one server, and handle the requests of their pages."""
 
     base: str
+    """Beginning of every address, with the token."""
     watcher: RunWatcher
     _games: dict[int, Game] = field(default_factory=dict)
+    """Games by number, oldest first."""
     _numbers: "count[int]" = field(default_factory=lambda: count(1))
+    """Numbers of further games."""
 
     def add_routes(self, app: web.Application) -> None:
         """Add the addresses at which trials are begun and played."""

@@ -69,6 +69,7 @@ class RunWatcher:
     changes: Counter[str] = field(default_factory=Counter)
     """Number of changes so far, by name of the run; under "" those of all runs together."""
     _states: FileStates = field(default_factory=dict)
+    """The states of the files at the last scan."""
 
     def run(self, name: str) -> RunDirectory:
         """Return the directory of a run.
@@ -132,7 +133,7 @@ class RunWatcher:
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """Describe a run in a list; `fault` is the reason if it cannot be read."""
+    """Describe a run in the list of all runs; `fault` is the reason if it cannot be read."""
 
     name: str
     environment: str = ""

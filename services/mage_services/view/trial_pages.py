@@ -193,7 +193,7 @@ def step(request: PageRequest) -> Markup:
         frame=frame,
         facts=[
             (
-                words(name).removesuffix(" s"),
+                words(name).removesuffix(" s"),  # seconds: the unit stands behind the value
                 f"{figure(metrics[name])}{metric_unit(name)}",
                 explanation_of(name)[1],
             )
