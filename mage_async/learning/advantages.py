@@ -1,10 +1,10 @@
-"""Advantage estimators: returns to advantages, one class each.
+"""Turn returns into advantages, by a class for each estimator.
 
-An estimator is its configuration: the fields are the keys of `[advantage]`. To add one, copy a
+An estimator is its configuration: its fields are set in the table `[advantage]`. To add one, copy a
 class and give it a `tag`, which is its name.
 
-A *key* says which turns are compared. It is a list of columns of the `TurnTable`: rows that agree
-in all of them form a cell and share a baseline. ("group",) is GRPO's; ("group", "kind", "episode",
+A list of columns of the `TurnTable` says which turns are compared: turns that agree in all of these
+columns form a *cell* and share a baseline. ("group",) is GRPO's; ("group", "kind", "episode",
 "index") compares the same turn of trials on the same task, reflections with reflections; "seat" and
 "member" separate different games. A turn alone in its cell has advantage zero, and so have equal
 returns, exactly.
@@ -37,7 +37,7 @@ Weight = Literal["trial", "sample"]
 """How a mean counts: each trial once however many turns it has in the cell, or each turn once."""
 
 AS_CODED = ("group",)
-"""The episode cell of GiGPO's reference code; in it a turn alone in its cell keeps its score."""
+"""Baseline of GiGPO's reference code, under which a turn alone in its cell keeps its score."""
 
 
 class Advantage(Variant, tag_field="estimator"):
@@ -84,13 +84,14 @@ class Advantage(Variant, tag_field="estimator"):
         """Number the cells of turns in the same state, by `anchor`.
 
         Args:
-            key: columns of the cells of a global anchor.
+            key: columns that the turns of a cell share under a global anchor.
         """
         if self.anchor == "local":
             key = (*key, "episode")
         elif self.anchor == "coded":
-            in_one = np.where(table.kind == Kind.REFLECT, -1, table.anchor)
-            table = replace(table, anchor=in_one)
+            # No state has the number -1, so all reflections of a group share a cell.
+            merged = np.where(table.kind == Kind.REFLECT, -1, table.anchor)
+            table = replace(table, anchor=merged)
         return _cells(table, key, weight, device)
 
     def check(self, config: Any) -> None:
@@ -139,6 +140,7 @@ class GroupMean(Advantage, tag="group_mean"):
         cells = _cells(table, self.baseline, self.weight, device, has_parts=leaves_one_out)
         values = minus_baseline(returns, cells, leave_one_out=leaves_one_out)
         if self.anchor_weight:
+            # Each turn counts once, as in GiGPO.
             states = self._states(table, ("group", "anchor"), "sample", device)
             values = values + self.anchor_weight * minus_baseline(returns, states)
         if self.scale == "none":
@@ -244,7 +246,9 @@ def _cells(
     *,
     has_parts: bool = False,
 ) -> "Cells":
-    """Number the cells of a key, and the parts of each cell (one trial's turns) if needed."""
+    """Number the cells, whose turns agree in the columns `key`, and, if needed, the parts of each
+    cell (the turns of one trial).
+    """
     import torch
 
     from mage_kernels import Cells
@@ -262,6 +266,7 @@ def _cells(
 
 
 def _count(ids: np.ndarray) -> int:
+    """Count cells or parts by their numbers, which have no gaps; 0 without turns."""
     return int(ids.max(initial=-1)) + 1
 
 

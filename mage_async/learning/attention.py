@@ -57,7 +57,7 @@ class Boundaries:
         visible = None
         if opening:
             visible = torch.ones(longest, opening + longest, dtype=torch.bool, device=device)
-            visible = visible.tril(opening)
+            visible = visible.tril(opening)  # own token i sees the opening and own tokens 0 to i
         extents = Extents.of(lengths, opening) if device.type == "cuda" else None
         places = exists.flatten().nonzero()[:, 0]
         return Boundaries((len(lengths), longest), places, opening, visible, extents)
@@ -101,6 +101,7 @@ def packed_attention(
     if not boundaries.opening:
         folded = [_fold(each, boundaries) for each in rows]
         return _unfold(padded(*folded), boundaries)[None], None
+    # The opening attends to itself once; every sequence sees its keys and values before its own.
     split = [each.tensor_split((boundaries.opening,)) for each in rows]
     first = [opening.transpose(0, 1)[None] for opening, _ in split]
     folded = [_fold(own, boundaries) for _, own in split]

@@ -428,11 +428,12 @@ class Vcpo(Correction, tag="vcpo"):
             squared_norms: float64 [S]: squared norm of the gradient of each sequence's log-prob.
             advantages: float64 [S]
         """
-        # Both are ratios of sums of weights, so the largest weight may be 1.
+        # Baseline and factor are ratios of sums of weights, so the largest weight may be set to 1.
         weights = (log_weights - log_weights.max()).exp()
         share = weights.sum() ** 2 / (len(weights) * (weights**2).sum())
         factor = (share / max(self.full_share, 1e-8)).clamp(max=1.0).sqrt()
         counts = weights**2 * squared_norms
+        # The bound replaces 0 / 0 by 0, where no sequence has a gradient.
         baseline = (counts * advantages).sum() / counts.sum().clamp(min=1e-300)
         return baseline, factor
 
@@ -498,6 +499,7 @@ def dual_clipped(
     # Dual clip (Ye et al. 2020, arXiv 1912.09729, eq. 5). Where the advantage is negative, PPO's
     # loss of a token that became much likelier has no bound. LaMer and MAGE use 3.
     bound = -dual_clip * advantages
+    # Without a dual clip `advantages != advantages` is False for every token.
     is_bound = (advantages < 0) & (losses > bound) if dual_clip else (advantages != advantages)
     return bound.where(is_bound, losses), is_bound
 

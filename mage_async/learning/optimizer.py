@@ -73,8 +73,8 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def step_if_finite(
     optimizer: torch.optim.Optimizer, weights: Sequence[torch.Tensor], largest: float
 ) -> torch.Tensor:
-    """Clip the gradient of weights by its norm, take an optimizer step, and return the norm before
-    clipping, over all ranks: [].
+    """Clip the gradient of weights to a norm of `largest`, take an optimizer step, and return the
+    norm before clipping, over all ranks: [].
 
     Weights and optimizer stay as they are if the norm is infinite or NaN: one such step would make
     all weights NaN, and the run would be lost.

@@ -83,11 +83,11 @@ def sequences_of(
 
     Args:
         advantages: float32 [turns of all trials], in the order of each trial's `turns`.
-        second_role: says which turns the policy's second role took; None: it has one role.
-        kinds: of the turns that are trained on.
+        second_role: function that says which turns the second role took; None: there is one role.
+        kinds: kinds of turns that are trained on.
     """
     parts: list[tuple[Segment, list[Turn], dict[int, int]]] = []
-    changes: list[tuple[int, ...]] = []
+    changes: list[tuple[int, ...]] = []  # indices from which on the other role computes, by part
     order: list[int] = []  # numbers of the turns over all trials, segment by segment
     first = 0  # number of the trial's first turn, over all trials
     for trial in trials:
@@ -125,7 +125,7 @@ def training_sequences(
 
     Args:
         device: computes the advantages.
-        version: of the policy under training.
+        version: version of the policy under training.
     """
     trials = [trial for group in groups for trial in group.trials]
     methods = Methods(config)
@@ -152,22 +152,23 @@ def loss_weights(
             2402.03300, eq. 3); "turn" a mean over the tokens of each turn, then over the turns of
             each kind in a trial, then over all these kinds and trials (arXiv 2503.09501, whose
             kinds of turns are roles).
-        kinds: of the turns that are trained on.
+        kinds: kinds of turns that are trained on.
     """
-    lengths, rows = [], []
+    lengths, terms = [], []  # a term of the outer mean is a trial, or its turns of one kind
     for number, trial in enumerate(trials):
         sampled = [segment.is_sampled for segment in trial.segments]
         for turn in trial.turns:
             length = int(sampled[turn.segment][turn.start : turn.stop].sum())
             lengths.append(length if turn.kind in kinds else 0)
-            rows.append((number, turn.kind if average == "turn" else 0))
+            terms.append((number, turn.kind if average == "turn" else 0))
     tokens = np.array(lengths, np.float64)
-    row = np.unique(np.array(rows).reshape(-1, 2), axis=0, return_inverse=True)[1].reshape(-1)
-    # What a turn counts within its row: its tokens, or once. A turn without a sampled token, as
-    # where only one action was legal, has no loss.
+    # Number of the term that each turn belongs to.
+    term = np.unique(np.array(terms).reshape(-1, 2), axis=0, return_inverse=True)[1].reshape(-1)
+    # Within its term a turn counts by its tokens, or once. A turn without a sampled token, as where
+    # only one action was legal, has no loss.
     counts = (tokens > 0).astype(np.float64) if average == "turn" else tokens
-    totals = np.bincount(row, counts)
-    share = counts / np.maximum(totals, 1.0)[row] / max(1, int(np.count_nonzero(totals)))
+    totals = np.bincount(term, counts)
+    share = counts / np.maximum(totals, 1.0)[term] / max(1, int(np.count_nonzero(totals)))
     weights: np.ndarray = share * tokens.sum() / np.maximum(tokens, 1.0)
     return weights
 
@@ -248,7 +249,7 @@ class HasTokens(Protocol):
 
     @property
     def tokens(self) -> np.ndarray:
-        """int64 [T]"""
+        """Integers [T]."""
 
 
 AnySequence = TypeVar("AnySequence", bound=HasTokens)
@@ -508,7 +509,7 @@ class MicroBatch:
         """Lay sequences in one row and gather the data of their sampled tokens.
 
         Args:
-            version: of the weights under training.
+            version: version of the weights under training.
             strategy_sharpness: temperature of actions divided by that of strategies.
             shares_opening: see `TokenRow.of`.
         """

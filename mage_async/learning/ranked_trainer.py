@@ -92,6 +92,7 @@ class RankedTrainer(Trainer):
         """Restore a state on every rank; the number of ranks may have changed since."""
         own = state | {"optimizer": sharded_moments(state["optimizer"], self.masters.trained)}
         masters = self.masters.tensors()
+        # If the numbers of masters differ, the inherited method refuses the state.
         if len(state.get(KEY, [])) == len(masters) > 0:
             pairs = zip(state[KEY], masters, strict=True)
             own[KEY] = [sharded_as(value, like) for value, like in pairs]
@@ -162,6 +163,7 @@ class RankedTrainer(Trainer):
         """Compute the loss of an empty micro-batch: 0."""
         loss = empty_loss(self.model)
         if isinstance(self._learner.correction, M2po):
+            # All ranks choose together. This one has no values, so its result and bound are unused.
             largest_set_of_all(torch.zeros(0, device=loss.device), 0.0)
         return loss
 
@@ -378,6 +380,7 @@ def own_part(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
         return 0, tensor if distributed.get_rank() == 0 else tensor.new_empty(0)
     assert tensor.placements == (Shard(0),)
     mesh, length = tensor.device_mesh, len(tensor)
+    # A shard has length / ranks rows, rounded up (`-(-a // b)`); the last ones may have fewer.
     first = min(length, mesh.get_local_rank() * -(-length // mesh.size()))
     return first * (tensor.numel() // max(1, length)), tensor.to_local()
 

@@ -5,9 +5,9 @@ output of its down-projection is multiplied by 1 or 0 for each token. A token re
 values of all earlier tokens, whichever adapter computed them, so the KV cache of a context stays
 valid when the role changes.
 
-The second role's tokens read keys of the first role, so their loss also has a gradient with respect
-to the first role's adapter. `backward` leaves that part out: each adapter gets the gradient of its
-own tokens only, so no loss of one role changes the other.
+The second role's tokens attend to tokens of the first role, so their loss also has a gradient with
+respect to the first role's adapter. `backward` leaves that part out: each adapter gets the gradient
+of its own tokens only, so no loss of one role changes the other.
 
 Shapes: `T` tokens of a row, `N` sampled tokens, `D` hidden.
 """
@@ -82,6 +82,7 @@ def backward(
     roles = _present_roles(is_second_role)
     for role in roles:
         own, weights = routing.masked(role, gradient), _adapter(model, role)
+        # The pass of the last role frees the graph.
         torch.autograd.backward(hidden, own, inputs=weights, retain_graph=role != roles[-1])
 
 

@@ -93,7 +93,7 @@ class Trainer:
         self.frozen_policy: PreTrainedModel | None = None
         """A second frozen policy, for loss terms of methods; None: there is none."""
         self._reference_weights: dict[str, torch.Tensor] | None = None
-        """Those of a checkpoint's renewed reference; None: the reference is the first policy."""
+        """Weights of a checkpoint's renewed reference; None: the reference is the first policy."""
         self.version = 0
         self.masters = Masters(model, is_on=config.learner.float32_masters)
         self.optimizer = optimizer_of(self.masters.trained, config.learner, model.device)
@@ -106,6 +106,7 @@ class Trainer:
         self.config, self._learner = config, learner
         self._temperature = sampling.temperature
         self._sharpness = sampling.temperature / sampling.strategy_temperature
+        # `lag` makes every token that many steps older.
         self._max_staleness = config.admission.max_staleness + config.admission.lag
         self._loss = self._corrected_loss()
         self._terms: list[LossTerm] = Methods(config).loss_terms()
@@ -146,7 +147,7 @@ class Trainer:
         set_rate(self.optimizer, learning_rate(self._learner, self.version))
         scale = len(minibatches) / max(1, num_tokens)
         updates = [
-            self.update(self._controlled(batches, chunk), scale)
+            self.update(self._variance_controlled(batches, chunk), scale)
             for batches, chunk in zip(minibatches, chunks, strict=True)
         ]
         terms = self._term_metrics(updates)
@@ -206,6 +207,7 @@ class Trainer:
             self.refer_to(self.reference)
 
     def _chunks(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
+        """Divide a batch among minibatches at random; sizes differ by one sequence at most."""
         order = list(sequences)
         random.Random(f"{self.config.seed}/minibatches/{self.version}").shuffle(order)
         count = min(self._learner.minibatches, len(order))
@@ -279,7 +281,7 @@ class Trainer:
             assert self.reference is not None
             yield self.reference
 
-    def _controlled(
+    def _variance_controlled(
         self, batches: Sequence[MicroBatch], sequences: Sequence[TrainingSequence]
     ) -> Sequence[MicroBatch]:
         """Subtract the baseline of least variance from the advantages of a minibatch, and set the
@@ -291,7 +293,7 @@ class Trainer:
         if not isinstance(correction, Vcpo):
             return batches
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        rows = []
+        rows = []  # of each sequence: logarithm of its weight, squared norm of its score, advantage
         for sequence in sequences:
             batch = self._packed([sequence])
             logprobs, _ = head_inputs(self.model, batch.row, self._temperature).logprobs()
@@ -412,12 +414,12 @@ def mismatch(batches: Sequence[MicroBatch], version: int) -> dict[str, float]:
     """Measure the absolute difference between the engine's and the learner's log-probs, in nats.
 
     `logprob_gap` is over all tokens, so staleness is part of it. `logprob_mismatch` is over tokens
-    that weights, and keys and values, of `version` sampled: there it is the engine's error alone.
+    sampled with weights and a KV cache of `version`, so it is the engine's error alone.
     """
-    keys = np.concatenate([each.sampled.kv_versions for each in batches])
-    drawn = np.concatenate([each.sampled.policy_versions for each in batches])
+    kv_versions = np.concatenate([each.sampled.kv_versions for each in batches])
+    versions = np.concatenate([each.sampled.policy_versions for each in batches])
     gap = np.abs(_log_ratios(batches))
-    is_equal = (drawn == version) & (keys == version)
+    is_equal = (versions == version) & (kv_versions == version)
     metrics = {
         "logprob_gap_mean": float(gap.mean()),
         "equal_version_tokens": float(is_equal.sum()),

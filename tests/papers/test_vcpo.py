@@ -72,7 +72,7 @@ def test_the_trainer_steps_by_the_reduced_rate_from_advantages_less_the_baseline
     taught = Trainer(Qwen3ForCausalLM(smallest_qwen3()), config)
     parts = [sequence(number, logprob=-3.4 - 0.01 * number) for number in range(4)]
     batches = taught.micro_batches(parts)
-    (made,) = taught._controlled(batches, parts)
+    (made,) = taught._variance_controlled(batches, parts)
 
     logs, norms, advantages = [], [], []
     for part in parts:
