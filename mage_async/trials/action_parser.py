@@ -19,7 +19,10 @@ MAX_REMARK_CHARACTERS = 2000
 
 @dataclass(frozen=True, slots=True)
 class ActionParser:
-    """Rules for tags; remarks always need their own closing tag."""
+    """Finds the action or remark in a completion, and says which tags the transcript writes.
+
+    Where the transcript writes opening tags, it also closes a remark that does not close its own.
+    """
 
     forced: Forced
     has_tools: bool = False

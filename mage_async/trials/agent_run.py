@@ -44,7 +44,7 @@ MEMORY = "{memory}"
 
 
 class Message(NamedTuple):
-    """A message of a conversation, in the words of no protocol."""
+    """A message of a conversation, in one form for all protocols by which a program sends it."""
 
     role: str
     content: str
@@ -123,7 +123,7 @@ class _Lineage:
 
 
 _End = tuple[_Lineage, int]
-"""A lineage, and a number of its tokens: the end of an answer."""
+"""The end of an answer: its lineage, and the number of the lineage's tokens up to there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -293,6 +293,7 @@ class AgentRun:
 
     def cut_short(self) -> None:
         """End the trial because the program failed in every try, and record the episode."""
+        # A reflection comes after the end of its episode, so the next episode is cut.
         self.is_over, self._cut_at = True, self.episode + (self.kind is Kind.REFLECT)
 
     def trials(self, duration_s: float = 0.0) -> tuple[Trial, ...]:
@@ -524,6 +525,7 @@ class AgentRun:
         if config.compaction == "none":
             return math.inf
         request = Message("user", f"{self._reward_of_last()} {config.prompts.notes}").as_chat()
+        # -1 is no stop token, so the tokens that end the answer's turn are counted as well.
         asking = len(self._chat.continuation(-1, [request]))
         return config.room - self._limit(policy_call) - asking - config.max_reflection_tokens
 
@@ -689,6 +691,8 @@ class AgentRun:
 
         if not stops or not holds(len(tokens)):
             return completion, False
+        # A longer beginning of the answer holds all that a shorter one does, so bisection finds
+        # the shortest one that holds a stop.
         length = bisect_left(range(len(tokens) + 1), True, key=holds)
         return replace(
             completion,
@@ -730,6 +734,7 @@ class AgentRun:
             self._remarks.append("")
             return False
         prompt = self._prompt(lineage, tokens, most, fresh_keys=config.fresh_keys == "turn")
+        # The program has made no call, so the call has no messages and no conversation's digest.
         self._reflecting = Pending(prompt, PolicyCall(()), lineage, b"", self.episode)
         return True
 

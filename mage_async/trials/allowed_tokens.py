@@ -5,9 +5,10 @@ over tokens, which is llguidance's, the library that SGLang and vLLM use for it.
 says how the policy samples from them.
 """
 
-# `re` does not tell the lengths of what a pattern matches; its parser has done so since Python 2.
 import json
 import re
+
+# `re` does not tell the lengths of what a pattern matches; its parser has done so since Python 2.
 import re._parser  # type: ignore[import-not-found]
 from collections.abc import Sequence
 from functools import lru_cache
@@ -166,6 +167,7 @@ def tool_form(chat: ChatFormat, schema: dict[str, Any], *, is_parallel: bool) ->
     """
     # With any spaces allowed, a policy may fill its answer with them, and then the call is cut off.
     spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    # In llguidance's grammars `<[7]>` is the token with id 7.
     opening, between, closing = (
         " ".join(f"<[{token}]>" for token in chat.encode(text))
         for text in ("<tool_call>\n", "\n", "\n</tool_call>")
@@ -203,7 +205,7 @@ def _compiled(pattern: str, chat: ChatFormat, closing: str) -> tuple[LLMatcher, 
         raise _fault(pattern, f"cannot be read: {reason:.200}")
     if not TokenPattern(matcher.deep_copy(), 0).allowed(0).size:
         raise _fault(pattern, "matches nothing that this tokenizer can write")
-    return matcher, longest + 1 + len(end)
+    return matcher, longest + 1 + len(end)  # 1 for the space before the action
 
 
 def _longest(pattern: str) -> int:
@@ -220,6 +222,7 @@ def _longest(pattern: str) -> int:
         )
     if not shortest:
         raise _fault(pattern, "matches an empty action. Let it have at least one character")
+    # A character takes at most 4 bytes in UTF-8, and one if it is ASCII.
     return int(longest) * (1 if pattern.isascii() and "." not in pattern else 4)
 
 

@@ -22,7 +22,7 @@ Render = Callable[[list[Message], bool, Tools], str]
 """Maps messages, whether to end with the opening of the assistant's turn, and tools to text."""
 
 _USER, _ASSISTANT, _NEXT_USER = "MAGESAID", "MAGEANSWERED", "MAGEASKED"
-"""Markers in place of messages."""
+"""Markers in place of messages, in words that no template writes itself."""
 _TOOL_ANSWERS = ("MAGETOLDFIRST", "MAGETOLDSECOND")
 
 Span = tuple[int, int]
@@ -70,6 +70,8 @@ class ChatFormat:
         self._render, self._with_tools = render, dict[str, ChatFormat]()
         self._offers: dict[str, bool] = {}
         """Whether the template offers tools, by their JSON."""
+        # The template's text before the first user message, and behind a user message up to the
+        # assistant's turn; then that between an answer and the next user message, and at the end.
         self._head, self._tail = _around(render([_user(_NEXT_USER)], True, tools), _NEXT_USER)
         self._between, self._after = _bridge(render)
         self._tool_pieces = _tool_bridge(render, self._head, tools) if tools else None
@@ -140,6 +142,7 @@ class ChatFormat:
         if tools and not self._can_offer(tools):
             is_first = own[0]["role"] == "system"
             before = f"{own[0]['content']}\n\n" if is_first else ""
+            # Replaces the system message; without one (`own[:0]`) it is put before all messages.
             own[:is_first] = [{"role": "system", "content": f"{before}{_tools_in_words(tools)}"}]
             tools = ()
         pieces, contents = self._cut(own, tools)
@@ -152,6 +155,7 @@ class ChatFormat:
         opening of the next turn; see `answer` and `prompt`.
         """
         tools = tools if tools and self._can_offer(tools) else ()
+        # The template is to see that an answer comes before; `_cut` leaves these two out again.
         before = [_user(""), {"role": "assistant", "content": ""}]
         pieces, contents = self._cut([*before, *messages], tools, first=2)
         return self._following(last_token, "", pieces, contents)

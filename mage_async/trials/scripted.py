@@ -94,6 +94,7 @@ class NoteTaker:
         facts = self._script.facts() if isinstance(self._script, TrialScript) else None
         if facts is None:
             return self._pieces(words, room)
+        # A fact is held where its ids stand in a row, found as text: ",7,12," in ",3,7,12,5,".
         text = f",{','.join(map(str, context))},"
         ids = [self._chat.encode(f" {fact}") for fact in facts]
         held = [each for each in ids if f",{','.join(map(str, each))}," in text]

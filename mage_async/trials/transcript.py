@@ -67,7 +67,9 @@ class Transcript:
         self._chat, self._parser = chat, parser
         self._segments: list[GrowingSegment] = []
         self._kind = Kind.ACT
+        """Kind of the turn that is sampled next, or was sampled last."""
         self._forced = ""
+        """Closing tag, or its rest, that the transcript adds to the last completion."""
 
     def resume(self, trial: Trial) -> None:
         """Continue the contexts of a trial whose last turn is the last thing in them."""
@@ -105,6 +107,8 @@ class Transcript:
 
     def most_with(self, message: str, kind: Kind) -> int:
         """Return the most tokens that a user message can add to a context."""
+        # Before the message come at most a whole closing tag and, as -1 is no stop token, the
+        # tokens that end the turn.
         forced = f"</{NAMES[Kind.ACT]}>"
         return len(self._chat.answer(-1, forced, message, self._parser.prefill(kind)))
 

@@ -464,7 +464,8 @@ class TrialRun:
         if self.kind is Kind.REFLECT:
             index = 0
         elif self.kind is Kind.NOTES:
-            episode -= not index  # nothing of the new episode has happened
+            # Notes before an episode's first action belong to the episode before.
+            episode -= not index
             own = ((turn.kind, turn.episode) for turn in self._turns)
             index = sum(each == (Kind.NOTES, episode) for each in own)
         return Turn(
@@ -623,6 +624,8 @@ def _first_of_action(tokens: Sequence[int], chat: ChatFormat, parser: ActionPars
     if parser.has_tools or parser.prefill(Kind.ACT):
         return 0
     tag, text = f"<{NAMES[Kind.ACT]}>", chat.decode(tokens)
+    # A tag inside thinking is no action; without thinking, `rfind` gives -1, and the search 0.
     before = text.find(tag, text.rfind("</think>") + 1) + len(tag)
+    # The least number of tokens whose text reaches to the end of the tag.
     lengths = range(len(tokens) + 1)
     return bisect_left(lengths, before, key=lambda length: len(chat.decode(tokens[:length])))
