@@ -75,7 +75,8 @@ def own_sources(config: Config) -> dict[str, str]:
 
 def sampling_of(config: Config, chat: ChatFormat) -> Sampling:
     """Return the settings with which an action is sampled."""
-    # A completion may also end with the closing tag of an action or a remark.
+    # A completion may also end with the closing tag of an action or a remark, if the tag is one
+    # token: a stop is a single token.
     closing = chat.encode("</action>"), chat.encode("</remark>")
     stops = chat.stop_tokens + tuple(ids[0] for ids in closing if len(ids) == 1)
     return Sampling(
@@ -194,12 +195,13 @@ def check_room(config: Config) -> None:
         # Without a limit nothing is cut, so that the whole length is measured. A script needs no
         # restriction, and a pattern of actions could not be read in words.
         trial_config = replace(trial_config, max_tokens=0, restricted=False)
-        # A policy that is cloned from scripts writes remarks as long as theirs.
+        # A policy that is cloned from scripts writes remarks as long as theirs; any other one may
+        # write a single token.
         if config.warm_start is None:
             trial_config = replace(trial_config, max_reflection_tokens=1)
         try:
             least = shortest_context(environment, trial_config, chat)
-        except ContextFull as fault:  # where a context has a room of its own
+        except ContextFull as fault:  # contexts are compacted, and `trial.room` is too small
             raise ConfigError(f"trial.room: {fault}") from fault
         least += methods.guidance_tokens()
         if config.engine.max_tokens < least:
@@ -350,6 +352,7 @@ def _check_population(config: Config, environment: Environment, self_play_share:
         )
     if not population.rivals:
         return
+    # Any task shows whether the game has a seat for a past policy: here that of version 0.
     task = Task(name, name_of(0), 0, environment.seats()[0])
     if environment.duel(task, 0) is None:
         raise ConfigError(f"{name}: nobody can play the opponent's seat: set population.rivals = 0")

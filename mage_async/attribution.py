@@ -56,6 +56,7 @@ def steps_of(records: Iterable[Record]) -> Iterator[JournalStep]:
         RunError: the records contradict each other.
     """
     pending = _PendingTrials(records)
+    # The sizes of this ledger decide nothing: a replay repeats the decisions that were recorded.
     for committed in replay(pending, Ledger(1, 0, 1), League()):
         if dropped := pending.pop_dropped():
             yield JournalStep(None, dropped, _config(pending.config), is_whole=False)
@@ -124,9 +125,7 @@ class AttributedTurn:
     """One completion, the observation before it, and what training made of it."""
 
     turn: Turn
-    """Its position, action, reward, anchor, and the environment's `info`."""
     text: TurnText
-    """Its observation and its completion."""
     tokens: np.ndarray
     """int32 [n]"""
     logprobs: np.ndarray

@@ -54,6 +54,7 @@ class Registry:
         is_own = name not in self
         if is_own and ":" not in name:
             known = [*self, *self._others]
+            # Of "gymnasium:…" and other names of loaders, the part before the colon is compared.
             hint = did_you_mean(name.lower(), [each.removesuffix(":…") for each in known], most=2)
             raise ConfigError(
                 f"no {self.noun} {name!r}{hint}; there are {', '.join(known)}, "

@@ -47,7 +47,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """Text with which the first trials of a group begin, by a method."""
+    """A method's text, such as advice from earlier tasks, with which a group's trials may begin."""
 
     version: int
     """Version of the state of the method that gave the text."""
@@ -97,8 +97,8 @@ class Turn:
 
 
 SecondRole = Callable[["Kind", bool], bool]
-"""Returns whether the second role takes a turn, by the turn's kind and whether the turn is in the
-trial's last episode."""
+"""Returns whether the second of a policy's two roles, such as planner and executor, takes a turn,
+by the turn's kind and whether the turn is in the trial's last episode."""
 
 
 def role_changes(
@@ -118,8 +118,9 @@ def role_changes(
         following: kind and episode of the turn that follows these turns; None: no turn follows.
     """
     changes: list[int] = []
-    stop, was_second = 0, False
+    stop, was_second = 0, False  # of the turn before
     ended = [(turn.kind, turn.episode, turn.stop) for turn in turns]
+    # A role begins where the turn before ended, so the end of the following turn is not needed: 0.
     for kind, episode, end in [*ended, *([(*following, 0)] if following else [])]:
         if (now := is_second(kind, episode + 1 >= num_episodes)) != was_second:
             changes.append(stop)
@@ -129,7 +130,7 @@ def role_changes(
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """An adviser's answer at one of a trial's actions."""
+    """The action that an adviser, which some methods have, would take instead of the agent's."""
 
     turn: int
     """Index of the action among the trial's `turns`."""

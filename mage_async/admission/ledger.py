@@ -61,8 +61,8 @@ MAX_REASONS = 64
 
 @dataclass(frozen=True, slots=True)
 class DroppedGroup:
-    """Describe a group that was dropped, for the ratio of selection
-    (`mage_async/results/selection.py`).
+    """Describe a group that was dropped; `mage_async/results/selection.py` measures whether drops
+    choose what is trained.
     """
 
     member: str

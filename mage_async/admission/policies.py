@@ -96,6 +96,7 @@ def nothing_in_training(state: AdmissionState) -> bool:
 def next_batch_is_short(state: AdmissionState) -> bool:
     """Return whether fewer than B groups are pending: one batch is played, another one trained."""
     is_short = len(state.pending) < state.groups_per_step
+    # With two batches in training, a group granted now would be trained two steps later, not one.
     return is_short and state.num_in_flight() < 2 * state.groups_per_step
 
 

@@ -179,6 +179,7 @@ class Assignments:
         self.note = ""
         """Sentence that says that the preset replaces the discount which the file states, or ""."""
         texts = [text.partition("=") for text in assignments]
+        # A value may be written as a TOML string, such as environment.name="rps".
         given = {key.strip(): value.strip(" \"'") for key, _, value in texts}
         keys: Mapping[str, Any] = {}
         if method:

@@ -129,6 +129,7 @@ def completed(tree: Table, *, is_recorded: bool = False) -> Table:
     whole = _with_kinds(over(defaults, tree, Config), Config)
     if not is_recorded:
         _evaluate_as_trained(whole)
+    # A warm start that states no kind clones the environment's script.
     if isinstance(warm := whole.get("warm_start"), dict):
         whole["warm_start"] = {"kind": "script"} | warm
     for table, key, hint in tables(Config, whole):

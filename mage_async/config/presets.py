@@ -67,7 +67,7 @@ SINGLE_EPISODE = {
     "trial.memory": "history",
     "credit.kind": "single_episode",
 }
-"""Ordinary RL: what is learned is a policy, not to learn."""
+"""Ordinary RL on single episodes: the model learns to act well, not to use earlier episodes."""
 
 ONE_SCORE = {
     "advantage.value": "trial_score",

@@ -121,7 +121,7 @@ def as_lines(found: Sequence[Described]) -> list[str]:
         lines += ["", each.title(), *_indented(each.sentence, 2)]
         for key in each.keys:
             lines += [f"  {key.name} = {key.default}", *_indented(f"{key.kind}. {key.sentence}", 6)]
-    return lines[1:]
+    return lines[1:]  # without the empty line before the first table
 
 
 def _indented(text: str, by: int) -> list[str]:
@@ -167,6 +167,7 @@ def _described(
         key if len(names) == len(variants) else replace(key, sentence=key.sentence + only[key])
         for key, names in owners.items()
     ]
+    # The closest class that all kinds inherit describes the table, and has the tables inside it.
     first, *others = variants.values()
     shared = next(each for each in first.__mro__ if all(issubclass(kind, each) for kind in others))
     yield Described(path, _doc(shared) + presence, [*stated, *keys])

@@ -78,6 +78,7 @@ class TurnTable:
         """Return for each turn the score of its trial, the undiscounted sum of what the trial's
         turns are paid: float64 `[N]`.
         """
+        # Every act of an episode has the episode's score: one act of each episode is summed.
         acts = np.flatnonzero(self.kind == Kind.ACT)
         episodes = joint_cells(self.trial, self.episode)[acts]
         one_of_each = acts[np.unique(episodes, return_index=True)[1]]

@@ -126,6 +126,7 @@ def decode(
         WireError: the frames are no message of this protocol.
     """
     _check_sizes(frames, limits)
+    # One byte more than a checksum has is compared, so that a longer frame differs from it.
     if not is_checked and bytes(frames[-1][: _CHECKSUM.size + 1]) != _checksum(frames[:-1]):
         raise WireError("checksum does not match: frames were damaged, lost or mixed on the way")
     header, arrays = _decode_header(frames[1]), frames[2:-1]
@@ -142,6 +143,7 @@ def _check_sizes(frames: Sequence[Frame], limits: Limits) -> None:
     """Check the tag, the number of frames and their sizes, without decoding the header."""
     if not frames:
         raise WireError("a message has at least 3 frames, got none")
+    # One byte more than the tag has is compared, so that a longer frame differs from it.
     if bytes(frames[0][: len(PROTOCOL) + 1]) != PROTOCOL:
         got = bytes(frames[0][:32]).decode("ascii", "backslashreplace")
         ours = PROTOCOL.decode()

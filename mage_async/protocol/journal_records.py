@@ -158,7 +158,7 @@ def first_needed(segments: Sequence[Segment], checkpoint_version: int) -> int | 
         return None
     # The last header that is not newer than the checkpoint names the groups in flight. The trials
     # of these groups come after the last header older than the oldest of the groups; if there is no
-    # such header, all trials are there only if no segment was deleted.
+    # such header, all trials are there only if no segment was deleted. Segments count from 1.
     oldest = known[-1].oldest_version
     before = [segment for segment in known if segment.version < oldest]
     if before:

@@ -173,6 +173,7 @@ def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[F
     sets = [segment.allowed for segment in segments if segment.allowed is not None]
     parts = [part for each in sets for part in (each.index, each.offsets, each.tokens)]
     frames.append(_bytes(_joined("allowed sets", parts, TOKENS)) if parts else b"")
+    # Read for the checks alone: the receiver reads the allowed sets in the same way.
     _read_allowed(header, frames, tokens, sampled, limits)
     return header, frames
 
@@ -470,6 +471,7 @@ def _check_alternatives(header: TrialHeader, limits: Limits) -> None:
                 "characters"
             )
         is_inside = turn.start <= step.place < turn.stop and 0 <= step.token < 2**31
+        # Place and token are -1 where the adviser's action has the tokens of the agent's.
         if not is_inside and not step.place == step.token == -1:
             raise WireError(
                 f"the alternative of turn {step.turn} puts token {step.token} at {step.place}, "

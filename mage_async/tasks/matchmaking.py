@@ -88,6 +88,7 @@ class Prioritised(Matchmaker, tag="prioritised"):
 
     def _regret(self, member: str, draw: Draw) -> float:
         """Return the best return against a member minus the agent's recent mean return."""
+        # Not imported above: the league imports the configuration, which imports this module.
         from mage_async.tasks.league import is_policy
 
         standing = draw.league.standing(member)
