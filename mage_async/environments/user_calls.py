@@ -213,6 +213,7 @@ class Call:
             value = self.function()
             if not self.is_async:
                 return value
+            # A coroutine that does not wait ends at its first step, with its result.
             try:
                 value.send(None)
             except StopIteration as end:
@@ -221,6 +222,7 @@ class Call:
         except CallFault:
             raise
         except (Exception, SystemExit) as error:  # the border to foreign code
+            # asyncio's message where the class calls a function that needs an event loop.
             if self.is_async and str(error) == "no running event loop":
                 raise waits from None
             raise self.fault(error) from error

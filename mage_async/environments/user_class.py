@@ -103,7 +103,7 @@ class ResetStepPlay(SlowPlay):
         outcome = super().act(action)
         if not (refusal := self._refusal(action)):
             return outcome
-        self._call = None
+        self._call = None  # the step that was requested above is not made
         self.is_done = self._num_turns == self._max_turns
         self.history.append((action, refusal))
         return Outcome(refusal, 0.0, is_valid=False, is_done=self.is_done)
@@ -338,7 +338,7 @@ def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, 
     if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
         raise CallFault(f"{place} must return a finite reward, got {_short(reward)}")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        # NumPy's `bool_` is no subclass of `bool`.
+        # NumPy's `bool_`, which NumPy 2 calls `bool`, is no subclass of Python's.
         if not isinstance(flag, bool) and type(flag).__name__ not in ("bool_", "bool"):
             raise CallFault(f"{place} must return True or False as {name}, got {flag!r:.60}")
     if not isinstance(info, Mapping):
@@ -530,6 +530,7 @@ class ResetStep(Environment):
             return  # a static method, or a callable object: a wrong call raises its own error
         signature = inspect.signature(own)
         names = wanted[-1] if method == "reset" and self.wants_episode else wanted[0]
+        # Any object stands for an instance, and a name for each argument: nothing is called.
         try:
             signature.bind(self, *names)
         except TypeError:

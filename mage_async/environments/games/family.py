@@ -637,6 +637,7 @@ class FamilyScript(TrialScript[FamilyPlay]):
         if play.game.structure == "maze":
             return self._way(play, legal, [hidden[0] for hidden in left])
         if play.game.structure == "search":
+            # The middle place leaves the fewest, on whichever side the hidden one lies.
             places: list[int] = sorted(hidden[0] for hidden in left)
             return play.game.look.things[places[len(places) // 2]]
         if play.game.structure == "code":

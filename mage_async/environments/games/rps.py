@@ -504,7 +504,8 @@ def _likeliest_win(misses: np.ndarray, believed: np.ndarray) -> np.ndarray:
     belief = miss ** misses.astype(float)
     weight = np.stack([(belief * (believed == move)).sum(1) for move in range(3)], axis=1)
     gains = weight / belief.sum(1, keepdims=True) @ _PAYOFFS.T
-    best: np.ndarray = np.argmax(gains.round(9), axis=1)  # the first of equal ones
+    # Rounded, so that of equal gains the first is taken, whatever their last bits are.
+    best: np.ndarray = np.argmax(gains.round(9), axis=1)
     return best
 
 
@@ -656,7 +657,7 @@ class BiasedRps(Game[str]):
 
     def _share_won(self, chance: float) -> float:
         """Return the probability of winning an episode of rounds won with this probability."""
-        needed = range(-(-self._rounds // 2), self._rounds + 1)
+        needed = range(-(-self._rounds // 2), self._rounds + 1)  # at least half, rounded up
         return sum(
             comb(self._rounds, won) * chance**won * (1 - chance) ** (self._rounds - won)
             for won in needed

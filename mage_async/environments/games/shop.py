@@ -392,6 +392,7 @@ def read_products(path: str) -> tuple[Product, ...]:
 
 def _read_product(item: dict[str, Any], more: dict[str, Any]) -> Product:
     """Return a product of WebShop's file; `more` is its entry in the file of attributes."""
+    # The values are written as WebShop's engine writes them.
     options = {
         name.lower(): tuple(each["value"].strip().replace("/", " | ").lower() for each in values)
         for name, values in (item.get("customization_options") or {}).items()
@@ -420,7 +421,8 @@ def _price(text: str) -> float:
 # The functions below make goals, and compute their score.
 
 
-_STEP = 10  # prices are bounded by a multiple of ten dollars
+_STEP = 10
+"""A goal bounds the price by a multiple of this number of dollars."""
 
 
 def goal_of(product: Product) -> Goal:

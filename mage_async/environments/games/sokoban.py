@@ -187,6 +187,7 @@ class SokobanScript(TrialScript[SokobanPlay]):
         """Solve the room, which is the same in all episodes."""
         if not self._distances:
             room = self.plays[0].room
+            # No bound on the steps: the search ends with the room, or at `_MAX_POSITIONS`.
             self._distances = distances(room.size, room.floor, room.targets, 10**9)
 
     def action(self, play: SokobanPlay) -> str:
@@ -219,7 +220,7 @@ class SokobanScript(TrialScript[SokobanPlay]):
         numbers = range(len(MOVES))
         if self.source.random() >= self.care:
             return self.source.choice(numbers)
-        far = len(self._distances)
+        far = len(self._distances)  # above every distance: for positions that are not known
         left = [self._distances.get(push(room, position, step), far) for step in room.steps()]
         return self.source.choice([number for number in numbers if left[number] == min(left)])
 
@@ -323,6 +324,7 @@ class Sokoban(Game[str]):
         for _ in range(_MAX_TRIES):
             floor = _carve(source, size)
             cells = list(cells_of(floor))
+            # A target and another cell for each box, and a cell for the player.
             if len(cells) < 2 * self._num_boxes + 1:
                 continue
             targets = set_of(source.sample(cells, self._num_boxes))

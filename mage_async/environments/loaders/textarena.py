@@ -91,6 +91,8 @@ def load(game: str, /, *, turns: int = TURNS) -> type:
     name, title = f"textarena:{game}", game.partition("-")[0]
     if title not in TITLES:
         raise ConfigError(f"environment {name!r} {_why_not(title)}; there are {', '.join(TITLES)}")
+    # `-raw` is a game without TextArena's wrappers, which rewrite observations. A version that does
+    # not exist fails here.
     with own_code(name), IsolatedRandomState(0):
         _arena().make(f"{game}-raw")
     return declared(
