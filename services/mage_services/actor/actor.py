@@ -309,8 +309,8 @@ class Actor:
         """Play a trial and send it, with that of the other seat if the policy plays both.
 
         After a fault of the environment the same trial is played again, behind the episodes that
-        are kept, while the others of the group go on. Cancellation abandons it, unless it was
-        finished.
+        are kept, while the group's other trials go on. Cancellation abandons the trial, unless it
+        has ended.
 
         Raises:
             TrialFault: the last retry has failed too; or the trial does not fit into a message, as
@@ -327,6 +327,7 @@ class Actor:
             return run
 
         async def keep(run: TrialInProgress) -> None:
+            """Keep and send finished episodes that are new and took long to play."""
             nonlocal kept
             known, now = group.episodes.get(index), time.monotonic()
             if known is not None and known.num_episodes == run.episode:

@@ -137,6 +137,7 @@ class Record:
         self.outcomes[trial] = outcome
 
     def _take(self, line: Mapping[str, Any]) -> None:
+        """Take in a line of the file of answers."""
         tokens = line.get("tokens")
         answer = as_completion(line["text"]) if tokens is None else _of_tokens(tokens)
         self.answers[line["trial"]].append(answer)
@@ -243,6 +244,7 @@ class Measurement:
             yield from (Unit(label, number, arm, each) for each in range(tries))
 
     async def _play(self, unit: Unit) -> None:
+        """Play a trial when there is room, and record its outcome."""
         async with self._room:
             trial, is_cut = await self._trial(unit)
         outcome = _outcome(trial, is_cut=is_cut)
@@ -272,6 +274,7 @@ class Measurement:
         raise AssertionError("`count` has no end")
 
     def _begin(self, unit: Unit) -> TrialRun:
+        """Return the trial that a unit describes, ready to be played."""
         game, task = self._games[unit.game], self._tasks[unit.game][unit.task]
         environment, config, swap, begin = game.environment, game.config, None, None
         if unit.arm == "blind":
@@ -340,6 +343,7 @@ class Measurement:
         outcomes, game = self._record.outcomes, self._games[label]
 
         def of(unit: Unit) -> list[float]:
+            """Return the scaled return of each episode of a trial."""
             wanted = 1 if unit.arm == "retry" else game.config.num_episodes
             # Episodes that a cut trial has not finished count as the least.
             rewards = [*outcomes[unit.name].rewards, *[least] * wanted][:wanted]

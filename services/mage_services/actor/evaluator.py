@@ -381,6 +381,7 @@ class CurveEvaluator:
         await beating(self._channel, self._heartbeat, self._load_nothing(version))
 
     async def _load_nothing(self, version: int) -> None:
+        """Report every announced version as loaded, until the learner's goodbye."""
         while not isinstance(message := await self._channel.receive(), Goodbye):
             if isinstance(message, Publication | Welcome):
                 version = max(version, message.version)
@@ -473,7 +474,7 @@ async def main(startup: Startup, status: Status) -> None:
             evaluator = Evaluator(config, environment, chat, engine, workers, episodes)
             if finished is None and not is_idle:
                 await curve_evaluator.load(engine, version, weights)
-            if finished is None:
+            if finished is None:  # if idle, the engine still has the policy that the run began with
                 await curve_evaluator.begin(evaluator, version)
             if finished is None and not is_idle:
                 await curve_evaluator.follow(evaluator, engine, environment, version)

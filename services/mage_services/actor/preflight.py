@@ -116,6 +116,7 @@ def _check_files(config: Config, directory: Path, num_actors: int) -> Contexts:
 
 
 def _check_size(config: Config, size: Size, num_actors: int) -> None:
+    """Check that the policy and its engines' contexts fit into the memory of this machine."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     check_size(config, size, num_actors=num_actors, memory_bytes=memory)
 

@@ -92,13 +92,14 @@ async def rehearse(
                 go_on = partial(playing.send, answered)
             except CallFault as fault:
                 go_on = partial(playing.throw, fault)
-            if call.name:
+            if call.name:  # "" if the class has no such method, and nothing was called
                 seconds[call.name].append(time.monotonic() - began)
     say(f"rehearsal: {_times(seconds)}")
     say(f"rehearsal: {_room(config, environment, longest, legal.longest)}")
 
 
 def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
+    """Return the generator that chooses the calls of a rehearsal, and compares their results."""
     if isinstance(environment, ResetStep):
         # With "fresh" the user says that episodes of a task begin differently.
         return rehearsal(name, environment, compares=config.trial.repeats == "same")
@@ -165,6 +166,7 @@ class _Progress:
         return performing.result()
 
     def _say_if_quiet(self, call: Call, began: float) -> None:
+        """Print a line on the call that is being made, if none was printed for `QUIET_S`."""
         now = time.monotonic()
         if now >= self._said_at + QUIET_S:
             self._say(
@@ -176,6 +178,7 @@ class _Progress:
 
 
 def _times(seconds: dict[str, list[float]]) -> str:
+    """Return how often each method was called, and how long the calls took, in words."""
     parts = [
         f"{len(each)} × {method} took {sum(each) / len(each):.2g} s each, at most {max(each):.2g} s"
         for method, each in seconds.items()

@@ -52,7 +52,7 @@ class Retries:
     ) -> None:
         self._most, self._say = most, say
         self._said: set[str] = set()
-        """Kinds of faults of which one was said."""
+        """Kinds of faults of which one was reported to people."""
 
     async def wait(self, fault: InfrastructureFault, num_retries: int) -> None:
         """Return when the trial can be played again. Cancellation leaves nothing.
@@ -251,6 +251,7 @@ async def play_all(
     room = asyncio.Semaphore(at_once)
 
     async def one(begin: Begin) -> Trial:
+        """Play a trial when there is room; cut it short where it cannot go on."""
         tries: list[TrialInProgress] = []
 
         def begin_try() -> TrialInProgress:
