@@ -202,9 +202,10 @@ def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
     max_tokens = given.max_tokens or 512
 
     def config(name: str, options: dict[str, Any]) -> "Config":
-        # The configuration describes the trials alone. Its policy is never loaded: "pretrained"
-        # stands for a model that may write any text, and the source is a placeholder. A chat
-        # endpoint writes whole messages, so no tag can be written before its tokens.
+        """Return the configuration for a game; it describes the trials, and no policy."""
+        # No policy is loaded: "pretrained" stands for a model that may write any text, and the
+        # source is a placeholder. A chat endpoint writes whole messages, so the transcript cannot
+        # write a tag before them.
         keys = [
             'policy.kind="pretrained"',
             'policy.source="endpoint"',

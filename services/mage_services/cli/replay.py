@@ -55,6 +55,7 @@ def run(given: argparse.Namespace) -> int:
             break
     else:
         raise RunError(f"{run.journal} holds no steps behind the policy or a checkpoint of the run")
+    # `replay` fills an empty ledger and an empty league; only the batches are used here.
     admission = config.admission
     ledger = Ledger(admission.groups_per_step, admission.max_staleness, admission.trials_per_group)
     methods = Methods(config, environment_of(config))
