@@ -216,6 +216,7 @@ class Gateway:
                         limit.reschedule(asyncio.get_running_loop().time())
 
                 def open_session() -> Session:
+                    """Begin an episode: the program of the one before is answered no more."""
                     for seat in seats:
                         seat.close()
                     key = PREFIX + secrets.token_hex(12)
@@ -240,6 +241,7 @@ class Gateway:
                 del self._seats[seat.session.api_key]
 
     async def _listen(self) -> None:
+        """Listen on a free port, unless this server does so already."""
         async with self._starting:
             if not self._address:
                 await self._runner.setup()

@@ -222,6 +222,7 @@ def _url_methods(name: str, url: str) -> dict[str, Callable[..., Any]]:
         )
 
     async def check(self: AgentProgram) -> None:
+        """Wait until the server accepts a connection, and check that it is on this machine."""
         began, has_said = time.monotonic(), False
         while True:
             left_s = began + STARTING_S - time.monotonic()
@@ -248,6 +249,7 @@ def _url_methods(name: str, url: str) -> dict[str, Callable[..., Any]]:
             )
 
     async def run(self: AgentProgram, *arguments: Any) -> Any:
+        """Play an episode by one POST to the server, and return its reward."""
         body = dict(zip(PARAMETERS, (*arguments, self.session.memory), strict=True))
         # `environment.step_deadline_s` bounds the whole call; its end closes the connection.
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
