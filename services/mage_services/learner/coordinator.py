@@ -217,9 +217,9 @@ class Coordinator:
     def announce(self, publication: Publication) -> None:
         """Journal that the weights of a version can be read, and announce them to the peers.
 
-        The first announcement opens the store: peers have waited for it. With `admission.lag`,
-        actors then begin with older versions. It is of the version that this process begins with,
-        so it is journaled only if groups wait for it as an opponent.
+        The first announcement is of the version that this process begins with, so it is journaled
+        only if groups wait for that version as an opponent. It opens the store, for which the peers
+        have waited; with `admission.lag`, actors then begin with older versions.
         """
         version, is_open = publication.version, self.weights.is_open
         if is_open or self.league.awaits(version):
@@ -349,6 +349,7 @@ class Coordinator:
     # Peers that come and go.
 
     def _take_hello(self, peer: Peer, hello: Hello) -> None:
+        """Take in a new or returned peer; forget the process that had its name before."""
         # A process that was started again comes with a new connection, and has lost its groups. It
         # may have started while the learner was down: then only the ledger knows of the old one.
         for other, known in list(self.peers.items()):
@@ -421,7 +422,7 @@ class Coordinator:
     def _forget_peers_of_earlier_process(self, now: float) -> None:
         """Take groups from peers that have not come back after a restart of the learner."""
         if self.weights.is_open and now - self._opened_at > SILENCE_S:
-            self.weights.leases.release(EARLIER)
+            self.weights.leases.release(EARLIER)  # leases of peers of an earlier learner process
             for owner in self.ledger.playing_peers() - self.peers.keys():
                 self.note(f"{owner}: has not come back after the learner's restart")
                 self.ledger.peer_gone(owner)

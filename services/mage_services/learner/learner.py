@@ -204,6 +204,7 @@ async def _clock(coordinator: Coordinator, run_log: RunLog, status: Status) -> N
 
 
 def _new_ledger(config: Config) -> Ledger:
+    """Return an empty ledger of groups in flight, with the run's bound on staleness."""
     admission = config.admission
     return Ledger(
         admission.groups_per_step,
@@ -216,6 +217,7 @@ def _new_ledger(config: Config) -> Ledger:
 
 
 def _new_concurrency(config: Config) -> Concurrency:
+    """Return the controller that limits how many groups may be incomplete at once."""
     admission = config.admission
     return Concurrency(
         admission.max_groups_in_play,

@@ -165,7 +165,7 @@ class RunLog:
         )
 
     def look_for_signal(self, groups: list[Group]) -> None:
-        """Note it if there is nothing to learn from in the first batches."""
+        """Note for people if the first batches hold nothing to learn from."""
         text = self._signal.batch(self._training.trainer.version, groups)
         if text is not None:
             self._coordinator.note(text)

@@ -101,6 +101,7 @@ class TrainingLoop:
         return parity
 
     async def _step(self) -> None:
+        """Train one batch, in the order that the top of this file explains."""
         groups = await self._batch()
         self.run_log.look_for_signal(groups)  # before the step, which may take long
         waited_s, began = self.run_log.waited_s(), time.monotonic()
@@ -244,6 +245,7 @@ class Publisher:
             self._offered.task_done()
 
     async def _publish(self, snapshot: Snapshot, digest: str) -> None:
+        """Write and announce the weights of a version; remove weights that nobody needs now."""
         weights, coordinator = self._weights, self._coordinator
         is_rival = coordinator.league.becomes_rival(snapshot.version)
         await weights.write(snapshot, is_durable=is_rival)
