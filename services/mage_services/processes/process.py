@@ -147,6 +147,7 @@ def end_despite_threads(code: int, say: Callable[[str], None]) -> None:
     """
 
     def waited_for() -> str:
+        """Return the names of the threads that the interpreter would wait for; "" for none."""
         main = threading.main_thread()
         left = [each for each in threading.enumerate() if each is not main and not each.daemon]
         names = Counter(each.name for each in left)
