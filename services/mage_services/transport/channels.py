@@ -407,6 +407,7 @@ class _PeerConnection:
     def __init__(self, socket: PolledSocket, address: str) -> None:
         self._socket, self._address = socket, address
         self._num_made = self._num_failed = 0
+        """Numbers of handshakes that succeeded, and that failed since the last success."""
         self._num_waits: int | None = None
         """Number of waits in which no attempt was announced; None unless the connection is broken.
         """
