@@ -100,6 +100,7 @@ def _play(server: Server, request: PlayRequest) -> None:
     session = prepare(run, request.member or None, request.seed, None)
 
     def ask(prompt: HumanPrompt) -> str:
+        """Request an action of the person, and wait for it."""
         server.send(Choices(tuple(prompt.choices), shown(prompt.choices)))
         answer = server.receive()
         if not isinstance(answer, Answer):  # the server has ended

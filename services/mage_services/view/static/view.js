@@ -82,7 +82,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape" && isTyping()) document.activeElement.blur();
   const act = KEYS[event.key];
   if (!act || isTyping() || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.key === "ArrowUp" && scrollY > 0) return;
+  if (event.key === "ArrowUp" && scrollY > 0) return; // the page scrolls up first
   event.preventDefault();
   act();
 });
