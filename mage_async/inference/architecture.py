@@ -146,6 +146,7 @@ def read_rotation(file: Path, config: dict[str, Any]) -> Rotation:
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    # transformers 5 has a table for each kind of layer where layers rotate differently.
     is_nested = any(isinstance(value, dict) for value in scaling.values())
     if kind not in ROPE_TYPES or partial != 1.0 or is_nested:
         raise PolicyError(

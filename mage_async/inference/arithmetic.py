@@ -178,7 +178,7 @@ class Exact(Arithmetic):
         shares = _rounded(shares, max_context)
         rounded = _rounded(values, max_context)
         units = _power(rounded)  # [B, K, L, 1]
-        units = torch.where(units > 0, units, 1.0)
+        units = torch.where(units > 0, units, 1.0)  # 1 for a vector of zeros, which has no scale
         weights = _rounded(shares * units.transpose(2, 3), max_context)
         seen = (weights @ (rounded / units)).div_(shares.sum(-1, keepdim=True))
         by_head: torch.Tensor = seen.float().unflatten(2, (-1, queries.shape[2]))

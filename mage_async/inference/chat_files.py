@@ -96,6 +96,7 @@ def _render(template: str, settings: dict[str, Any], thinking: bool) -> Render:
             f"the chat template cannot be read: {error}; mend it in chat_template.jinja, or take "
             "that of the model's publisher"
         ) from error
+    # Templates read the special tokens by these names.
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     specials = {name: _text(settings.get(name)) for name in names}
 

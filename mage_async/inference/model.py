@@ -305,10 +305,11 @@ class Model:
         """
         hidden, angles, places = self._embed(tokens, rows)
         *layers, last_layer = self._routed(tokens)
-        folded = buckets(rows) if layers else []
+        grouped = buckets(rows) if layers else []
+        # Not strict: `self._cache` has one more entry, that of the last layer.
         for layer, cache in zip(layers, self._cache, strict=False):
             qkv = self._store(layer, cache, hidden, angles, places, copies)
-            hidden = self._block(layer, cache, hidden, qkv, folded)
+            hidden = self._block(layer, cache, hidden, qkv, grouped)
         # Later forwards need the last layer's keys and values of all tokens, but nothing reads the
         # rest of that layer, except for the tokens whose logits are returned.
         qkv = self._store(last_layer, self._cache[-1], hidden, angles, places, copies)
@@ -320,9 +321,9 @@ class Model:
         ends = (np.cumsum(rows.counts) - 1)[logit_rows]
         last = torch.from_numpy(ends)
         hidden, qkv = hidden.index_select(0, last), qkv.index_select(0, last)
-        folded = buckets(rows.take(logit_rows).last_tokens())
-        last_layer = self._routed(tokens[ends])[-1]
-        return self._logits(self._block(last_layer, self._cache[-1], hidden, qkv, folded), head)
+        grouped = buckets(rows.take(logit_rows).last_tokens())
+        last_layer = self._routed(tokens[ends])[-1]  # with the roles of the remaining tokens
+        return self._logits(self._block(last_layer, self._cache[-1], hidden, qkv, grouped), head)
 
     @torch.inference_mode()
     def score(self, tokens: np.ndarray) -> torch.Tensor:
@@ -406,11 +407,11 @@ class Model:
         cache: torch.Tensor,
         hidden: torch.Tensor,
         qkv: torch.Tensor,
-        folded: Sequence[Bucket],
+        grouped: Sequence[Bucket],
     ) -> torch.Tensor:
         """Compute attention and MLP of a layer: [T, D]."""
         queries = qkv[:, : self.architecture.heads * self.architecture.head_dim]
-        seen = [self._attend(cache, queries[bucket.tokens], bucket) for bucket in folded]
+        seen = [self._attend(cache, queries[bucket.tokens], bucket) for bucket in grouped]
         attended = seen[0] if len(seen) == 1 else torch.cat(seen)
         hidden = layer.linear(attended, "output").add_(hidden)
         normed = self._norm(hidden, layer.shared.mlp_norm)

@@ -42,6 +42,7 @@ def uniforms(seeds: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         seeds: uint64 [W]
         numbers: int64 [W]
     """
+    # The constant is the increment of SplitMix64's state from one number to the next.
     mixed = _mix(_mix(seeds) + numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
     # The upper 53 bits fill the mantissa of a float64 in [0, 1).
     return (mixed >> np.uint64(11)) * 2.0**-53

@@ -59,11 +59,13 @@ class ServerPrefixes:
         """Register a prompt that arrives while `version` is loaded."""
         known = self._sequences.get(prompt.context)
         if known is None:
-            self._sequences[prompt.context] = _Sequence(version, prompt.tokens[:0])
+            no_tokens = prompt.tokens[:0]
+            self._sequences[prompt.context] = _Sequence(version, no_tokens)
             return Opened(version, 0, True)
         if prompt.fresh_keys:
             known.key_version = version
         common = common_length(known.tokens, prompt.tokens)
+        # The last prompt token is always computed, for its logits.
         computed = min(common, known.num_computed, len(prompt.tokens) - 1)
         return Opened(known.key_version, computed, common == len(known.tokens))
 

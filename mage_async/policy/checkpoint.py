@@ -84,6 +84,7 @@ def new_checkpoint(folder: Path, version: int) -> Path:
 
 def complete_checkpoint(working: Path, counters: dict[str, Any], keep: int) -> Path:
     """Write the counters, make a checkpoint durable, and delete all but the newest `keep`."""
+    # `.step_N.part`, as `new_checkpoint` names it, becomes `step_N`.
     final, folder = working.with_name(working.name[1:].removesuffix(".part")), working.parent
     (working / COUNTERS).write_text(json.dumps(counters, indent=2))
     for file in working.rglob("*"):
@@ -123,7 +124,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
-    """Restore the optimizer state, and return the counters. (The model is loaded separately.)
+    """Restore the optimizer state, and return the counters. The model is loaded separately.
 
     Raises:
         RunError: the checkpoint is incomplete, or stores moments otherwise than the trainer.

@@ -51,9 +51,8 @@ def check_trainable(directory: Path) -> PreTrainedModel:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError) as error:
-        reason = (
-            str(error).strip().splitlines()[0]
-        )  # further lines list all classes of transformers
+        # Further lines list all classes of transformers.
+        reason = str(error).strip().splitlines()[0]
         raise PolicyError(f"{directory}: transformers cannot build it: {reason}") from error
     refuse_untrainable(model, str(directory))
     check_head(directory, outline_of(directory).tensors, is_tied=model.config.tie_word_embeddings)

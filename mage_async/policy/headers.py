@@ -1,7 +1,7 @@
 """Read a model directory's `config.json` and safetensors headers, without torch and without
 weights.
 
-So a directory that cannot be used is refused within a second.
+A directory that cannot be used is thus refused within a second.
 """
 
 import json
@@ -54,6 +54,7 @@ def outline_of(directory: Path) -> Outline:
             or not safetensors.
     """
     config = _config(directory)
+    # `*.bin` counts as weights too, although it has no header that could be read.
     files = [file for kind in ("*.safetensors", "*.bin") for file in sorted(directory.glob(kind))]
     if not files:
         raise PolicyError(f"{directory}: no *.safetensors: take a whole model directory")
@@ -125,6 +126,7 @@ def _kv_token_bytes(config: dict[str, Any]) -> int:
         config.get(key) or 0 for key in ("num_hidden_layers", "hidden_size", "num_attention_heads")
     )
     size = config.get("head_dim") or (width // heads if heads else 0)
+    # A key and a value, of 4 bytes per number.
     return 2 * 4 * layers * (config.get("num_key_value_heads") or heads) * size
 
 
@@ -159,7 +161,7 @@ def check_divisible(model: Mapping[str, Any], gpus: int, where: str) -> None:
     """
     heads = model["num_attention_heads"]
     kv_heads = model.get("num_key_value_heads") or heads
-    width = model.get("intermediate_size") or gpus
+    width = model.get("intermediate_size") or gpus  # an unknown width counts as divisible
     parts = {"attention heads": heads, "rows in its MLP": width}
     if kv_heads >= gpus:
         parts["key-value heads"] = kv_heads

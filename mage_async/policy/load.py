@@ -148,7 +148,7 @@ def export_without_weights(model: PreTrainedModel, chat_source: Path, directory:
 
 
 def _complete(chat_source: Path, directory: Path) -> None:
-    """Copy the tokenizer's files, and mend `config.json` for transformers 4."""
+    """Copy the tokenizer's files, and add to `config.json` what transformers 4 needs."""
     _write_rope_theta(directory / "config.json")
     for name in CHAT_FILES:
         if (chat_source / name).is_file() and chat_source != directory:
@@ -170,7 +170,7 @@ def tiny_shape(shape: Tiny, tokenizer: Tokenizer) -> Qwen3Config:
     """Return the configuration of a tiny model for a tokenizer."""
     vocabulary, end = tokenizer.get_vocab_size(), tokenizer.token_to_id(END)
     return Qwen3Config(
-        # Round up to a multiple of 32.
+        # `-(-a // b)` rounds a / b up: the size becomes a multiple of 32.
         vocab_size=-(-vocabulary // 32) * 32,
         hidden_size=shape.hidden_size,
         num_hidden_layers=shape.layers,

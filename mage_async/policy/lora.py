@@ -104,7 +104,7 @@ def publishes_adapters(config: Config) -> bool:
 
 
 def save_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Write the adapters as peft reads them; the explorer's goes into a folder of its own."""
+    """Write the adapters as peft reads them; one of a role goes into a folder with its name."""
     for adapter, lora in model.peft_config.items():
         own = _folder_of(adapter, folder)
         own.mkdir(parents=True, exist_ok=True)

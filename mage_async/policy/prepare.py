@@ -54,7 +54,12 @@ from mage_async.trials.scripted import random_task, scripted_trial, word_tokens
 def prepare_policy(
     config: Config, directory: Path, build: str, report: Callable[[Progress], None]
 ) -> str:
-    """Write the model directory of version 0 into `directory`; return its origin in a few words."""
+    """Write the model directory of version 0 into `directory`; return its origin in a few words.
+
+    Args:
+        build: Digest of the program's sources: a changed program does not take a cached warm start.
+        report: Function that is called after each step of a warm start.
+    """
     config = with_warm_start(config)
     policy, warm = config.policy, config.warm_start
     if warm is None and isinstance(policy, Pretrained):

@@ -179,6 +179,7 @@ def _moments(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str
     """Return the optimizer's state of a weight; before the first update, zeros as in AdamW."""
     own: dict[str, Any] = optimizer.state[weight]
     if not own:
+        # AdamW keeps the number of updates on the GPU only where it is fused.
         device = weight.device if optimizer.param_groups[0].get("fused") else "cpu"
         own["step"] = torch.zeros((), dtype=torch.float32, device=device)
         own["exp_avg"] = torch.zeros_like(weight)

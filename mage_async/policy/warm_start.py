@@ -71,7 +71,7 @@ class Example:
     weights: np.ndarray
     """float32 [T]: weight of the loss of predicting each token"""
     episodes: np.ndarray
-    """int64 [T]: episode of an observed word; -1 for other tokens"""
+    """int64 [T]: episode that an observed word belongs to; -1 for other tokens"""
 
 
 def warm_start(
@@ -103,6 +103,7 @@ def warm_start(
     sums = np.zeros((2, 1 + max(0, *(int(each.episodes.max()) for each in examples))))
     progress = Progress(0, warm.steps, math.nan, math.nan)
     step = num_skipped = in_a_row = 0
+    # A gate of 1.0 is none: the warm start then ends after its steps.
     while step < warm.steps or (progress.gate > warm.gate and warm.gate < 1.0):
         if step >= max(warm.max_steps, warm.steps):
             raise DeterministicFailure(_shut(progress, warm))
@@ -113,7 +114,8 @@ def warm_start(
         )
         loss, is_skipped = _step(model, optimizer, parts, sums, shares_opening=shares_opening)
         step += 1
-        num_skipped, in_a_row = num_skipped + is_skipped, (in_a_row + 1) * is_skipped
+        num_skipped += is_skipped
+        in_a_row = in_a_row + 1 if is_skipped else 0
         if is_skipped and in_a_row >= min(MOST_SKIPPED, warm.steps):
             raise DeterministicFailure(
                 f"the gradients of {in_a_row} steps of the warm start in a row are infinite or NaN "
@@ -141,8 +143,10 @@ def _shut(progress: Progress, warm: WarmStart) -> str:
 
 
 def _gate(sums: np.ndarray) -> float:
-    """Return the mean loss of the last episode over that of the first; `sums` has the sums of
-    losses and the numbers of tokens by episode, [2, episodes].
+    """Return the mean loss of the last episode over that of the first; 0 if there is one episode.
+
+    Args:
+        sums: Sums of losses and numbers of tokens by episode, [2, episodes].
     """
     means = sums[0] / np.maximum(sums[1], 1)
     return float(means[-1] / means[0]) if len(means) > 1 and means[0] > 0 else 0.0
@@ -167,7 +171,7 @@ def _step(
     its gradient is not finite.
 
     Args:
-        parts: Examples that go through the model together.
+        parts: Examples of the batch; those of a part go through the model together.
         sums: Sums of losses and numbers of observed tokens by episode, [2, episodes], to which this
             batch is added unless it was skipped.
     """
@@ -185,6 +189,7 @@ def _step(
         np.add.at(observed[0], at, losses.detach()[is_observed].numpy())
         np.add.at(observed[1], at, 1)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
+    # The gradient is clipped to a norm of 1.
     if not step_if_finite(optimizer, trained, 1.0).isfinite():
         return loss, True
     sums += observed
@@ -337,7 +342,7 @@ def best_trials(config: Config, warm: FromBest, directory: Path, chat: ChatForma
         begin_trial(
             environment,
             random_task(environment, "train", source),
-            0,
+            0,  # index in its group, of which it is the only trial
             trial_config,
             chat,
             name=str(number),
