@@ -62,6 +62,7 @@ def prepare(config: Config, folder: Path) -> Path:
     """Return the model directory of the warm-started policy; it is made once in a folder."""
     policy = folder / f"policy-{file_name(config.environment.name)}-{config.seed}"
     if not policy.exists():
+        # The text takes the place of the program's digest, by which a whole run caches the policy.
         prepare_policy(config, policy, "in one process", lambda progress: None)
     return policy
 

@@ -1,4 +1,4 @@
-"""Every turn of a journal with its return, its advantage and the staleness of its tokens.
+"""Compute the return, the advantage and the staleness of every turn of a journal.
 
 `steps_of` reads the records of a journal once, in order, and yields the groups that each step
 trained; only trials in flight are in memory. `attributed` computes the values of their turns by the

@@ -1,4 +1,4 @@
-"""Prompts to an engine and its completions: token ids in both directions, never text."""
+"""Define prompts to an engine and its completions: token ids in both directions, never text."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Errors that people may see. Each message says what is wrong, what was given, and what to do.
+"""Define errors that people may see: each message says what is wrong, what was given, what to do.
 
 MageError
 ├── ConfigError         a configuration cannot be run as written

@@ -1,4 +1,4 @@
-"""Restricted sampling: a turn draws only from the token sequences of its legal actions.
+"""Restrict sampling: a turn draws only from the token sequences of its legal actions.
 
 The legal actions of a turn, each as tokens, form a trie. At a node with more than one child the
 policy is the softmax over the children alone; a node with one child forces its token, which is not

@@ -1,4 +1,4 @@
-"""Every component that a configuration chooses by name.
+"""Register every component that a configuration chooses by name.
 
 A component is a class that holds its own configuration: its fields are the keys of its table, and
 its `tag` is its name. To add one, write its class, with a `tag`, in the module of its kind.

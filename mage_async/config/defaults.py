@@ -1,4 +1,4 @@
-"""Defaults that depend on the kind of policy and on the hardware.
+"""Define the defaults that depend on the kind of policy and on the hardware.
 
 The schema's defaults suit a pretrained model on GPUs. Those of a tiny policy, and of a pretrained
 one on processor cores, are here. They apply to keys that neither a file nor `--set` gives, so

@@ -1,4 +1,4 @@
-"""Keys of training: admission of groups, population of opponents, and the optimisation."""
+"""Define the keys of training: admission of groups, population of opponents, optimisation."""
 
 from importlib.util import find_spec
 from typing import Annotated, Literal

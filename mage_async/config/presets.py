@@ -1,4 +1,5 @@
-"""MAGE and LaMer as sets of keys: `mage --method mage_code` writes them over a configuration.
+"""Define MAGE, LaMer and their baselines as sets of keys, which `mage --method NAME` writes over a
+configuration.
 
 The `*_code` methods do what the published code does, habits included; the `*_paper` methods what
 the papers say, with those habits repaired. What differs is in the keys and nowhere else, so a run's

@@ -1,4 +1,4 @@
-"""Keys of evaluation, transport, journal, supervision, doctor and trackers."""
+"""Define the keys of evaluation, transport, journal, supervision, doctor and trackers."""
 
 from typing import TYPE_CHECKING, Literal
 

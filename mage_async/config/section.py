@@ -1,4 +1,4 @@
-"""Building blocks of the configuration: bounded numbers, tables, and tables that come in kinds."""
+"""Define the building blocks of a configuration: bounded numbers, tables, and tables of kinds."""
 
 from typing import Annotated, Any, dataclass_transform
 

@@ -1,4 +1,4 @@
-"""One trial whose episodes a program plays, as a state machine without I/O.
+"""Run one trial whose episodes a program plays, as a state machine without I/O.
 
 The program calls the policy as it would call any model: each call sends a whole conversation, and
 several calls may wait at once. A call whose messages extend those of an earlier call and its answer
@@ -113,7 +113,7 @@ class _Lineage:
 
     name: str
     """Name of its context in the engine."""
-    head: str
+    system_message: str
     """The system message that it begins with."""
     segment: GrowingSegment = field(default_factory=GrowingSegment)
     number: int = -1
@@ -133,7 +133,7 @@ class Pending:
     prompt: Prompt
     policy_call: PolicyCall
     lineage: _Lineage
-    state: bytes
+    digest: bytes
     """Digest of the conversation."""
     episode: int
     replaced: _End | None = None
@@ -180,18 +180,18 @@ class AgentRun:
         self._lineages: list[_Lineage] = []
         """Those that have a turn, in the order of their first one."""
         self._contexts: list[str] = []
-        self._ends: dict[bytes, list[_End]] = {}
+        self._answer_ends: dict[bytes, list[_End]] = {}
         """Lineages and lengths of conversations that end with an answer, by the digest of the
         conversation."""
-        self._heads: dict[str, _End] = {}
+        self._last_answers: dict[str, _End] = {}
         """Last answer of the latest conversation of earlier episodes, by its system message."""
-        self._main: _End | None = None
+        self._main_end: _End | None = None
         """Last answer of the conversation with which the previous episode began."""
-        self._first: _Lineage | None = None
+        self._first_lineage: _Lineage | None = None
         """The lineage of the first call of the current episode."""
         self._longest_growth = 0
         """Most tokens that an episode has added to a lineage."""
-        self._sizes: dict[_Lineage, int] = {}
+        self._sizes_at_start: dict[_Lineage, int] = {}
         """Tokens that each lineage of the current episode had when the episode began."""
         self._reflecting: Pending | None = None
         self._notes: dict[_End, str] = {}
@@ -226,7 +226,7 @@ class AgentRun:
         task = self._swap if self._swap is not None and is_last else self._task
         part, own = own_task(self._environment, task)
         assert isinstance(part, AgentTasks)
-        self._session, self._num_calls, self._first = self._open(), 0, None
+        self._session, self._num_calls, self._first_lineage = self._open(), 0, None
         self._session.memory = self._memory_text()
         self._call = part.call(own, self.episode, self._session)
         self.is_playing = True
@@ -268,8 +268,8 @@ class AgentRun:
         assert pending is not None, "no reflection was asked for"
         remark = self._record_remark(pending, completion, Kind.REFLECT)
         self._remarks.append(remark)
-        self._main = pending.lineage, len(pending.lineage.segment.tokens)
-        self._heads[pending.lineage.head] = self._main
+        self._main_end = pending.lineage, len(pending.lineage.segment.tokens)
+        self._last_answers[pending.lineage.system_message] = self._main_end
         self._next_episode()
 
     def abandon(self) -> list[Call]:
@@ -335,7 +335,7 @@ class AgentRun:
             if self._num_calls <= most:
                 what = f"{MAX_LINEAGES} conversations in a trial"
             raise CallFault(f"{self.place()} made more than {what}", kind="too many calls")
-        states, (end, new) = _states(policy_call), self._located(policy_call)
+        digests, (end, new) = _digests(policy_call), self._continuation_of(policy_call)
         room = self._longest_prompt(policy_call)
         if end is None and len(new) > room:
             raise ContextFull(
@@ -353,7 +353,7 @@ class AgentRun:
             lineage,
             *(self._new_lineage(policy_call) for _ in range(policy_call.num_choices - 1)),
         ]
-        pending = [self._pending(policy_call, states[-1], each, tokens) for each in lineages]
+        pending = [self._pending(policy_call, digests[-1], each, tokens) for each in lineages]
         for each in lineages:
             each.is_busy = True
         return pending
@@ -364,7 +364,7 @@ class AgentRun:
         """
         if self._config.compaction != "notes":
             return None
-        end, new = self._located(policy_call)
+        end, new = self._continuation_of(policy_call)
         if end is None or end[1] + len(new) <= self._longest_prompt(policy_call):
             return None
         lineage = end[0] if _is_free(end) else self._new_lineage(policy_call)
@@ -414,8 +414,8 @@ class AgentRun:
             text = ""  # Llama's form: the whole text is the call
         self._add_turn(pending, start, completion, shown, is_valid=is_valid)
         answer = Message("assistant", text, read if is_call else ())
-        state = _next_state(pending.state, answer)
-        self._ends.setdefault(state, []).append((lineage, len(lineage.segment.tokens)))
+        digest = _next_digest(pending.digest, answer)
+        self._answer_ends.setdefault(digest, []).append((lineage, len(lineage.segment.tokens)))
         lineage.is_busy = False
         is_ended = is_stopped or int(completion.tokens[-1]) in self._chat.stop_tokens
         return Choice(
@@ -433,41 +433,45 @@ class AgentRun:
         """Forget a call that was cancelled; its sequence is not continued, but copied."""
         pending.lineage.is_busy = True
 
-    def _known(self, states: Sequence[bytes]) -> tuple[int, _End] | None:
+    def _longest_known(self, digests: Sequence[bytes]) -> tuple[int, _End] | None:
         """Find the longest known beginning of a conversation that ends with an answer of the
         policy.
 
         Returns:
             Its number of messages, its lineage and the lineage's length; None if there is none.
         """
-        for number in range(len(states) - 1, 0, -1):
-            if ends := self._ends.get(states[number]):
+        for number in range(len(digests) - 1, 0, -1):
+            if ends := self._answer_ends.get(digests[number]):
                 return number, next(filter(_is_free, reversed(ends)), ends[-1])
         return None
 
-    def _begin(self, policy_call: PolicyCall) -> tuple[_End | None, Sequence[int]]:
+    def _begin_conversation(self, policy_call: PolicyCall) -> tuple[_End | None, Sequence[int]]:
         """Begin a new conversation.
 
         Returns:
             The end of the earlier episode's conversation that it continues, or None; and the tokens
             of its messages.
         """
-        head, notes, memory = _head(policy_call.messages), "", self._memory_text()
+        system, notes, memory = _system_message(policy_call.messages), "", self._memory_text()
         if self._config.keeps_history and self.episode:
-            end = self._heads.get(head) or (self._main if self._first is None else None)
+            # The episode's first conversation, if its system message is new, continues the one with
+            # which the episode before began.
+            main_end = self._main_end if self._first_lineage is None else None
+            end = self._last_answers.get(system) or main_end
             if end is not None and end in self._notes:
                 notes = self._notes[end]
             elif end is not None:
-                messages, _ = _placed(policy_call.messages, memory)
+                messages, _ = _with_memory(policy_call.messages, memory)
                 # The sequence has the system message already, if it is the same.
-                is_known = bool(head) and head == end[0].head
-                new = self._continued(end, self._after(messages[is_known:]), policy_call.tools)
+                is_known = bool(system) and system == end[0].system_message
+                following = self._as_next_episode(messages[is_known:])
+                new = self._continued(end, following, policy_call.tools)
                 limit = self._config.max_tokens or math.inf
                 growth = max(len(new), self._longest_growth)
                 if self._config.compaction == "notes" or end[1] + growth < limit:
                     return end, new
         return None, self._opening(
-            policy_call.messages, [memory, self._noted(notes)], policy_call.tools
+            policy_call.messages, [memory, self._notes_text(notes)], policy_call.tools
         )
 
     def _memory_text(self) -> str:
@@ -475,13 +479,13 @@ class AgentRun:
         carried = [f"remark {n}: {text}" for n, text in enumerate(self._remarks, 1)]
         return "\n".join(filter(None, [self._config.prompts.guidance, *carried]))
 
-    def _located(self, policy_call: PolicyCall) -> tuple[_End | None, Sequence[int]]:
+    def _continuation_of(self, policy_call: PolicyCall) -> tuple[_End | None, Sequence[int]]:
         """Return the end of the sequence that a call continues, and the tokens that it adds; the
         end is None where the call begins a sequence.
         """
-        found = self._known(_states(policy_call)[:-1])
+        found = self._longest_known(_digests(policy_call)[:-1])
         if found is None:
-            return self._begin(policy_call)
+            return self._begin_conversation(policy_call)
         number, end = found
         if end not in self._notes:
             return end, self._continued(end, policy_call.messages[number:], policy_call.tools)
@@ -492,7 +496,7 @@ class AgentRun:
         if kept and kept[-1].role == "user":
             said.insert(0, kept.pop().content)
         kept.append(Message("user", "\n\n".join(said)))
-        memory = [self._memory_text(), self._noted(self._notes[end])]
+        memory = [self._memory_text(), self._notes_text(self._notes[end])]
         return None, self._opening(kept, memory, policy_call.tools)
 
     def _opening(
@@ -500,7 +504,7 @@ class AgentRun:
     ) -> Sequence[int]:
         """Return the tokens of a conversation that begins with what is remembered."""
         memory = "\n".join(filter(None, remembered))
-        own, has_place = _placed(messages, memory)
+        own, has_place = _with_memory(messages, memory)
         if memory and not has_place:
             place = next((n for n, each in enumerate(own) if each.role != "system"), 0)
             own[place] = own[place]._replace(content=f"{memory}\n\n{own[place].content}")
@@ -508,12 +512,12 @@ class AgentRun:
 
     # Notes.
 
-    def _noted(self, notes: str) -> str:
+    def _notes_text(self, notes: str) -> str:
         return f"{self._config.prompts.noted} {notes}" if notes else ""
 
     def _request_for_notes(self, end: _End) -> str:
         """Return the message that asks for notes; of an earlier episode it states the reward."""
-        is_earlier = end[0] not in self._sizes
+        is_earlier = end[0] not in self._sizes_at_start
         before = f"{self._reward_of_last()} " if is_earlier else ""
         return f"{before}{self._config.prompts.notes}"
 
@@ -536,7 +540,7 @@ class AgentRun:
         self._add_turn(pending, start, completion, remark, is_valid=bool(remark), kind=kind)
         return remark
 
-    def _after(self, messages: Sequence[Message]) -> list[Message]:
+    def _as_next_episode(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages of a new episode as they follow those of an earlier one.
 
         System and user messages at the beginning become one user message, which first states the
@@ -561,12 +565,12 @@ class AgentRun:
         return self._chat.continuation(lineage.segment.tokens[length - 1], written, tools)
 
     def _pending(
-        self, policy_call: PolicyCall, state: bytes, lineage: _Lineage, tokens: np.ndarray
+        self, policy_call: PolicyCall, digest: bytes, lineage: _Lineage, tokens: np.ndarray
     ) -> Pending:
         config = self._config
-        self._sizes.setdefault(lineage, len(lineage.segment.tokens))
-        is_first = self._first is None
-        self._first = self._first or lineage
+        self._sizes_at_start.setdefault(lineage, len(lineage.segment.tokens))
+        is_first = self._first_lineage is None
+        self._first_lineage = self._first_lineage or lineage
         limit = self._limit(policy_call)
         wants_fresh = config.fresh_keys == "turn" or (
             config.fresh_keys == "episode" and is_first and self.episode > 0
@@ -576,7 +580,7 @@ class AgentRun:
             room = config.max_tokens - len(tokens) if config.max_tokens else limit
             allowed = answer_restriction(form, self._chat, max(1, min(limit, room)))
             prompt = replace(prompt, restriction=allowed)
-        return Pending(prompt, policy_call, lineage, state, self.episode)
+        return Pending(prompt, policy_call, lineage, digest, self.episode)
 
     def _limit(self, policy_call: PolicyCall) -> int:
         """Return the most tokens of an answer to a call."""
@@ -608,7 +612,7 @@ class AgentRun:
                     "type": "object",
                     "properties": {
                         "name": {"const": each["function"]["name"]},
-                        "arguments": _closed(each["function"].get("parameters")),
+                        "arguments": _without_extra_arguments(each["function"].get("parameters")),
                     },
                     "required": ["name", "arguments"],
                     "additionalProperties": False,
@@ -622,7 +626,7 @@ class AgentRun:
         return None if policy_call.pattern is None else regex_form(policy_call.pattern)
 
     def _new_lineage(self, policy_call: PolicyCall) -> _Lineage:
-        return _Lineage(self._new_context(), _head(policy_call.messages))
+        return _Lineage(self._new_context(), _system_message(policy_call.messages))
 
     def _new_context(self) -> str:
         self._contexts.append(f"{self._name}.{len(self._contexts) + 1}")
@@ -667,7 +671,7 @@ class AgentRun:
                 0.0,
                 is_valid,
                 text[:MAX_ACTION_CHARS],
-                pending.state.hex() if kind is Kind.ACT else "",
+                pending.digest.hex() if kind is Kind.ACT else "",
                 completion.num_reused,
             )
         )
@@ -708,12 +712,12 @@ class AgentRun:
         for turn in self._turns:
             if turn.is_act_of(self.episode):
                 lineage = self._lineages[turn.segment]
-                self._heads[lineage.head] = lineage, len(lineage.segment.tokens)
-        assert self._first is not None
-        self._main = self._heads.get(self._first.head)
-        growths = [len(each.segment.tokens) - size for each, size in self._sizes.items()]
+                self._last_answers[lineage.system_message] = lineage, len(lineage.segment.tokens)
+        assert self._first_lineage is not None
+        self._main_end = self._last_answers.get(self._first_lineage.system_message)
+        growths = [len(each.segment.tokens) - size for each, size in self._sizes_at_start.items()]
         self._longest_growth = max(self._longest_growth, *growths)
-        self._sizes.clear()
+        self._sizes_at_start.clear()
         won = self._config.stops_on_success and self._facts.is_won(self._reward)
         if self.episode + 1 == self._config.num_episodes or won:
             self.is_over = True
@@ -724,10 +728,10 @@ class AgentRun:
 
     def _can_reflect(self) -> bool:
         """Prepare the prompt of a reflection; return False if the context has no room for it."""
-        assert self._main is not None
-        lineage, _ = self._main
+        assert self._main_end is not None
+        lineage, _ = self._main_end
         config, request = self._config, f"{self._reward_of_last()} {self._config.prompts.reflect}"
-        new = self._continued(self._main, [Message("user", request)], ())
+        new = self._continued(self._main_end, [Message("user", request)], ())
         tokens = np.array([*lineage.segment.tokens, *new], np.int32)
         most = config.max_reflection_tokens
         if lineage.is_busy or (config.max_tokens and len(tokens) + most > config.max_tokens):
@@ -762,7 +766,7 @@ def closing_of(call: Call) -> Call:
     return replace(call, request=msgspec.structs.replace(call.request, method="close"))
 
 
-def _closed(parameters: dict[str, Any] | None) -> dict[str, Any]:
+def _without_extra_arguments(parameters: dict[str, Any] | None) -> dict[str, Any]:
     """Return the schema of a tool's arguments, without others than it lists unless it allows them.
 
     JSON Schema allows any, but a tool refuses an argument that it does not know.
@@ -778,7 +782,7 @@ def _is_free(end: _End) -> bool:
     return not end[0].is_busy and len(end[0].segment.tokens) == end[1]
 
 
-def _placed(messages: Sequence[Message], memory: str) -> tuple[list[Message], bool]:
+def _with_memory(messages: Sequence[Message], memory: str) -> tuple[list[Message], bool]:
     """Return messages with a text at the places for it, and whether they hold it."""
     # A program that was given the text may have written it itself.
     has_place = any(MEMORY in each.content or memory in each.content for each in messages)
@@ -786,21 +790,21 @@ def _placed(messages: Sequence[Message], memory: str) -> tuple[list[Message], bo
     return own, has_place
 
 
-def _head(messages: Sequence[Message]) -> str:
+def _system_message(messages: Sequence[Message]) -> str:
     """Return the system message with which a conversation begins; "" without one."""
     return messages[0].content if messages and messages[0].role == "system" else ""
 
 
-def _states(policy_call: PolicyCall) -> list[bytes]:
+def _digests(policy_call: PolicyCall) -> list[bytes]:
     """Return a digest of each beginning of a conversation, by its number of messages."""
-    states = [blake2s(json.dumps(policy_call.tools).encode(), digest_size=16).digest()]
+    digests = [blake2s(json.dumps(policy_call.tools).encode(), digest_size=16).digest()]
     for message in policy_call.messages:
-        states.append(_next_state(states[-1], message))
-    return states
+        digests.append(_next_digest(digests[-1], message))
+    return digests
 
 
-def _next_state(state: bytes, message: Message) -> bytes:
-    return blake2s(state + json.dumps(message.identity()).encode(), digest_size=16).digest()
+def _next_digest(digest: bytes, message: Message) -> bytes:
+    return blake2s(digest + json.dumps(message.identity()).encode(), digest_size=16).digest()
 
 
 def _sorted_json(text: str) -> str:

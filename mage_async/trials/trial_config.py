@@ -1,4 +1,4 @@
-"""Settings of trials: episodes, sampling, prompts, and what stays in the context."""
+"""Define the settings of trials: episodes, sampling, prompts, and what stays in the context."""
 
 import math
 from dataclasses import dataclass, replace
