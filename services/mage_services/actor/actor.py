@@ -1,5 +1,8 @@
 """Run an actor: play granted groups, concurrently, on one engine whose weights change.
 
+A group is some trials of one task. The learner grants it to one actor and, if that actor fails, to
+another one; the epoch of a grant is how often the group was granted before.
+
 task        waits for                       then
 receive     the learner's next message      loads weights, starts a group, forgets a trial
 group N     weights as new as its grant     plays its trials, each a task, until they end or the
@@ -247,7 +250,7 @@ class Actor:
                 self._played_group()
             except* TrialFault as faults:
                 reason = str(faults.exceptions[0])[:MAX_REASON_CHARS]
-                num_turns = sum(run.num_turns for run in group.unfinished.values())
+                num_turns = sum(trial.num_turns for trial in group.unfinished.values())
                 await self._channel.send(
                     GroupDrop(
                         grant=grant.grant, epoch=grant.epoch, reason=reason, num_turns=num_turns
@@ -322,19 +325,19 @@ class Actor:
         def begin() -> TrialInProgress:
             nonlocal began
             began = time.monotonic()
-            run = stage.begin(task, index, name, after=group.episodes.get(index))
-            group.unfinished[index] = run
-            return run
+            trial = stage.begin(task, index, name, after=group.episodes.get(index))
+            group.unfinished[index] = trial
+            return trial
 
-        async def keep(run: TrialInProgress) -> None:
+        async def keep(trial: TrialInProgress) -> None:
             """Keep and send finished episodes that are new and took long to play."""
             nonlocal kept
             known, now = group.episodes.get(index), time.monotonic()
-            if known is not None and known.num_episodes == run.episode:
+            if known is not None and known.num_episodes == trial.episode:
                 return  # no episode has ended since the last call
             if now - kept >= KEPT_AFTER_S:
                 kept = now
-                finished = group.episodes[index] = run.finished_episodes(now - began)
+                finished = group.episodes[index] = trial.finished_episodes(now - began)
                 await self._send_episodes(grant, finished)
 
         played = await play_retried(begin, stage.engine, stage.workers, stage.retries, keep)
@@ -397,6 +400,7 @@ def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
 async def main(startup: Startup, status: Status) -> None:
     """Connect to the learner, play, and end with the learner."""
     config = startup.config
+    # As many groups as the engine serves at once.
     quota = config.engine.max_contexts // config.admission.trials_per_group
     keys = keys_in(actor_keys, startup.keys)
     with PeerChannel(startup.address, startup.hello("actor", quota), keys=keys) as channel:

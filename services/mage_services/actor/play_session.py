@@ -58,7 +58,7 @@ def prepare(
     """Return a session of a run's newest policy and a task.
 
     Args:
-        member: task variant; None: any held-out one.
+        member: name of the hidden task variant; None: any held-out one.
         seed: seed of the task; None: a new one.
         episodes: episodes of the trial; None: as in training.
 
