@@ -1,8 +1,9 @@
 """Answer each message of a peer at once, grant groups, and collect their trials.
 
-A peer is an actor or the evaluator. The learner calls `take` for each message, `tick` about twice a
-second, and `announce` for new weights; none of them waits. The event `arrived` is set whenever a
-batch may have become complete.
+A peer is an actor or the evaluator. A group is some trials of one task, which one actor plays under
+a grant of the learner. The learner calls `take` for each message, `tick` about twice a second, and
+`announce` for new weights; none of them waits. The event `arrived` is set whenever a batch may have
+become complete.
 """
 
 import asyncio
@@ -124,6 +125,7 @@ class Coordinator:
 
     channel: LearnerChannel
     ledger: Ledger
+    """The groups in flight (granted, and neither trained nor dropped), and who plays them."""
     journal: JournalFile
     tasks: MatchedTasks
     config: CoordinatorConfig
@@ -134,7 +136,7 @@ class Coordinator:
     methods: Methods = field(default_factory=Methods)
     """The active methods, with their states; they may shorten a group or add guidance to it."""
     concurrency: Concurrency | None = None
-    """Limits the incomplete groups by the age of tokens; None: only the ledger's policy does."""
+    """Limits the incomplete groups by the age of tokens; None: only the admission policy does."""
     arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set whenever a batch may have become complete."""
     greeted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -335,7 +337,9 @@ class Coordinator:
         return known
 
     def duration_metrics(self) -> dict[str, float]:
-        """Return how the policy treated long trials, and the share of playing time it wasted."""
+        """Return how the admission policy treated long trials: the bias of their length, and the
+        share of playing time that was never trained.
+        """
         in_flight = self.ledger.grants_in_flight()
         return {
             "length_bias": self.durations.length_bias(in_flight),

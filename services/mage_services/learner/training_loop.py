@@ -73,7 +73,7 @@ class TrainingLoop:
         self._enter = run_log.time.enter  # names what the learner does from now on
 
     async def train(self) -> dict[str, float]:
-        """Train to the last step; returns the parity of engine and learner.
+        """Train to the last step; returns how far engine and learner differ in log-probs.
 
         If cancelled, the journal holds every step that was committed.
         """
