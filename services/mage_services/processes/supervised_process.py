@@ -137,8 +137,9 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         """Yield the status events of the process until it ends, each with the time it came ("at").
 
         A process that sends nothing for `silence_s` is killed; after `NOTICE_S` of silence a note
-        is yielded, and after twice as long another one, if the process is in foreign code.
-        Cancellation leaves the process running: end it by `terminate` or `kill`.
+        is yielded, and after twice as long another one, if the process is in foreign code, such as
+        a user's environment. Cancellation leaves the process running: end it by `terminate` or
+        `kill`.
         """
         loop = asyncio.get_running_loop()
         # `allowed` and `silent_s`: seconds of silence that are allowed, and that have passed.
