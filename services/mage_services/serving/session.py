@@ -58,6 +58,7 @@ class Session:
             self._play = begun(self._environment, task, episode)
         await self._settled()
         self._is_done = False
+        # No reward yet; not over; valid.
         return Observed(self._play.observation, 0.0, False, True, self._legal())
 
     async def step(self, data: Json) -> Observed:
