@@ -94,6 +94,7 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
             for row in environment.references:
                 add(row, f"  {row.label}")
     table.add_section()
+    # Probes are actions that only gather information; few environments know such actions.
     probes = return_rows.probe_rows(scores)
     for name in ("heldout", "train"):
         if name in probes:

@@ -40,7 +40,8 @@ class RunState:
     phase: Phase = "starting"
     phase_began: float = 0.0
     warm_start: Event = field(default_factory=dict)
-    """Keys `step`, `steps`, `loss`, `gate`; later `origin` and `warm_start_s`."""
+    """Keys `step`, `steps`, `loss`, and `gate`, the loss on observations of the last episode over
+    that of the first; later `origin`, where the weights came from, and `warm_start_s`."""
     steps: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_STEPS_KEPT))
     """Metrics of each step."""
     curve: list[Event] = field(default_factory=list)
