@@ -126,6 +126,7 @@ class ListedGroup:
     version: int | None
     """The policy version when the group was granted."""
     member: str | None
+    """Name of the hidden opponent or task variant."""
     seat: int | None
     seed: str | None
     peer: str | None

@@ -42,10 +42,11 @@ class TrialFilter:
     bin: int | None = None
     """Number of the bin of the histogram of rewards; None for all bins."""
     member: str = ""
+    """Name of the hidden opponent or task variant; "" for all."""
     only_invalid: bool = False
     """Only trials with an action that was refused."""
     text: str = ""
-    """Only trials that have this text in one of their segments."""
+    """Text that a listed trial must contain; "" for all trials."""
     skip: int = 0
     """Number of trials that earlier parts of a text search have read."""
 
