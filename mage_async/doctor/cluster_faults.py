@@ -12,8 +12,8 @@ that wrote them.
 FREE_BYTES_AT_LEAST = 2 * 10**9
 """Number of free bytes that a node needs for temporary files."""
 WEIGHT_COPIES = 6
-"""Number of copies of the weights that a node's temporary folder may hold: the policy, the versions
-that a keeper keeps (`KEPT_WEIGHTS`), and one that is being written.
+"""Number of copies of the weights that a node's temporary folder may hold: the policy, the last
+four versions (`KEPT_WEIGHTS` in `mage_services/cluster/keeper.py`), and one that is being written.
 """
 GB = 10**9
 

@@ -95,6 +95,7 @@ class History:
     records: deque[Record] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     """The newest steps, oldest first."""
     first_entropies: list[float] = field(default_factory=list)
+    """Mean entropies of the first `FIRST_STEPS` steps, in nats."""
     lowest: dict[str, float] = field(default_factory=dict)
     """The lowest means so far of the metrics in `LOWEST_OVER`."""
     selection: Selection = field(default_factory=Selection)
@@ -144,6 +145,7 @@ class History:
 
     def is_rising(self) -> bool:
         """Return whether the return has risen over the last six steps."""
+        # Means of three steps each, which lie six steps apart.
         steps = self.recent("return_by_episode", 9)
         rise = self.latest_return() - last_return(steps[:3])
         return len(steps) == 9 and rise > RISING * self.span()

@@ -20,7 +20,9 @@ LABELS = {
 }
 """Labels of the arms in charts and tables."""
 COLOURS = {"own": "heldout", "blind": "blind", "retry": "train", "swapped": "swapped"}
-"""CSS class of each arm that the chart draws."""
+"""CSS class of each arm that the chart draws; the classes are named after the evaluation sets of
+other pages.
+"""
 COMPARED = {
     "first": "the first episode",
     "blind": "blind",

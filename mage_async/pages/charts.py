@@ -20,7 +20,9 @@ MAX_LABEL = 22
 
 @dataclass(frozen=True)
 class Series:
-    """Hold a line. `css` is the class of its colour; points that are not finite are left out."""
+    """Hold a line of a chart. `css` is the class of its colour; points that are not finite are left
+    out.
+    """
 
     label: str
     points: Sequence[Point]
@@ -167,6 +169,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     """Return about `count` round numbers within `low` and `high`."""
     raw = (high - low) / max(1, count - 1)
     size = 10.0 ** math.floor(math.log10(raw))
+    # 0.999 and 1e-9 make up for rounding: a bound that is a round number gets a tick.
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
@@ -186,6 +189,7 @@ VALUE_CHARACTERS = 6
 def _label_width(series: Sequence[Series]) -> float:
     """Return the width that the longest label needs."""
     longest = max((len(line.short_label) for line in series), default=0)
+    # `templates/chart.svg` begins labels 15 units behind the plot; 7 more stay free at the edge.
     return 22 + CHARACTER_WIDTH * (longest + VALUE_CHARACTERS)
 
 
@@ -260,6 +264,7 @@ class BinEdges:
     @property
     def are_whole_numbers(self) -> bool:
         """Whether each bin holds one whole number."""
+        # `bin_edges` then begins bins halfway between two whole numbers.
         return self.width == 1.0 and self.low % 1 == 0.5
 
     def label(self, number: int) -> str:
@@ -302,8 +307,10 @@ def histogram(
         return None
     edges = bin_edges(values)
     counts = Counter(map(edges.bin_of, values))
+    # There is room for about ten labels below the bars.
     most, every = max(counts.values()), max(1, math.ceil(edges.count / 10))
     bins = [
+        # A click on the chosen bin shows the whole list again.
         Bin(
             height=counts[number] / most,
             title=f"{edges.title(number)}: {counts[number]:,} of {len(values):,} trials",
@@ -398,6 +405,7 @@ def _bar_parts(sizes: Mapping[str, float], colours: Mapping[str, str]) -> list[B
         if size > 0:
             share, number = size / total, percent(size / total)
             title = f"{words(name)} {number}"
+            # A title needs about 14 % of the bar's width, and a number 7 %.
             text = title if share >= 0.14 else number if share >= 0.07 else ""
             parts.append(BarPart(text, title, share, colours.get(name, "other")))
     return parts
@@ -409,6 +417,7 @@ def age_bar(label: str, shares: Mapping[int, float]) -> Bar:
     for age, share in shares.items():
         text = f"{age}: {percent(share)}" if share >= 0.14 else f"{age}" if share >= 0.04 else ""
         title = f"{age} steps: {percent(share)}"
+        # 8 is `OLDEST_AGE`: older tokens are counted with those of 8 steps.
         parts.append(BarPart(text, title, share, "age", min(age, 8) / 8))
     return Bar(label, parts)
 
@@ -449,7 +458,7 @@ def percent(share: float) -> str:
 
 def duration(seconds: float) -> str:
     """Format a time span: 9.3 s, 1 min 36 s, 2 h 05 min."""
-    if seconds < 59.95:
+    if seconds < 59.95:  # from here on one digit would be rounded to 60.0
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -465,5 +474,5 @@ def ago(seconds: float) -> str:
 
 
 def words(name: str) -> str:
-    """Return an identifier as words: `trials_per_s` is trials/s."""
+    """Return an identifier as words: `grad_norm` is grad norm, `trials_per_s` is trials/s."""
     return name.replace("_per_s", "/s").replace("_", " ")

@@ -109,6 +109,7 @@ def arms(runs: Iterable[ComparedRun]) -> list[Arm]:
     found: dict[str, tuple[dict[str, Any], list[ComparedRun]]] = {}
     for run, values in flat:
         own = {key: values.get(key) for key in differing}
+        # Values may be lists, which a dict cannot have as keys: hence `repr`.
         found.setdefault(repr(own), (own, []))[1].append(run)
     return [Arm(own, sorted(same, key=lambda run: run.seed)) for own, same in found.values()]
 

@@ -31,7 +31,7 @@ def learning_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
     }
     returns = [y for series in lines.values() for line in series for _, y in line.finite]
     low, high = min(returns, default=0.0), max(returns, default=1.0)
-    margin = 0.06 * (high - low) or 0.5
+    margin = 0.06 * (high - low) or 0.5  # 0.5 if all returns are equal
     charts = []
     for split, caption in CAPTIONS.items():
         described = f"return of each episode against steps, {caption}"
@@ -211,6 +211,7 @@ def staleness(metrics: Sequence[Record], bound: int) -> Chart | None:
         _metric_line(metrics, "staleness_mean", "mean", "heldout"),
     ]
     described = "staleness of the tokens of each step, in steps"
+    # The range leaves room below the line of 0 and above that of the bound.
     return line_chart(series, described=described, y_span=(-0.1, max(1.0, bound) * 1.15 + 0.1))
 
 
@@ -223,6 +224,7 @@ def metric_charts(records: RunRecords, names: Sequence[str]) -> list[MetricChart
         ]
         if points:
             unit, meaning = metric_unit(name), explanation_of(name)[1]
+            # "train_s" is labelled "train time".
             label = words(f"{name.removesuffix('_s')}_time" if unit == " s" else name)
             chart = small_chart(points, described=f"{label}: {meaning}")
             mean = f"{figure(_mean(records, name))}{unit}"

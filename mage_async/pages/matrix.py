@@ -129,6 +129,7 @@ def _learning_curves(runs: RunsBySetting) -> list[CaptionedChart]:
             series = []
             for number, setting in enumerate(sorted(settings, key=lambda each: each.place)):
                 points = smooth(runs[setting], partial(_scaled, column=column, scale=scale))
+                # A single run has no interval: its band has no width.
                 halves = [0.0 if math.isnan(half) else half for _, _, half in points]
                 line = [(x, y) for x, y, _ in points]
                 pairs = zip(line, halves, strict=True)

@@ -264,7 +264,7 @@ def _return_bound(environment: Mapping[str, Any], evaluation: Mapping[str, Any])
     """
     if environment["min_return"] is None:
         means = (mean for score in evaluation.values() for mean in score["return_by_episode"])
-        return max(map(abs, means), default=1.0) or 1.0
+        return max(map(abs, means), default=1.0) or 1.0  # never 0: returns are divided by it
     largest: float = max(abs(environment["min_return"]), abs(environment["max_return"]))
     return largest / float(environment["units"])
 
@@ -280,7 +280,7 @@ def seconds_by_state(records: RunRecords) -> dict[str, dict[str, float]]:
 
 
 def fates_part(learner: Record) -> Record | None:
-    """Return the fates of all trials, granted = trained + dropped + in flight.
+    """Return what became of all trials: granted = trained + dropped + in flight.
 
     `None` if the learner has not recorded them.
     """

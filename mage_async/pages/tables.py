@@ -133,6 +133,7 @@ def environment_tables(summary: Mapping[str, Any]) -> list[dict[str, Table | str
         facts = environment.facts
         largest = max(abs(facts["min_return"] or 0.0), abs(facts["max_return"] or 0.0))
         rows = [*environment.sets.values(), *environment.references]
+        # Without declared bounds of its returns an environment has a bound of 1.
         table = episode_table("set", rows, bound=largest / facts["units"] or 1.0)
         tables.append({"label": environment.label, "table": table})
     return tables

@@ -1,7 +1,8 @@
 """Fill the templates of the folder `templates` with plain data, and frame the pages of `mage view`.
 
 All data is escaped, and its control characters are made visible, so that no text of a run can
-become markup. A frame holds a page's title, its tabs, links to the pages around it, and the keys.
+become markup. A frame holds a page's title, its tabs, links to the pages around it, and a list
+of keyboard shortcuts.
 """
 
 from collections.abc import Sequence
@@ -89,7 +90,7 @@ KEYS = (
     ("/", "search in the text of trials"),
     ("?", "these keys"),
 )
-"""Keys, and what each does; `static/view.js` of the server implements them."""
+"""Keyboard shortcuts, and what each does; `static/view.js` of the server implements them."""
 _ENVIRONMENT.globals["keys"] = KEYS
 UNINDEXED_BYTES = 2_000_000
 """Number of bytes that the index of a run may lack before its pages mention it."""

@@ -127,6 +127,7 @@ def shown_trial(
         sampled = segment.is_sampled[turn.start : turn.stop]
         runs = {_run_at(segment.versions, place) for place in range(turn.start, turn.stop)}
         oldest = min((run.policy for run in runs if run is not None), default=None)
+        # Step n trains version n - 1, so a token's staleness is n - 1 minus its version.
         turns.append(
             ShownTurn(
                 number=number,
@@ -193,7 +194,7 @@ def _by_episode(
     for number, reward in enumerate(rewards):
         own = [turn for turn in turns if turn.episode == number]
         if own and episodes:
-            text = own[0].observation
+            text = own[0].observation  # outcome, then "episode N" and what begins it
             cut = max(0, text.rfind(f"episode {number + 1}"))
             own[0] = replace(own[0], observation=text[cut:])
             episodes[-1] = replace(episodes[-1], ending=text[:cut].strip())
