@@ -144,7 +144,7 @@ class AttributedTurn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttributedTrial:
-    """A trial with the values of its turns."""
+    """A trial, and for each turn its return, its advantage and its staleness."""
 
     grant: int
     step: int | None

@@ -27,7 +27,7 @@ LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "pl
 
 
 class Registry:
-    """Components of one kind by name.
+    """Find components of one kind, such as environments, by their name.
 
     Args:
         noun: what an error calls a component, such as "environment".

@@ -23,7 +23,9 @@ FREE = -1
 
 
 class Restriction(Protocol):
-    """The token sequences that a completion may be; nodes are numbers, the root is 0."""
+    """Protocol of a trie or an automaton of the token sequences that a completion may be; nodes are
+    numbers, the root is 0.
+    """
 
     max_length: int
     """Bound on the length of a sequence, in tokens."""

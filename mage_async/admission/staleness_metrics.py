@@ -196,12 +196,12 @@ class TrialDurations:
     """Grants of groups that were trained. A trial of theirs that arrives again must not count
     again.
     """
-    _first: int = 0
-    """Number of the oldest group that is remembered."""
+    _oldest_remembered: int = 0
+    """Number of the oldest group that is remembered; late trials of older ones do not count."""
 
     def arrived(self, grant: int, index: int, duration_s: float) -> None:
         """Count a trial once, however often it arrives."""
-        if grant >= self._first and grant not in self._trained_grants:
+        if grant >= self._oldest_remembered and grant not in self._trained_grants:
             self._untrained_durations.setdefault(grant, {}).setdefault(index, duration_s)
 
     def trained(self, grants: Collection[int]) -> None:
@@ -213,9 +213,9 @@ class TrialDurations:
     def forget_before(self, oldest_in_flight: int) -> None:
         """Forget the groups that ended long before the oldest group in flight was granted."""
         first = oldest_in_flight - NUM_REMEMBERED
-        if first < self._first + NUM_REMEMBERED:
+        if first < self._oldest_remembered + NUM_REMEMBERED:
             return  # a scan of all remembered groups is worth it only once many can be forgotten
-        self._first = first
+        self._oldest_remembered = first
         self._trained_grants = {grant for grant in self._trained_grants if grant >= first}
         for grant in [grant for grant in self._untrained_durations if grant < first]:
             self._dropped_durations.add(self._untrained_durations.pop(grant).values())

@@ -266,8 +266,10 @@ class SlowPlay(Play):
     ) -> None:
         self._callee, self._max_turns = callee, max_turns
         self._where = f"{name}, task {task.member}, seed {task.seed}, episode {episode + 1}"
-        self._identity = seed, task.member, episode
-        self._seen, self._observation, self._num_turns = Answered(), "", 0
+        self._request_fields = seed, task.member, episode
+        """Fields that all requests of the episode share."""
+        self._last_answer, self._observation, self._num_turns = Answered(), "", 0
+        """Result of the latest call, first observation, and number of steps so far."""
         self.is_done = self._is_begun = self._is_closed = False
         self._call: Call | None = self._make_call("reset", self._begun)
 
@@ -303,15 +305,15 @@ class SlowPlay(Play):
         turn = f", turn {self._num_turns}" if self._num_turns else ""
         shown = f"{action!r:.60}" if method == "step" else ""
         place = f"{self._where}{turn}: {self._callee.method_name(method)}({shown})"
-        return Call(self._callee, Request(method, place, *self._identity, action), take)
+        return Call(self._callee, Request(method, place, *self._request_fields, action), take)
 
     def _begun(self, answered: Answered) -> None:
         """Take the result of `reset`."""
-        self._seen, self._observation = answered, answered.outcome.observation
+        self._last_answer, self._observation = answered, answered.outcome.observation
 
     def _stepped(self, action: str, answered: Answered) -> Outcome:
         """Take the result of a step; return its outcome."""
-        self._seen = answered
+        self._last_answer = answered
         self.is_done = answered.outcome.is_done or self._num_turns == self._max_turns
         return replace(answered.outcome, is_done=self.is_done)
 
@@ -359,7 +361,7 @@ class WholePlay(SlowPlay):
     @property
     def anchor(self) -> str:
         """The anchor of the environment's play after its last action."""
-        return self._seen.anchor or ""
+        return self._last_answer.anchor or ""
 
     def legal_actions(self) -> Sequence[str]:
         """Return the legal actions of the environment's play."""

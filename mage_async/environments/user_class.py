@@ -80,21 +80,21 @@ class ResetStepPlay(SlowPlay):
     @property
     def anchor(self) -> str:
         """The class's own `anchor`, or the last observation; a digest of it if it is long."""
-        text = self.last if self._seen.anchor is None else self._seen.anchor
+        text = self.last if self._last_answer.anchor is None else self._last_answer.anchor
         return text if len(text) <= _MOST_ANCHOR_CHARS else blake2s(text.encode()).hexdigest()
 
     def legal_actions(self) -> Sequence[str]:
         """Return the class's own legal actions; empty if it declares none, or the episode is
         done.
         """
-        return () if self.is_done else self._seen.legal_actions or ()
+        return () if self.is_done else self._last_answer.legal_actions or ()
 
     @property
     def legal_pattern(self) -> str | None:
         """The regular expression that the class's legal actions match now; `None` if it declares
         none.
         """
-        return self._seen.legal_pattern
+        return self._last_answer.legal_pattern
 
     def act(self, action: str) -> Outcome:
         """Request a step. An empty action, or an action that is not among known legal ones, is
@@ -120,7 +120,7 @@ class ResetStepPlay(SlowPlay):
 
     def _check_can_go_on(self) -> None:
         """Raise a `CallFault` if the class lists no action for the next turn of an episode."""
-        if not self.is_done and self._seen.legal_actions == ():
+        if not self.is_done and self._last_answer.legal_actions == ():
             raise CallFault(
                 f"{self._where}, turn {self._num_turns + 1}: {self._environment.kind.__name__}."
                 "legal_actions lists no action, and the episode is not over: list one, end the "
@@ -129,7 +129,7 @@ class ResetStepPlay(SlowPlay):
 
     def _refusal(self, action: str) -> str:
         """Return why an action is not passed to `step`; "" if it is."""
-        legal, pattern = self.legal_actions(), self._seen.legal_pattern
+        legal, pattern = self.legal_actions(), self._last_answer.legal_pattern
         if pattern is not None:
             is_legal = re.fullmatch(pattern, action) is not None
         else:

@@ -70,7 +70,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyCall:
-    """A call of the policy."""
+    """A program's call of the policy: a conversation, and the form that the answer must have."""
 
     messages: tuple[Message, ...]
     tools: Tools = ()
@@ -91,7 +91,7 @@ class PolicyCall:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An answer to a call."""
+    """The policy's answer to a call, in text: one of the call's choices."""
 
     text: str
     calls: tuple[tuple[str, str], ...]
@@ -109,7 +109,7 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class _Lineage:
-    """A growing sequence of tokens."""
+    """A conversation that only grows, as tokens: a segment of the trial."""
 
     name: str
     """Name of its context in the engine."""
@@ -168,7 +168,7 @@ class AgentRun:
         self._environment, self._task, self._index = environment, task, index
         self._config, self._chat, self._name, self._swap = config, chat, name, swap
         self._facts = component_of(environment, task.member).facts
-        self._open: Callable[[], Session] | None = None
+        self._open_session: Callable[[], Session] | None = None
         self._call: Call | None = None
         self._closings: list[Call] = []
         """The `close` calls of programs that have returned; each frees a place for another program.
@@ -193,7 +193,7 @@ class AgentRun:
         """Most tokens that an episode has added to a lineage."""
         self._sizes_at_start: dict[_Lineage, int] = {}
         """Tokens that each lineage of the current episode had when the episode began."""
-        self._reflecting: Pending | None = None
+        self._pending_reflection: Pending | None = None
         self._notes: dict[_End, str] = {}
         """Notes that were written behind an answer, where the context had no room left."""
         self._reward = 0.0
@@ -208,7 +208,7 @@ class AgentRun:
 
     def connect(self, open_session: Callable[[], Session]) -> None:
         """Let each episode get its address by `open_session`."""
-        self._open = open_session
+        self._open_session = open_session
 
     def next_call(self) -> Call | None:
         """Return the call that runs the program for the next episode, if one is due."""
@@ -217,7 +217,7 @@ class AgentRun:
             return self._call
         if self.is_over or self.kind is Kind.REFLECT:
             return None
-        if self._open is None:
+        if self._open_session is None:
             raise RunError(
                 f"{self._facts.name}: a program is played by actors and evaluators alone, "
                 'which serve it the policy: set warm_start = "none"'
@@ -226,7 +226,7 @@ class AgentRun:
         task = self._swap if self._swap is not None and is_last else self._task
         part, own = own_task(self._environment, task)
         assert isinstance(part, AgentTasks)
-        self._session, self._num_calls, self._first_lineage = self._open(), 0, None
+        self._session, self._num_calls, self._first_lineage = self._open_session(), 0, None
         self._session.memory = self._memory_text()
         self._call = part.call(own, self.episode, self._session)
         self.is_playing = True
@@ -259,12 +259,12 @@ class AgentRun:
         """Return the prompt of a reflection between two episodes; `None` if none is due."""
         if self.is_over or self.kind is not Kind.REFLECT:
             return None
-        assert self._reflecting is not None
-        return self._reflecting.prompt
+        assert self._pending_reflection is not None
+        return self._pending_reflection.prompt
 
     def receive(self, completion: Completion) -> None:
         """Receive the reflection."""
-        pending, self._reflecting = self._reflecting, None
+        pending, self._pending_reflection = self._pending_reflection, None
         assert pending is not None, "no reflection was asked for"
         remark = self._record_remark(pending, completion, Kind.REFLECT)
         self._remarks.append(remark)
@@ -567,6 +567,7 @@ class AgentRun:
     def _pending(
         self, policy_call: PolicyCall, digest: bytes, lineage: _Lineage, tokens: np.ndarray
     ) -> Pending:
+        """Return a call, or one of its choices, that waits for the completion of these tokens."""
         config = self._config
         self._sizes_at_start.setdefault(lineage, len(lineage.segment.tokens))
         is_first = self._first_lineage is None
@@ -590,6 +591,7 @@ class AgentRun:
     def _prompt(
         self, lineage: _Lineage, tokens: np.ndarray, max_tokens: int, fresh_keys: bool
     ) -> Prompt:
+        """Return a prompt of a lineage, with the trial's next seed."""
         self._num_prompts += 1
         own = self._config.sampling
         sampling = Sampling(
@@ -656,6 +658,7 @@ class AgentRun:
         is_valid: bool,
         kind: Kind = Kind.ACT,
     ) -> None:
+        """Record a completion, from `start` on in its lineage, as a turn of the trial."""
         episode = self.episode
         if kind is Kind.NOTES and not any(turn.is_act_of(episode) for turn in self._turns):
             episode -= 1  # they look back on that one
@@ -709,6 +712,7 @@ class AgentRun:
     # Episodes.
 
     def _end_episode(self) -> None:
+        """End the episode, and the trial, request a reflection, or go on to the next episode."""
         for turn in self._turns:
             if turn.is_act_of(self.episode):
                 lineage = self._lineages[turn.segment]
@@ -739,7 +743,7 @@ class AgentRun:
             return False
         prompt = self._prompt(lineage, tokens, most, fresh_keys=config.fresh_keys == "turn")
         # The program has made no call, so the call has no messages and no conversation's digest.
-        self._reflecting = Pending(prompt, PolicyCall(()), lineage, b"", self.episode)
+        self._pending_reflection = Pending(prompt, PolicyCall(()), lineage, b"", self.episode)
         return True
 
     def _reward_of_last(self) -> str:

@@ -194,6 +194,7 @@ def _answer_matcher(form: str, chat: ChatFormat) -> LLMatcher:
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str, chat: ChatFormat, closing: str) -> tuple[LLMatcher, int]:
+    """Return the automaton of a pattern, and the most tokens of a completion that it accepts."""
     longest = _longest(pattern)
     end = chat.encode(closing)
     # The tag is written with the tokens that a list of actions would have.

@@ -233,6 +233,7 @@ class ChatFormat:
     def _following(
         self, last_token: int, forced: str, pieces: Sequence[str], contents: Sequence[str]
     ) -> tuple[int, ...]:
+        """Encode what follows a completion, without a stop token that it ends with already."""
         ids = encode_between(self._tokenize, pieces, contents)
         # The template ends a turn with a stop token. If the policy has sampled it already, a second
         # one would be a text that the template never writes.

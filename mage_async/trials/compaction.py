@@ -48,7 +48,8 @@ class _Message(NamedTuple):
 
 
 class Contexts:
-    """The contexts of one trial: opens them, appends messages, and compacts a full one.
+    """Decide where the contexts of one trial begin and end: open them, append messages to them, and
+    compact a full one.
 
     Methods that append a message to the transcript return the kind of the turn that answers it.
 

@@ -23,12 +23,13 @@ MAX_SHOWN = 24
 
 @dataclass(frozen=True, slots=True)
 class HumanPrompt:
-    """Text before an action, and the legal actions."""
+    """What a person sees before an action: a text, and the legal actions."""
 
     text: str
     choices: tuple[str, ...]
     """Legal actions by name; other text that the environment understands may be typed as well."""
     is_question: bool = True
+    """Whether an action is asked for; if not, the text is only shown, and any answer ignored."""
 
 
 HumanPlay = Generator[HumanPrompt | Prompt | Call, Any, list[float]]

@@ -20,7 +20,7 @@ from mage_async.trials.chat_format import ChatFormat
 
 @dataclass(slots=True)
 class GrowingSegment:
-    """A segment while it grows."""
+    """Collect the tokens and completions of a segment while it grows."""
 
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
     spans: list[tuple[int, Completion]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class GrowingSegment:
 
 
 class Transcript:
-    """The contexts of one trial.
+    """Store the contexts of one trial as tokens.
 
     For each turn, call `open` (a new context) or `add_message` (the same context), sample from the
     prompt `tokens()`, then call `receive`.

@@ -85,7 +85,7 @@ class _PendingAction(NamedTuple):
 
 
 class TrialRun:
-    """One trial while it is played.
+    """Play one trial: hand out its prompts, receive their completions, return the trial.
 
     `while (prompt := run.next_prompt()) is not None: run.receive(await engine.complete(prompt))`
 
@@ -460,6 +460,7 @@ class TrialRun:
         action: str,
         anchor: str,
     ) -> Turn:
+        """Return the turn of a completion that begins at `start` in its segment."""
         episode, index = self.episode, self._index_in_episode
         if self.kind is Kind.REFLECT:
             index = 0
@@ -519,6 +520,7 @@ class TrialRun:
         )
 
     def _sampling(self) -> Sampling:
+        """Return how the next completion is sampled, by its kind."""
         config = self._config
         if self.kind is Kind.ACT:
             return config.sampling

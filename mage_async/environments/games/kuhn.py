@@ -367,18 +367,18 @@ class Reader:
 
     def __init__(self, prior: Sequence[Strategy], slip: float = _SLIP) -> None:
         self._tables = [slip + (1 - 2 * slip) * _tables(prior, seat) for seat in (0, 1)]
-        self._even = np.full(len(prior), 1 / len(prior))
+        self._uniform = np.full(len(prior), 1 / len(prior))
         self._seen: dict[Deal, Seen] = {}
         self._likelihoods: dict[Deal, np.ndarray] = {}
 
     def learn(self, deal: Deal, seen: Seen) -> None:
         """Add the observations of a hand to those of earlier hands with the same deal."""
         self._seen[deal] = joined = self._seen.get(deal, seen).joined(seen)
-        self._likelihoods[deal] = self._weights(self._even, joined).sum(1)
+        self._likelihoods[deal] = self._weights(self._uniform, joined).sum(1)
 
     def belief(self) -> np.ndarray:
         """Return the posterior over the opponents: float64 [P]."""
-        weights = np.prod([self._even, *self._likelihoods.values()], axis=0)
+        weights = np.prod([self._uniform, *self._likelihoods.values()], axis=0)
         belief: np.ndarray = weights / weights.sum()
         return belief
 
@@ -388,7 +388,7 @@ class Reader:
         # Earlier observations of this deal are joined with the current hand below: do not count
         # them twice.
         others = [each for number, each in self._likelihoods.items() if number != deal]
-        weights = self._weights(np.prod([self._even, *others], axis=0), known.joined(seeing))
+        weights = self._weights(np.prod([self._uniform, *others], axis=0), known.joined(seeing))
         value = _HandValue(seeing.card)
         if seeing.has_bet:
             return value.showdown(weights, 2) > value.folded(weights, -1)

@@ -178,7 +178,7 @@ class EngineDuel(DuelSides):
     ) -> None:
         super().__init__(chance)
         self.state, self._seat, self._is_scripted = state, seat, is_scripted
-        self._left, self._is_done = [turns, math.inf if is_scripted else turns], False
+        self._turns_left, self._is_done = [turns, math.inf if is_scripted else turns], False
         """Number of turns left for the agent and for the opponent; whether the game is over."""
 
     @property
@@ -210,7 +210,7 @@ class EngineDuel(DuelSides):
         """Make the move of a number; None stands for an invalid action."""
         side = self.turn
         assert side is not None, "the episode is done"
-        self._left[side] -= 1
+        self._turns_left[side] -= 1
         if number is None:
             self._mark_invalid(side)
             self._show(side, INVALID)
@@ -226,7 +226,7 @@ class EngineDuel(DuelSides):
         # the agent runs out when it would be its turn again; otherwise the side that has just
         # moved.
         late = following if self._is_scripted else side
-        if self._left[late]:
+        if self._turns_left[late]:
             self._show_state(following)
             return
         game = self.state.get_game()
