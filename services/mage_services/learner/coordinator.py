@@ -89,6 +89,7 @@ class CoordinatorConfig:
     evaluate_every: int
     """Steps between evaluations; 0: only the last version is evaluated."""
     last_version: int
+    """Number of steps of the run."""
     config: str = ""
     """The whole configuration as TOML, for the journal."""
     replaced_groups: int = 0
@@ -128,9 +129,11 @@ class Coordinator:
     """The groups in flight (granted, and neither trained nor dropped), and who plays them."""
     journal: JournalFile
     tasks: MatchedTasks
+    """Chooses the task of each new group, and its opponent."""
     config: CoordinatorConfig
     clock: Callable[[], float]
     weights: WeightStore
+    """The published versions, and which peer still needs which of them."""
     league: League = field(default_factory=League)
     """Past versions of the policy that play opponents' seats, and ratings."""
     methods: Methods = field(default_factory=Methods)
@@ -142,6 +145,7 @@ class Coordinator:
     greeted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set whenever a peer says Hello."""
     peers: dict[Peer, KnownPeer] = field(default_factory=dict, init=False)
+    """Peers that have said Hello, by the names of their connections."""
     faults: list[str] = field(default_factory=list, init=False)
     """Sentences about what went wrong, for people, oldest first, at most `MAX_FAULTS`."""
     durations: TrialDurations = field(default_factory=TrialDurations, init=False)

@@ -24,6 +24,7 @@ class KnownPeer:
 
     hello: Hello
     last_heard: float
+    """When its last message came, by the coordinator's clock."""
     heartbeat: Heartbeat | None = None
     """The last heartbeat; None before the first."""
     is_away: bool = False

@@ -27,6 +27,7 @@ from mage_services.processes.child_process import BlockingChild, end_in_words, m
 from mage_services.processes.process import EXIT_DETERMINISTIC, first_failure, ticks
 
 MODULE = "mage_services.learner.ranks.rank_worker"
+"""The module that the processes of ranks 1, 2, … run."""
 MAX_ORDER_BYTES = 2**32 - 1
 """Largest number of bytes of an order, the most that the length of a frame can say: the order of a
 step holds a rank's share of a whole batch."""
