@@ -57,8 +57,11 @@ class Startup:
     run: RunDirectory
     config: Config
     config_digest: str
+    """Digest of the configuration, which peers compare."""
     build: str
+    """What `build_digest` returns."""
     name: str
+    """Name of the process, such as "actor-0"."""
     address: str
     """Address at which the learner listens."""
     resume: bool

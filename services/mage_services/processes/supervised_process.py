@@ -58,10 +58,14 @@ class ProcessSpec:
     """Describe a process that is to be started."""
 
     name: str
+    """Such as "actor-0"."""
     module: str
+    """Module that the process runs."""
     arguments: tuple[str, ...]
     log: Path
+    """File to which the process prints."""
     threads: int
+    """Number of threads of a computation (`OMP_NUM_THREADS`)."""
     devices: tuple[int, ...] = ()
     """Indices of the only GPUs that the process sees; () for all."""
     variables: Mapping[str, str] = field(default_factory=dict)

@@ -83,16 +83,20 @@ class Supervisor:
     config: Config
     num_actors: int
     address: str
+    """Address at which the learner listens."""
     view: View
+    """Shows the events of the processes."""
     resume: bool = False
     doctor: Doctor | None = None
     """Examines every step; None if no step is examined."""
     start: Callable[[ProcessSpec], Awaitable[RunningProcess]] = SupervisedProcess.start
     """Starts a process, on this machine or on another."""
     _children: set[RunningProcess] = field(default_factory=set)
+    """The processes that run now."""
     _is_over: bool = False
     """Whether the learner has ended well, and `LEAVE_S` have passed in which actors could."""
     _num_restarts: dict[str, int] = field(default_factory=dict)
+    """By process: its failures in a row, which count against `supervision.max_restarts`."""
     _num_early_ends: dict[str, int] = field(default_factory=dict)
     """By process: how often in a row it has ended before `HEALTHY_S`, not counting the first."""
     _progress: int = 0
@@ -102,6 +106,7 @@ class Supervisor:
     _starting: set[str] = field(default_factory=set)
     """Names of processes that have not sent an event yet."""
     _num_backing_off: int = 0
+    """Number of processes that wait for their restart."""
     time: TimeAccounting = field(default_factory=lambda: TimeAccounting("process starting"))
     """Wall time by state: in `view` the supervisor draws events; in the other states it waits: for
     a process's first event (`process starting`), for a restart (`back-off`), for any event
