@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Credit = dict[str, list[tuple[float, float | None]]]
 """Return and advantage of each turn in order, by trial ("GROUP/TRIAL")."""
 MODULE = "mage_services.view.credit_process"
+"""This module, which the process runs."""
 MAX_KEPT = 32
 """Number of steps whose credit the server keeps."""
 

@@ -128,8 +128,11 @@ class ListedGroup:
     member: str | None
     """Name of the hidden opponent or task variant."""
     seat: int | None
+    """Number of the player whose part the policy plays, from 0."""
     seed: str | None
+    """Seed of the task, in digits."""
     peer: str | None
+    """Name of the actor that it was granted to last."""
     epoch: int | None
     """Number of times that the group was granted before."""
     num_trials: int | None

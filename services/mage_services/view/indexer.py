@@ -34,6 +34,7 @@ from mage_services.processes.process import WATCHER, lower_priority
 from mage_services.view.index import connect
 
 MODULE = "mage_services.view.indexer"
+"""This module, which the process runs."""
 SLICE_S = 0.2
 """Seconds of one slice of work, after which readers see its results."""
 WINDOW_BYTES = 1 << 22
@@ -55,6 +56,7 @@ def _upsert(*columns: str, condition: str = "true") -> str:
 
 _TASK_COLUMNS = ("number", "member", "seat", "seed")
 """Columns of a group that its grant, or any of its trials, states."""
+# Statement that adds a group by the record of its grant.
 _GROUP = _upsert(
     *_TASK_COLUMNS,
     *("version", "peer", "epoch", "num_trials"),
@@ -69,6 +71,7 @@ _STEP = _upsert("number", "step")
 _DROPPED = _upsert("number", "dropped")
 """Statement that adds the reason for which a group was dropped."""
 _TRIAL = "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+"""Statement that adds a trial."""
 
 _State = tuple[int, int, int]
 """A file's size in bytes, time of change in nanoseconds, and inode number."""

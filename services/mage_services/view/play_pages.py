@@ -36,6 +36,7 @@ class Line(NamedTuple):
 
     text: str
     is_answer: bool = False
+    """Whether it is the person's."""
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class Game:
     rewards: Sequence[float] = ()
     """The person's reward of each episode."""
     fault: str = ""
+    """Why the trial cannot be played on; "" if it can."""
     is_over: bool = False
     listening: asyncio.Task[None] | None = None
     """Receives the messages of the process."""

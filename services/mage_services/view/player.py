@@ -20,6 +20,7 @@ from mage_services.processes.child_process import BlockingChannel, channel_to_pa
 from mage_services.processes.process import first_failure
 
 MODULE = "mage_services.view.player"
+"""This module, which the process runs."""
 
 
 class PlayRequest(msgspec.Struct, frozen=True, tag=True):
@@ -61,7 +62,9 @@ class TrialEnd(msgspec.Struct, frozen=True, tag=True):
     trial: dict[str, Any]
     """The agent's trial, a `ShownTrial` as plain data."""
     member: str
+    """Name of the hidden member, which may be told now."""
     version: int
+    """Version of the agent's policy."""
     rewards: list[float]
     """The person's reward of each episode."""
 

@@ -57,9 +57,13 @@ class RunWatcher:
     """Watch the runs below a folder, and notify the open pages that follow them."""
 
     root: Path
+    """The folder that `mage view` shows."""
     threads: Executor
+    """Threads in which files are scanned and pages are made."""
     indexer: ChildProcess[Indexed]
+    """The process that builds the indexes."""
     runs: Mapping[str, RunDirectory]
+    """The runs of the last scan, by name."""
     opened: set[str] = field(default_factory=set)
     """Names of runs of which a page was opened. Only these runs are indexed."""
     faults: dict[str, str] = field(default_factory=dict)
