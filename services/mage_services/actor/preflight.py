@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mage_async.plan.plan import Device
 
 MODULE = "mage_services.actor.preflight"
+"""This module, which the child process runs."""
 
 
 def run_preflight(config: Config, num_actors: int, say: Callable[[str], None]) -> Config:

@@ -50,6 +50,7 @@ class _Context:
     name: str
     """Name of the context in the engine."""
     tokens: list[int] = field(default_factory=list)
+    """All tokens of the context, of prompts and completions."""
     texts: Texts = ()
     """Texts of the messages so far; the last one is the policy's."""
     forced: str = ""

@@ -38,6 +38,7 @@ class LearnerKeys:
     public: bytes
     secret: bytes = field(repr=False)
     known: frozenset[bytes]
+    """Public keys of the peers that may connect."""
 
     def apply(self, socket: zmq.asyncio.Socket) -> None:
         """Set the keys on a socket; call before it is bound."""

@@ -40,6 +40,7 @@ which zmq connects again.
 COPIED_BYTES = 4096
 """Number of bytes up to which a frame is copied: that is cheaper than keeping zmq's message."""
 _DONTWAIT, _DONTWAIT_MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+"""Flags of a frame that is the last one of its message, and of one that others follow."""
 _LOOPBACK = ("127.0.0.1", "localhost")
 """Hosts that only this machine can reach."""
 _LOG = logging.getLogger(__name__)
