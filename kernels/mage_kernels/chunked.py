@@ -153,6 +153,7 @@ class ChunkedLogprob(torch.autograd.Function):
         ctx.kept = None
         ctx.step = rows_at_once(len(head), dtype.itemsize, chunk_bytes)
         is_kept = len(hidden) <= rows_at_once(len(head), dtype.itemsize, CHUNK_BYTES)
+        # A GPU's GEMM reads 16 bits and adds up in fp32; a CPU's needs a converted head.
         computing_head = head if head.is_cuda else head.to(dtype)
         for rows in chunks(len(hidden), ctx.step):
             softmax = softmax_of(hidden[rows], computing_head, tokens[rows], inverse_temperature)
@@ -161,7 +162,7 @@ class ChunkedLogprob(torch.autograd.Function):
                 ctx.kept = softmax
         ctx.save_for_backward(hidden, head, tokens)
         ctx.inverse_temperature = inverse_temperature
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # a result that nobody uses has the gradient None, not 0
         return logprob, entropy
 
     @staticmethod
@@ -171,7 +172,7 @@ class ChunkedLogprob(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Return the gradients of hidden states and LM head, chunk by chunk."""
         if d_logprob is None and d_entropy is None:
-            return (None,) * 5
+            return (None,) * 5  # one for each argument of `forward`
         hidden, head, tokens = ctx.saved_tensors
         active = rows_with_gradient(d_logprob, d_entropy)
         sink = GradientSink(hidden, head, is_frozen=not ctx.needs_input_grad[1])
@@ -232,6 +233,7 @@ class SinglePassLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_loss: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         scaled = (None if each is None else each * d_loss for each in ctx.saved_tensors)
+        # Of the forward's arguments only the first two, hidden states and LM head, have gradients.
         return *scaled, *(None,) * (len(ctx.needs_input_grad) - 2)
 
 

@@ -25,7 +25,7 @@ INSTALL = 'pip install "triton>=3.6,<3.8"'
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Hold the choice, and the reason for it."""
+    """Hold which tensors the Triton kernels compute, and the reason for that."""
 
     fused_devices: frozenset[str]
     """Types of devices whose tensors the Triton kernels compute."""

@@ -1,6 +1,6 @@
 """Specify the LM head's kernels in plain PyTorch.
 
-It is written to be read, not to be fast: the whole `[T, V]` matrix of logits is stored, and
+The code is written to be read, not to be fast: it stores the whole `[T, V]` matrix of logits, and
 autograd computes the gradients. fp64 inputs are computed in fp64, all others in fp32.
 
 Shapes: `T` tokens, `V` vocabulary, `D` hidden.

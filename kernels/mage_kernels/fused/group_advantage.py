@@ -30,7 +30,7 @@ def weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS: tl.con
     weight = tl.where(is_turn, 1.0, 0.0).to(tl.float64)
     if COUNTS_PARTS:
         start = tl.load(part_starts_ptr + at, mask=is_turn, other=0)
-        stop = tl.load(part_stops_ptr + at, mask=is_turn, other=1)
+        stop = tl.load(part_stops_ptr + at, mask=is_turn, other=1)  # no division by 0
         weight = weight / (stop - start).to(tl.float64)
     return weight
 

@@ -80,7 +80,7 @@ class FusedLogprob(torch.autograd.Function):
         ctx.save_for_backward(
             hidden, head, tokens, inverse_temperature, logprob, entropy, normaliser
         )
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # a result that nobody uses has the gradient None, not 0
         return logprob, entropy
 
     @staticmethod
@@ -88,7 +88,7 @@ class FusedLogprob(torch.autograd.Function):
     def backward(ctx, d_logprob, d_entropy):
         """Return the gradients of hidden states and LM head, from rows with a gradient alone."""
         if d_logprob is None and d_entropy is None:
-            return (None,) * 5
+            return (None,) * 5  # one for each argument of `forward`
         hidden, head, tokens, inverse_temperature, logprob, entropy, normaliser = ctx.saved_tensors
         coefficients = Coefficients.of(
             logprob, entropy, normaliser, inverse_temperature, d_logprob, d_entropy
@@ -130,7 +130,8 @@ def backward_rows(
         d_head = None if is_frozen else torch.zeros_like(head)
         return torch.empty_like(hidden, dtype=torch.float32), d_head
     num_kept = 0
-    # The forward kept its first rows, and `source_rows` ascend. `int` waits for the device.
+    # The forward kept its first rows, and `source_rows` ascend, so the first `num_kept` rows here
+    # are kept ones. `int` waits for the device.
     if kept is not None:
         num_kept = int(torch.searchsorted(source_rows, len(kept.values)))
     is_kept = slice(num_kept)
@@ -168,7 +169,7 @@ ROW_STEP = 128
 
 def even_chunks(num_rows: int) -> Iterator[slice]:
     """Cut rows into the fewest chunks of at most CHUNK_ROWS rows, of about equal length."""
-    # -(-a // b) is a / b, rounded up.
+    # `-(-a // b)` is a / b, rounded up. Without rows the step is 0, which `range` refuses: then 1.
     num_chunks = max(1, -(-num_rows // CHUNK_ROWS))
     step = -(-num_rows // (num_chunks * ROW_STEP)) * ROW_STEP
     return (slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step or 1))

@@ -199,7 +199,7 @@ def merged_partials_kernel(
     part = tl.arange(0, PARTS)
     is_part = part < num_parts
     at = partials_ptr + row
-    m = tl.load(at + part.to(tl.int64) * T, mask=is_part, other=-1.0e30)
+    m = tl.load(at + part.to(tl.int64) * T, mask=is_part, other=-1.0e30)  # below every maximum
     s = tl.load(at + (num_parts + part).to(tl.int64) * T, mask=is_part, other=0.0)
     w = tl.load(at + (2 * num_parts + part).to(tl.int64) * T, mask=is_part, other=0.0)
     top = tl.max(m, 0)

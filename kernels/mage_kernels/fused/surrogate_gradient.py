@@ -13,7 +13,9 @@ from mage_kernels.fused.head_kernels import row_vectors
 from mage_kernels.surrogate import MAX_LOG_RATIO, Surrogate, TokenData
 
 BLOCKS = {"BLOCK_T": 256}
+"""Number of tokens of a program."""
 OPTIONS = {"num_warps": 4}
+"""Options of the kernel's launch."""
 
 
 @triton.jit
@@ -56,6 +58,7 @@ def surrogate_gradient_kernel(
     plain = -advantage * ratio
     clipped = -advantage * tl.minimum(tl.maximum(ratio, 1.0 - CLIP_LOW), 1.0 + CLIP_HIGH)
     loss = tl.where(clipped > plain, clipped, plain)
+    # Where the loss is constant in the log-prob, its derivative is 0.
     is_flat = (clipped > plain) | (tl.abs(log_ratio) > MAX_LOG_RATIO)
     if DUAL_CLIP is not None:
         bound = -advantage * DUAL_CLIP
