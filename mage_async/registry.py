@@ -173,6 +173,7 @@ def _imported_files(source: str, file: Path, root: Path) -> Iterator[Path]:
         if isinstance(node, ast.Import):
             base, names = root, [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
+            # One dot (`level` 1) is the folder of the file, two dots are the folder above it.
             base = [root, *file.parents][node.level] if node.level else root
             names = [f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names]
         else:

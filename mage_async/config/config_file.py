@@ -249,6 +249,7 @@ class Assignments:
             # `learner.correction=tis` is short for `learner.correction.kind=tis`.
             self._set(f"{key}.{kind_key(inside)}", value)
         elif leaf == kind_key(hint):
+            # A policy without a kind is of the schema's; `is_other` matters for policies alone.
             path, is_other = joined(names), value != table.get(leaf, Config().policy.kind)
             # The file's warm start was chosen for its own kind of policy.
             if path == "policy" and is_other and not self._has_assigned("warm_start"):

@@ -125,6 +125,8 @@ def completed(tree: Table, *, is_recorded: bool = False) -> Table:
         is_recorded: whether a run wrote the tree; a key that it lacks is newer than the run and
             gets the schema's default.
     """
+    # The defaults depend on the kinds of policy and engine, so kinds are stated before they are
+    # chosen, and once more for the tables that they add.
     defaults = _defaults(_with_kinds(tree, Config), is_recorded)
     whole = _with_kinds(over(defaults, tree, Config), Config)
     if not is_recorded:

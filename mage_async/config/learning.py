@@ -37,8 +37,8 @@ class Admission(Section):
     episode, and are replaced by new ones (dynamic sampling of DAPO, arXiv 2503.14476): compared
     with each other, such trials teach nothing. 0 replaces none."""
     max_groups_in_play: Count = 1024
-    """Most groups in flight (granted and not complete); the contexts of the actors' engines limit
-    them too."""
+    """Most groups that are played at a time (granted and not complete); the contexts of the actors'
+    engines limit them too."""
     over_age_target: Share = 1.0
     """Largest share of tokens that is predicted to exceed `max_staleness`; fewer groups are granted
     to stay below it (`mage_async/admission/concurrency.py`). 1 is no bound."""

@@ -48,6 +48,7 @@ class Environment(Section):
     whenever another object was closed; after that it has failed."""
 
     def __post_init__(self) -> None:
+        # Other processes load the class by its address. The struct is frozen, hence `force_`.
         if isinstance(self.name, type):
             msgspec.structs.force_setattr(self, "name", address_of(self.name))
 
@@ -105,7 +106,7 @@ class Transcript(Section):
     max_reflection_tokens: Count = 192
     """Longest reflection, longest strategy and longest notes, in tokens."""
     thinking: bool = False
-    """Let a chat template that can (Qwen3's) have the policy think before it answers; thinking
+    """Let the policy think before it answers, if the chat template has this (Qwen3's has); thinking
     counts as part of the completion and stays in its context, and no action is looked for in it."""
 
 
@@ -138,14 +139,14 @@ class Engine(Variant):
     max_tokens: Count = 8192
     """Longest context in tokens, prompt and completion together."""
     cache_rule: Literal["keep", "refresh_at_episode", "isolate"] = "refresh_at_episode"
-    """What happens to keys and values in the cache when weights change: they are kept, recomputed
-    when an episode begins, or recomputed at every turn. A new context never begins with keys of
-    older weights."""
+    """What happens to a context's KV cache when weights change: it is kept, recomputed when an
+    episode begins, or recomputed at every turn. A new context never begins with a cache of older
+    weights."""
     threads: Count = 4
     """Threads of the engine's process."""
     in_flight: Literal["in_place", "interrupt"] = "in_place"
-    """What a turn in progress does when new weights arrive: it continues over the keys it has,
-    or it ends and continues as a new request, for which `cache_rule` decides what is recomputed."""
+    """What a turn in progress does when new weights arrive: it continues over its KV cache, or it
+    ends and continues as a new request, for which `cache_rule` decides what is recomputed."""
     turn_deadline_s: Positive = 300.0
     """Seconds after which a turn that is not complete has failed, and its trial is played again;
     the start of an SGLang server counts as part of the turn."""

@@ -61,7 +61,8 @@ class Transport(Section):
     address: str = "ipc"
     """Address of the learner: "ipc" (a private socket file), or tcp://HOST:PORT."""
     keys: str = ""
-    """Directory of CURVE keys, made by `mage keys new`; "" is none, which needs HOST 127.0.0.1."""
+    """Directory of keys for CURVE, ZeroMQ's encryption, made by `mage keys new`; "" is none, which
+    needs HOST 127.0.0.1."""
     weights: AnyWeightTransport = WEIGHT_TRANSPORTS.load("disk")()
     """How weights reach the engines."""
 

@@ -141,6 +141,7 @@ def _parameters(found: type) -> Mapping[str, inspect.Parameter]:
 
     The `__init__` that a class inherits from a `Protocol` does not count: it takes any arguments.
     """
+    # The last one, which is left out, is `object`.
     classes = [each for each in found.__mro__[:-1] if not getattr(each, "_is_protocol", False)]
     has_own = any("__init__" in vars(each) for each in classes)
     return inspect.signature(found).parameters if has_own else {}

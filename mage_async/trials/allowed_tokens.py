@@ -178,6 +178,7 @@ def tool_form(chat: ChatFormat, schema: dict[str, Any], *, is_parallel: bool) ->
 
 def regex_form(pattern: str) -> str:
     """Return the form of a text that a regular expression matches."""
+    # llguidance writes it between slashes in one line, so slashes and line breaks are escaped.
     body = re.sub(r"(?<!\\)/", r"\/", pattern).replace("\n", "\\n")
     return f"/(?:{body})/"
 

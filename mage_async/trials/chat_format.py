@@ -183,6 +183,7 @@ class ChatFormat:
         Returns:
             The template's pieces, and the contents between them.
         """
+        # `END` keeps a message's number apart from digits that the template may write behind it.
         marked: list[Message] = [
             {**each, "content": f"MAGESAID{n}END"} for n, each in enumerate(messages)
         ]

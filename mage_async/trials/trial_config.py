@@ -26,8 +26,8 @@ class TrialConfig:
     reflects: bool
     """Whether the agent writes a remark between episodes, which new contexts begin with."""
     fresh_keys: Literal["never", "episode", "turn"] = "never"
-    """When cached keys of older weights are recomputed: at the start of an episode, or at every
-    turn.
+    """When cached keys and values of older weights are recomputed: at the start of an episode, or
+    at every turn.
     """
     turn_deadline_s: float = math.inf
     """Seconds after which a turn without a completion is given up."""

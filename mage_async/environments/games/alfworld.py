@@ -342,6 +342,7 @@ class Household:
             "kind": goal.kind,
             "pddl_domain": self.domain,
             "pddl_problem": f"(define (problem made) (:domain alfred)\n{lists}\n{target}",
+            # ALFWorld's grammar has these words where a game states its goal.
             "grammar": self.grammar.replace("UNKNOWN GOAL", task),
         }
 

@@ -277,6 +277,7 @@ def _rules_of_kinds(look: Look) -> list[Hidden]:
 
     Not all values have the same action.
     """
+    # Half of the things are the values of the first word, the others those of the second.
     actions = itertools.product(look.actions[:2], repeat=len(look.things) // 2)
     every = [each for each in actions if len(set(each)) > 1]
     return [(place, *each) for place in (0, 1) for each in every]
