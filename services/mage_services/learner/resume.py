@@ -139,7 +139,7 @@ def recover(
     version = training.trainer.version
     if not journal.segments:
         ledger.begin(first_segment_header(version, training.counters.get("next_grant", 0)))
-        methods.begin({}, version)
+        methods.begin({}, version)  # all methods begin anew
         return []
     first = first_needed(journal.segments, version)
     if first is None:

@@ -73,7 +73,8 @@ class RunLog:
         """Write the steps that were trained again, except those that were written before."""
         known = {record["step"] for record in read_lines(self._run.metrics)}
         for step in replayed:
-            # Called for every step, because it also adds the step to the totals.
+            # Called for every step, because it also adds the step to the totals. The trainer did
+            # not wait (0.0): all trials were in the journal.
             record = self._record(
                 step.version, step.groups, step.metrics, 0.0, step.elapsed_s, step.time_s
             )

@@ -125,7 +125,7 @@ class TrainingLoop:
         record = await self.run_log.write_step(groups, metrics, waited_s)
         if commit.version % self._config.learner.checkpoint_every == 0:
             await self._checkpoint()
-            await self.run_log.write_end({})
+            await self.run_log.write_end({})  # the parity is measured at the end of the run
         await self._finish_checkpoint()
         await self.run_log.write_sample(groups)
         self._enter("batch not full")

@@ -183,7 +183,7 @@ class ShardedFiles:
         """
         trainer, places = self._trainer, file_places(self._trainer.model)
         scored = [] if logprobs is None else logprobs.tolist()
-        receipt = fingerprint_of(trainer.version, places, None, scored)
+        receipt = fingerprint_of(trainer.version, places, None, scored)  # not written yet
         digests = {place.name: NO_DIGEST for place in places}
         # The tensors are written before their digests are known. A header of the final length says
         # at which offset they begin.
