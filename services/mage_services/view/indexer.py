@@ -247,6 +247,7 @@ class IndexBuilder:
         """Index a trial; `place` is its segment, and the offset and length of its record in
         bytes.
         """
+        # Without its tokens: only the rewards and counts of its turns are needed.
         trial = Trial(header.task, header.index, header.num_episodes, (), header.turns)
         drawn = [run for runs in header.versions for run in runs]
         values = (

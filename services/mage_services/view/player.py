@@ -100,7 +100,7 @@ def _play(server: Server, request: PlayRequest) -> None:
     from mage_services.weights.weight_store import WeightFiles
 
     run = RunDirectory(Path(request.run))
-    session = prepare(run, request.member or None, request.seed, None)
+    session = prepare(run, request.member or None, request.seed, episodes=None)
 
     def ask(prompt: HumanPrompt) -> str:
         """Request an action of the person, and wait for it."""
@@ -119,7 +119,7 @@ def _play(server: Server, request: PlayRequest) -> None:
             lambda text: server.send(Text(text)),
         )
     )
-    played = asdict(shown_trial(trial, session.chat.decode, None))
+    played = asdict(shown_trial(trial, session.chat.decode, None))  # None: no step trains it
     server.send(TrialEnd(played, session.task.member, session.version, rewards))
 
 

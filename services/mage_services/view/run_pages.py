@@ -54,7 +54,7 @@ def overview(request: PageRequest) -> Markup:
     run, config, history = request.run, config_of(request.run), history_of(request.run)
     state = state_of(run, history)
     with RunReader(run) as reader:
-        frame = request.frame(reader, request.name, "")
+        frame = request.frame(reader, request.name, tab="")  # "" is the tab of this page
         records = _records(reader, config)
         step, findings = reader.last_step(), examined(reader, records)
         selection = selection_of(run)
@@ -284,6 +284,7 @@ def _log_tails(run: RunDirectory) -> dict[str, str]:
     logs = {}
     for file in sorted(run.logs.glob("*.log")):
         with file.open("rb") as source:
+            # 2 seeks from the end: the inner call returns the size of the file.
             source.seek(max(0, source.seek(0, 2) - LOG_BYTES))
             logs[file.stem] = source.read().decode(errors="replace").strip()
     return logs

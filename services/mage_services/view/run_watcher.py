@@ -261,6 +261,7 @@ def last_line(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     with file.open("rb") as source:
+        # 2 seeks from the end: the inner call returns the size of the file.
         source.seek(max(0, source.seek(0, 2) - TAIL_BYTES))
         *lines, _ = source.read().split(b"\n")
     try:

@@ -186,6 +186,7 @@ def step(request: PageRequest) -> Markup:
         )
         metrics, groups = reader.step(number), reader.groups_of(number)
         listed = reader.trials_of([group.number for group in groups])
+    # Whatever steps the query names: this page is of one step.
     wanted = replace(TrialFilter.of(request, 0, 0), first=number, last=number)
     page = f"{frame.home}step/{number}"
     kept, bars = select(listed, wanted, page)
