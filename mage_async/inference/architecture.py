@@ -27,11 +27,16 @@ class Rotation:
     """Describe rotary position embedding: base of the angles, and scaling for long contexts."""
 
     kind: str
+    """One of `ROPE_TYPES`."""
     base: float
     factor: float = 1.0
+    """Factor by which rotations are slowed down."""
     low_frequency_factor: float = 1.0
+    """Turns within `original_positions` up to which `llama3` slows a rotation down by `factor`."""
     high_frequency_factor: float = 4.0
+    """Turns from which on it leaves a rotation as it is; in between it interpolates."""
     original_positions: int = 8192
+    """Context length of the model before its context was extended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,8 +180,8 @@ class Exact(Arithmetic):
         units = _power(rounded)  # [B, K, L, 1]
         units = torch.where(units > 0, units, 1.0)  # 1 for a vector of zeros, which has no scale
         weights = _rounded(shares * units.transpose(2, 3), max_context)
-        seen = (weights @ (rounded / units)).div_(shares.sum(-1, keepdim=True))
-        by_head: torch.Tensor = seen.float().unflatten(2, (-1, queries.shape[2]))
+        attended = (weights @ (rounded / units)).div_(shares.sum(-1, keepdim=True))
+        by_head: torch.Tensor = attended.float().unflatten(2, (-1, queries.shape[2]))
         return by_head.flatten(1, 2)
 
     def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:

@@ -69,6 +69,7 @@ class Plan:
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     copies: PrefixCopies = field(default_factory=dict)
+    """Prefixes to copy between slots during this forward."""
 
     def add(self, slot: int, start: int, count: int) -> None:
         """Add tokens of a slot."""
@@ -351,7 +352,7 @@ class Model:
         """Return embeddings [T, D], rotations [T, 1, H / 2] and cache indices [T * 2K]."""
         row, positions = packed_positions(rows)
         blocks = 2 * self.architecture.kv_heads
-        # The cache of a layer is seen as rows of H numbers: a slot has 2K blocks of `max_tokens`
+        # The cache of a layer is viewed as rows of H numbers: a slot has 2K blocks of `max_tokens`
         # rows.
         block = rows.slots[row, None] * blocks + np.arange(blocks)
         places = torch.from_numpy((block * self.max_tokens + positions[:, None]).ravel())
@@ -411,8 +412,8 @@ class Model:
     ) -> torch.Tensor:
         """Compute attention and MLP of a layer: [T, D]."""
         queries = qkv[:, : self.architecture.heads * self.architecture.head_dim]
-        seen = [self._attend(cache, queries[bucket.tokens], bucket) for bucket in grouped]
-        attended = seen[0] if len(seen) == 1 else torch.cat(seen)
+        parts = [self._attend(cache, queries[bucket.tokens], bucket) for bucket in grouped]
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         hidden = layer.linear(attended, "output").add_(hidden)
         normed = self._norm(hidden, layer.shared.mlp_norm)
         gate, up = layer.linear(normed, "gate_up").chunk(2, 1)
@@ -429,10 +430,10 @@ class Model:
         read, slots = cache[:, :, :, : bucket.context], bucket.slots
         rows = read[slots] if isinstance(slots, slice) else read.index_select(0, slots)
         keys, values = rows.unbind(1)  # [B, K, L, H]
-        seen = self.arithmetic.attention(
+        attended = self.arithmetic.attention(
             folded.transpose(1, 2), keys, values, bucket.mask, self.max_tokens
         )
-        flat = seen.transpose(1, 2).flatten(2).flatten(0, 1)
+        flat = attended.transpose(1, 2).flatten(2).flatten(0, 1)
         return flat if bucket.cells is None else flat.index_select(0, bucket.cells)
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

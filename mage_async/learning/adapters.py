@@ -80,8 +80,8 @@ def second_role_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     second role's under this one. A model without roles has none.
     """
     layers, base = adapted_layers(model), base_tensors(model)
-    own = [f"{name}.weight" for name, layer in layers.items() if len(layer.lora_A) == 2]
-    return {f"{SECOND_ROLE}{name}": base[name] for name in own}
+    adapted = [f"{name}.weight" for name, layer in layers.items() if len(layer.lora_A) == 2]
+    return {f"{SECOND_ROLE}{name}": base[name] for name in adapted}
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

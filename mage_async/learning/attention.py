@@ -105,11 +105,11 @@ def packed_attention(
     split = [each.tensor_split((boundaries.opening,)) for each in rows]
     first = [opening.transpose(0, 1)[None] for opening, _ in split]
     folded = [_fold(own, boundaries) for _, own in split]
-    seen = [
+    with_opening = [
         torch.cat((shared.expand(len(own), -1, -1, -1), own), dim=2)
         for shared, own in zip(first[1:], folded[1:], strict=True)
     ]
-    later = _unfold(padded(folded[0], *seen, visible=boundaries.visible), boundaries)
+    later = _unfold(padded(folded[0], *with_opening, visible=boundaries.visible), boundaries)
     return torch.cat((padded(*first)[0].transpose(0, 1), later))[None], None
 
 

@@ -317,8 +317,8 @@ class Attention(torch.autograd.Function):
         if opening:
             # The opening attends to itself, once for all sequences.
             shared = [folding.opening(each[:opening]) for each in heads]
-            seen, _ = _attend(shared, opening)
-            parts.append(folding.unfolded_opening(seen))
+            attended, _ = _attend(shared, opening)
+            parts.append(folding.unfolded_opening(attended))
             kept += shared
             # Each sequence attends to a copy of the opening's keys and values before its own.
             count = folding.boundaries.shape[0]
@@ -327,8 +327,8 @@ class Attention(torch.autograd.Function):
                 for each, behind in zip(shared[1:], own[1:], strict=True)
             ]
         keeps = ctx.needs_input_grad[0] and folding.keeps_weights
-        seen, weights = _attend(own, length, keeps=keeps)
-        parts.append(folding.unfolded(seen))
+        attended, weights = _attend(own, length, keeps=keeps)
+        parts.append(folding.unfolded(attended))
         ctx.save_for_backward(*(each.to(folding.dtype) for each in (*kept, *own, *weights)))
         ctx.folding, ctx.given = folding, qkv.dtype
         return torch.cat(parts).flatten(1).to(folding.dtype)
@@ -384,13 +384,13 @@ def _attend(
         [B, its positions * N / K, keys that it sees].
     """
     queries, keys, values = qkv
-    seen, kept = torch.empty_like(queries), []
+    attended, kept = torch.empty_like(queries), []
     for rows, num_keys in _rows_of_blocks(queries, keys, length):
         weights = _weights(queries[:, rows], keys[:, :num_keys], queries.shape[1] // length)
-        torch.bmm(weights, values[:, :num_keys], out=seen[:, rows])
+        torch.bmm(weights, values[:, :num_keys], out=attended[:, rows])
         if keeps:
             kept.append(weights)
-    return seen, kept
+    return attended, kept
 
 
 def _rows_of_blocks(queries: Tensor, keys: Tensor, length: int) -> Iterator[tuple[slice, int]]:
@@ -429,14 +429,14 @@ def _attend_backward(
     d_queries = torch.empty_like(queries)
     d_keys, d_values = (one.new_zeros(one.shape, dtype=torch.float32) for one in (keys, values))
     for number, (rows, num_keys) in enumerate(_rows_of_blocks(queries, keys, length)):
-        own, seen = queries[:, rows], keys[:, :num_keys]
-        weights = kept[number] if kept else _weights(own, seen, per_position)
+        block, visible = queries[:, rows], keys[:, :num_keys]
+        weights = kept[number] if kept else _weights(block, visible, per_position)
         d_values[:, :num_keys] += weights.transpose(1, 2) @ gradient[:, rows]
         d_weights = gradient[:, rows] @ values[:, :num_keys].transpose(1, 2)
         d_scores = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
         d_scores.mul_(scale)
-        torch.bmm(d_scores, seen, out=d_queries[:, rows])
-        d_keys[:, :num_keys] += d_scores.transpose(1, 2) @ own
+        torch.bmm(d_scores, visible, out=d_queries[:, rows])
+        d_keys[:, :num_keys] += d_scores.transpose(1, 2) @ block
     return d_queries, d_keys, d_values
 
 

@@ -91,7 +91,8 @@ def sequences_of(
     order: list[int] = []  # numbers of the turns over all trials, segment by segment
     first = 0  # number of the trial's first turn, over all trials
     for trial in trials:
-        own = [list[int]() for _ in trial.segments]
+        # For each segment: the trained turns, and the alternative tokens by position.
+        trained = [list[int]() for _ in trial.segments]
         alternatives = [dict[int, int]() for _ in trial.segments]
         for advice in trial.alternatives:
             if advice.place >= 0:  # else its action has the same tokens, or has none
@@ -99,8 +100,8 @@ def sequences_of(
         for number, turn in enumerate(trial.turns):
             is_sampled = trial.segments[turn.segment].is_sampled[turn.start : turn.stop]
             if turn.kind in kinds and is_sampled.any():
-                own[turn.segment].append(number)
-        for place, (segment, numbers) in enumerate(zip(trial.segments, own, strict=True)):
+                trained[turn.segment].append(number)
+        for place, (segment, numbers) in enumerate(zip(trial.segments, trained, strict=True)):
             if numbers:
                 turns = [trial.turns[number] for number in numbers]
                 parts.append((segment, turns, alternatives[place]))
@@ -113,8 +114,8 @@ def sequences_of(
     by_segment = advantages[torch.tensor(order, device=advantages.device)]
     pieces = by_segment.split([len(turns) for _, turns, _ in parts])
     return [
-        _sequence(*part, piece, of_roles)
-        for part, piece, of_roles in zip(parts, pieces, changes, strict=True)
+        _sequence(*part, piece, own_changes)
+        for part, piece, own_changes in zip(parts, pieces, changes, strict=True)
     ]
 
 
@@ -124,7 +125,7 @@ def training_sequences(
     """Make the training sequences of a batch.
 
     Args:
-        device: computes the advantages.
+        device: device that computes the advantages.
         version: version of the policy under training.
     """
     trials = [trial for group in groups for trial in group.trials]
@@ -370,8 +371,8 @@ class TokenRow:
         plain = without_roles(tokens).astype(np.int64)
         index = np.arange(len(tokens))
         predicted = predicted or [np.zeros(0, np.int64)] * len(sequences)
-        own = index[opening:] - np.repeat(shifts, lengths)
-        positions = np.concatenate((index[:opening], own))
+        own_positions = index[opening:] - np.repeat(shifts, lengths)
+        positions = np.concatenate((index[:opening], own_positions))
         sources = [
             _index(places - 1, opening, shift)
             for places, shift in zip(predicted, shifts, strict=True)

@@ -67,10 +67,10 @@ def episode_table(
     made, num_episodes = [], 0
     for row in rows:
         halves, num_episodes = row.half_widths or [], len(row.values)
-        written = text or partial(signed, digits=3 if halves else 2)
+        formatted = text or partial(signed, digits=3 if halves else 2)
         cells = [
             TableCell(
-                written(value),
+                formatted(value),
                 "" if half is None else f"± {half:.3f}",
                 None if bound is None else max(-1.0, min(1.0, value / bound)),
             )

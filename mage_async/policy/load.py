@@ -133,7 +133,7 @@ def export_hf(model: PreTrainedModel, chat_source: Path, directory: Path) -> Non
     directory.mkdir(parents=True, exist_ok=True)
     state = dict(merged_tensors(model)) if adapted_layers(model) else None
     model.save_pretrained(directory, state_dict=state)
-    _complete(chat_source, directory)
+    _add_files(chat_source, directory)
     # safetensors 0.8 writes files with mode 0600, which an engine of another user cannot read.
     for weights in directory.glob("*.safetensors"):
         os.chmod(weights, 0o644)
@@ -144,10 +144,10 @@ def export_without_weights(model: PreTrainedModel, chat_source: Path, directory:
     model.config.save_pretrained(directory)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(directory)
-    _complete(chat_source, directory)
+    _add_files(chat_source, directory)
 
 
-def _complete(chat_source: Path, directory: Path) -> None:
+def _add_files(chat_source: Path, directory: Path) -> None:
     """Copy the tokenizer's files, and add to `config.json` what transformers 4 needs."""
     _write_rope_theta(directory / "config.json")
     for name in CHAT_FILES:

@@ -106,7 +106,7 @@ def warm_start(
     # A gate of 1.0 is none: the warm start then ends after its steps.
     while step < warm.steps or (progress.gate > warm.gate and warm.gate < 1.0):
         if step >= max(warm.max_steps, warm.steps):
-            raise DeterministicFailure(_shut(progress, warm))
+            raise DeterministicFailure(_gate_is_shut(progress, warm))
         chosen = source.integers(len(examples), size=warm.batch_size)
         set_rate(optimizer, _learning_rate(warm, step))
         parts = split_minibatch(
@@ -132,7 +132,7 @@ def warm_start(
     return progress
 
 
-def _shut(progress: Progress, warm: WarmStart) -> str:
+def _gate_is_shut(progress: Progress, warm: WarmStart) -> str:
     """Return the sentence of the error that the gate is still shut."""
     return (
         f"the warm start has not learned to look back: after {progress.step} steps the loss on "

@@ -171,17 +171,18 @@ class Selection:
         Args:
             num_trials: Number of trials of a group; labels give the number of turns of one trial.
         """
-        kept, started = 1.0, dict[int, float]()
+        survival = 1.0  # estimated share of groups that are not dropped before a number of turns
+        started = dict[int, float]()
         at_risk = self._trained.total() + self._dropped.total()
         total = at_risk
         for turns in sorted(self._trained.keys() | self._dropped.keys()):
             # A group that ended after so many turns could have been dropped at every smaller
             # number.
             if turns in self._trained:
-                started[turns] = self._trained[turns] / kept
+                started[turns] = self._trained[turns] / survival
                 at_risk -= self._trained[turns]
             if turns in self._dropped:
-                kept *= 1 - self._dropped[turns] / at_risk
+                survival *= 1 - self._dropped[turns] / at_risk
                 at_risk -= self._dropped[turns]
         if not started:
             return []
@@ -196,12 +197,12 @@ class Selection:
             before += number
         return [
             Share(
-                _length_label(name, own[0] / num_trials, own[-1] / num_trials),
-                sum(self._trained[turns] for turns in own),
-                sum(started[turns] for turns in own),
+                _length_label(name, lengths[0] / num_trials, lengths[-1] / num_trials),
+                sum(self._trained[turns] for turns in lengths),
+                sum(started[turns] for turns in lengths),
             )
-            for name, own in zip(LENGTH_CLASSES, classes, strict=True)
-            if own
+            for name, lengths in zip(LENGTH_CLASSES, classes, strict=True)
+            if lengths
         ]
 
     def long_over_short(self, num_trials: int, z: float = Z_95) -> Ratio | None:

@@ -122,7 +122,7 @@ def combination(axes: Sequence[Axis], values: Sequence[str]) -> Setting:
     names = [axis.key for axis in axes]
     pairs = tuple(zip(names, values, strict=True))
     assignments = [f"{key}={value}" for key, value in pairs]
-    x, label = _x(axes[0], values[0]), ", ".join(assignments)
+    x, label = _place_on_axis(axes[0], values[0]), ", ".join(assignments)
     return Setting(
         key=(x, pairs),
         label=label,
@@ -143,7 +143,7 @@ def _folder(text: str) -> str:
     return safe if safe == text else f"{safe}-{digest}"
 
 
-def _x(axis: Axis, value: str) -> float:
+def _place_on_axis(axis: Axis, value: str) -> float:
     """Return a value's place on the x axis: the number itself, or its index among the choices if
     one of these is not a number.
     """
