@@ -157,6 +157,7 @@ def _is_reset_step(found: type) -> bool:
 
 def _check_protocol(name: str, found: type) -> None:
     """Raise a `ConfigError` if a class lacks methods of the protocol."""
+    # `is_probe` may be the protocol's own, which has a default.
     lacking = [
         f"`{each}`"
         for each in (*_REQUIRED, "is_probe")

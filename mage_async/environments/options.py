@@ -52,7 +52,7 @@ def harder(
         ConfigError: there is no such ladder, or the options are on no rung of it, or on the
             highest.
     """
-    ladder, rungs, at = _place(name, environment, options, ladder)
+    ladder, rungs, at = _own_rung(name, environment, options, ladder)
     if at + 1 == len(rungs):
         raise ConfigError(
             f"environment {name!r}: {ladder} = {rungs[at][ladder]} has no harder rung; the ladder "
@@ -72,7 +72,7 @@ def curriculum(
         ConfigError: there is no such ladder, or the options are on no rung of it, or on the
             lowest.
     """
-    ladder, rungs, at = _place(name, environment, options, ladder)
+    ladder, rungs, at = _own_rung(name, environment, options, ladder)
     if not at:
         raise ConfigError(
             f"environment {name!r}: {ladder} = {rungs[0][ladder]} is the easiest rung of the "
@@ -85,7 +85,7 @@ def curriculum(
     ]
 
 
-def _place(
+def _own_rung(
     name: str, environment: Environment, options: Mapping[str, Any], ladder: str
 ) -> tuple[str, list[dict[str, Any]], int]:
     """Return the name of a ladder, its rungs, and the index of the environment's own rung."""

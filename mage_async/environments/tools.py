@@ -373,30 +373,31 @@ def with_step(kind: type) -> type:
     return type(kind.__name__, (kind,), added)
 
 
-async def _step(own: Any, tools: Mapping[str, Tool], text: str) -> StepValue:
+async def _step(user_object: Any, tools: Mapping[str, Tool], text: str) -> StepValue:
     """Make the calls of a turn; a text without calls is the answer that ends the episode."""
     answers, is_valid = list[str](), True
     if calls := parse_calls(text):
-        answers, is_valid = await _answers(own, tools, calls)
-        observation, is_done = "\n".join(answers), _is_done(own)
+        answers, is_valid = await _answers(user_object, tools, calls)
+        observation, is_done = "\n".join(answers), _is_done(user_object)
     else:
-        observation, is_done = await _final_observation(own, without_end(text).strip()), True
-    score = await _result(own.score)
-    reward, own._earned = score - own._earned, score
+        is_done = True
+        observation = await _final_observation(user_object, without_end(text).strip())
+    score = await _result(user_object.score)
+    reward, user_object._earned = score - user_object._earned, score
     return observation, reward, is_done, False, {"is_valid": is_valid, "tool_answers": answers}
 
 
 async def _answers(
-    own: Any, tools: Mapping[str, Tool], calls: Sequence[ToolCall | InvalidCall]
+    user_object: Any, tools: Mapping[str, Tool], calls: Sequence[ToolCall | InvalidCall]
 ) -> tuple[list[str], bool]:
     """Make the calls; return the answer to each, in order, and whether all of them were valid."""
     answers, is_valid = list[str](), True
     for number, call in enumerate(calls):
-        if _is_done(own):
+        if _is_done(user_object):
             answers.append(_OVER)
         elif number == MAX_CALLS:
             return [*answers, f"Not called: a turn has at most {MAX_CALLS} calls."], False
-        elif isinstance(function := _checked(own, tools, call), str):
+        elif isinstance(function := _checked(user_object, tools, call), str):
             answers.append(function)
             is_valid = False
         else:
@@ -405,7 +406,7 @@ async def _answers(
 
 
 def _checked(
-    own: Any, tools: Mapping[str, Tool], call: ToolCall | InvalidCall
+    user_object: Any, tools: Mapping[str, Tool], call: ToolCall | InvalidCall
 ) -> Callable[[], Any] | str:
     """Return the function to call, or the error message if the call is wrong."""
     if isinstance(call, InvalidCall):
@@ -413,18 +414,18 @@ def _checked(
     if call.name not in tools:
         return f"Error: there is no tool {call.name!r:.60}; there are {', '.join(tools)}."
     try:
-        return partial(getattr(own, call.name), **tools[call.name].read(call.arguments))
+        return partial(getattr(user_object, call.name), **tools[call.name].read(call.arguments))
     except msgspec.ValidationError as error:
         return f"Error: {call.name}: {error}."
 
 
-async def _final_observation(own: Any, text: str) -> str:
+async def _final_observation(user_object: Any, text: str) -> str:
     """Return the observation after an answer that is no call; `answer(text)` receives it, if the
     class has that method.
     """
-    if not callable(getattr(own, "answer", None)):
+    if not callable(getattr(user_object, "answer", None)):
         return _OVER
-    reply = await _result(partial(own.answer, text))
+    reply = await _result(partial(user_object.answer, text))
     return _OVER if reply is None else _text(reply)
 
 
@@ -434,9 +435,9 @@ async def _result(function: Callable[[], Any]) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def _is_done(own: Any) -> bool:
+def _is_done(user_object: Any) -> bool:
     """Return whether the object declares that its episode is over; `is_done` may be a method."""
-    found = getattr(own, "is_done", False)
+    found = getattr(user_object, "is_done", False)
     return bool(found() if callable(found) else found)
 
 

@@ -155,7 +155,7 @@ class UserObject(Callee):
 
     def __init__(self, environment: "ResetStep") -> None:
         self.environment = environment
-        self._own: Any = None
+        self._object: Any = None
         self._last_legal: tuple[str, ...] | None = None
         """Legal actions after the last call."""
         # Holds the object until it is closed. `pop` is atomic, so that of two threads one closes.
@@ -175,7 +175,7 @@ class UserObject(Callee):
         except Exception as error:  # the border to foreign code; raised again
             if finds_no_room(error):
                 self._close_unless_async()
-                self._own = None  # another try makes another object
+                self._object = None  # another try makes another object
             raise
         if self._is_over:
             self._close_unless_async()
@@ -188,7 +188,7 @@ class UserObject(Callee):
         except Exception as error:  # the border to foreign code; raised again
             if finds_no_room(error):
                 await self._close_left()
-                self._own = None
+                self._object = None
             raise
         if self._is_over:
             await self._close_left()
@@ -198,33 +198,33 @@ class UserObject(Callee):
         """Return a coroutine function to await after a plain call; else None. It closes an object
         that the call left open, if `close` is a coroutine function.
         """
-        is_left_open = bool(self._to_close) and (self._is_over or self._own is None)
+        is_left_open = bool(self._to_close) and (self._is_over or self._object is None)
         return self._close_left if is_left_open else None
 
     async def _close_left(self) -> None:
         """Close the object, if it is open."""
-        await _awaited(self._close_own())
+        await _awaited(self._close_object())
 
     def _close_unless_async(self) -> None:
         """Close the object, unless only an event loop can."""
         if not self.is_async("close"):
-            self._close_own()
+            self._close_object()
 
     def _call(self, request: Request) -> Any:
         """Make the call itself; create the object first, if there is none."""
         if request.method == "close":
             self._is_over = True
-            return self._close_own()
-        if self._own is None:
-            self._own = self.environment.make()
-            if callable(getattr(self._own, "close", None)):
-                self._to_close.append(self._own)
+            return self._close_object()
+        if self._object is None:
+            self._object = self.environment.make()
+            if callable(getattr(self._object, "close", None)):
+                self._to_close.append(self._object)
         if request.method == "step":
             self._check_still_legal(request)
-            return self._own.step(request.action)
+            return self._object.step(request.action)
         given = request.seed, self.environment.value_of(request.member)
         more = (request.episode,) if self.environment.wants_episode else ()
-        return self._own.reset(*given, *more)
+        return self._object.reset(*given, *more)
 
     def _check_still_legal(self, request: Request) -> None:
         """Raise a `CallFault` if an action is not legal any more that was legal after the last
@@ -238,7 +238,7 @@ class UserObject(Callee):
                 "`step` alone"
             )
 
-    def _close_own(self) -> Any:
+    def _close_object(self) -> Any:
         """Call `close` if there is an object to close; return its result."""
         try:
             own = self._to_close.pop()
@@ -302,7 +302,7 @@ class UserObject(Callee):
 
     def _optional(self, name: str) -> Any:
         """Return an optional attribute, property or method result; None if there is none."""
-        found = getattr(self._own, name, None)
+        found = getattr(self._object, name, None)
         return found() if callable(found) else found
 
 
@@ -502,12 +502,12 @@ class ResetStep(Environment):
         """Return the result of an optional method of the class, or an optional attribute."""
         if not hasattr(self.kind, name):
             return default
-        found = getattr(self._own, name)
+        found = getattr(self._declaring_object, name)
         return found(*given) if callable(found) else found
 
     @cached_property
-    def _own(self) -> Any:
-        """An object for optional parts; it is never reset."""
+    def _declaring_object(self) -> Any:
+        """Object whose optional attributes and methods are read; it plays no episode."""
         return self.make()
 
     def _check_methods(self) -> None:

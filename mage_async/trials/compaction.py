@@ -85,9 +85,7 @@ class Contexts:
         """
         words, opening = notes.split(" "), self._opening(outcome, observation, turn, notes)
         # Notes may be encoded with more tokens in a message than they were sampled as.
-        while (
-            notes and self._transcript.opening_length(opening, Kind.ACT) > self._longest_to_send()
-        ):
+        while notes and self._transcript.opening_length(opening, Kind.ACT) > self._longest_prompt():
             words.pop()
             notes = " ".join(words)
             opening = self._opening(outcome, observation, turn, notes)
@@ -108,7 +106,7 @@ class Contexts:
 
     def is_full_with(self, message: str) -> bool:
         """Return whether the context has no room for another message and what follows it."""
-        limit = self._prompt_limit if self._config.compaction == "none" else self._longest_to_send()
+        limit = self._prompt_limit if self._config.compaction == "none" else self._longest_prompt()
         return self._transcript.length_with(message, Kind.ACT) > limit
 
     def compact(self, outcome: str, observation: str, turn: NextTurn) -> Kind | None:
@@ -132,16 +130,16 @@ class Contexts:
 
     def fits_alone(self, outcome: str, observation: str, turn: NextTurn) -> bool:
         """Return whether a new context has room for an observation behind the longest notes."""
-        length = self._tokens_alone(outcome, observation, turn) + self._tokens_of_notes()
-        return length <= self._longest_to_send()
+        length = self._tokens_alone(outcome, observation, turn) + self._tokens_of_opening_notes()
+        return length <= self._longest_prompt()
 
     def lack_of_room(self, observation: str, turn: NextTurn) -> str:
         """Return the reason why a context cannot begin with an observation, with the numbers."""
         parts = (
             (self._tokens_alone("", observation, turn), "its first message"),
-            (self._tokens_of_notes(), "the notes in it"),
+            (self._tokens_of_opening_notes(), "the notes in it"),
             (self._turn_tokens(), "a turn"),
-            (self._tokens_for_notes(), "asking for notes and writing them"),
+            (self._tokens_to_write_notes(), "asking for notes and writing them"),
         )
         needs = ", ".join(f"{tokens} for {what}" for tokens, what in parts if tokens)
         return (
@@ -197,7 +195,7 @@ class Contexts:
         transcript, prompts, message = self._transcript, self._config.prompts, observation
         if turn.is_first:
             message = f"{outcome} {prompts.beginning(turn.episode, observation)}".strip()
-        length, longest = transcript.length_with(message, Kind.ACT), self._longest_to_send()
+        length, longest = transcript.length_with(message, Kind.ACT), self._longest_prompt()
         for number, first in enumerate(self._messages[1:], 1):
             opening = prompts.opening(first.episode, first.text, turn.remarks)
             # All later messages move by the difference between the new beginning and the old one.
@@ -213,11 +211,11 @@ class Contexts:
         opening = self._config.prompts.opening
         return opening(turn.episode, observation, turn.remarks, notes, outcome)
 
-    def _longest_to_send(self) -> int:
+    def _longest_prompt(self) -> int:
         """Return the length, in tokens, up to which a prompt of the next turn leaves the context
         room.
         """
-        return self._config.room - self._turn_tokens() - self._tokens_for_notes()
+        return self._config.room - self._turn_tokens() - self._tokens_to_write_notes()
 
     def _tokens_alone(self, outcome: str, observation: str, turn: NextTurn) -> int:
         """Return the tokens of a context that begins with an observation, without notes."""
@@ -237,14 +235,14 @@ class Contexts:
             tokens += TEMPLATE_TOKENS if config.compaction != "none" else 0
         return tokens
 
-    def _tokens_of_notes(self) -> int:
+    def _tokens_of_opening_notes(self) -> int:
         """Return the most tokens of the notes that a context begins with."""
         config = self._config
         if config.compaction != "notes":
             return 0
         return len(self._chat.encode(f" {config.prompts.noted}")) + config.max_reflection_tokens
 
-    def _tokens_for_notes(self) -> int:
+    def _tokens_to_write_notes(self) -> int:
         """Return the most tokens of a request for notes and its answer; 0 if none are written."""
         config = self._config
         if config.compaction != "notes":

@@ -81,7 +81,7 @@ class Transcript:
     def open(self, message: str, kind: Kind) -> None:
         """Start a new context with a user message."""
         self._segments.append(GrowingSegment())
-        self._append(self._chat.opening(message) + self._prefill(kind))
+        self._append(self._chat.opening(message) + self._prefill_tokens(kind))
         self._kind = kind
 
     def reopen(self, message: str, kind: Kind, kept_from: int) -> None:
@@ -94,16 +94,16 @@ class Transcript:
 
     def opening_length(self, message: str, kind: Kind) -> int:
         """Return the number of tokens of a new context that begins with a user message."""
-        return len(self._chat.opening(message) + self._prefill(kind))
+        return len(self._chat.opening(message) + self._prefill_tokens(kind))
 
     def add_message(self, message: str, kind: Kind) -> None:
         """Append a user message to the current context."""
-        self._append(self._message(message, kind))
+        self._append(self._message_tokens(message, kind))
         self._kind = kind
 
     def length_with(self, message: str, kind: Kind) -> int:
         """Return the number of tokens that the context would have with another user message."""
-        return self.num_tokens + len(self._message(message, kind))
+        return self.num_tokens + len(self._message_tokens(message, kind))
 
     def most_with(self, message: str, kind: Kind) -> int:
         """Return the most tokens that a user message can add to a context."""
@@ -153,11 +153,11 @@ class Transcript:
         """Return all contexts for training."""
         return tuple(segment.close() for segment in self._segments)
 
-    def _message(self, message: str, kind: Kind) -> tuple[int, ...]:
+    def _message_tokens(self, message: str, kind: Kind) -> tuple[int, ...]:
         last = self._segments[-1].tokens[-1]
         return self._chat.answer(last, self._forced, message, self._parser.prefill(kind))
 
-    def _prefill(self, kind: Kind) -> tuple[int, ...]:
+    def _prefill_tokens(self, kind: Kind) -> tuple[int, ...]:
         text = self._parser.prefill(kind)
         return self._chat.encode(text) if text else ()
 

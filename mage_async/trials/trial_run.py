@@ -148,7 +148,7 @@ class TrialRun:
         """The last observation of the episode before, until the current episode begins; then
         `None`.
         """
-        self._acted: _PendingAction | None = None
+        self._pending_action: _PendingAction | None = None
         """The action that has no outcome yet."""
         self._call: Call | None = None
         """The call whose result `answer` receives."""
@@ -158,9 +158,11 @@ class TrialRun:
         """The current play, if its environment is slow."""
         # Another process cannot continue a trial whose adviser, or whose other seat in a duel, may
         # remember the episodes that it has seen.
-        self._resumes = config.resumes and not config.advisers and begin is None and swap is None
+        self._may_be_resumed = (
+            config.resumes and not config.advisers and begin is None and swap is None
+        )
         # The messages of a context that another process began are known as tokens alone.
-        self._resumes &= config.compaction != "truncation"
+        self._may_be_resumed &= config.compaction != "truncation"
         self._after = after
         if after is not None:
             self._resume(after)
@@ -213,7 +215,7 @@ class TrialRun:
         """Receive the completion of the last prompt, and pass its action to the environment."""
         self._counts.add(completion, self._transcript.num_tokens)
         start, text = self._transcript.receive(completion)
-        take = self._act if self.kind is Kind.ACT else self._remark
+        take = self._act if self.kind is Kind.ACT else self._record_remark
         take(start, completion, text)
 
     @property
@@ -224,7 +226,7 @@ class TrialRun:
     @property
     def is_waiting(self) -> bool:
         """Whether the last action has no outcome yet: another seat acts first (`duels.py`)."""
-        return self._acted is not None
+        return self._pending_action is not None
 
     @property
     def num_turns(self) -> int:
@@ -236,7 +238,7 @@ class TrialRun:
         """Whether another process may continue the trial now: an episode has ended, and the next
         one has not begun for the agent.
         """
-        return self._resumes and self.episode > 0 and self._last_message is not None
+        return self._may_be_resumed and self.episode > 0 and self._last_message is not None
 
     def finished_episodes(self, duration_s: float) -> FinishedEpisodes:
         """Return what a trial needs to be continued; call it where `is_between_episodes`."""
@@ -296,7 +298,9 @@ class TrialRun:
     def _act(self, start: int, completion: Completion, action: str | None) -> None:
         """Pass an action to the environment, whose outcome may come later (`PENDING`)."""
         with environment_code(self._task, self._turn_name()):
-            self._acted = _PendingAction(start, completion, action or "", self._play.anchor)
+            self._pending_action = _PendingAction(
+                start, completion, action or "", self._play.anchor
+            )
             self._record_alternative(start, completion, action or "")
             outcome = self._play.act(action or "")
         if outcome is not PENDING:
@@ -317,9 +321,9 @@ class TrialRun:
 
     def observe(self, outcome: Outcome) -> None:
         """Receive the outcome of the last action."""
-        assert self._acted is not None, "the environment has no action to answer"
-        start, completion, action, anchor = self._acted
-        self._acted = None
+        assert self._pending_action is not None, "the environment has no action to answer"
+        start, completion, action, anchor = self._pending_action
+        self._pending_action = None
         if fault := _outcome_fault(outcome):
             raise EnvironmentFault(f"{_place_text(self._task)}{self._turn_name()}: act() {fault}")
         self._counts.num_injections += self._chat.holds_special_token(outcome.observation)
@@ -379,7 +383,7 @@ class TrialRun:
     def _succeeded(self) -> bool:
         return self._config.stops_on_success and self._facts.is_won(self._earned)
 
-    def _remark(self, start: int, completion: Completion, remark: str | None) -> None:
+    def _record_remark(self, start: int, completion: Completion, remark: str | None) -> None:
         """Record a reflection or a strategy, and go on with what it precedes."""
         self._turns.append(self._turn(start, completion, 0.0, remark is not None, remark or "", ""))
         if self.kind is Kind.REFLECT:

@@ -56,32 +56,32 @@ class Episode(ListedActions):
     """Play one episode."""
 
     shared: _Shared
-    _own: Any = None
+    _env: Any = None
 
     def reset(self, seed: int, task: int) -> str:
         """Create the environment, and reset it with the task as Gymnasium's seed."""
-        self._own = self.shared.make(task)
-        observation, _ = self._own.reset(seed=task)
+        self._env = self.shared.make(task)
+        observation, _ = self._env.reset(seed=task)
         return self._text(observation)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take the action of a text; a text that is no action is refused and changes nothing."""
         value = self.shared.read(action)
         if value is None:
-            refusal = f"{action!r:.60} is no action of {self._own.action_space!r:.100}"
+            refusal = f"{action!r:.60} is no action of {self._env.action_space!r:.100}"
             return refusal, 0.0, False, False, {"is_valid": False}
-        observation, reward, terminated, truncated, _ = self._own.step(value)
+        observation, reward, terminated, truncated, _ = self._env.step(value)
         return self._text(observation), float(reward), bool(terminated), bool(truncated), {}
 
     def close(self) -> None:
         """Close the environment."""
-        if self._own is not None:
-            self._own.close()
+        if self._env is not None:
+            self._env.close()
 
     def _text(self, observation: Any) -> str:
         """Return an observation as text, with the drawing if it is wanted."""
-        text = self.shared.say(self._own.unwrapped, observation)
-        return f"{text}\n{_drawn(self._own.render())}" if self.shared.renders else text
+        text = self.shared.say(self._env.unwrapped, observation)
+        return f"{text}\n{_drawn(self._env.render())}" if self.shared.renders else text
 
 
 def load(
