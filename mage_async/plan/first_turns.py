@@ -183,7 +183,8 @@ def _with_training(
     # Two sampled tokens a turn are assumed.
     sampled = min(round(pace.trial_turns * 2), pace.trial_tokens - 1)
     vocabulary = trainer.model.config.vocab_size
-    trials = made_up(count, Batch(count, pace.trial_tokens, sampled), vocabulary)
+    lengths = [pace.trial_tokens] * count
+    trials = made_up(lengths, Batch(count, pace.trial_tokens, sampled), vocabulary)
     opening = trials[0].tokens[: pace.opening_tokens]
     for trial in trials:
         trial.tokens[: pace.opening_tokens] = opening

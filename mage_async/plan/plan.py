@@ -322,8 +322,8 @@ def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
     batch = plan.batch
     yield (
         f"contexts of {batch.tokens:,} tokens, {batch.sampled:,} of them sampled, the most there "
-        f"can be: {batch.of_one_pass(plan.config)} a pass, {batch.num_segments} a step in "
-        f"{plan.config.learner.minibatches} minibatches"
+        f"can be: {sum(batch.of_one_pass(plan.config)):,} tokens a pass, {batch.num_segments} "
+        f"contexts a step in {plan.config.learner.minibatches} minibatches"
     )
     yield f"a step computes {plan.flops() / 1e12:,.1f} TFLOP"
     if seconds := plan.step_s(tflops):

@@ -200,32 +200,44 @@ class Batch:
             sampled = spoken.max_action_tokens + spoken.max_reflection_tokens
         return Batch(segments, length, max(1, min(sampled, length - 1)))
 
-    def of_one_pass(self, config: Config) -> int:
-        """Return the largest number of segments that go through the model at once."""
+    def of_one_pass(self, config: Config) -> list[int]:
+        """Return the tokens of each segment of the largest micro-batch.
+
+        A micro-batch has segments of `tokens` tokens, and a shorter one that fills the rest of
+        `learner.max_tokens_per_microbatch`, as shorter trials do.
+        """
         learner = config.learner
         minibatch = -(-self.num_segments // learner.minibatches)  # rounded up
-        if not learner.max_tokens_per_microbatch:
-            return minibatch
-        return max(1, min(minibatch, learner.max_tokens_per_microbatch // self.tokens))
+        budget = learner.max_tokens_per_microbatch or minibatch * self.tokens
+        whole = max(1, min(minibatch, budget // self.tokens))
+        rest = budget - whole * self.tokens if whole < minibatch else 0
+        return [self.tokens] * whole + [rest] * (rest > 1)
 
 
-def made_up(count: int, batch: Batch, vocabulary: int) -> list[TrainingSequence]:
-    """Return segments of random tokens, each with one turn whose tokens are spread evenly."""
+def made_up(lengths: Sequence[int], batch: Batch, vocabulary: int) -> list[TrainingSequence]:
+    """Return segments of random tokens, each with one turn whose tokens are spread evenly.
+
+    Args:
+        lengths: Tokens of each segment; as large a share of them is sampled as in `batch`.
+    """
     source = np.random.default_rng(0)
-    places = np.linspace(1, batch.tokens - 1, batch.sampled).astype(np.int64)
-    logprobs = np.full(batch.sampled, -np.log(vocabulary), np.float32)
-    # The values of the other five fields of `SampledTokens` change neither memory nor operations.
-    zeros = [np.zeros(batch.sampled, np.int32) for _ in range(5)]
-    return [
-        TrainingSequence(
-            source.integers(0, vocabulary, batch.tokens).astype(np.int32),
-            places,
-            SampledTokens(logprobs, *zeros),
-            np.array([batch.sampled]),
-            torch.from_numpy(source.normal(size=1).astype(np.float32)),
+    segments = []
+    for length in lengths:
+        sampled = max(1, min(length - 1, batch.sampled * length // batch.tokens))
+        # The values of the other five fields of `SampledTokens` change neither memory nor
+        # operations.
+        zeros = [np.zeros(sampled, np.int32) for _ in range(5)]
+        logprobs = np.full(sampled, -np.log(vocabulary), np.float32)
+        segments.append(
+            TrainingSequence(
+                source.integers(0, vocabulary, length).astype(np.int32),
+                np.linspace(1, length - 1, sampled).astype(np.int64),
+                SampledTokens(logprobs, *zeros),
+                np.array([sampled]),
+                torch.from_numpy(source.normal(size=1).astype(np.float32)),
+            )
         )
-        for _ in range(count)
-    ]
+    return segments
 
 
 PLANNED_CHUNK_BYTES = 256 * 2**20
@@ -252,8 +264,8 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
     Raises:
         PolicyError: the policy has no layers for its adapters.
     """
-    count = batch.of_one_pass(config)
-    segments = made_up(count, batch, shape.config.vocab_size)
+    lengths = batch.of_one_pass(config)
+    segments = made_up(lengths, batch, shape.config.vocab_size)
     chunk = 0 if config.learner.device == "cpu" else PLANNED_CHUNK_BYTES
     trace, mode = Trace(shape.config.vocab_size), FakeTensorMode(allow_non_fake_inputs=True)
     with planned_chunks(chunk), trace:
@@ -268,7 +280,7 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
             published = Snapshot.of(trainer.model, 0, base=base).data.nbytes
     # The first minibatch needs no separate forward for its log-probs at the beginning.
     repeated = 1 - 1 / config.learner.minibatches
-    return Update(parts, (updated + repeated * begun) / (count * batch.tokens), published)
+    return Update(parts, (updated + repeated * begun) / sum(lengths), published)
 
 
 def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -> Trainer:

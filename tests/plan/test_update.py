@@ -49,8 +49,16 @@ def test_peak_and_operations_are_those_of_a_real_update(changes: tuple[str, ...]
     peak, flops = seen_on_real_tensors(config)
     update = update_of(config, shape, batch)
     assert update.parts.total() == pytest.approx(peak, rel=0.01)
-    tokens = batch.of_one_pass(config) * batch.tokens
+    tokens = sum(batch.of_one_pass(config))
     assert update.flops * tokens == pytest.approx(flops, rel=0.01)
+
+
+def test_the_planned_micro_batch_is_as_full_as_shorter_trials_make_one() -> None:
+    config, batch = small("learner.max_tokens_per_microbatch=400"), Batch(8, 160, 40)
+    assert batch.of_one_pass(config) == [160, 160, 80]
+    assert [each.places.size for each in made_up([160, 80], batch, 9)] == [40, 20]
+    assert batch.of_one_pass(small("learner.max_tokens_per_microbatch=4000")) == [160] * 8
+    assert batch.of_one_pass(small()) == [160] * 8
 
 
 def test_parts_are_the_tensors_that_they_are_named_after() -> None:
