@@ -4,6 +4,7 @@
 that looks at an evaluation, or both. The docstring of a function says how the failure shows.
 Thresholds come from recorded runs of the quickstart and of two environments, Scout and Kuhn poker;
 the text below each constant says which value healthy runs had, so that a threshold can be judged.
+A *member* is the hidden part of a task, such as an opponent.
 """
 
 import math

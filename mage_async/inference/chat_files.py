@@ -122,6 +122,7 @@ def _as_json(value: Any, indent: int | None = None) -> str:
 
 
 def _refuse(message: str) -> None:
+    """Raise the error with which a template refuses its messages."""
     raise TemplateError(message)
 
 

@@ -52,7 +52,9 @@ class SampledTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingSequence:
-    """One segment up to its last sampled token, with the advantages of its turns."""
+    """One segment of a trial (a context that only grows) up to its last sampled token, with the
+    advantages of its turns.
+    """
 
     tokens: np.ndarray
     """int32 [length]; tokens of the second role as `~token`."""

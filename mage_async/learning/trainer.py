@@ -64,7 +64,7 @@ class TrainedMicroBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """One optimizer update."""
+    """The results of one optimizer update."""
 
     micro_batches: Sequence[TrainedMicroBatch]
     grad_norm: torch.Tensor

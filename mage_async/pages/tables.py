@@ -178,7 +178,8 @@ Standing = Mapping[str, Any]
 
 
 def population_table(table: Mapping[str, Any], units: int) -> Table:
-    """Return the table of the members met in training, the best rated first.
+    """Return the table of the members (opponents or task variants) met in training, the best rated
+    first.
 
     Args:
         table: What `League.table` returns; versions of the policy that it keeps are in bold.

@@ -134,7 +134,7 @@ _KINDS = [
 """Kinds of drops, by patterns of the texts of `TrialFault` and of the ledger's reasons. The first
 pattern that matches counts.
 """
-_OWN_PARTS = re.compile(r"""'[^']*'|"[^"]*"|0x[0-9a-f]+|\d+(?:[.,]\d+)*""")
+_VARIABLE_PARTS = re.compile(r"""'[^']*'|"[^"]*"|0x[0-9a-f]+|\d+(?:[.,]\d+)*""")
 """Parts in which reasons of one kind differ: quoted names, addresses and numbers."""
 MAX_KINDS_NOTED = 20
 """Largest number of kinds of drops that are noted: reasons are texts of foreign code, and could all
@@ -149,7 +149,7 @@ def drop_kind(reason: str) -> DropKind:
     for pattern, kind in _KINDS:
         if re.search(pattern, reason):
             return kind
-    return DropKind(f"{printable(_OWN_PARTS.sub('…', reason)):.60}", "")
+    return DropKind(f"{printable(_VARIABLE_PARTS.sub('…', reason)):.60}", "")
 
 
 def printable(text: str) -> str:

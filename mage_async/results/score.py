@@ -1,7 +1,8 @@
 """Score a set of trials: return of each episode with its interval, wins, and behaviour.
 
 Also the reference values of an environment, with which a score is compared: random play, the best
-response, exact inference; and the diversity of the trajectories of one task.
+response, exact inference; and the diversity of the trajectories of one task. A *member* is the
+hidden part of a task: an opponent, a code, a room or a goal; members of one kind form a family.
 """
 
 import math

@@ -102,7 +102,7 @@ def dropped_groups(drops: Iterable[DroppedGroup], environment: Environment) -> l
 
 
 def kind_of(environment: Environment, member: str) -> str:
-    """Return the kind of a group's tasks."""
+    """Return the kind of a group's tasks: the family of what they hide (`member`)."""
     return "past policies" if is_policy(member) else environment.family(member)
 
 
