@@ -178,7 +178,7 @@ class AgentRun:
         self._turns: list[Turn] = []
         self._remarks: list[str] = []
         self._lineages: list[_Lineage] = []
-        """Those that have a turn, in the order of their first one."""
+        """Lineages that have a turn, in the order of their first turns."""
         self._contexts: list[str] = []
         self._answer_ends: dict[bytes, list[_End]] = {}
         """Lineages and lengths of conversations that end with an answer, by the digest of the

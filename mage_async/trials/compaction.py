@@ -84,7 +84,8 @@ class Contexts:
             notes: replace the context before.
         """
         words, opening = notes.split(" "), self._opening(outcome, observation, turn, notes)
-        # Notes may be encoded with more tokens in a message than they were sampled as.
+        # Notes may be encoded with more tokens in a message than they were sampled as: then their
+        # last words are left out.
         while notes and self._transcript.opening_length(opening, Kind.ACT) > self._longest_prompt():
             words.pop()
             notes = " ".join(words)

@@ -351,9 +351,9 @@ class Household:
 
         The goal's objects are not where they have to go.
         """
-        num = min(_NUM_OBJECTS, len(room.objects))
+        num_kinds = min(_NUM_OBJECTS, len(room.objects))
         # Two of the goal's objects: `pick_two_obj_and_place` asks for both.
-        kinds = [*source.sample(room.objects, num), *[goal.thing] * 2]
+        kinds = [*source.sample(room.objects, num_kinds), *[goal.thing] * 2]
         kinds += [_LAMP] if room.has_lamp else []
         things = {}
         for number, kind in enumerate(kinds, 1):

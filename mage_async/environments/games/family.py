@@ -525,15 +525,13 @@ def game_of(member: str, feedback: Feedback = "both") -> SmallGame:
     Raises:
         EnvironmentFault: there is no such variant.
     """
-    split, _, rest = member.removesuffix(TWIN).partition("-")
-    name, _, number = rest.partition("-")
-    if name not in STRUCTURES or split not in ("train", *get_args(Heldout)) or not number.isdigit():
-        raise EnvironmentFault(f"family: no game is called {member!r}, as is e.g. 'train-arm-0'")
-    structure, source = STRUCTURES[name], random.Random(f"family/{member.removesuffix('~')}")
+    split, name = _parts(member)
+    structure, source = STRUCTURES[name], random.Random(f"family/{member.removesuffix(TWIN)}")
     pool = "words" if split == "words" else "train"
     num_things, num_actions = source.choice(
         structure.sizes["sizes" if split == "sizes" else "train"]
     )
+    # One number is drawn whatever `feedback` is, so all other draws of a task stay the same.
     tells = {"told": True, "right_or_wrong": False, "both": source.random() < 0.5}[feedback]
     look = Look(
         tuple(source.sample(THINGS[pool], num_things)),
@@ -554,7 +552,11 @@ def game_of(member: str, feedback: Feedback = "both") -> SmallGame:
 
 
 def _parts(member: str) -> tuple[str, str]:
-    """Return the split and the structure of a task variant."""
+    """Return the split and the structure of a task variant.
+
+    Raises:
+        EnvironmentFault: there is no such variant.
+    """
     split, _, rest = member.removesuffix(TWIN).partition("-")
     name, _, number = rest.partition("-")
     if name not in STRUCTURES or split not in ("train", *get_args(Heldout)) or not number.isdigit():

@@ -224,8 +224,8 @@ class OpenSpielGame(Game[str]):
         # No whole vocabulary, because the text is open; the first word is an example of an action.
         words = (*_first_actions(self._game), WIN, DRAW, LOSE, INVALID)
         returns = (float(self._game.min_utility()), float(self._game.max_utility()))
-        kind = {"num_seats": 2, "has_chance": True, "has_open_text": True}
-        facts = facts_of("openspiel", self._turns, words, returns, **kind)
+        more = {"num_seats": 2, "has_chance": True, "has_open_text": True}
+        facts = facts_of("openspiel", self._turns, words, returns, **more)
         splits: Splits[str] = {"train": named(train), "heldout": named(heldout)}
         super().__init__(facts, splits, "opponent")
 

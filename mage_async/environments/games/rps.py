@@ -213,6 +213,7 @@ class RpsScript(TrialScript[RpsPlay]):
             return (self.first + play.turn * self.step) % 3
         if self.style == "random" or play.opponent_last is None:
             return self.source.randrange(3)
+        # One more beats the opponent's last move; "copy last" adds nothing.
         return (play.opponent_last + (self.style == "beat last")) % 3
 
 

@@ -428,8 +428,8 @@ _STEP = 10
 def goal_of(product: Product) -> Goal:
     """Return the one goal of a product; the product's name is the seed."""
     source = random.Random(f"goal/{product.name}")
-    num = min(len(product.attributes), source.randint(1, 3))
-    attributes = tuple(sorted(source.sample(product.attributes, num)))
+    num_wanted = min(len(product.attributes), source.randint(1, 3))
+    attributes = tuple(sorted(source.sample(product.attributes, num_wanted)))
     options = {name: source.choice(values) for name, values in product.options.items()}
     most = (product.price // _STEP + source.randint(1, 3)) * _STEP
     return Goal(product, attributes, options, most)

@@ -113,6 +113,7 @@ class TextWorld(TextGames):
 
     def _make(self, number: int, file: Path) -> None:
         """Generate a game into a file; its number is the seed."""
+        # TextWorld registers a challenge as its description, its generator and its arguments.
         make = importlib.import_module("textworld.challenges").CHALLENGES[self._challenge][1]
         options = self._engine.GameOptions()
         options.seeds, options.path = number, str(file)

@@ -233,8 +233,8 @@ class TicTacToe(Game[str]):
             splits = split_by(named(_CARELESS), _is_heldout_careless)
         self._game = engine().load_game(GAME)
         words = (*CELLS, *_WORDS[view], WIN, DRAW, LOSE, INVALID)
-        kind = {"has_chance": not self._are_careless}
-        facts = facts_of("tictactoe", MAX_TURNS, words, (-1.0, 1.0), num_seats=2, **kind)
+        more = {"has_chance": not self._are_careless}
+        facts = facts_of("tictactoe", MAX_TURNS, words, (-1.0, 1.0), num_seats=2, **more)
         super().__init__(facts, splits, "opponent")
 
     def family(self, member: str) -> str:
