@@ -516,16 +516,17 @@ def importance(tokens: Tokens) -> "torch.Tensor":
 
 
 def binary_divergence(logprobs: "torch.Tensor", others: "torch.Tensor") -> "torch.Tensor":
-    """Return the KL divergence between two probabilities of one event, in nats: float64 [N].
+    """Return the KL divergence KL(p || q) between two probabilities of one event, in nats: float64
+    [N].
 
     Args:
-        logprobs: [N]: of the distribution that the expectation is over.
-        others: [N]
+        logprobs: [N]: log-prob of the event under p, over which the expectation is.
+        others: [N]: log-prob of the event under q.
     """
-    own, other = logprobs.double(), others.double()
+    log_p, log_q = logprobs.double(), others.double()
     # Rounding makes a certain event's complement 0; its logarithm is bounded, as 0 log 0 is 0.
-    rest, other_rest = ((-each.expm1()).clamp(min=1e-12) for each in (own, other))
-    return own.exp() * (own - other) + rest * (rest / other_rest).log()
+    rest_p, rest_q = ((-each.expm1()).clamp(min=1e-12) for each in (log_p, log_q))
+    return log_p.exp() * (log_p - log_q) + rest_p * (rest_p / rest_q).log()
 
 
 def ones(tokens: Tokens) -> "torch.Tensor":

@@ -130,12 +130,12 @@ class Matrix:
         inner = functional.linear(rows, downs).split(
             [_adapter(part.layer)[0].shape[0] for part in self.adapted], 1
         )
-        for part, own_inner in zip(self.adapted, inner, strict=True):
+        for part, part_inner in zip(self.adapted, inner, strict=True):
             _, up, scale = _adapter(part.layer)
-            own = gradient[:, part.rows]
-            d_inner = own @ part.ordered(up).to(own.dtype)
+            d_part = gradient[:, part.rows]
+            d_inner = d_part @ part.ordered(up).to(d_part.dtype)
             yield (d_inner.T @ rows).float().mul_(scale)
-            yield part.original((own.T @ own_inner).float().mul_(scale))
+            yield part.original((d_part.T @ part_inner).float().mul_(scale))
 
 
 def _adapter(layer: Any) -> tuple[Tensor, Tensor, float]:
@@ -186,8 +186,8 @@ class AddedProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Gradients:
         rows, merged = ctx.saved_tensors
-        own = gradient.to(rows.dtype)
-        return own @ merged, gradient, None, *ctx.matrix.gradients(rows, own)
+        rounded = gradient.to(rows.dtype)
+        return rounded @ merged, gradient, None, *ctx.matrix.gradients(rows, rounded)
 
 
 class SwiGlu(torch.autograd.Function):
@@ -229,9 +229,9 @@ class HeadNorms(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Gradients:
         heads, weight, inverse = ctx.saved_tensors
-        own = gradient[:, : weight.numel()].float().view(heads.shape)
+        d_normed = gradient[:, : weight.numel()].float().view(heads.shape)
         # Cloned, because `_norm_backward` overwrites it.
-        d_heads = _norm_backward(own.clone(), heads, weight, inverse).flatten(1)
+        d_heads = _norm_backward(d_normed.clone(), heads, weight, inverse).flatten(1)
         return torch.cat((d_heads, gradient[:, weight.numel() :]), 1), None, None
 
 

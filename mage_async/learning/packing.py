@@ -217,10 +217,10 @@ def _sequence(
     is_of_turn = np.zeros(len(segment.tokens), bool)
     for turn in turns:
         is_of_turn[turn.start : turn.stop] = True
-    own = is_of_turn[places]
-    places, allowed = places[own], segment.allowed
+    is_trained = is_of_turn[places]
+    places, allowed = places[is_trained], segment.allowed
     if allowed is not None:
-        allowed = replace(allowed, index=allowed.index[own])
+        allowed = replace(allowed, index=allowed.index[is_trained])
     starts = np.searchsorted(places, [turn.start for turn in turns])
     counts = np.searchsorted(places, [turn.stop for turn in turns]) - starts
     policy, kv, provenance = _versions(segment.versions, places)
@@ -442,13 +442,14 @@ class RestrictedTargets:
             if allowed is None:
                 is_free.append(np.ones(len(sequence.places), bool))
                 continue
-            own = allowed.index >= 0  # others were sampled from the whole vocabulary (`FREE`)
-            is_free.append(~own)
+            # Other tokens (`FREE`) were sampled from the whole vocabulary.
+            is_restricted = allowed.index >= 0
+            is_free.append(~is_restricted)
             rows = np.repeat(np.arange(len(allowed.offsets) - 1), np.diff(allowed.offsets))
             sets = np.zeros((len(allowed.offsets) - 1, len(columns)), bool)
             sets[rows, np.searchsorted(columns, allowed.tokens)] = True
-            masks.append(sets[allowed.index[own]])
-            drawn = without_roles(sequence.tokens[sequence.places[own]])
+            masks.append(sets[allowed.index[is_restricted]])
+            drawn = without_roles(sequence.tokens[sequence.places[is_restricted]])
             targets.append(np.searchsorted(columns, drawn))
         free = np.concatenate(is_free)
 
@@ -523,8 +524,8 @@ class MicroBatch:
         sampled = SampledTokens(*map(np.concatenate, columns))
         if strategy_sharpness != 1.0:
             sharpness = np.where(sampled.kinds == Kind.STRATEGY, strategy_sharpness, 1.0)
-            own = torch.from_numpy(sharpness.astype(np.float32)).to(device)
-            row = replace(row, sharpness=own)
+            factors = torch.from_numpy(sharpness.astype(np.float32)).to(device)
+            row = replace(row, sharpness=factors)
         turn_lengths = np.concatenate([each.turn_lengths for each in sequences])
         advantages = torch.cat([each.advantages for each in sequences])
         return cls(

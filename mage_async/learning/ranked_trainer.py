@@ -90,13 +90,13 @@ class RankedTrainer(Trainer):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a state on every rank; the number of ranks may have changed since."""
-        own = state | {"optimizer": sharded_moments(state["optimizer"], self.masters.trained)}
+        sharded = state | {"optimizer": sharded_moments(state["optimizer"], self.masters.trained)}
         masters = self.masters.tensors()
         # If the numbers of masters differ, the inherited method refuses the state.
         if len(state.get(KEY, [])) == len(masters) > 0:
             pairs = zip(state[KEY], masters, strict=True)
-            own[KEY] = [sharded_as(value, like) for value, like in pairs]
-        super().restore(own)
+            sharded[KEY] = [sharded_as(value, like) for value, like in pairs]
+        super().restore(sharded)
 
     def join_forwards(self, num_forwards: int) -> None:
         """Take part, on another rank, in the forwards that rank 0 makes inside of `read`."""
@@ -177,8 +177,8 @@ class RankedTrainer(Trainer):
             distributed.recv(report, rank)
         theirs = iter(read_report(report, batches))
         return [
-            Update([*update.micro_batches, *(next(theirs) for _ in own)], update.grad_norm)
-            for update, own in zip(updates, packed, strict=True)
+            Update([*update.micro_batches, *(next(theirs) for _ in share)], update.grad_norm)
+            for update, share in zip(updates, packed, strict=True)
         ]
 
 
@@ -310,10 +310,10 @@ def read_report(report: torch.Tensor, batches: Sequence[MicroBatch]) -> list[Tra
     trained = []
     for each in batches:
         num_tokens = each.num_tokens
-        own, sums, report = report.split(
+        per_token, sums, report = report.split(
             [COLUMNS * num_tokens, len(SUMS), len(report) - report_size([each])]
         )
-        proximal, entropy_mask, losses, weights, is_clipped, is_masked = own.split(num_tokens)
+        proximal, entropy_mask, losses, weights, is_clipped, is_masked = per_token.split(num_tokens)
         made = Surrogate(losses, weights, is_clipped.bool(), is_masked.bool())
         batch = replace(each, proximal=proximal, entropy_mask=entropy_mask)
         trained.append(TrainedMicroBatch(batch, sums, made))
@@ -397,9 +397,9 @@ def sharded_moments(state: Mapping[str, Any], trained: Sequence[torch.Tensor]) -
     moments = {
         number: {
             key: sharded_as(value, trained[number]) if _is_moment(value, trained[number]) else value
-            for key, value in own.items()
+            for key, value in of_weight.items()
         }
-        for number, own in state["state"].items()
+        for number, of_weight in state["state"].items()
     }
     return {**state, "state": moments}
 

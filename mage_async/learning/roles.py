@@ -32,8 +32,8 @@ class Routing:
         """Set the values of the other role's tokens to 0: [..., T, any]."""
         if self.is_second_role is None:
             return values if role == 0 else torch.zeros_like(values)
-        own = self.is_second_role if role == 1 else ~self.is_second_role
-        return values * own[:, None].to(values.dtype)
+        is_role = self.is_second_role if role == 1 else ~self.is_second_role
+        return values * is_role[:, None].to(values.dtype)
 
 
 def route(model: nn.Module) -> None:
@@ -81,9 +81,10 @@ def backward(
     # adapter as it is.
     roles = _present_roles(is_second_role)
     for role in roles:
-        own, weights = routing.masked(role, gradient), _adapter(model, role)
+        role_gradient, weights = routing.masked(role, gradient), _adapter(model, role)
         # The pass of the last role frees the graph.
-        torch.autograd.backward(hidden, own, inputs=weights, retain_graph=role != roles[-1])
+        is_last = role == roles[-1]
+        torch.autograd.backward(hidden, role_gradient, inputs=weights, retain_graph=not is_last)
 
 
 def _present_roles(is_second_role: torch.Tensor | None) -> list[int]:

@@ -58,7 +58,7 @@ class HeadInputs:
         scale, restricted = self.inverse_temperature, self.restricted
         if restricted is None:
             return linear_logprob(self.hidden, self.head, self.targets, scale)
-        own = restricted_logprob(
+        of_restricted = restricted_logprob(
             self.hidden.index_select(0, restricted.index),
             self.head,
             restricted.columns,
@@ -67,11 +67,11 @@ class HeadInputs:
             scale,
         )
         if not restricted.free.any():
-            return own
-        free = linear_logprob(self.hidden, self.head, self.targets, scale, mask=restricted.free)
+            return of_restricted
+        of_free = linear_logprob(self.hidden, self.head, self.targets, scale, mask=restricted.free)
         logprob, entropy = (
             whole.index_copy(0, restricted.index, part)
-            for whole, part in zip(free, own, strict=True)
+            for whole, part in zip(of_free, of_restricted, strict=True)
         )
         return logprob, entropy
 

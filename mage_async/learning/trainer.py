@@ -371,10 +371,10 @@ def trainer_of(
         raise RunError(
             f"learner.ranks = {count} needs the processes of `mage train`: set it to 1 here"
         )
-    own = methods.trainer(model, chat)
+    by_method = methods.trainer(model, chat)
     if ranks is None:
-        return Trainer(model, config) if own is None else own
-    if own is not None or methods.loss_terms():
+        return Trainer(model, config) if by_method is None else by_method
+    if by_method is not None or methods.loss_terms():
         raise RunError(
             f"learner.ranks = {count}: a method trains in a way that works in one process alone: "
             "leave it out, or set learner.ranks = 1"

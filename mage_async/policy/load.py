@@ -99,11 +99,11 @@ def load_frozen_policies(trainer: Trainer, config: Config, began: Path) -> None:
     if source is None or trainer.frozen_policy is not None:
         return
     frozen = load_frozen(source, config.policy.dtype, config.learner.device)
-    theirs, own = frozen.config.vocab_size, trainer.model.config.vocab_size
-    if theirs != own:
+    frozen_size, own_size = frozen.config.vocab_size, trainer.model.config.vocab_size
+    if frozen_size != own_size:
         raise PolicyError(
-            f"{source} has {theirs:,} tokens and the policy {own:,}: a frozen policy of a method "
-            "has to share the policy's tokenizer"
+            f"{source} has {frozen_size:,} tokens and the policy {own_size:,}: a frozen policy of "
+            "a method has to share the policy's tokenizer"
         )
     trainer.frozen_policy = frozen
 

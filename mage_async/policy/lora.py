@@ -106,11 +106,11 @@ def publishes_adapters(config: Config) -> bool:
 def save_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Write the adapters as peft reads them; one of a role goes into a folder with its name."""
     for adapter, lora in model.peft_config.items():
-        own = _folder_of(adapter, folder)
-        own.mkdir(parents=True, exist_ok=True)
-        lora.save_pretrained(own)
+        own_folder = _folder_of(adapter, folder)
+        own_folder.mkdir(parents=True, exist_ok=True)
+        lora.save_pretrained(own_folder)
         tensors = {name: one.cpu() for name, one in _saved_tensors(model, adapter).items()}
-        save_file(tensors, own / WEIGHTS, {"format": "pt"})
+        save_file(tensors, own_folder / WEIGHTS, {"format": "pt"})
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
@@ -128,15 +128,15 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
                 f"{own_folder}: holds no adapter {adapter!r}: turn on the methods that it was "
                 "trained with, and no others that change the roles of the policy"
             )
-        found, own = load_file(own_folder / WEIGHTS), _saved_tensors(model, adapter)
-        shapes = [{name: one.shape for name, one in each.items()} for each in (found, own)]
+        saved, present = load_file(own_folder / WEIGHTS), _saved_tensors(model, adapter)
+        shapes = [{name: one.shape for name, one in each.items()} for each in (saved, present)]
         if shapes[0] != shapes[1]:
             raise PolicyError(
                 f"{own_folder}: its adapters are of other layers, or of another rank, than "
                 "policy.lora says: set its rank and targets to those of adapter_config.json"
             )
-        for name, tensor in own.items():
-            tensor.copy_(found[name])
+        for name, tensor in present.items():
+            tensor.copy_(saved[name])
 
 
 def holds_adapters(folder: Path) -> bool:

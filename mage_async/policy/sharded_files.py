@@ -159,18 +159,20 @@ def read_state(trainer: Trainer, folder: Path) -> None:
         RunError: only one of the checkpoint and the trainer has float32 masters.
         OSError: the checkpoint is incomplete.
     """
-    reader, own = HuggingFaceStorageReader(str(folder)), named_state(trainer)
-    kept = reader.read_metadata().state_dict_metadata
-    num_kept, num_own = (sum(name.startswith(MASTER) for name in names) for names in (kept, own))
-    if num_kept != num_own:
+    reader, present = HuggingFaceStorageReader(str(folder)), named_state(trainer)
+    saved = reader.read_metadata().state_dict_metadata
+    num_saved, num_present = (
+        sum(name.startswith(MASTER) for name in names) for names in (saved, present)
+    )
+    if num_saved != num_present:
         raise RunError(
-            f"the checkpoint has {num_kept} float32 masters, the model {num_own}: leave "
+            f"the checkpoint has {num_saved} float32 masters, the model {num_present}: leave "
             "learner.float32_masters as it was"
         )
     try:
         # `no_dist` lets each rank read alone; PyTorch warns of it in every call.
         with catch_warnings(action="ignore", category=UserWarning):
-            load(own, storage_reader=reader, no_dist=True)
+            load(present, storage_reader=reader, no_dist=True)
     except CheckpointException as error:
         raise OSError(f"{folder}: {error}") from error
 
