@@ -15,7 +15,7 @@ the papers say, with those habits repaired. What differs is in the keys and nowh
 | penalties reach the first of GiGPO's two terms | both |
 | reflections alone are carried over | histories and reflections |
 
-Both keep the published discount of 0.6 between episodes, at which MAGE's objective weighs the
+Both sets keep the published discount of 0.6 between episodes, at which MAGE's objective weighs the
 first episode more than the last (`mage_async/credit/returns.py`); the default is 1.0. The scripts
 have another one in some environments, so a `*_code` preset leaves the discount of a file alone.
 """

@@ -169,7 +169,7 @@ def first_needed(segments: Sequence[Segment], checkpoint_version: int) -> int | 
 def to_delete(segments: Sequence[Segment], checkpoint_version: int, max_bytes: int) -> list[int]:
     """Return the numbers of the segments to delete after a checkpoint, oldest first.
 
-    These are only segments that the checkpoint does not need, and only until the rest fits into
+    Only segments that the checkpoint does not need are deleted, and only until the rest fits into
     `max_bytes`: `mage replay` can use the kept ones.
     """
     needed = first_needed(segments, checkpoint_version)

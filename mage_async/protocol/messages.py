@@ -86,8 +86,8 @@ class WhoAreYou(Fields):
     """Report that the learner does not know the peer, as after a restart of the learner, and
     request a `Hello`.
 
-    It is sent once, until the peer's `Hello`. The learner ignores, and never acknowledges, what
-    the peer sends before its `Hello`.
+    The learner sends it once, until the peer's `Hello`, and ignores, without an acknowledgement,
+    what the peer sends before that.
     """
 
 

@@ -103,8 +103,8 @@ def no_turn_fault(task: Task, side: str) -> TrialFault:
     """Return the fault of an episode that was over before a side could act: nothing of it can be
     credited to that side.
 
-    It is no `EnvironmentFault`, after which the trial would be played again: the environment did
-    what it should.
+    The fault is no `EnvironmentFault`, after which the trial would be played again: the environment
+    did what it should.
 
     Args:
         side: `the agent` or `the other seat`.

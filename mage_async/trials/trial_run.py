@@ -580,7 +580,7 @@ def _outcome_fault(outcome: Outcome) -> str | None:
 
 # An adviser (`mage_async/methods/method.py`) names an action that the policy could have taken.
 #
-# It is asked before the environment has seen the policy's action, so both actions are for the same
+# The adviser is asked before the environment has seen the policy's action: both are for the same
 # state. The advised action is stored in the trial (`Alternative`), so that neither the learner nor
 # a replay of the journal needs the environment or the adviser.
 

@@ -129,7 +129,7 @@ class Grid(Game[Cell]):
         far = {name: steps_between(self._start, cell) for name, cell in cells.items()}
         farthest = max(far.values())
         check_whole("grid", "turns", turns, farthest, 1000)
-        # Of the goals that are farther away, all may belong to one split.
+        # All goals that are farther away may belong to one split, which leaves the other empty.
         check_whole("grid", "nearest", nearest, 1, farthest - 2)
         self._size, self._turns = size, turns
         goals = {name: cell for name, cell in cells.items() if far[name]}

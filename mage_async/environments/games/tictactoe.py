@@ -157,7 +157,7 @@ class TicTacToeExplorer(TrialScript[TicTacToePlay]):
     """Repeat a game that was won; open with untried cells until one was won."""
 
     care: float
-    """See `TicTacToeScript`; for moves about which the script knows nothing."""
+    """Probability of winning or blocking with one move, where earlier games suggest no move."""
     memory: float
     """Probability of using earlier games."""
 
