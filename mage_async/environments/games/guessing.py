@@ -187,8 +187,14 @@ class Guessing(Game[Code]):
         heldout = set(shuffled[: len(shuffled) // HELDOUT_EVERY])
         words = tuple(dict.fromkeys((*words, SOLVED, OVER, INVALID)))
         example = puzzle.text(puzzle.codes[0])
-        open_text = {"has_open_text": True} if puzzle.takes_any else {}
-        facts = facts_of(name, puzzle.turns, words, threshold=0.5, example=example, **open_text)
+        facts = facts_of(
+            name,
+            puzzle.turns,
+            words,
+            threshold=0.5,
+            example=example,
+            has_open_text=puzzle.takes_any,
+        )
         super().__init__(facts, split_by(codes, heldout.__contains__))
 
     def rules(self) -> str:
