@@ -41,8 +41,7 @@ from mage_async.tasks.league import League
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Task, Trial
 from mage_async.trajectory import Segment as Part
-from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
-from mage_services.learner.known_peers import SILENCE_S
+from mage_services.learner.coordinator import SILENCE_S, Coordinator, CoordinatorConfig
 from mage_services.transport.channels import PeerGone
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.crashing_disk import DEADLINE_S, Disk

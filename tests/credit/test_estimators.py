@@ -8,10 +8,9 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.config.components import ESTIMATORS, component
-from mage_async.credit.penalties import penalties_of
 from mage_async.credit.turn_table import TurnTable
 from mage_async.errors import ConfigError
-from mage_async.learning.advantages import Gigpo, turn_advantages
+from mage_async.learning.advantages import Gigpo, penalties_of, turn_advantages
 
 ACT, REFLECT = 0, 1
 SHIPPED = config_file.load(config_file.find(None), [])

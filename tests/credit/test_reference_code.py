@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mage_async.credit.penalties import penalties_of
 from mage_async.credit.returns import CumulativeCode, Differential
 from mage_async.credit.turn_table import build_table
-from mage_async.learning.advantages import Gigpo
+from mage_async.learning.advantages import Gigpo, penalties_of
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 
 RECORDED = np.load(Path(__file__).parent / "recorded" / "reference_code.npz")

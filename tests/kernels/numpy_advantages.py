@@ -19,9 +19,8 @@ from typing import Literal, Protocol
 import msgspec
 import numpy as np
 
-from mage_async.credit.penalties import penalties_of
 from mage_async.credit.turn_table import Key, TurnTable, joint_cells
-from mage_async.learning.advantages import Advantage
+from mage_async.learning.advantages import Advantage, penalties_of
 from mage_async.trajectory import Kind
 
 Weight = Literal["trial", "sample"]

@@ -6,7 +6,7 @@ import pytest
 
 from mage_async.protocol.codec import decode
 from mage_async.protocol.messages import Goodbye, Hello, Loaded, Message, Welcome, WhoAreYou
-from mage_services.learner.known_peers import FIRST_HEARTBEAT_S, LOST_INTERVALS, SILENCE_S
+from mage_services.learner.coordinator import FIRST_HEARTBEAT_S, LOST_INTERVALS, SILENCE_S
 from tests.helpers.coordinator_site import (
     DEADLINE_S,
     Site,

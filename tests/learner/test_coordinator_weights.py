@@ -4,7 +4,7 @@ import asyncio
 
 from mage_async.protocol.journal_records import LoadedWeights
 from mage_async.protocol.messages import Goodbye, Loaded, Publication, Welcome
-from mage_services.learner.known_peers import LOST_INTERVALS, SILENCE_S
+from mage_services.learner.coordinator import LOST_INTERVALS, SILENCE_S
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.coordinator_site import (
     GROUPS_PER_STEP,

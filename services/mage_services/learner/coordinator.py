@@ -48,7 +48,6 @@ from mage_async.results.progress import ProgressCounts, drop_kind
 from mage_async.tasks.league import League, version_of
 from mage_async.tasks.task_stream import MatchedTasks
 from mage_services.journal.writer import JournalFile
-from mage_services.learner.known_peers import SILENCE_S, KnownPeer
 from mage_services.transport.channels import LearnerChannel, Peer, PeerGone
 from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
 
@@ -67,12 +66,17 @@ from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
 # of the learner. While the journal's disk is full, no result is taken in and no group is granted;
 # afterwards every actor is welcomed again and sends again what was not acknowledged.
 
+SILENCE_S = 4.0
+"""An actor that sends nothing for so long is away: its groups are granted again."""
+FIRST_HEARTBEAT_S = 60.0
+"""The same before an actor's first heartbeat, because the actor loads its engine first."""
+LOST_INTERVALS = 30
+"""An actor is forgotten after this multiple of its patience: after 2 minutes, by when the
+supervisor has ended a local actor; or after 30 minutes if it never sent a heartbeat."""
 MAX_FAULTS = 20
 """Sentences kept for the terminal and the run log."""
 STALL_S = 2.0
 """Seconds between two ticks above which this process itself is taken to have been stopped."""
-
-
 MAX_DROPS_IN_A_ROW = 50
 """Number of groups dropped in a row, without one trained, that ends the run with the reason. No
 batch of a healthy run loses so many, and a run that trains on nothing stops within minutes."""
@@ -118,6 +122,42 @@ def segment_header(
         population=league.state() if league.is_on else None,
         methods=methods.states(),
     )
+
+
+# Other silences are those of a process (`supervision.silence_s`, in
+# `processes/supervised_process.py`) and of a connection (`CONNECTION_SILENCE_MS`, in
+# `transport/sockets.py`).
+
+
+@dataclass(slots=True)
+class KnownPeer:
+    """A peer that has said Hello."""
+
+    hello: Hello
+    last_heard: float
+    """When its last message came, by the coordinator's clock."""
+    heartbeat: Heartbeat | None = None
+    """The last heartbeat; None before the first."""
+    is_away: bool = False
+    """Whether it was silent for too long: it is granted nothing until it sends a message."""
+
+    @property
+    def is_actor(self) -> bool:
+        """Whether the peer plays groups; otherwise it is the evaluator."""
+        return self.hello.role == "actor"
+
+    def patience_s(self) -> float:
+        """Return the seconds for which the peer may be silent."""
+        return FIRST_HEARTBEAT_S if self.heartbeat is None else SILENCE_S
+
+    def is_newly_silent(self, now: float) -> bool:
+        """Return whether an actor has been silent for too long and is not marked as away yet."""
+        is_expected = self.is_actor and not self.is_away
+        return is_expected and now - self.last_heard > self.patience_s()
+
+    def is_lost(self, now: float) -> bool:
+        """Return whether an actor has been away for so long that it is forgotten."""
+        return self.is_away and now - self.last_heard > LOST_INTERVALS * self.patience_s()
 
 
 @dataclass(slots=True)

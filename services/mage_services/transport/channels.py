@@ -12,7 +12,7 @@ never reaches the high-water marks of the sockets; they bound the memory that a 
     learner's incoming   zmq's thread       receive           the peers' outgoing queues fill
 
 No channel ends because its peer is silent. Three others detect silence: the coordinator grants the
-groups of a silent actor to others (`learner/known_peers.py`), the supervisor kills silent processes
+groups of a silent actor to others (`learner/coordinator.py`), the supervisor kills silent processes
 (`processes/supervised_process.py`), and zmq renews a TCP connection that brings no answers
 (`CONNECTION_SILENCE_MS`).
 """
