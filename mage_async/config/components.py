@@ -107,7 +107,7 @@ def component_class(registry: Components, name: str) -> type[Variant]:
             f"{registry.noun} {name!r}: inherit {base.__module__}.{base.__name__}, whose methods "
             "say what it has to do"
         )
-    # The tag is what is written back into a file, so that the next process finds the class again.
+    # A file is written with the tag, by which the next process finds the class again.
     own = msgspec.defstruct(found.__name__, [], bases=(found,), tag=name, frozen=True)
     assert issubclass(own, Variant)
     return own

@@ -74,8 +74,8 @@ class WarmStart(Variant):
     learning_rate: Positive = 0.002
     """AdamW's rate while cloning."""
     gate: Share = 1.0
-    """Go on until the loss on observations in the last episode is at most this share of the first
-    one's: then the model uses earlier episodes. 1.0 is no gate."""
+    """Go on until the loss on observations in the last episode is at most this share of the loss in
+    the first episode: then the model uses earlier episodes. 1.0 is no gate."""
     max_steps: Natural = 400
     """Steps after which an unmet gate is an error; those beyond `steps` go on at a tenth of the
     rate."""
@@ -90,8 +90,8 @@ class FromScript(WarmStart, tag="script"):
     """The environment's script plays."""
 
     gate: Share = 0.8
-    """Go on until the loss on observations in the last episode is at most this share of the first
-    one's: then the model uses earlier episodes. 1.0 is no gate."""
+    """Go on until the loss on observations in the last episode is at most this share of the loss in
+    the first episode: then the model uses earlier episodes. 1.0 is no gate."""
 
 
 class FromScriptIfAny(FromScript, tag="auto"):

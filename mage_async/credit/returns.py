@@ -97,7 +97,7 @@ class Differential(AcrossEpisodes, tag="differential"):
 
     def paid(self, rewards: Rewards) -> Rewards:
         """Pay the last turn of each episode its gain."""
-        # Each total is paired with the one before it; `strict=False`, as the last has none after.
+        # Each total is paired with the total before it, so one value more is on the left.
         totals = [fsum(episode) for episode in rewards]
         gains = [after - before for before, after in zip([0.0, *totals], totals, strict=False)]
         pairs = zip(rewards, gains, strict=True)
