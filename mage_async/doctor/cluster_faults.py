@@ -89,8 +89,8 @@ def faults_of(facts: ClusterFacts, needs: Needs) -> list[str]:
     return found
 
 
-def _of_node(node: NodeFacts, own: NodeFacts, needs: Needs) -> Iterator[str]:
-    """Yield the faults of one node."""
+def _of_node(node: NodeFacts, here: NodeFacts, needs: Needs) -> Iterator[str]:
+    """Yield the faults of one node; `here` is the node that starts the run."""
     if abs(node.clock_s) > MAX_CLOCK_S:
         yield (
             f"its clock is {abs(node.clock_s):.1f} s {'ahead' if node.clock_s > 0 else 'behind'}: "
@@ -108,13 +108,13 @@ def _of_node(node: NodeFacts, own: NodeFacts, needs: Needs) -> Iterator[str]:
             f"its driver lists {node.gpus} GPUs and it was started with {node.announced_gpus}: "
             "look at `nvidia-smi`, and start it again with `ray start --num-gpus`"
         )
-    if node.model and node.model != own.model:
+    if node.model and node.model != here.model:
         yield (
             f"{needs.source} is another model there (digest {node.model}) than here "
-            f"({own.model or 'none'}): copy it anew, or remove it there; actors get theirs from "
+            f"({here.model or 'none'}): copy it anew, or remove it there; actors get theirs from "
             "the learner"
         )
-    for name, version in own.versions.items():
+    for name, version in here.versions.items():
         if (has := node.versions.get(name, "none")) != version:
             yield (
                 f"it has {name} {has} and this machine {version}: install the same version on both"

@@ -212,16 +212,16 @@ class RoutedLayer:
     def linear(self, rows: torch.Tensor, name: str) -> torch.Tensor:
         """Multiply by the matrix of that name and add its bias: [T, D] -> [T, O]."""
         parts = []
-        for layer, own in self.roles:
+        for layer, index in self.roles:
             matrix, bias = getattr(layer, name), getattr(layer, f"{name}_bias")
-            given = rows if own is None else rows.index_select(0, own)
-            parts.append(self.arithmetic.linear(given, matrix, bias))
+            of_role = rows if index is None else rows.index_select(0, index)
+            parts.append(self.arithmetic.linear(of_role, matrix, bias))
         if len(parts) == 1:
             return parts[0]
         out = rows.new_empty(len(rows), parts[0].shape[1])
-        for (_, own), part in zip(self.roles, parts, strict=True):
-            assert own is not None, "with several roles each has its own tokens"
-            out.index_copy_(0, own, part)
+        for (_, index), part in zip(self.roles, parts, strict=True):
+            assert index is not None, "with several roles each has its own tokens"
+            out.index_copy_(0, index, part)
         return out
 
 
@@ -368,7 +368,7 @@ class Model:
             return [RoutedLayer(((each, None),), self.arithmetic) for each in first_role]
         if is_second.all():
             return [RoutedLayer(((each, None),), self.arithmetic) for each in second_role]
-        first, second = (torch.from_numpy(np.flatnonzero(own)) for own in (~is_second, is_second))
+        first, second = (torch.from_numpy(np.flatnonzero(mask)) for mask in (~is_second, is_second))
         return [
             RoutedLayer(((one, first), (other, second)), self.arithmetic)
             for one, other in zip(first_role, second_role, strict=True)

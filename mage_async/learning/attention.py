@@ -128,8 +128,8 @@ def _attend(
     is_grouped = query.shape[1] != key.shape[1]
     is_masked = visible is not None
     if is_grouped and lacks_grouped_kernel(query.device, query.dtype, is_masked=is_masked):
-        each = query.shape[1] // key.shape[1]
-        key, value = (tensor.repeat_interleave(each, dim=1) for tensor in (key, value))
+        num_shared = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(num_shared, dim=1) for tensor in (key, value))
         is_grouped = False
     return functional.scaled_dot_product_attention(
         query, key, value, visible, is_causal=not is_masked, enable_gqa=is_grouped, **options

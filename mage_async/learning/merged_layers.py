@@ -206,11 +206,11 @@ class SwiGlu(torch.autograd.Function):
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, 1)
         gate = gate.to(gradient.dtype)
-        made = gradient.new_empty(gate_up.shape)
-        d_gate, d_up = made.chunk(2, 1)
+        d_gate_up = gradient.new_empty(gate_up.shape)
+        d_gate, d_up = d_gate_up.chunk(2, 1)  # views, which are filled below
         torch.mul(gradient, functional.silu(gate), out=d_up)
         torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=d_gate)
-        return made, None
+        return d_gate_up, None
 
 
 class HeadNorms(torch.autograd.Function):

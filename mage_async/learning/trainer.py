@@ -337,11 +337,12 @@ class Trainer:
             loss = loss + added
             counted.append(numbers)
         backward(self.model, loss, inputs.hidden, batch.row.second_role_sampled)
-        made = replace(result.surrogate, losses=result.surrogate.losses.detach())
-        sums = [made.losses.sum(), result.entropy.sum(), made.is_clipped.sum(), made.weights.sum()]
-        sums += [made.is_masked.sum(), result.reference_k3]
+        surrogate = replace(result.surrogate, losses=result.surrogate.losses.detach())
+        # In the order of `SUMS`.
+        sums = [surrogate.losses.sum(), result.entropy.sum(), surrogate.is_clipped.sum()]
+        sums += [surrogate.weights.sum(), surrogate.is_masked.sum(), result.reference_k3]
         stacked = torch.stack([each.detach().float() for each in sums])
-        return TrainedMicroBatch(batch, stacked, made, counted)
+        return TrainedMicroBatch(batch, stacked, surrogate, counted)
 
     def _term_metrics(self, updates: Sequence[Update]) -> dict[str, float]:
         """Return the metrics of the loss terms, from numbers summed over all micro-batches."""

@@ -108,10 +108,10 @@ def arms(runs: Iterable[ComparedRun]) -> list[Arm]:
     differing = [key for key in keys if _differs(key, settings)]
     found: dict[str, tuple[dict[str, Any], list[ComparedRun]]] = {}
     for run, values in flat:
-        own = {key: values.get(key) for key in differing}
+        of_run = {key: values.get(key) for key in differing}
         # Values may be lists, which a dict cannot have as keys: hence `repr`.
-        found.setdefault(repr(own), (own, []))[1].append(run)
-    return [Arm(own, sorted(same, key=lambda run: run.seed)) for own, same in found.values()]
+        found.setdefault(repr(of_run), (of_run, []))[1].append(run)
+    return [Arm(each, sorted(same, key=lambda run: run.seed)) for each, same in found.values()]
 
 
 def paired(first: Arm, second: Arm, *path: str | int) -> list[float]:

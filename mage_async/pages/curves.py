@@ -46,9 +46,9 @@ def environment_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
     names = points[0][1].get("parts", {}).get("environment", {}) if points else {}
     charts = []
     for name in names:
-        own = [(version, score["parts"]["environment"][name]) for version, score in points]
+        own_points = [(version, score["parts"]["environment"][name]) for version, score in points]
         described = f"return of each episode against steps, {name}"
-        charts.append((name, line_chart(episode_lines(own), described=described)))
+        charts.append((name, line_chart(episode_lines(own_points), described=described)))
     return charts
 
 

@@ -192,13 +192,13 @@ def _by_episode(
     """
     episodes: list[ShownEpisode] = []
     for number, reward in enumerate(rewards):
-        own = [turn for turn in turns if turn.episode == number]
-        if own and episodes:
-            text = own[0].observation  # outcome, then "episode N" and what begins it
+        played = [turn for turn in turns if turn.episode == number]
+        if played and episodes:
+            text = played[0].observation  # outcome, then "episode N" and what begins it
             cut = max(0, text.rfind(f"episode {number + 1}"))
-            own[0] = replace(own[0], observation=text[cut:])
+            played[0] = replace(played[0], observation=text[cut:])
             episodes[-1] = replace(episodes[-1], ending=text[:cut].strip())
-        episodes.append(ShownEpisode(reward, own, ""))
+        episodes.append(ShownEpisode(reward, played, ""))
     if turns:  # episodes that were not played, because an earlier one was won, have no text
         last = turns[-1].episode
         episodes[last] = replace(episodes[last], ending=readable(ending))

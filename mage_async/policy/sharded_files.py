@@ -179,11 +179,11 @@ def read_state(trainer: Trainer, folder: Path) -> None:
 
 def _moments(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str, Any]:
     """Return the optimizer's state of a weight; before the first update, zeros as in AdamW."""
-    own: dict[str, Any] = optimizer.state[weight]
-    if not own:
+    state: dict[str, Any] = optimizer.state[weight]
+    if not state:
         # AdamW keeps the number of updates on the GPU only where it is fused.
         device = weight.device if optimizer.param_groups[0].get("fused") else "cpu"
-        own["step"] = torch.zeros((), dtype=torch.float32, device=device)
-        own["exp_avg"] = torch.zeros_like(weight)
-        own["exp_avg_sq"] = torch.zeros_like(weight)
-    return own
+        state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        state["exp_avg"] = torch.zeros_like(weight)
+        state["exp_avg_sq"] = torch.zeros_like(weight)
+    return state

@@ -73,13 +73,13 @@ def axis_of(text: str) -> Axis:
 def _range(text: str, low: str, high: str, is_log: bool) -> Range:
     """Return a range; raise a `ConfigError` if its bounds are not numbers, or do not rise."""
     try:
-        made = Range(float(low), float(high), is_log, low.isdigit() and high.isdigit())
+        parsed = Range(float(low), float(high), is_log, low.isdigit() and high.isdigit())
     except ValueError:
         raise ConfigError(f"--over {text}: a range is of two numbers") from None
-    if not made.low < made.high or (is_log and made.low <= 0):
+    if not parsed.low < parsed.high or (is_log and parsed.low <= 0):
         above = " and above 0" if is_log else ""
         raise ConfigError(f"--over {text}: the bounds of a range must rise{above}")
-    return made
+    return parsed
 
 
 def grid(axes: Sequence[Axis]) -> list[Setting]:

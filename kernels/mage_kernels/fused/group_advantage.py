@@ -98,12 +98,14 @@ def minus_baseline_kernel(
         is_turn = at < stop
         value = tl.load(values_ptr + at, mask=is_turn, other=0.0)
         if LEAVE_ONE_OUT:
-            size, own = part_sums(values_ptr, part_starts_ptr, part_stops_ptr, at, is_turn, first)
+            size, part_sum = part_sums(
+                values_ptr, part_starts_ptr, part_stops_ptr, at, is_turn, first
+            )
             weight = weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS)
             others = count - size
             # Sum of the weights outside of the turn's part; 1 avoids a division by 0.
             rest = tl.where(others > 0, weights - weight * size.to(tl.float64), 1.0)
-            level = value - first - (total - weight * own) / rest
+            level = value - first - (total - weight * part_sum) / rest
             level = tl.where(others > 0, level, 0.0)
         else:
             level = value - first - total / weights

@@ -145,8 +145,8 @@ def backward_rows(
         if kept is not None and len(kept_part := gradient[is_kept]):
             kept_gradient(kept_part, kept, source_rows[is_kept], coefficients.rows(is_kept), first)
         if len(part := gradient[is_recomputed]):
-            own = coefficients.rows(is_recomputed)
-            recomputed_gradient(part, hidden[is_recomputed], head, own, first)
+            part_coefficients = coefficients.rows(is_recomputed)
+            recomputed_gradient(part, hidden[is_recomputed], head, part_coefficients, first)
         sampled_token_gradient(gradient, tokens, coefficients.sampled, first)
         if d_head is not None:
             torch.mm(gradient.T, hidden, out=d_head[columns])
