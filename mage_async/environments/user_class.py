@@ -562,9 +562,10 @@ class ResetStep(Environment):
             own = range(first, first + NUM_TASKS[split])
         tasks: dict[str, Any] = {}
         for each in own:
-            name, kind = str(each), type(each)
+            name = str(each)
+            kind: Any = type(each)
             where = f"environment {self._name!r}: members({split!r}) lists"
-            if (kind.__str__, kind.__repr__) == (object.__str__, object.__repr__):
+            if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
                 raise ConfigError(
                     f"{where} a {kind.__name__}, whose text is its address in memory, which "
                     "other processes do not know: give the class a `__str__`, or list texts"
