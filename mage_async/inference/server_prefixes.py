@@ -9,8 +9,8 @@ version that is loaded when it begins, and a newer one when a prompt needs fresh
     refresh_at_episode   at the first turn of an episode
     isolate              at every turn
 
-So a new sequence never begins with keys that older weights computed. Keys under a key version were
-computed by that version or by newer ones; it is a token's `VersionRun.kv`.
+A new sequence therefore never begins with keys that older weights computed. The keys under a key
+version were computed by that version or by newer ones; it is a token's `VersionRun.kv`.
 """
 
 from dataclasses import dataclass
@@ -251,4 +251,5 @@ class TurnRequests:
             self._drawn_from += [None] * len(tokens)
 
     def _has_stopped(self) -> bool:
+        """Return whether the last token so far is one at which the prompt stops."""
         return bool(self._tokens) and self._tokens[-1] in self.prompt.sampling.stop_tokens

@@ -289,6 +289,7 @@ def _count(ids: np.ndarray) -> int:
 
 
 def _on(device: "torch.device | str", values: np.ndarray) -> "Tensor":
+    """Copy an array to a device."""
     import torch
 
     return torch.from_numpy(values).to(device, non_blocking=True)

@@ -508,11 +508,13 @@ class MergedLayer:
 
 
 def _normed_product(hidden: Tensor, norm: Tensor, epsilon: float, matrix: Matrix) -> Tensor:
+    """Apply `NormedProduct` with the adapters of a matrix."""
     out: Tensor = NormedProduct.apply(hidden, norm, epsilon, matrix, *matrix.adapters())
     return out
 
 
 def _added_product(rows: Tensor, residual: Tensor, matrix: Matrix) -> Tensor:
+    """Apply `AddedProduct` with the adapters of a matrix."""
     out: Tensor = AddedProduct.apply(rows, residual, matrix, *matrix.adapters())
     return out
 
@@ -568,6 +570,7 @@ class MergedLayers:
             self._merged = present
 
     def _folding(self, row: TokenRow) -> Folding:
+        """Return how attention sees a row, with angles for its positions."""
         shape, num_positions = self._shape, int(row.positions.max()) + 1
         if num_positions > len(self._angles):
             self._angles = rotations(shape.rotation, shape.head_dim, num_positions)

@@ -154,6 +154,7 @@ class Masters:
 
 
 def _master(weight: nn.Parameter) -> nn.Parameter:
+    """Copy a weight into float32."""
     return nn.Parameter(weight.detach().to(torch.float32))
 
 

@@ -409,6 +409,9 @@ def _put(device: torch.device, values: np.ndarray) -> Tensor:
 
 
 def _index(places: np.ndarray, opening: int, shift: int) -> np.ndarray:
+    """Turn positions in a sequence into indices in the row, where the opening stands once, at the
+    beginning, and the tokens behind it are shifted: int64 [n].
+    """
     return np.where(places < opening, places, places + shift)
 
 

@@ -113,6 +113,7 @@ class RankedTrainer(Trainer):
         self.version += 1
 
     def _corrected_loss(self) -> CorrectedLoss:
+        # M2PO chooses its tokens among those of all ranks.
         correction = self._learner.correction
         if not isinstance(correction, M2po):
             return super()._corrected_loss()
@@ -229,6 +230,7 @@ def from_bytes(data: bytes, device: torch.device) -> list[TrainingSequence]:
 
 
 def _columns(sequence: TrainingSequence) -> dict[str, torch.Tensor]:
+    """Return the tensors of a sequence by the names of `_FIELDS`."""
     arrays = [*sequence.sampled, *(getattr(sequence, name) for name in _SEQUENCE_FIELDS)]
     allowed = sequence.allowed
     arrays += (
@@ -242,6 +244,7 @@ def _columns(sequence: TrainingSequence) -> dict[str, torch.Tensor]:
 
 
 def _sequence(row: dict[str, torch.Tensor], device: torch.device) -> TrainingSequence:
+    """Make a sequence from its tensors; the inverse of `_columns`."""
     sampled = SampledTokens(*(row[name].numpy() for name in SampledTokens._fields))
     tokens, places, turn_lengths = (row[name].numpy() for name in _SEQUENCE_FIELDS)
     index, offsets, allowed = (row[name].numpy() for name in _ALLOWED_FIELDS)
@@ -277,6 +280,7 @@ def empty_loss(model: PreTrainedModel) -> torch.Tensor:
 
 
 def _short_row(device: torch.device) -> TokenRow:
+    """Make a row of one token."""
     return TokenRow.of([np.zeros(1, np.int32)], device)
 
 
@@ -321,6 +325,7 @@ def read_report(report: torch.Tensor, batches: Sequence[MicroBatch]) -> list[Tra
 
 
 def _results(each: TrainedMicroBatch) -> tuple[torch.Tensor, ...]:
+    """Return the `COLUMNS` results of a micro-batch's tokens, [N] each."""
     batch, made = each.batch, each.surrogate
     assert batch.proximal is not None, "it was trained on"
     assert batch.entropy_mask is not None, "known together with `proximal`"
@@ -346,6 +351,7 @@ def largest_set_of_all(values: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensor of every rank, of equal shapes, by rank."""
     rows = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
     distributed.all_gather(rows, tensor)
     return rows
@@ -405,6 +411,7 @@ def sharded_moments(state: Mapping[str, Any], trained: Sequence[torch.Tensor]) -
 
 
 def _sum_gradients(module: FSDPModule) -> None:
+    """Make FSDP sum gradients over ranks, which by default it averages."""
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
 

@@ -53,7 +53,7 @@ def has_roles(model: nn.Module) -> bool:
 def give_roles(model: nn.Module, is_second_role: torch.Tensor | None) -> None:
     """Set the roles of the next forward's tokens; a model without roles is left alone.
 
-    They stay set, because activation checkpointing runs the forward again in the backward pass.
+    The roles stay set for activation checkpointing, which repeats the forward in the backward pass.
 
     Args:
         is_second_role: bool [T]; None: all tokens are the first role's.
@@ -88,12 +88,14 @@ def backward(
 
 
 def _present_roles(is_second_role: torch.Tensor | None) -> list[int]:
+    """Return the roles that have a token: 0, 1, or both."""
     if is_second_role is None:
         return [0]
     return [role for role in (0, 1) if bool((is_second_role == bool(role)).any())]
 
 
 def _adapter(model: nn.Module, role: int) -> list[torch.Tensor]:
+    """Return the weights of a role's adapter in all layers."""
     layers = adapted_layers(model).values()
     return [
         list(part.values())[role].weight
@@ -105,4 +107,5 @@ def _adapter(model: nn.Module, role: int) -> list[torch.Tensor]:
 def _mask_output(
     routing: Routing, role: int, layer: nn.Module, args: object, out: torch.Tensor
 ) -> torch.Tensor:
+    """Forward hook of a down-projection: set its output to 0 at the other role's tokens."""
     return routing.masked(role, out)

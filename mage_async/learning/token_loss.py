@@ -5,7 +5,7 @@ log-prob alone. `mage_kernels.linear_policy_loss` then computes the LM head's gr
 with the log-probs: three GEMMs instead of four where the logits do not fit in memory. Where they
 fit, as on a laptop, both ways need three, and the single pass would add half a millisecond.
 
-Both ways compute the metrics with the correction itself, so each metric is defined once. They agree
+Both ways compute the metrics with the correction itself, so each metric is defined once. Both agree
 to rounding (`tests/learning/test_token_loss.py`), except that a log-ratio beyond 20 nats has no
 gradient in the single pass.
 
@@ -52,8 +52,8 @@ class HeadInputs:
     def logprobs(self) -> tuple[Tensor, Tensor]:
         """Compute log-prob and entropy of each target in nats: two float32 [N], differentiable.
 
-        They are those of the distribution that the token was drawn from: over its allowed set, or
-        over the whole vocabulary.
+        The distribution is the one that the token was drawn from: over its allowed set, or over the
+        whole vocabulary.
         """
         scale, restricted = self.inverse_temperature, self.restricted
         if restricted is None:

@@ -117,6 +117,7 @@ class Trainer:
             group["weight_decay"] = learner.weight_decay
 
     def _corrected_loss(self) -> CorrectedLoss:
+        """Return the loss of the configured correction; a trainer of ranks has its own."""
         return corrected_loss(self._learner)
 
     def describe(self) -> str:
@@ -165,6 +166,7 @@ class Trainer:
 
     @property
     def _reference_cycle(self) -> int:
+        """Number of steps after which the reference is renewed; 0: never."""
         return max((term.reference_cycle for term in self._terms), default=0)
 
     def parity(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
@@ -221,6 +223,7 @@ class Trainer:
         return [self._with_frozen(self._packed(each)) for each in self._split(sequences)]
 
     def _split(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
+        """Group the sequences of a minibatch by micro-batch."""
         learner = self._learner
         return split_minibatch(
             sequences, learner.max_tokens_per_microbatch, shares_opening=learner.shared_opening
@@ -308,7 +311,7 @@ class Trainer:
     def update(self, batches: Sequence[MicroBatch], scale: float) -> Update:
         """Make one optimizer update on a minibatch.
 
-        It waits for a GPU once, for the norm; all results are tensors that metrics read later.
+        The update waits for a GPU once, for the norm; its results are tensors, read later.
 
         Args:
             scale: factor of every token's loss, 1 / (tokens of a minibatch, on average).

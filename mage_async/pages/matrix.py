@@ -118,6 +118,7 @@ def _method_lines(
 
 
 def _scaled(point: tuple[int, float, float], *, column: int, scale: float) -> float:
+    """Return a coordinate of a point of `FinishedRun.curve`, in another unit."""
     return point[column] * scale
 
 

@@ -99,10 +99,8 @@ def complete_checkpoint(working: Path, counters: dict[str, Any], keep: int) -> P
 
 
 def whole_policy(config: Config, policy: Path, checkpoint: Path) -> Path:
-    """Return a checkpoint as a model directory.
-
-    That is the checkpoint itself, or, if it holds adapters, its merged model, which the first call
-    writes.
+    """Return a checkpoint as a model directory: the checkpoint itself or, if it holds adapters, its
+    merged model, which the first call writes.
 
     Args:
         policy: Model directory that the run began from.

@@ -183,6 +183,7 @@ def family_of(member: str, environment: Environment) -> str:
 
 
 def _means(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean of each column."""
     return [_mean(column) for column in zip(*rows, strict=True)]
 
 

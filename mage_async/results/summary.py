@@ -137,7 +137,7 @@ def _over_tokens(records: RunRecords, name: str) -> float:
 def _prefix_cache(records: RunRecords) -> Record:
     """Return the shares of prompt tokens that caches held.
 
-    They come from the totals of the run or, if it was interrupted, are means over steps.
+    These shares come from the totals of the run or, if it was interrupted, are means over steps.
     """
     if totals := records.learner.get("totals"):
         rates = prefix_rates(totals)
@@ -148,6 +148,7 @@ def _prefix_cache(records: RunRecords) -> Record:
 
 
 def _mean_over_steps(records: RunRecords, name: str) -> float:
+    """Return the mean of a metric that every step has."""
     # Every step trains equally many trials, so this is a mean over trials, too.
     return float(sum(record[name] for record in records.metrics) / len(records.metrics))
 

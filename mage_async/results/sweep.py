@@ -112,6 +112,7 @@ def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Setting]:
 
 
 def _draw(axis: Axis, source: random.Random) -> str:
+    """Draw one value of an axis, as text."""
     if isinstance(axis.choices, Range):
         return axis.choices.draw(source)
     return source.choice(axis.choices)
