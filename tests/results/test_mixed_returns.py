@@ -1,5 +1,6 @@
 """Returns by environment, from trials to the terminal's table and the report's."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from mage_async.results.score import by_environment, environment_returns, refere
 from mage_async.tasks.task_stream import FINAL_SEED, evaluation_tasks
 from mage_async.trajectory import Group, Trial
 from mage_async.trials.scripted import chat_in_words, scripted_trial
-from mage_services.terminal.final_table import final_table
+from mage_services.terminal.final_table import print_final
 
 MIX = catalogue.load("mix", parts=[{"name": "boxes"}, {"name": "rps", "share": 0}])
 
@@ -84,7 +85,7 @@ def summary() -> dict[str, Any]:
 def test_the_final_table_and_the_report_show_each_environment_beside_its_references() -> None:
     console = Console(width=100, record=True, file=None)
     with console.capture() as captured:
-        console.print(final_table(summary()))
+        print_final(console, summary(), Path("report.html"))
     said = captured.get()
     assert "rps (not trained on)" in said
     assert "with memory" in said
@@ -104,7 +105,7 @@ def test_sampled_references_stand_with_their_intervals_and_exact_ones_without() 
     found = {**summary(), **known}
     console = Console(width=100, record=True, file=None)
     with console.capture() as captured:
-        console.print(final_table(found))
+        print_final(console, found, Path("report.html"))
     lines = captured.get().splitlines()
     (solver,) = (line for line in lines if "solver without memory" in line)
     (random,) = (line for line in lines if "│ random" in line)

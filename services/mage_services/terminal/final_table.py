@@ -41,11 +41,6 @@ def print_final(console: Console, summary: dict[str, Any], report: Path) -> None
     console.out(f"report: {report}", highlight=False)
 
 
-def final_table(summary: dict[str, Any]) -> RenderableType:
-    """Return the table with the costs below it, or the title if the run was not evaluated."""
-    return Group(_head(summary), _foot(summary))
-
-
 def _head(
     summary: dict[str, Any], *, ascii_only: bool = False, most_episodes: int = MOST_EPISODES
 ) -> RenderableType:
