@@ -7,6 +7,7 @@ computes, bit for bit: both sides call `added`.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -14,8 +15,8 @@ import torch
 
 from mage_async.completion import SECOND_ROLE
 from mage_async.errors import UnreadableWeights
-from mage_async.inference.weight_fingerprint import DOWN, UP, AdapterBase, combined, tensor_digest
-from mage_async.inference.weights import read_tensors
+from mage_async.inference.weight_fingerprint import AdapterBase, combined, tensor_digest
+from mage_async.inference.weights import DOWN, UP, read_tensors
 
 LAYERS = "model.layers."
 """Beginning of the names of weights that may have an adapter."""
@@ -31,6 +32,14 @@ def added(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: flo
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     return (up.to(wide) @ down.to(wide)).mul_(scale).add_(weight).to(weight.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapters:
+    """Hold published adapters, and describe what they are added to."""
+
+    tensors: dict[str, torch.Tensor]
+    base: AdapterBase
 
 
 class BaseWeights:
@@ -59,6 +68,10 @@ class BaseWeights:
         if dtype not in self._digests:
             self._digests[dtype] = digest_of(self._tensors, getattr(torch, dtype))
         return self._digests[dtype]
+
+    def tensors(self, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield all weights by name in a type, without adapters."""
+        return ((name, one.to(getattr(torch, dtype))) for name, one in self._tensors.items())
 
     def merged(
         self, adapters: Mapping[str, torch.Tensor], published: AdapterBase

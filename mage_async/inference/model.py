@@ -9,6 +9,10 @@ memory. In the last layer, only tokens whose logits are wanted are computed beyo
 values. If a policy has two roles with weights of their own, a token of the second role is given as
 `~token` (`with_roles` of `mage_async/completion.py`).
 
+Several policies may share a forward (`forward_together`), if their weights differ in adapters only.
+Each has a model with a KV cache of its own. The tokens of all models with the same matrices are
+multiplied by these at once; to the product of each token its policy's adapters are added.
+
 Shapes: `R` rows, `T` packed tokens, `W` rows whose logits are wanted, `V` vocabulary, `D` hidden,
 `N` heads, `K` key-value heads, `H` head size; of a bucket `B` rows, `n` tokens in the widest, `L`
 tokens in the longest sequence.
@@ -16,8 +20,9 @@ tokens in the longest sequence.
 
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +32,7 @@ from mage_async.completion import without_roles
 from mage_async.errors import PolicyError
 from mage_async.inference.architecture import Architecture, read_architecture, rotations
 from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic, Kind
-from mage_async.inference.weights import Layer, Weights, read_weights
+from mage_async.inference.weights import Adapter, Layer, Weights, read_weights
 
 PrefixCopies = dict[tuple[int, int], list[int]]
 """For each source slot and length of a prefix: the slots to which it is copied. Copies are made in
@@ -203,6 +208,8 @@ class RoutedLayer:
     roles: tuple[tuple[Layer, torch.Tensor | None], ...]
     """For each role: the layer, and the indices of its tokens, int64; None for all tokens."""
     arithmetic: Arithmetic
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    """Adapters beside the matrices, by the name of the matrix."""
 
     @property
     def shared(self) -> Layer:
@@ -223,6 +230,60 @@ class RoutedLayer:
             assert index is not None, "with several roles each has its own tokens"
             out.index_copy_(0, index, part)
         return out
+
+    def adapt(self, rows: torch.Tensor, name: str, out: torch.Tensor) -> None:
+        """Add the adapters' products to those of the matrix, [T, O], in place."""
+        if (adapter := self.adapters.get(name)) is not None:
+            inner = self.arithmetic.linear(rows, adapter.down)
+            for own, columns, up in adapter.ups:
+                out[:, own] += self.arithmetic.linear(inner[:, columns], up)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointLayer:
+    """Hold the same layer of the policies that share a forward."""
+
+    layers: tuple[RoutedLayer, ...]
+    sizes: list[int]
+    """Number of tokens of each policy; its tokens follow those of the policy before."""
+
+    @property
+    def shared(self) -> Layer:
+        """The layer whose norms all policies share."""
+        return self.layers[0].shared
+
+    def linear(self, rows: torch.Tensor, name: str) -> torch.Tensor:
+        """Multiply by the matrices of that name, and add adapters and biases: [T, D] -> [T, O]."""
+        if len(self.layers) == 1 and not self.layers[0].adapters:
+            return self.layers[0].linear(rows, name)
+        ends = np.cumsum([0, *self.sizes]).tolist()
+        spans = list(zip(self.layers, pairwise(ends), strict=True))
+        parts = []
+        for _, group in groupby(spans, lambda one: id(one[0].shared)):
+            own = list(group)
+            first, last = own[0][1][0], own[-1][1][1]
+            out = own[0][0].linear(rows[first:last], name)
+            for layer, (begin, end) in own:
+                layer.adapt(rows[begin:end], name, out[begin - first : end - first])
+            parts.append(out)
+        return _joined(parts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """Describe what one policy computes in a forward; the fields are those of `Model.forward`."""
+
+    model: "Model"
+    tokens: np.ndarray
+    rows: Rows
+    copies: PrefixCopies
+    logit_rows: np.ndarray
+    columns: np.ndarray | None = None
+
+    def ends(self) -> np.ndarray:
+        """Return the indices of the tokens whose logits are wanted: int64 [W]."""
+        ends: np.ndarray = (np.cumsum(self.rows.counts) - 1)[self.logit_rows]
+        return ends
 
 
 class Model:
@@ -282,7 +343,6 @@ class Model:
         """Return the memory of the KV cache, in bytes."""
         return sum(layer.numel() * layer.element_size() for layer in self._cache)
 
-    @torch.inference_mode()
     def forward(
         self,
         tokens: np.ndarray,
@@ -304,27 +364,7 @@ class Model:
         Returns:
             float32 [W, V], or [W, U]
         """
-        hidden, angles, places = self._embed(tokens, rows)
-        *layers, last_layer = self._routed(tokens)
-        grouped = buckets(rows) if layers else []
-        # Not strict: `self._cache` has one more entry, that of the last layer.
-        for layer, cache in zip(layers, self._cache, strict=False):
-            qkv = self._store(layer, cache, hidden, angles, places, copies)
-            hidden = self._block(layer, cache, hidden, qkv, grouped)
-        # Later forwards need the last layer's keys and values of all tokens, but nothing reads the
-        # rest of that layer, except for the tokens whose logits are returned.
-        qkv = self._store(last_layer, self._cache[-1], hidden, angles, places, copies)
-        if not len(logit_rows):
-            return hidden.new_zeros(0, self.architecture.vocabulary)
-        head = self.weights.head
-        if columns is not None:
-            head = head.index_select(0, torch.from_numpy(columns))
-        ends = (np.cumsum(rows.counts) - 1)[logit_rows]
-        last = torch.from_numpy(ends)
-        hidden, qkv = hidden.index_select(0, last), qkv.index_select(0, last)
-        grouped = buckets(rows.take(logit_rows).last_tokens())
-        last_layer = self._routed(tokens[ends])[-1]  # with the roles of the remaining tokens
-        return self._logits(self._block(last_layer, self._cache[-1], hidden, qkv, grouped), head)
+        return forward_together([Share(self, tokens, rows, copies, logit_rows, columns)])[0]
 
     @torch.inference_mode()
     def score(self, tokens: np.ndarray) -> torch.Tensor:
@@ -339,9 +379,10 @@ class Model:
         # One row: all tokens, in slot 0 from position 0 on.
         rows = Rows(*(np.array([value]) for value in (0, 0, len(tokens))))
         hidden, angles, places = self._embed(tokens, rows)
-        for layer, cache in zip(self._routed(tokens), self._cache, strict=True):
-            qkv = self._store(layer, cache, hidden, angles, places, {})
-            hidden = self._block(layer, cache, hidden, qkv, buckets(rows))
+        for routed, cache in zip(self._routed(tokens), self._cache, strict=True):
+            layer = JointLayer((routed,), [len(tokens)])
+            qkv = self._store(layer, [(cache, places, {})], hidden, angles)
+            hidden = self._block(layer, [(cache, buckets(rows))], hidden, qkv)
         logits = self._logits(hidden[:-1], self.weights.head)
         targets = torch.from_numpy(without_roles(tokens[1:, None]))
         return self.arithmetic.log_softmax(logits).gather(1, targets)[:, 0]
@@ -364,6 +405,11 @@ class Model:
         """Return the layers, each with the roles that occur among the tokens."""
         first_role, second_role = self.weights.layers, self.weights.second_role
         is_second = tokens < 0
+        if self.weights.adapters:
+            return [
+                RoutedLayer(((each, None),), self.arithmetic, own)
+                for each, own in zip(first_role, self.weights.adapters, strict=True)
+            ]
         if not second_role or not is_second.any():
             return [RoutedLayer(((each, None),), self.arithmetic) for each in first_role]
         if is_second.all():
@@ -380,14 +426,16 @@ class Model:
 
     def _store(
         self,
-        layer: RoutedLayer,
-        cache: torch.Tensor,
+        layer: JointLayer,
+        stores: Sequence[tuple[torch.Tensor, torch.Tensor, PrefixCopies]],
         hidden: torch.Tensor,
         angles: torch.Tensor,
-        places: torch.Tensor,
-        copies: PrefixCopies,
     ) -> torch.Tensor:
-        """Store new keys and values, then make the copies; return QKV: [T, (N + 2K) H]."""
+        """Store new keys and values, then make the copies; return QKV: [T, (N + 2K) H].
+
+        Args:
+            stores: Cache, places and copies of each policy.
+        """
         shape, computed = self.architecture, self.arithmetic
         qkv = layer.linear(self._norm(hidden, layer.shared.input_norm), "qkv")
         num_rotated = (shape.heads + shape.kv_heads) * shape.head_dim
@@ -396,25 +444,32 @@ class Model:
             normed = computed.normed(heads, shape.norm_epsilon)
             torch.mul(normed, layer.shared.head_norms, out=heads)
         computed.rotate(heads, angles)
-        kept = qkv[:, shape.heads * shape.head_dim :].reshape(-1, shape.head_dim)
-        cache.view(-1, shape.head_dim).index_copy_(0, places, kept)
-        for (source, length), targets in copies.items():
-            cache[targets, :, :, :length] = cache[source, :, :, :length]
+        kept = qkv[:, shape.heads * shape.head_dim :].split(layer.sizes)
+        for (cache, places, copies), own in zip(stores, kept, strict=True):
+            cache.view(-1, shape.head_dim).index_copy_(0, places, own.reshape(-1, shape.head_dim))
+            for (source, length), targets in copies.items():
+                cache[targets, :, :, :length] = cache[source, :, :, :length]
         return qkv
 
     def _block(
         self,
-        layer: RoutedLayer,
-        cache: torch.Tensor,
+        layer: JointLayer,
+        reads: Sequence[tuple[torch.Tensor, Sequence[Bucket]]],
         hidden: torch.Tensor,
         qkv: torch.Tensor,
-        grouped: Sequence[Bucket],
     ) -> torch.Tensor:
-        """Compute attention and MLP of a layer: [T, D]."""
+        """Compute attention and MLP of a layer: [T, D].
+
+        Args:
+            reads: Cache and buckets of each policy.
+        """
         queries = qkv[:, : self.architecture.heads * self.architecture.head_dim]
-        parts = [self._attend(cache, queries[bucket.tokens], bucket) for bucket in grouped]
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
-        hidden = layer.linear(attended, "output").add_(hidden)
+        parts = [
+            self._attend(cache, own[bucket.tokens], bucket)
+            for (cache, grouped), own in zip(reads, queries.split(layer.sizes), strict=True)
+            for bucket in grouped
+        ]
+        hidden = layer.linear(_joined(parts), "output").add_(hidden)
         normed = self._norm(hidden, layer.shared.mlp_norm)
         gate, up = layer.linear(normed, "gate_up").chunk(2, 1)
         inner = self.arithmetic.silu(gate).mul_(up)
@@ -439,6 +494,67 @@ class Model:
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Apply RMS norm with the model's epsilon."""
         return self.arithmetic.normed(hidden, self.architecture.norm_epsilon, weight)
+
+
+@torch.inference_mode()
+def forward_together(shares: Sequence[Share]) -> list[torch.Tensor]:
+    """Compute one forward of several policies; return the logits of each, as `Model.forward` does.
+
+    Args:
+        shares: Those of equal matrices are neighbours. All weights are the same but for the
+            matrices of layers and their adapters.
+    """
+    model, count = shares[0].model, len(shares)
+    embedded = [each.model._embed(each.tokens, each.rows) for each in shares]
+    hidden, angles, _ = (_joined(one) for one in zip(*embedded, strict=True))
+    sizes = [len(each.tokens) for each in shares]
+    routed = [each.model._routed(each.tokens) for each in shares]
+    *layers, last_layer = (JointLayer(one, sizes) for one in zip(*routed, strict=True))
+    grouped = [buckets(each.rows) if layers else [] for each in shares]
+    caches = list(zip(*(each.model._cache for each in shares), strict=True))
+    stored = [(places, each.copies) for (*_, places), each in zip(embedded, shares, strict=True)]
+
+    def store(layer: JointLayer, number: int) -> torch.Tensor:
+        stores = [(caches[number][one], *stored[one]) for one in range(count)]
+        return model._store(layer, stores, hidden, angles)
+
+    for number, layer in enumerate(layers):
+        qkv = store(layer, number)
+        hidden = model._block(layer, list(zip(caches[number], grouped, strict=True)), hidden, qkv)
+    # Later forwards need the last layer's keys and values of all tokens, but nothing reads the rest
+    # of that layer, except for the tokens whose logits are returned.
+    qkv = store(last_layer, -1)
+    ends = [each.ends() for each in shares]
+    wanted = [len(each) for each in ends]
+    if not any(wanted):
+        return [hidden.new_zeros(0, model.architecture.vocabulary)] * count
+    begins = np.cumsum([0, *sizes[:-1]])
+    last = torch.from_numpy(np.concatenate([b + own for b, own in zip(begins, ends, strict=True)]))
+    hidden, qkv = hidden.index_select(0, last), qkv.index_select(0, last)
+    grouped = [
+        buckets(each.rows.take(each.logit_rows).last_tokens()) if num else []
+        for each, num in zip(shares, wanted, strict=True)
+    ]
+    # With the roles of the remaining tokens.
+    last_layer = JointLayer(
+        tuple(
+            each.model._routed(each.tokens[own])[-1] for each, own in zip(shares, ends, strict=True)
+        ),
+        wanted,
+    )
+    hidden = model._block(last_layer, list(zip(caches[-1], grouped, strict=True)), hidden, qkv)
+    head = model.weights.head
+    if all(each.columns is None for each in shares):
+        return list(model._logits(hidden, head).split(wanted))
+    return [
+        model._logits(own, head if each.columns is None else head[torch.from_numpy(each.columns)])
+        for each, own in zip(shares, hidden.split(wanted), strict=True)
+    ]
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenate rows; a single part is returned as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _mapped(*shape: int) -> torch.Tensor:

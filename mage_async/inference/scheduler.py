@@ -24,7 +24,7 @@ from mage_async.completion import (
     without_roles,
 )
 from mage_async.errors import RunError
-from mage_async.inference.model import Model, Plan, packed_positions
+from mage_async.inference.model import Model, Plan, Share, forward_together, packed_positions
 from mage_async.inference.prefix_cache import Opened, PrefixCache
 from mage_async.inference.sampling import SamplingParameters, draw, uniforms
 from mage_async.inference.weights import Weights
@@ -166,11 +166,13 @@ class Scheduler:
 
     def advance(self) -> list[tuple[str, Completion]]:
         """Compute one forward; return the completions that it ended, by context."""
-        began = self._now()
-        forced = self._take_forced()
+        return advance_together([self])
+
+    def _share(self) -> Share | None:
+        """Plan a forward; return what it computes, None if that is nothing."""
         plan = self._plan()
         if not plan.slots:
-            return forced
+            return None
         rows = plan.rows()
         row, positions = packed_positions(rows)
         tokens = self._cache.tokens[rows.slots[row], positions]
@@ -178,20 +180,24 @@ class Scheduler:
         # this forward computes only a part does not.
         known = np.array([self._cache.num_known[slot] for slot in rows.slots.tolist()])
         logit_rows = np.flatnonzero(rows.starts + rows.counts == known)
-        drawing = rows.slots[logit_rows]
-        allowed = [self._running[slot].allowed for slot in drawing.tolist()]
+        drawing = rows.slots[logit_rows].tolist()
+        allowed = [self._running[slot].allowed for slot in drawing]
         columns = _columns(allowed, self.model.architecture.vocabulary)
-        logits = self.model.forward(tokens, rows, plan.copies, logit_rows, columns)
-        finished = []
-        if len(logit_rows):
-            finished = self._draw(logits, drawing, known[logit_rows], allowed, columns)
-        totals = self._totals
-        totals.num_generated_tokens += len(logit_rows)
+        return Share(self.model, tokens, rows, plan.copies, logit_rows, columns)
+
+    def _take(self, share: Share, logits: torch.Tensor) -> list[tuple[str, Completion]]:
+        """Sample from the logits of a forward; return the completions that it ended."""
+        rows, totals = share.rows, self._totals
+        drawing = rows.slots[share.logit_rows]
+        totals.num_generated_tokens += len(drawing)
         totals.num_forwards += 1
         totals.num_rows += len(rows.slots)
         totals.num_computed_tokens += int(rows.counts.sum())
-        totals.forward_s += self._now() - began
-        return forced + finished
+        if not len(drawing):
+            return []
+        known = (rows.starts + rows.counts)[share.logit_rows]
+        allowed = [self._running[slot].allowed for slot in drawing.tolist()]
+        return self._draw(logits, drawing, known, allowed, share.columns)
 
     def release(self, context: str) -> None:
         """Forget a sequence, and abort its prompt."""
@@ -397,6 +403,26 @@ class Scheduler:
             opened.is_extension,
             tuple(running.drawn_from) if prompt.restriction else None,
         )
+
+
+def advance_together(schedulers: Sequence[Scheduler]) -> list[tuple[str, Completion]]:
+    """Compute one forward for several schedulers; return the completions that it ended.
+
+    The time counts for the first scheduler.
+
+    Args:
+        schedulers: Their models can share a forward (`forward_together`).
+    """
+    began = schedulers[0]._now()
+    ended = [one for each in schedulers for one in each._take_forced()]
+    planned = [(each, share) for each in schedulers if (share := each._share()) is not None]
+    if not planned:
+        return ended
+    logits = forward_together([share for _, share in planned])
+    for (each, share), own in zip(planned, logits, strict=True):
+        ended += each._take(share, own)
+    schedulers[0]._totals.forward_s += schedulers[0]._now() - began
+    return ended
 
 
 MAX_COLUMNS_SHARE = 0.25

@@ -29,7 +29,7 @@ from mage_async.errors import UnreadableWeights
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.arithmetic import Arithmetic
 from mage_async.inference.model import Model
-from mage_async.inference.weights import Weights
+from mage_async.inference.weights import DOWN, UP, Weights
 
 DIGEST_BYTES = 8
 """Number of bytes of a digest."""
@@ -53,10 +53,6 @@ depends on the processor.
 """
 RowChecksums = dict[str, float | None]
 """Row checksums by the names of tensors; None for one that is not finite."""
-
-
-DOWN, UP = ".lora_A.weight", ".lora_B.weight"
-"""Endings of the published names of an adapter's two matrices, after that of their layer."""
 
 
 class AdapterBase(msgspec.Struct, frozen=True):

@@ -54,6 +54,20 @@ class Layer:
         return (part for part in named if part is not None)
 
 
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+"""Endings of the published names of an adapter's two matrices, after that of their layer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """Hold the adapters of one matrix of a layer, unmerged; prepared by `Arithmetic.matrix`."""
+
+    down: torch.Tensor
+    """[R, I]: those of all adapted parts of the matrix, one after the other."""
+    ups: tuple[tuple[slice, slice, torch.Tensor], ...]
+    """For each part: its rows in the matrix, those in `down`, and the scaled second matrix."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
     """Hold all weights of a model in float32; LM head and layers are prepared by `Arithmetic`.
@@ -71,6 +85,9 @@ class Weights:
     num_parameters: int
     second_role: tuple[Layer, ...] = ()
     """Layers of the second role; empty if it shares all of them with the first role."""
+    adapters: tuple[Mapping[str, Adapter], ...] = ()
+    """Adapters of each layer by the name of the matrix, computed beside it; empty: there are none.
+    """
 
     def num_bytes(self) -> int:
         """Return the memory of all tensors, in bytes."""
@@ -129,6 +146,47 @@ def as_weights(
     if tensors:
         raise PolicyError(f"{where}: tensors this model does not have: {sorted(tensors)[:3]} …")
     return weights
+
+
+def as_adapters(
+    named: Tensors, scale: float, shape: Architecture, arithmetic: Arithmetic
+) -> tuple[dict[str, Adapter], ...]:
+    """Arrange published adapters for `Weights.adapters`.
+
+    Args:
+        named: Both matrices of each adapter, by their published names; they fit the model.
+    """
+    heads, kv_heads = (each * shape.head_dim for each in (shape.heads, shape.kv_heads))
+    parts = {
+        "qkv": {
+            "self_attn.q_proj": heads,
+            "self_attn.k_proj": kv_heads,
+            "self_attn.v_proj": kv_heads,
+        },
+        "output": {"self_attn.o_proj": shape.hidden_size},
+        "gate_up": {"mlp.gate_proj": shape.mlp_size, "mlp.up_proj": shape.mlp_size},
+        "down": {"mlp.down_proj": shape.hidden_size},
+    }
+
+    def adapter(number: int, sizes: Mapping[str, int]) -> Adapter | None:
+        downs, ups, first, rank = [], [], 0, 0
+        for part, size in sizes.items():
+            stem = f"model.layers.{number}.{part}"
+            if stem + UP in named:
+                down, up = named[stem + DOWN], scale * named[stem + UP]
+                up = paired(up, shape.head_dim) if part.endswith(("q_proj", "k_proj")) else up
+                own = slice(rank, rank + len(down))
+                ups.append((slice(first, first + size), own, arithmetic.matrix(up)))
+                downs.append(down)
+                rank = own.stop
+            first += size
+        return Adapter(arithmetic.matrix(torch.cat(downs)), tuple(ups)) if downs else None
+
+    layers = (
+        {name: adapter(number, sizes) for name, sizes in parts.items()}
+        for number in range(shape.layers)
+    )
+    return tuple({name: one for name, one in each.items() if one} for each in layers)
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from torch import nn
 
 from mage_async.completion import SECOND_ROLE
 from mage_async.inference.base_weights import added
-from mage_async.inference.weight_fingerprint import DOWN, UP
+from mage_async.inference.weights import DOWN, UP
 
 ADAPTER = "default"
 """peft's name of a single adapter. A method with two roles (`mage_async/learning/roles.py`) names

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from mage_async.config.policy import Lora
-from mage_async.inference.weight_fingerprint import DOWN, UP, AdapterBase
+from mage_async.inference.weight_fingerprint import AdapterBase
+from mage_async.inference.weights import DOWN, UP
 from mage_async.learning.adapters import ADAPTER, adapted_layers, adapter_tensors, base_tensors
 from mage_async.learning.attention import NAME
 from mage_async.policy import snapshot as snapshots

@@ -2,7 +2,10 @@
 
 The scheduler is never used by two threads: calls that arrive during a forward are queued, and run
 between two forwards, while the worker is idle. Past versions of the policy, which play opponents'
-seats, have schedulers of their own.
+seats, have schedulers of their own, and so keys and values of their own. Those published as
+adapters are computed beside their base, in one forward with the current version: they share the
+base's matrices. The current version keeps merged ones, as the learner computes them: beside the
+base its log-probs would differ by 0.03 nats in bfloat16.
 
     queue     filled by                emptied by   bounded by
     calls     complete, release        the driver   trials, which wait for their completions
@@ -12,7 +15,7 @@ seats, have schedulers of their own.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -25,20 +28,23 @@ from mage_async.completion import Completion, Prompt
 from mage_async.config.schema import Embedded as EngineConfig
 from mage_async.errors import MageError, RunError
 from mage_async.inference.arithmetic import BFloat16
-from mage_async.inference.base_weights import BaseWeights
+from mage_async.inference.base_weights import Adapters, BaseWeights
 from mage_async.inference.model import Model
-from mage_async.inference.scheduler import Scheduler, Statistics
+from mage_async.inference.scheduler import Scheduler, Statistics, advance_together
 from mage_async.inference.weight_fingerprint import (
+    TOLERANCES,
     AcceptedWeights,
     AdapterBase,
     FingerprintBuilder,
+    Precision,
     WeightFingerprint,
+    difference,
     precision_of,
     probe_logprobs,
 )
-from mage_async.inference.weights import Weights, as_weights, read_tensors
+from mage_async.inference.weights import Weights, as_adapters, as_weights, read_tensors
 from mage_services.engines.engine import Engine, settle
-from mage_services.engines.weight_acceptance import read_again
+from mage_services.engines.weight_acceptance import read_again, refusal
 from mage_services.weights.weight_group import Manifest, Receiver, is_manifest
 
 MAX_IDLE = 4
@@ -137,7 +143,7 @@ class EmbeddedEngine(Engine):
         self._config, self._name = config, name
         self._base = BaseWeights(base or directory, is_tied=bool(model.architecture.is_tied))
         self._unadapted: dict[str, Weights] = {}
-        """Embedding, last norm and LM head of the base, without layers, by type."""
+        """Weights of the base by type; without layers before the first past version."""
         self._worker = ThreadPoolExecutor(
             1, "embedded engine", initializer=torch.set_num_threads, initargs=(config.threads,)
         )
@@ -160,7 +166,7 @@ class EmbeddedEngine(Engine):
     async def load(self, version: int, path: Path) -> AcceptedWeights | None:
         """Load weights; return when the next token will be sampled with them."""
         self._check_runs()
-        weights, receipt = await asyncio.to_thread(self._read, version, path)
+        (weights, _), receipt = await asyncio.to_thread(self._read, version, path)
         future: asyncio.Future[None] = self._promise()
         self._loads.append((version, weights, future))
         self._has_work.set()
@@ -214,7 +220,9 @@ class EmbeddedEngine(Engine):
     def _make_past_policy(self, version: int, path: Path) -> Scheduler:
         """Make the scheduler of a past version, with a quarter of the KV slots."""
         current = self._scheduler.model
-        weights, _ = self._read(version, path)
+        (weights, adapters), _ = self._read(version, path)
+        if adapters is not None and not weights.second_role:
+            weights = self._beside_base(version, path, weights, adapters)
         model = Model(
             current.architecture,
             weights,
@@ -224,47 +232,74 @@ class EmbeddedEngine(Engine):
         )
         return Scheduler(model, now=time.perf_counter)
 
-    def _read(self, version: int, path: Path) -> tuple[Weights, AcceptedWeights | None]:
+    def _beside_base(
+        self, version: int, path: Path, merged: Weights, adapters: Adapters
+    ) -> Weights:
+        """Return the weights of a past version with adapters that are not merged.
+
+        Raises:
+            WeightsRefused: they compute something else than the merged weights.
+        """
+        base, model = adapters.base, self._scheduler.model
+        shape, arithmetic = model.architecture, model.arithmetic
+        if not self._unadapted[base.dtype].layers:
+            named = self._base.tensors(base.dtype)
+            like = self._unadapted[base.dtype]
+            self._unadapted[base.dtype] = as_weights(
+                named, shape, str(path), arithmetic, copies=False, like=like
+            )
+        own = replace(
+            self._unadapted[base.dtype],
+            adapters=as_adapters(adapters.tensors, base.scale, shape, arithmetic),
+        )
+        scores = [probe_logprobs(each, shape, arithmetic) for each in (merged, own)]
+        apart, bound = difference(*scores), TOLERANCES[self._precision()]
+        if apart > bound:
+            reason = f"beside the base, log-probs are {apart:.3g} nats from merged ones"
+            raise refusal(self._name, version, path, reason)
+        return own
+
+    def _precision(self) -> Precision:
+        is_rounded = isinstance(self._scheduler.model.arithmetic, BFloat16)
+        return precision_of(torch.bfloat16 if is_rounded else torch.float32)
+
+    def _read(
+        self, version: int, path: Path
+    ) -> tuple[tuple[Weights, Adapters | None], AcceptedWeights | None]:
         """Read weights and compare their receipt, in a thread of its own, while forwards go on."""
         return read_again(self._name, version, path, partial(self._read_once, version))
 
     def _read_once(
         self, version: int, path: Path, published: WeightFingerprint | None
-    ) -> tuple[Weights, WeightFingerprint]:
+    ) -> tuple[tuple[Weights, Adapters | None], WeightFingerprint]:
         model, is_sent = self._scheduler.model, is_manifest(path)
         named = self._receiver.receive(Manifest.read(path)) if is_sent else read_tensors(path)
         builder = FingerprintBuilder(published, None if is_sent else path)
-        base = None if published is None else published.base
-        passing = builder.passing(named) if base is None else self._merged(builder, named, base)
-        like = None if base is None else self._unadapted.get(base.dtype)
+        adapters, like, passing = None, None, builder.passing(named)
+        if published is not None and (base := published.base) is not None:
+            # Copied, so that what is summed is what is merged.
+            copied = builder.passing((name, tensor.clone()) for name, tensor in named)
+            adapters = Adapters(dict(copied), base)
+            builder.base = AdapterBase(self._base.digest(base.dtype), base.dtype, base.scale)
+            like = self._unadapted.get(base.dtype)
+            merged = self._base.merged(adapters.tensors, base)
+            passing = builder.passing(merged, are_published=False)
         weights = as_weights(
             passing,
             model.architecture,
             str(path),
             model.arithmetic,
-            copies=is_sent and base is None,
+            copies=is_sent and adapters is None,
             like=like,
         )
-        if base is not None and like is None:
-            self._unadapted[base.dtype] = replace(weights, layers=(), second_role=())
+        if adapters is not None:
+            # Another thread may have read other weights of this base meanwhile.
+            first = replace(weights, layers=(), second_role=())
+            like = self._unadapted.setdefault(adapters.base.dtype, first)
+            weights = replace(weights, embedding=like.embedding, norm=like.norm, head=like.head)
         scores = published is not None and published.logprobs
         logprobs = probe_logprobs(weights, model.architecture, model.arithmetic) if scores else ()
-        is_rounded = isinstance(model.arithmetic, BFloat16)
-        precision = precision_of(torch.bfloat16 if is_rounded else torch.float32)
-        return weights, builder.fingerprint(version, precision, logprobs)
-
-    def _merged(
-        self,
-        builder: FingerprintBuilder,
-        named: Iterable[tuple[str, torch.Tensor]],
-        base: AdapterBase,
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield all weights with published adapters merged, and have `builder` look at both."""
-        # Copied, so that what is summed is what is merged.
-        copies = ((name, tensor.clone()) for name, tensor in named)
-        adapters = dict(builder.passing(copies))
-        builder.base = AdapterBase(self._base.digest(base.dtype), base.dtype, base.scale)
-        return builder.passing(self._base.merged(adapters, base), are_published=False)
+        return (weights, adapters), builder.fingerprint(version, self._precision(), logprobs)
 
     def _swap(self) -> None:
         loads, self._loads = self._loads, []
@@ -316,5 +351,8 @@ class EmbeddedEngine(Engine):
 
 
 def _advance(schedulers: Sequence[Scheduler]) -> list[tuple[str, Completion]]:
-    """Run one forward of each scheduler; return the completions, by context."""
-    return [ended for scheduler in schedulers for ended in scheduler.advance()]
+    """Run one forward, or several if bases differ; return the completions, by context."""
+    groups = dict[int, list[Scheduler]]()
+    for each in schedulers:
+        groups.setdefault(id(each.model.weights.embedding), []).append(each)
+    return [ended for group in groups.values() for ended in advance_together(group)]

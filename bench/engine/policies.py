@@ -1,0 +1,144 @@
+"""How fast one engine serves several policies, which are adapters on one base.
+
+    python -m bench.engine.policies MODEL [--dtype bfloat16|float32] [--rank 16] [--contexts 32]
+
+The same number of contexts is shared by the current version alone; by it and three past ones in one
+forward, as the embedded engine computes them; and by four versions with merged weights and a
+forward each, as separate engines would. Each round prefills 32 tokens and draws 24 in each context,
+and plays the three in turn. Figures are tokens drawn for each second of a processor, and ratios
+within a round; of both the median.
+"""
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.completion import Prompt, Sampling
+from mage_async.config.policy import Lora
+from mage_async.config.schema import Embedded
+from mage_async.inference.model import Model
+from mage_async.inference.scheduler import Scheduler, advance_together
+from mage_async.inference.weight_fingerprint import difference, probe_logprobs
+from mage_async.learning.adapters import adapter_tensors
+from mage_async.policy.load import load_policy
+from mage_async.policy.lora import add_adapters
+from mage_async.policy.snapshot import Snapshot, base_of
+from mage_services.engines.embedded import EmbeddedEngine
+from mage_services.weights.weight_store import WeightFiles
+
+PROMPT, DRAWN, POLICIES = 32, 24, 4
+WANTED = 0.8
+
+
+@torch.no_grad()
+def publish(directory: Path, dtype: str, rank: int, folder: Path) -> list[Path]:
+    """Publish four versions."""
+    model, files = load_policy(directory, dtype, "cpu"), WeightFiles(folder)
+    add_adapters(model, Lora(rank=rank, alpha=2.0 * rank), 0)
+    base, source, paths = base_of(model), torch.Generator().manual_seed(0), []
+    for version in range(POLICIES):
+        for tensor in adapter_tensors(model).values():
+            tensor.normal_(0.0, 0.01, generator=source)
+        paths.append(files.write(Snapshot.of(model, version, base=base)))
+    return paths
+
+
+def draw(groups: list[list[Scheduler]], contexts: int, number: int) -> float:
+    """Serve a round; return the tokens drawn for each second of a processor."""
+    schedulers = [each for group in groups for each in group]
+    source = np.random.default_rng(number)
+    vocabulary = schedulers[0].model.architecture.vocabulary
+    names = [f"{number}.{context}" for context in range(contexts)]
+    for place, name in enumerate(names):
+        tokens = source.integers(5, vocabulary, PROMPT).astype(np.int32)
+        schedulers[place % len(schedulers)].submit(
+            Prompt(name, tokens, Sampling(max_tokens=DRAWN), place)
+        )
+    began, num_drawn = time.process_time(), 0
+    while not all(each.is_idle for each in schedulers):
+        for group in groups:
+            num_drawn += sum(len(one.tokens) for _, one in advance_together(group))
+    seconds = time.process_time() - began
+    for place, name in enumerate(names):
+        schedulers[place % len(schedulers)].release(name)
+    return num_drawn / seconds
+
+
+def measure(engine: EmbeddedEngine, paths: list[Path], contexts: int, rounds: int):
+    """Return the speeds of each way by round, and how far log-probs beside the base are from those
+    of merged weights: the mean over the probe tokens, in nats.
+    """
+    current = engine._scheduler.model
+    merged = [engine._read(version, path)[0][0] for version, path in enumerate(paths)]
+
+    def scheduler(weights) -> Scheduler:
+        sizes = {"slots": contexts, "max_tokens": PROMPT + DRAWN}
+        return Scheduler(
+            Model(current.architecture, weights, arithmetic=current.arithmetic, **sizes)
+        )
+
+    engine._scheduler.swap(POLICIES - 1, merged[-1])
+    pasts = [engine._make_past_policy(version, paths[version]) for version in range(POLICIES - 1)]
+    ways = {
+        "one policy": [[scheduler(merged[-1])]],
+        "four in one forward": [
+            [scheduler(merged[-1]), *(scheduler(each.model.weights) for each in pasts)]
+        ],
+        "four forwards": [[scheduler(each)] for each in merged],
+    }
+    speeds: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(rounds + 1):
+        for way, groups in ways.items():
+            speeds[way].append(draw(groups, contexts, number))
+    shape, arithmetic = current.architecture, current.arithmetic
+    scores = [
+        probe_logprobs(each, shape, arithmetic) for each in (merged[0], pasts[0].model.weights)
+    ]
+    # The first round warms up.
+    return {way: each[1:] for way, each in speeds.items()}, difference(*scores)
+
+
+def main() -> int:
+    """Measure, print, write; 1 where four policies are too slow."""
+    parser = option_parser(__doc__)
+    parser.add_argument("model", type=Path, metavar="MODEL")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--rank", type=int, default=16, metavar="R")
+    parser.add_argument("--contexts", type=int, default=32, metavar="N")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rules = Embedded(arithmetic=given.dtype, max_contexts=given.contexts, max_tokens=96, threads=1)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = publish(given.model, given.dtype, given.rank, Path(folder))
+        engine = EmbeddedEngine(given.model, rules)
+        speeds, apart = measure(engine, paths, given.contexts, given.rounds)
+    alone = speeds["one policy"]
+    figures = {
+        way: {
+            "tokens_per_processor_s": round(statistics.median(each), 1),
+            "over_one_policy": round(
+                statistics.median(a / b for a, b in zip(each, alone, strict=True)), 3
+            ),
+        }
+        for way, each in speeds.items()
+    }
+    for way, found in figures.items():
+        print(f"{way:22}{found}")
+    print(f"wanted: four in one forward at least {WANTED} of one policy")
+    figures["log_probs_apart_nats"] = apart
+    print(f"log-probs beside the base are {apart:.2g} nats from merged ones")
+    asked = {name: value for name, value in vars(given).items() if name != "model"}
+    write_baseline(f"policies_{given.model.absolute().name}_{given.dtype}", asked | figures)
+    return int(figures["four in one forward"]["over_one_policy"] < WANTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
