@@ -108,12 +108,18 @@ def trial_config_of(
         sampling_of(config, chat),
         config.transcript.max_reflection_tokens,
         ActionParser(config.transcript.forced_tags, bool(environment.tools)),
-        prompts_for(environment, num_episodes, rules=config.transcript.rules),
+        prompts_for(
+            environment,
+            num_episodes,
+            rules=config.transcript.rules,
+            turn_budget=trial.turn_budget,
+        ),
         keeps_history=trial.keeps_history,
         reflects="reflection" in trial.memory,
         fresh_keys=FRESH_KEYS[config.engine.cache_rule],
         turn_deadline_s=config.engine.turn_deadline_s,
         stops_on_success=stops_on_success,
+        turn_budget=trial.turn_budget,
         strategy=trial.strategy,
         strategy_temperature=config.sampling.strategy_temperature,
         advisers=advisers,
@@ -172,6 +178,7 @@ def check_keys(config: Config) -> None:
         component.check(config)
     _check_learner(config)
     _check_memory(config, environment)
+    _check_budget(config, environment, methods.self_play_share())
     methods.check()
     policy.check(config.policy)
     if isinstance(config.warm_start, FromData):
@@ -263,6 +270,24 @@ def _check_memory(config: Config, environment: Environment) -> None:
         raise ConfigError(
             f'trial.train_notes = false needs trial.memory = "notes", got "{trial.memory}": leave '
             "the key out"
+        )
+
+
+def _check_budget(config: Config, environment: Environment, self_play_share: float) -> None:
+    """Refuse a `trial.turn_budget` that ends no trial, or ends one that has to be whole."""
+    budget, most = config.trial.turn_budget, config.trial.episodes
+    if not budget:
+        return
+    if not config.evaluation.episodes <= budget < most:
+        raise ConfigError(
+            "trial.turn_budget must be less than trial.episodes, the most episodes of a trial, and "
+            "at least evaluation.episodes, all of which are played: got "
+            f"{budget}, with {most} and {config.evaluation.episodes}"
+        )
+    if isinstance(environment, AgentTasks) or config.population.rivals or self_play_share:
+        raise ConfigError(
+            "trial.turn_budget is for one agent that plays turn by turn: leave it out with a "
+            "program, with population.rivals and with methods of self-play"
         )
 
 

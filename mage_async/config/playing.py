@@ -77,9 +77,18 @@ class TrialShape(Section):
     stop_on_success: bool = False
     """In training an episode that is won ends its trial, as in LaMer and MAGE; evaluations always
     play all episodes, so that each has a return of its own."""
+    turn_budget: Natural = 0
+    """Number of longest episodes whose turns a trial has in all: it ends with the last of them,
+    however many episodes it has played, and `episodes`, a larger number, is the most it may play.
+    Who wins early then plays more episodes, as in ORBIT; in figures by episode the last one that
+    was played counts for those that were not. 0 is no budget."""
     strategy: Literal["none", "episode", "turn"] = "none"
     """Before an episode's first action, or before every one, the agent writes in a remark what it
     means to do."""
+
+    def most_turns(self, max_turns: int) -> int:
+        """Return the largest number of actions of a trial, whose episodes have `max_turns` each."""
+        return (self.turn_budget or self.episodes) * max_turns
 
     @property
     def keeps_history(self) -> bool:

@@ -164,7 +164,7 @@ def _contexts(
     config: Config, directory: Path, chat: ChatFormat, name: str, environment: Environment
 ) -> Contexts:
     """Return the lengths of the trials of one environment, named `name` in the configuration."""
-    num_turns = config.trial.episodes * environment.facts.max_turns
+    num_turns = config.trial.most_turns(environment.facts.max_turns)
     if isinstance(environment, ResetStep) or environment.script(random.Random(0)) is None:
         return Contexts(0, num_turns * config.transcript.max_action_tokens, num_turns)
     trial_config = trial_config_of(config, environment, chat, config.trial.episodes)

@@ -162,7 +162,7 @@ def _random_play(
             for index in range(NUM_RANDOM_TRIALS)
         ]
     except (CallFault, ConfigError):
-        return float(config.trial.episodes * environment.facts.max_turns), 0.0
+        return float(config.trial.most_turns(environment.facts.max_turns)), 0.0
     turns = sum(len(trial.turns) for trial in trials) / len(trials)
     return turns, (now() - began) / len(trials)
 

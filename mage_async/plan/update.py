@@ -189,7 +189,8 @@ class Batch:
         trial, spoken = config.trial, config.transcript
         per_segment = trial.episodes if trial.keeps_history else 1
         num_turns = environment_of(config).facts.max_turns
-        sampled = num_turns * per_segment * spoken.max_action_tokens
+        turns_per_segment = trial.most_turns(num_turns) if trial.keeps_history else num_turns
+        sampled = turns_per_segment * spoken.max_action_tokens
         if "reflection" in trial.memory:
             sampled += per_segment * spoken.max_reflection_tokens
         length = tokens or trial.room or config.engine.max_tokens

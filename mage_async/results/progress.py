@@ -386,7 +386,7 @@ class ProgressCounts:
             elif turns_per_s and not (
                 self._arrived_turns or dropped_by_reason or self._is_lateness_noted
             ):
-                most_turns = num_missing * config.trial.episodes * facts.max_turns
+                most_turns = num_missing * config.trial.most_turns(facts.max_turns)
                 due_s, is_bound = max(0, most_turns - self._turns) / turns_per_s, True
         # The columns of `_latest`; three empty ones before the first trial.
         returns, actions, invalid = zip(*self._latest, strict=True) if self._latest else ((),) * 3

@@ -149,7 +149,7 @@ class Contexts:
             "transcript.max_reflection_tokens"
         )
 
-    def limit_episode(self, observation: str, episode: int) -> None:
+    def limit_episode(self, observation: str, episode: int, num_left: int) -> None:
         """Set the length beyond which `is_full_with` cuts the episode that begins, where contexts
         are not compacted.
 
@@ -160,11 +160,12 @@ class Contexts:
         Args:
             observation: first observation of the episode; that of the next one is assumed to be as
                 long.
+            num_left: episodes of the trial that are still to be played, this one included.
         """
         config, used = self._config, self._transcript.num_tokens
         if not config.max_tokens or config.compaction != "none":
             return
-        num_left = config.num_episodes - episode if config.keeps_history else 1
+        num_left = num_left if config.keeps_history else 1
         completion = self._turn_tokens()
         if config.reflects:
             request = len(self._chat.encode(config.prompts.reflect))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from mage_async.environments.environment import Environment
 
 _EPISODES = (
-    "You play {episodes} episodes of the same game, and what is hidden stays the same in all of "
-    "them: what you learn in one helps in the next. "
+    "You play {played}, and what is hidden stays the same in all of them: what you learn in one "
+    "helps in the next. "
 )
 _FORMAT = _EPISODES + (
     "At each turn answer with exactly one action in tags, such as <action> {example} </action>."
@@ -80,18 +80,25 @@ class Prompts:
         return _join(f"episode {episode + 1}", observation)
 
 
-def prompts_for(environment: Environment, num_episodes: int, *, rules: bool) -> Prompts:
+def prompts_for(
+    environment: Environment, num_episodes: int, *, rules: bool, turn_budget: int = 0
+) -> Prompts:
     """Return the prompts for an environment.
 
     Args:
         num_episodes: episodes of a trial, which the rules mention.
         rules: whether to write sentences for a pretrained model.
+        turn_budget: `TrialConfig.turn_budget`.
     """
     if not rules:
         return Prompts("", "reflect")
     form = _TOOLS if environment.tools else _FORMAT
     example = environment.facts.example or next(iter(environment.facts.words), "your action")
-    text = f"{environment.rules()}\n{form.format(episodes=num_episodes, example=example)}\n"
+    played = f"{num_episodes} episodes of the same game"
+    if 0 < turn_budget < num_episodes:
+        turns = turn_budget * environment.facts.max_turns
+        played = f"episodes of the same game until {turns} turns are used up"
+    text = f"{environment.rules()}\n{form.format(played=played, example=example)}\n"
     layout = getattr(environment, "laid_out", str)  # a class of a user's own may have none
     return Prompts(text, _REFLECT, _STRATEGY, _ACT, layout, "", _NOTES, "Your notes:")
 

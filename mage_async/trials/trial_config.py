@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mage_async.completion import Sampling
-from mage_async.environments.environment import Environment
+from mage_async.environments.environment import Environment, Facts
 from mage_async.methods.method import Advisers
 from mage_async.trajectory import Guidance, SecondRole
 from mage_async.trials.action_parser import ActionParser
@@ -35,6 +35,10 @@ class TrialConfig:
     """Whether a won episode ends the trial."""
     max_turns: int = 0
     """Number of actions after which an episode ends, with what it has earned; 0: no limit."""
+    turn_budget: int = 0
+    """Number of longest episodes whose turns the trial has in all, if it may play more of them than
+    that; 0: no limit.
+    """
     strategy: Literal["none", "episode", "turn"] = "none"
     """Before which actions the agent writes a strategy."""
     strategy_temperature: float = 1.0
@@ -70,6 +74,20 @@ class TrialConfig:
         """
         return replace(self, keeps_history=False, reflects=False)
 
+    def episodes_left(self, episode: int, num_actions: int, facts: Facts) -> int:
+        """Return the largest number of episodes that a trial has turns for; 0 at its end.
+
+        Args:
+            episode: number of episodes so far.
+            num_actions: number of actions so far.
+            facts: of the environment.
+        """
+        left = self.num_episodes - episode
+        if not 0 < self.turn_budget < self.num_episodes:
+            return left
+        # An episode that has begun with too few turns left is cut.
+        return min(left, -(-(self.turn_budget * facts.max_turns - num_actions) // facts.max_turns))
+
     def for_environment(self, environment: Environment) -> "TrialConfig":
         """Return the settings with the prompts and the tools of one component of a mix."""
         prompts = self._prompts_for(environment, self.num_episodes)
@@ -91,5 +109,6 @@ class TrialConfig:
         return replace(self, prompts=replace(self.prompts, guidance=text), memory=version)
 
     def _prompts_for(self, environment: Environment, num_episodes: int) -> Prompts:
-        prompts = prompts_for(environment, num_episodes, rules=bool(self.prompts.rules))
+        has_rules, budget = bool(self.prompts.rules), self.turn_budget
+        prompts = prompts_for(environment, num_episodes, rules=has_rules, turn_budget=budget)
         return replace(prompts, guidance=self.prompts.guidance)

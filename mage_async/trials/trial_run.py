@@ -336,7 +336,8 @@ class TrialRun:
         )
         self._index_in_episode += 1
         self._earned += outcome.reward
-        if outcome.is_done or self._index_in_episode == self._config.max_turns:
+        is_last = self._index_in_episode == self._config.max_turns
+        if outcome.is_done or is_last or not self._episodes_left(self.episode):
             self._end_episode(outcome)
         elif self._contexts.is_full_with(outcome.observation):
             if not self._compact("", outcome.observation):
@@ -369,7 +370,7 @@ class TrialRun:
     def _end_episode(self, outcome: Outcome) -> None:
         """End the episode, and the trial, request a reflection, or go on to the next episode."""
         self._close_play()
-        if self.episode + 1 == self._config.num_episodes or self._succeeded():
+        if self._episodes_left(self.episode + 1) <= 0 or self._succeeded():
             self._transcript.close(outcome.observation)
             self.is_over = True
         elif self._config.reflects:
@@ -379,6 +380,11 @@ class TrialRun:
             )
         else:
             self._next_episode(outcome.observation)
+
+    def _episodes_left(self, episode: int) -> int:
+        """Return the largest number of further episodes after so many."""
+        num_actions = sum(turn.kind is Kind.ACT for turn in self._turns)
+        return self._config.episodes_left(episode, num_actions, self._facts)
 
     def _succeeded(self) -> bool:
         return self._config.stops_on_success and self._facts.is_won(self._earned)
@@ -409,7 +415,7 @@ class TrialRun:
         observation = prompts.layout(self._play.observation)
         self._counts.num_injections += self._chat.holds_special_token(observation)
         self._send_first(last_message, observation)
-        self._contexts.limit_episode(observation, self.episode)
+        self._contexts.limit_episode(observation, self.episode, self._episodes_left(self.episode))
 
     def _send_first(self, last_message: str, observation: str) -> None:
         """Send the first observation of an episode in the context of the episodes before, or in one

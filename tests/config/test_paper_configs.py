@@ -107,7 +107,8 @@ def test_orbit_is_grpo_on_the_wins_of_three_episodes_with_its_scripts_numbers():
         if key not in own:
             assert attrgetter(key.replace("estimator", "kind"))(config) == value, key
     admission, learner = config.admission, config.learner
-    assert (config.trial.episodes, config.sampling.temperature) == (3, 0.6)
+    assert (config.trial.turn_budget, config.evaluation.episodes) == (3, 3)
+    assert config.sampling.temperature == 0.6
     assert (admission.groups_per_step, admission.trials_per_group) == (32, 8)
     assert (learner.learning_rate, learner.final_learning_rate) == (1e-6, 1e-6)
     assert (learner.correction.clip_low, learner.correction.clip_high) == (0.2, 0.28)
@@ -123,7 +124,8 @@ def test_the_room_of_trials_is_measured_where_actions_are_a_pattern():
 
 
 def test_orbit_trains_on_five_games_with_its_turns_and_is_tested_on_two_others():
-    parts = environment_of(config_file.load(ORBIT, [])).parts
+    config = config_file.load(ORBIT, [])
+    parts = environment_of(config).parts
     assert [(part.label, part.share, part.environment.facts.max_turns) for part in parts] == [
         ("biased_rps", 1, 5),
         ("minesweeper", 1, 8),
@@ -135,6 +137,8 @@ def test_orbit_trains_on_five_games_with_its_turns_and_is_tested_on_two_others()
     ]
     for part in parts:
         facts = part.environment.facts
+        # The budget of turns ends a trial, and no number of episodes does.
+        assert config.trial.most_turns(facts.max_turns) <= config.trial.episodes
         assert (facts.min_return, facts.max_return) == (0.0, 1.0)
         assert facts.is_won(1.0)
         assert facts.is_lost(0.0)

@@ -2,10 +2,14 @@
 
 from dataclasses import replace
 
-from mage_async.assembly import environment_of, trial_config_of
+import pytest
+
+from mage_async.assembly import check_keys, environment_of, trial_config_of
 from mage_async.config import config_file
+from mage_async.errors import ConfigError
 from mage_async.results.score import score
 from mage_async.trajectory import Kind, Task, Trial, Turn
+from mage_async.trials.prompts import prompts_for
 from mage_async.trials.scripted import scripted_trial
 
 CONFIG = config_file.load(config_file.find(None), [])
@@ -35,6 +39,65 @@ def test_an_episode_that_was_not_played_has_the_reward_of_the_last_that_was(chat
     first = sum(turn.reward for turn in stopped.turns)
     assert stopped.num_episodes == 3
     assert stopped.episode_rewards() == [first] * 3
+
+
+def budgeted(chat, seed, budget, name="hangman", episodes=12):
+    changes = [f"environment.name={name}", f"trial.turn_budget={budget}", "engine.max_tokens=9999"]
+    config = config_file.load(config_file.find(None), changes)
+    environment = environment_of(config)
+    rules = trial_config_of(config, environment, chat, episodes)
+    task = Task(name, environment.members("train")[seed], seed)
+    return scripted_trial(environment, task, seed, rules, chat), environment.facts.max_turns
+
+
+def test_a_trial_with_a_budget_of_turns_plays_as_many_episodes_as_these_hold(chat):
+    played = set()
+    for seed in range(12):
+        trial, most_turns = budgeted(chat, seed, 2)
+        whole, _ = budgeted(chat, seed, 0)
+        acts = [turn for turn in trial.turns if turn.kind is Kind.ACT]
+        assert len(acts) == 2 * most_turns or trial.num_played() == 12
+        assert [turn.action for turn in acts] == [
+            turn.action for turn in whole.turns if turn.kind is Kind.ACT
+        ][: len(acts)]
+        played.add(trial.num_played())
+    assert min(played) >= 2
+    assert len(played) > 1
+
+
+def test_a_budget_that_holds_all_episodes_changes_nothing(chat):
+    for seed in range(3):
+        (some, _), (none, _) = (budgeted(chat, seed, n, episodes=3) for n in (3, 0))
+        assert some.turns == none.turns
+
+
+def test_the_rules_say_how_many_turns_there_are_in_all():
+    environment = environment_of(CONFIG)
+    said = prompts_for(environment, 12, rules=True, turn_budget=3).rules
+    assert "You play episodes of the same game until 12 turns are used up, and what" in said
+    assert "You play 3 episodes of" in prompts_for(environment, 3, rules=True, turn_budget=3).rules
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["trial.turn_budget=3"], "must be less than trial.episodes.*: got 3, with 3 and 3"),
+        (
+            ["trial.turn_budget=2", "trial.episodes=9", "evaluation.episodes=3"],
+            "at least evaluation.episodes, all of which are played: got 2, with 9 and 3",
+        ),
+        (
+            [
+                *("trial.turn_budget=3", "trial.episodes=9", "evaluation.episodes=3"),
+                "population.rivals=0.5",
+            ],
+            "trial.turn_budget is for one agent that plays turn by turn",
+        ),
+    ],
+)
+def test_a_budget_that_cannot_be_kept_is_refused(changes, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        check_keys(config_file.load(config_file.find(None), changes))
 
 
 def test_nobody_stops_before_anything_was_played():

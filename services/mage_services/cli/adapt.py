@@ -262,6 +262,7 @@ def _assignments(given: argparse.Namespace, name: str, options: dict[str, Any]) 
         f"environment.options={{{table}}}",
         f"trial.episodes={given.episodes}",
         f"trial.memory={memory}",
+        "trial.turn_budget=0",
         *lengths,
     ]
 
