@@ -210,6 +210,10 @@ def _compiled(pattern: str, chat: ChatFormat, closing: str) -> tuple[LLMatcher, 
     return matcher, longest + 1 + len(end)  # 1 for the space before the action
 
 
+_ASCII_ONLY = re.compile(r"(?:[^.^\\(\x80-\U0010ffff]|\((?!\?)|\(\?:|\\[^\w])*")
+"""A pattern that matches ASCII text alone: one without ".", "[^", classes such as \\w, or flags."""
+
+
 def _longest(pattern: str) -> int:
     """Return a bound on the tokens of a text that matches: at most one for each byte."""
     try:
@@ -225,7 +229,7 @@ def _longest(pattern: str) -> int:
     if not shortest:
         raise _fault(pattern, "matches an empty action. Let it have at least one character")
     # A character takes at most 4 bytes in UTF-8, and one if it is ASCII.
-    return int(longest) * (1 if pattern.isascii() and "." not in pattern else 4)
+    return int(longest) * (1 if _ASCII_ONLY.fullmatch(pattern) else 4)
 
 
 @lru_cache(maxsize=4)

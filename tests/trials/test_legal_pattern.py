@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mage_async.errors import EnvironmentFault
+from mage_async.trials import allowed_tokens
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.allowed_tokens import restriction_of
 
@@ -63,3 +64,20 @@ def test_a_pattern_that_cannot_be_used_is_refused_in_a_sentence(chat, pattern, r
     with pytest.raises(EnvironmentFault, match=f"(?s)legal_pattern .* {reason}") as fault:
         restriction_of(Play(pattern), chat, BOTH)
     assert "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tokens"),
+    [
+        ("[0-9]{1,3} (left|right)", 9),
+        (r"(?:yes|no)\.", 4),
+        (r"\w{1,8}", 32),
+        ("[^a]{2}", 8),
+        ("(?i:k)", 4),
+        ("é", 4),
+    ],
+)
+def test_the_longest_match_has_room_for_all_bytes_of_characters_that_are_not_ascii(
+    pattern: str, tokens: int
+) -> None:
+    assert allowed_tokens._longest(pattern) == tokens
