@@ -121,8 +121,8 @@ class Matrix:
         `s g^T (x A^T)`: no product is larger than the adapters need.
 
         Args:
-            rows: [T, I], the input of `multiply`.
-            gradient: [T, O], of its output, in the matrix's type.
+            rows: [T, I]: the input of `multiply`.
+            gradient: [T, O]: gradient of the output of `multiply`, in the matrix's type.
         """
         if not self.adapted:
             return
@@ -421,7 +421,7 @@ def _attend_backward(
     """Return the gradients of queries, keys and values of `_attend`; of the last two in float32.
 
     Args:
-        gradient: of the outputs of `_attend`.
+        gradient: gradient of the outputs of `_attend`.
         kept: attention weights of each block; empty: they are computed again.
     """
     queries, keys, values = qkv

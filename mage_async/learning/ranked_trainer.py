@@ -133,7 +133,7 @@ class RankedTrainer(Trainer):
         """Train on this rank's share of each minibatch, which may be empty.
 
         Args:
-            num_micro_batches: of each minibatch; the same on all ranks.
+            num_micro_batches: number of micro-batches of each minibatch; the same on all ranks.
             scale: factor of every token's loss; the same on all ranks.
         """
         minibatches = [self.micro_batches(share) if share else [] for share in shares]

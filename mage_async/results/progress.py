@@ -278,8 +278,9 @@ class ProgressCounts:
     _totals: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Numbers of turns and tokens in the last heartbeat of each actor, by its name."""
     _turns: int = 0
-    """Number of turns over all actors and their restarts; `_tokens` likewise."""
+    """Number of turns over all actors and their restarts."""
     _tokens: int = 0
+    """Number of tokens over all actors and their restarts."""
     _arrived_turns: int = 0
     """Number of turns of the trials that have arrived."""
     _latest: deque[tuple[float, int, int]] = field(default_factory=deque)
