@@ -69,7 +69,7 @@ def _states_and_head(model: PreTrainedModel, row: TokenRow) -> tuple[torch.Tenso
     merged = merged_layers(model)
     if merged is not None:
         return merged.hidden_states(row), merged.head
-    # FSDP gathers the weights of a sharded model only in the method that is registered with it.
+    # FSDP gathers a model's weights only in `forward` and in methods that are registered with it.
     states = getattr(model, SHARDED, partial(body, model))(row)[0]
     return states, model.get_output_embeddings().weight
 
