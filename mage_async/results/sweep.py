@@ -73,7 +73,8 @@ def axis_of(text: str) -> Axis:
 def _range(text: str, low: str, high: str, is_log: bool) -> Range:
     """Return a range; raise a `ConfigError` if its bounds are not numbers, or do not rise."""
     try:
-        parsed = Range(float(low), float(high), is_log, low.isdigit() and high.isdigit())
+        are_whole = all(bound.removeprefix("-").isdigit() for bound in (low, high))
+        parsed = Range(float(low), float(high), is_log, are_whole)
     except ValueError:
         raise ConfigError(f"--over {text}: a range is of two numbers") from None
     if not parsed.low < parsed.high or (is_log and parsed.low <= 0):

@@ -41,6 +41,8 @@ def test_draws_are_within_their_range_and_the_same_again() -> None:
     rates = sorted(each.place for each in found)
     assert 1e-4 <= rates[0] < 1e-3 < 1e-2 < rates[-1] <= 1e-1
     assert {int(each.columns["b"]) for each in found} <= set(range(2, 10))
+    below = drawn([axis_of("b=-3..3")], 40, seed=3)
+    assert {int(each.columns["b"]) for each in below} == set(range(-3, 4))
     assert len(drawn([axis_of("c=x,y")], 10, seed=0)) == 2
 
 
