@@ -159,7 +159,9 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
         for name in ("policy", "engine", "learner")
     )
     if policy.get("kind") == "tiny":
-        return over(WITH_TINY, OF_ANOTHER, Config) if _is_of_another(whole) else WITH_TINY
+        # A recorded run has its credit; to load that again would import a credit of one's own.
+        is_another = _is_of_another(whole) and not is_recorded
+        return over(WITH_TINY, OF_ANOTHER, Config) if is_another else WITH_TINY
     is_on_gpu = learner.get("device", "cpu") != "cpu"
     if policy.get("kind") != "pretrained" or is_recorded:
         return {}
