@@ -54,7 +54,9 @@ WITH_TINY: Table = {
 
 # Random play may hardly ever earn anything in the last episode, which the schema's credit counts
 # alone. `bench/learning/first_hour_tasks.py` has five tasks; four of them are learned better so.
-OF_ANOTHER: Table = {"credit": {"kind": "cumulative_paper"}}
+# The tiny policy's own 160 tokens are those of the environments of this package; a longer context
+# costs what its trials use, since memory grows with the longest sequence of each slot.
+OF_ANOTHER: Table = {"credit": {"kind": "cumulative_paper"}, "engine": {"max_tokens": 512}}
 """Defaults over `WITH_TINY` for a class of the user's own, or an environment of another library."""
 
 ON_CORES: Table = {

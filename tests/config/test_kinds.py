@@ -83,17 +83,18 @@ def test_a_file_that_says_nothing_is_a_run_of_a_pretrained_policy(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "credit"),
+    ("name", "credit", "room"),
     [
-        ("rps", "final_only"),
-        ("guess:Guess", "cumulative_paper"),
-        ("gymnasium:X", "cumulative_paper"),
+        ("rps", "final_only", 160),
+        ("guess:Guess", "cumulative_paper", 512),
+        ("gymnasium:X", "cumulative_paper", 512),
     ],
 )
-def test_the_tiny_policy_is_paid_for_all_episodes_of_a_class_that_is_not_ours(
-    name: str, credit: str
+def test_the_tiny_policy_is_paid_for_all_episodes_of_a_class_that_is_not_ours_and_has_more_room(
+    name: str, credit: str, room: int
 ) -> None:
-    assert quickstart(f"environment.name={name}").credit.kind == credit
+    config = quickstart(f"environment.name={name}")
+    assert (config.credit.kind, config.engine.max_tokens) == (credit, room)
     stated = quickstart(f"environment.name={name}", "credit.kind=final_only")
     assert stated.credit.kind == "final_only"
 

@@ -285,7 +285,8 @@ def test_the_longest_trial_is_counted_in_the_words_of_the_tiny_model(
         + "'on on', 0.0, False\n"
     )
     tiny = ("policy.kind=tiny", "warm_start=none", "trial.episodes=3")
-    room = rehearsed(write(own(inside), *tiny))[-1]
+    small = (*tiny, "engine.max_tokens=160")
+    room = rehearsed(write(own(inside), *small))[-1]
     # "episode 1 begin", then turns: 2 words of an action, 2 of an answer, 2 roles and 2 tags.
     needed = 3 * (3 + 8 * (2 + 2 + 4))
     assert f"needs up to about {needed} tokens of engine.max_tokens = 160: episodes share" in room
