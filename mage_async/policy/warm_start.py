@@ -112,7 +112,9 @@ def warm_start(
         parts = split_minibatch(
             [examples[i] for i in chosen], max_tokens, shares_opening=shares_opening
         )
-        loss, is_skipped = _step(model, optimizer, parts, sums, shares_opening=shares_opening)
+        loss, is_skipped = _step(
+            model, optimizer, trained, parts, sums, shares_opening=shares_opening
+        )
         step += 1
         num_skipped += is_skipped
         in_a_row = in_a_row + 1 if is_skipped else 0
@@ -162,6 +164,7 @@ def _learning_rate(warm: WarmStart, step: int) -> float:
 def _step(
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
+    trained: Sequence[torch.Tensor],
     parts: Sequence[Sequence[Example]],
     sums: np.ndarray,
     *,
@@ -171,6 +174,7 @@ def _step(
     its gradient is not finite.
 
     Args:
+        trained: Weights that the optimizer changes.
         parts: Examples of the batch; those of a part go through the model together.
         sums: Sums of losses and numbers of observed tokens by episode, [2, episodes], to which this
             batch is added unless it was skipped.
@@ -188,7 +192,6 @@ def _step(
         at = episodes[is_observed].numpy()
         np.add.at(observed[0], at, losses.detach()[is_observed].numpy())
         np.add.at(observed[1], at, 1)
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
     # The gradient is clipped to a norm of 1.
     if not step_if_finite(optimizer, trained, 1.0).isfinite():
         return loss, True
