@@ -53,10 +53,13 @@ WITH_TINY: Table = {
 """Defaults with `policy.kind = "tiny"`."""
 
 # Random play may hardly ever earn anything in the last episode, which the schema's credit counts
-# alone. `bench/learning/first_hour_tasks.py` has five tasks; four of them are learned better so.
+# alone. Of four tasks of `bench/learning/first_hour_tasks.py` three end higher so.
 # The tiny policy's own 160 tokens are those of the environments of this package; a longer context
 # costs what its trials use, since memory grows with the longest sequence of each slot.
-OF_ANOTHER: Table = {"credit": {"kind": "cumulative_paper"}, "engine": {"max_tokens": 512}}
+WITH_FOREIGN_ENVIRONMENT: Table = {
+    "credit": {"kind": "cumulative_paper"},
+    "engine": {"max_tokens": 512},
+}
 """Defaults over `WITH_TINY` for a class of the user's own, or an environment of another library."""
 
 ON_CORES: Table = {
@@ -162,8 +165,9 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
     )
     if policy.get("kind") == "tiny":
         # A recorded run has its credit; to load that again would import a credit of one's own.
-        is_another = _is_of_another(whole) and not is_recorded
-        return over(WITH_TINY, OF_ANOTHER, Config) if is_another else WITH_TINY
+        if is_recorded or not _has_foreign_environment(whole):
+            return WITH_TINY
+        return over(WITH_TINY, WITH_FOREIGN_ENVIRONMENT, Config)
     is_on_gpu = learner.get("device", "cpu") != "cpu"
     if policy.get("kind") != "pretrained" or is_recorded:
         return {}
@@ -180,7 +184,7 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
     return found
 
 
-def _is_of_another(whole: Table) -> bool:
+def _has_foreign_environment(whole: Table) -> bool:
     """Return whether the environment is named as `module:Class` or `library:name`."""
     environment = whole.get("environment", {})
     name = environment.get("name", "") if isinstance(environment, dict) else ""
