@@ -113,11 +113,8 @@ class Server:
         needs_update_messages: bool,
         precision: Precision = "reduced",
     ) -> None:
-        self._manager, self._send, self._has_token_versions = (
-            manager,
-            send,
-            has_token_versions,
-        )
+        self._manager, self._send = manager, send
+        self._has_token_versions = has_token_versions
         self._version, self._good_path = version, directory
         self._shapes = tensor_shapes(directory)
         self._loader = Loader(
