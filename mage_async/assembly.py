@@ -32,7 +32,7 @@ from mage_async.trials.prompts import prompts_for
 from mage_async.trials.scripted import chat_in_words, shortest_context
 from mage_async.trials.trial_config import TrialConfig
 
-FRESH_KEYS: dict[str, Literal["never", "episode", "turn"]] = {
+KV_REFRESH: dict[str, Literal["never", "episode", "turn"]] = {
     "keep": "never",
     "refresh_at_episode": "episode",
     "isolate": "turn",
@@ -116,7 +116,7 @@ def trial_config_of(
         ),
         keeps_history=trial.keeps_history,
         reflects="reflection" in trial.memory,
-        fresh_keys=FRESH_KEYS[config.engine.cache_rule],
+        refresh_kv=KV_REFRESH[config.engine.cache_rule],
         turn_deadline_s=config.engine.turn_deadline_s,
         stops_on_success=stops_on_success,
         turn_budget=trial.turn_budget,

@@ -43,7 +43,7 @@ class Prompt:
     sampling: Sampling
     seed: int
     """Equal seed, tokens and weights give the same completion, whatever else is in the batch."""
-    fresh_keys: bool = False
+    refresh_kv: bool = False
     """Whether to recompute those cached keys and values that older weights have computed."""
     deadline_s: float = math.inf
     """Seconds after which the caller abandons the completion."""

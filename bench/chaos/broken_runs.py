@@ -1,8 +1,8 @@
-"""The cases of `bench/chaos/first_hours.py`: runs of the tiny model that cannot go well.
+"""Define the cases of `bench/chaos/first_hours.py`: runs of the tiny model that must fail.
 
-Each has the patterns of a cause and of a cure that the terminal has to print. Where a class is
-broken, it is a number lock with one fault; `IN_RUN` is false while the class is rehearsed, before
-the run's processes start.
+For each case, the terminal has to print a line that matches the pattern `cause`, and one that
+matches `cure`. A broken environment is a number lock with one fault. `mage train` plays a few
+turns of a class before it starts the run's processes; `IN_RUN` is false in this rehearsal.
 """
 
 import json
@@ -24,7 +24,7 @@ from bench.lib.processes import command_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = "learner.steps=100000"
-"""More than any case trains: what is not ended goes on."""
+"""So many steps that no case ends by reaching the last one."""
 CLASS = '''
 import asyncio, ctypes, os, random, re, signal, socket, subprocess, sys, threading, time
 from itertools import permutations
@@ -54,8 +54,8 @@ class NumberLock:
 '''
 
 
-class Site:
-    """The folder of a case, with what its preparation started."""
+class Sandbox:
+    """The folder of a case, and the processes, mounts and sockets to end after it."""
 
     def __init__(self, folder: Path, variables: dict[str, str]) -> None:
         self.folder, self.run = folder, folder / "run"
@@ -79,154 +79,159 @@ class Site:
             STEPS,
             "evaluation.every=0",
             "evaluation.final_trials=16",
-            *(each.format(site=self) for each in case.settings),
+            *(each.format(sandbox=self) for each in case.settings),
         ]
-        more = [each.format(site=self) for each in case.arguments]
+        more = [each.format(sandbox=self) for each in case.arguments]
         start = [sys.executable, "-m", "mage_async.launch", "--actors", "2"]
         start += ["--run-dir", str(self.run), *more]
         return [*start, *(f"--set={each}" for each in settings)]
 
-    def limit(self) -> None:
-        """Limit the size of files of this process, where a case asks for it."""
+    def limit_file_size(self) -> None:
+        """Limit the size of files that this process may write to `max_file_bytes`, if not 0."""
         if self.max_file_bytes:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.max_file_bytes,) * 2)
 
-    def in_the_end(self, undo: Callable[[], object]) -> None:
+    def at_end(self, undo: Callable[[], object]) -> None:
         """Call `undo` when the case is over."""
         self._undo.append(undo)
 
     def start(self, command: Sequence[str], log: str) -> "subprocess.Popen[bytes]":
-        """Start a process beside the run, which ends with the case."""
+        """Start a process beside the run. It is killed when the case is over."""
         with (self.folder / log).open("wb") as out:
             process = subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=out)
-        self.in_the_end(process.kill)
+        self.at_end(process.kill)
         return process
 
     def pids(self, name: str) -> list[int]:
-        """Return the processes of the run with a name, such as "learner"."""
+        """Return the ids of the run's processes with a name, such as "learner"."""
         wanted = {str(self.run), "--name", name}
         return [pid for pid, words in command_lines() if wanted <= set(words)]
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """Send a signal to a process of the run, if it lives."""
+        """Send a signal to the run's processes with a name."""
         for pid in self.pids(name):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def clean_up(self) -> None:
-        """Undo what the preparation did."""
+        """Make the calls of `at_end`, the latest first."""
         for undo in reversed(self._undo):
             undo()
 
 
-def nothing(place: object) -> None:
-    """Prepare nothing."""
+def do_nothing(place: object) -> None:
+    """Change nothing: the preparation of most cases."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run that cannot go well."""
+    """A run that must fail, and what the terminal has to say about it."""
 
     name: str
     cause: str
-    """What the terminal has to say, as a pattern; so is `cure`."""
+    """Regular expression of the cause in the terminal's output."""
     cure: str
+    """Regular expression of the advice in the terminal's output."""
     ends: bool = True
     """Whether the command has to end by itself."""
     code: str = ""
-    """Methods of the class."""
+    """Methods of the environment's class, as source text."""
     settings: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
-    prepare: Callable[[Site], None] = nothing
-    harm: Callable[[Site], None] | None = None
-    """Done to the running run, after a line that matches `harm_after`."""
+    prepare: Callable[[Sandbox], None] = do_nothing
+    harm: Callable[[Sandbox], None] | None = None
+    """Called once during the run, after a line of output that matches `harm_after`."""
     harm_after: str = r"step=\d"
 
 
-# What cases do before and during their runs.
+# Preparations (before the run starts) and harms (while it runs).
 
 
-def disk(size: str, then: Callable[[Site], None] = nothing) -> Callable[[Site], None]:
-    """Return a preparation: the run's folder is a file system of its own, of so many bytes."""
+def small_file_system(
+    size: str, then: Callable[[Sandbox], None] = do_nothing
+) -> Callable[[Sandbox], None]:
+    """Return a preparation: mount a tmpfs of `size` as the run's folder, then call `then`."""
 
-    def mount(site: Site) -> None:
-        site.run.mkdir()
-        small = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(site.run)]
-        if subprocess.run(small, check=False).returncode:  # without root, the nearest thing
-            site.max_file_bytes = 200_000
+    def mount(sandbox: Sandbox) -> None:
+        sandbox.run.mkdir()
+        small = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(sandbox.run)]
+        if subprocess.run(
+            small, check=False
+        ).returncode:  # mounting needs root: limit files instead
+            sandbox.max_file_bytes = 200_000
             return
-        site.in_the_end(lambda: subprocess.run(["umount", "-l", str(site.run)], check=False))
-        then(site)
+        sandbox.at_end(lambda: subprocess.run(["umount", "-l", str(sandbox.run)], check=False))
+        then(sandbox)
 
     return mount
 
 
-def read_only(site: Site) -> None:
-    """Let the run's folder be one that nobody may write."""
-    subprocess.run(["mount", "-o", "remount,ro", str(site.run)], check=False)
+def remount_read_only(sandbox: Sandbox) -> None:
+    """Remount the file system of the run's folder read-only."""
+    subprocess.run(["mount", "-o", "remount,ro", str(sandbox.run)], check=False)
 
 
-def another_run(site: Site) -> None:
-    """Start another run in the folder, and wait until it runs."""
+def start_another_run(sandbox: Sandbox) -> None:
+    """Start another run in the same folder, and wait until its learner runs."""
     case = Case("other", "", "")
-    site.start(site.command(case), "other.txt")
-    while not site.pids("learner"):
+    sandbox.start(sandbox.command(case), "other.txt")
+    while not sandbox.pids("learner"):
         time.sleep(0.2)
 
 
-def silent_server(site: Site) -> None:
-    """Let nobody answer at a port, and let `model` be a model directory."""
-    take_port(site)
-    good_model(site)
+def prepare_silent_server(sandbox: Sandbox) -> None:
+    """Listen at a port without ever answering, and make the model directory `model`."""
+    occupy_port(sandbox)
+    copy_good_model(sandbox)
 
 
-def take_port(site: Site) -> None:
-    """Listen on a port, whose number becomes `site.port`, and never answer."""
+def occupy_port(sandbox: Sandbox) -> None:
+    """Listen on a port, whose number becomes `sandbox.port`, and never answer."""
     listening = socket.create_server(("127.0.0.1", 0))
-    site.in_the_end(listening.close)
-    site.port = listening.getsockname()[1]
+    sandbox.at_end(listening.close)
+    sandbox.port = listening.getsockname()[1]
 
 
-def kill_often(name: str, every_s: float) -> Callable[[Site], None]:
-    """Return a harm: a process is killed from outside again and again."""
+def kill_often(name: str, every_s: float) -> Callable[[Sandbox], None]:
+    """Return a harm: kill the processes with a name every `every_s` seconds."""
 
-    def kill(site: Site) -> None:
-        while not site.is_over.is_set():
-            site.kill(name)
-            site.is_over.wait(every_s)
+    def kill(sandbox: Sandbox) -> None:
+        while not sandbox.is_over.is_set():
+            sandbox.kill(name)
+            sandbox.is_over.wait(every_s)
 
     return kill
 
 
-def delete_folder(site: Site) -> None:
+def delete_folder(sandbox: Sandbox) -> None:
     """Delete the run's folder."""
-    shutil.rmtree(site.run, ignore_errors=True)
+    shutil.rmtree(sandbox.run, ignore_errors=True)
 
 
-def good_model(site: Site) -> Path:
-    """Return a folder with a tiny pretrained model, and copy it to `model` of the case."""
-    shared = site.folder.parent / ".model"
+def copy_good_model(sandbox: Sandbox) -> Path:
+    """Copy a tiny pretrained model to the case's `model`, and return that directory."""
+    shared = sandbox.folder.parent / ".model"
     if not (shared / "model.safetensors").exists():
         from mage_async.assembly import WORDS
         from mage_async.config.schema import Tiny
         from mage_async.policy.load import build_tiny
 
         build_tiny(Tiny(), [*"0123456", "in", "place", "closed", *WORDS], 0, shared)
-    return Path(shutil.copytree(shared, site.folder / "model"))
+    return Path(shutil.copytree(shared, sandbox.folder / "model"))
 
 
-def model(change: Callable[[Path], object]) -> Callable[[Site], None]:
-    """Return a preparation: `model` is a model directory with one fault."""
+def with_model(change: Callable[[Path], object]) -> Callable[[Sandbox], None]:
+    """Return a preparation: make the model directory `model`, then call `change` on it."""
 
-    def prepare(site: Site) -> None:
-        change(good_model(site))
+    def prepare(sandbox: Sandbox) -> None:
+        change(copy_good_model(sandbox))
 
     return prepare
 
 
-def templated(text: str) -> Callable[[Site], None]:
-    """Return a preparation: `model` has this chat template."""
+def with_chat_template(text: str) -> Callable[[Sandbox], None]:
+    """Return a preparation: make the model directory `model` with this chat template."""
 
     def change(folder: Path) -> None:
         (folder / "chat_template.jinja").write_text(text)
@@ -235,11 +240,11 @@ def templated(text: str) -> Callable[[Site], None]:
         known.pop("chat_template", None)
         file.write_text(json.dumps(known))
 
-    return model(change)
+    return with_model(change)
 
 
-def of_70_billion(folder: Path) -> None:
-    """Let the weights be a sparse file of 280 GB."""
+def write_70_billion_weights(folder: Path) -> None:
+    """Replace the weights by a sparse file of 280 GB: 70 billion values of float32."""
     shape = [70_000, 1_000_000]
     entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * shape[0] * shape[1]]}
     header = json.dumps({"model.embed_tokens.weight": entry}).encode()
@@ -248,30 +253,30 @@ def of_70_billion(folder: Path) -> None:
         file.truncate(8 + len(header) + entry["data_offsets"][1])
 
 
-def written(name: str, text: str) -> Callable[[Site], None]:
-    """Return a preparation: a file of the case's folder."""
+def with_file(name: str, text: str) -> Callable[[Sandbox], None]:
+    """Return a preparation: write a file into the case's folder."""
 
-    def write(site: Site) -> None:
-        (site.folder / name).write_text(text)
+    def write(sandbox: Sandbox) -> None:
+        (sandbox.folder / name).write_text(text)
 
     return write
 
 
-def raising(name: str, text: str) -> str:
-    """Return a method that raises."""
+def method(name: str, text: str) -> str:
+    """Return a method that runs `text` first and then does what the number lock does."""
     parameters = "seed, task" if name == "reset" else "action"
     call = f"super().{name}({parameters})"
     return f"    def {name}(self, {parameters}):\n        {text}\n        return {call}"
 
 
-def always(text: str) -> str:
-    """Return a `step` that does something in each call of the run, and then what it should."""
-    return raising("step", f"if IN_RUN: {text}")
+def run_step(text: str) -> str:
+    """Return a `step` that runs `text` first in every call, except in the rehearsal."""
+    return method("step", f"if IN_RUN: {text}")
 
 
-SOURCE = ("policy.source={site.folder}/model",)
+SOURCE = ("policy.source={sandbox.folder}/model",)
 LINE = r"task\.py, line \d+"
-"""The cure of a mistake in the class: the line of the class."""
+"""The advice for an error that the class raises: the line that raised it."""
 RETRIED = r"played again with fresh objects.*environment\.retries"
 DEADLINE = r"environment\.step_deadline_s"
 HANGS = r"step\(.* has not returned for 10 s"
@@ -280,18 +285,18 @@ LOST = "raise OSError('no route to host')"
 THREAD = "threading.Thread(target=time.sleep, args=(3600,), name='poller', daemon=False).start()"
 
 _CASES = [
-    # The class, where the rehearsal before the run finds it.
+    # Faults of the class that the rehearsal before the run finds.
     Case(
         "no_module",
         r"No module named 'nosuchlib'",
         r"task\.py, line 1",
-        prepare=written("task.py", "import nosuchlib\n"),
+        prepare=with_file("task.py", "import nosuchlib\n"),
     ),
     Case(
         "syntax_error",
         r"SyntaxError: '\(' was never closed",
         r"task\.py, line 2",
-        prepare=written("task.py", "class Task:\n    def reset(self, seed, task:\n"),
+        prepare=with_file("task.py", "class Task:\n    def reset(self, seed, task:\n"),
     ),
     Case(
         "wrong_signature",
@@ -299,9 +304,7 @@ _CASES = [
         r"must be def reset\(self, seed, task\)",
         code="    def reset(self): return 'closed'",
     ),
-    Case(
-        "reset_raises", r"reset\(\) raised ValueError: no dice", LINE, code=raising("reset", DICE)
-    ),
+    Case("reset_raises", r"reset\(\) raised ValueError: no dice", LINE, code=method("reset", DICE)),
     Case(
         "observation_is_no_text",
         r"reset\(\).* got a value of type dict",
@@ -332,44 +335,44 @@ _CASES = [
         "step_hangs_at_once",
         r"step has taken \d+ s so far",
         DEADLINE,
-        code=raising("step", "time.sleep(3600)"),
+        code=method("step", "time.sleep(3600)"),
     ),
-    # The class, in the actors alone.
+    # Faults of the class that appear in the actors only.
     Case(
         "reset_raises_in_run",
         r"reset\(\) raised OSError: no route",
         RETRIED,
         ends=False,
-        code=raising("reset", f"if IN_RUN: {LOST}"),
+        code=method("reset", f"if IN_RUN: {LOST}"),
     ),
     Case(
         "step_raises_late",
         r"turn 3: step\(.*raised KeyError",
         LINE,
         ends=False,
-        code=raising("step", "if IN_RUN and self.turn == 2: raise KeyError('door')"),
+        code=method("step", "if IN_RUN and self.turn == 2: raise KeyError('door')"),
     ),
     Case(
         "reset_raises_sometimes",
         r"reset\(\) raised OSError",
         RETRIED,
         ends=False,
-        code=raising("reset", f"if IN_RUN and random.random() < 0.05: {LOST}"),
+        code=method("reset", f"if IN_RUN and random.random() < 0.05: {LOST}"),
     ),
-    Case("step_hangs", HANGS, DEADLINE, ends=False, code=always("time.sleep(3600)")),
+    Case("step_hangs", HANGS, DEADLINE, ends=False, code=run_step("time.sleep(3600)")),
     Case(
         "reset_hangs",
         HANGS.replace("step", "reset"),
         DEADLINE,
         ends=False,
-        code=raising("reset", "if IN_RUN: time.sleep(3600)"),
+        code=method("reset", "if IN_RUN: time.sleep(3600)"),
     ),
     Case(
         "some_steps_hang",
         HANGS,
         DEADLINE,
         ends=False,
-        code=always("random.random() < 0.02 and time.sleep(3600)"),
+        code=run_step("random.random() < 0.02 and time.sleep(3600)"),
     ),
     Case(
         "coroutine_hangs",
@@ -385,33 +388,33 @@ _CASES = [
         r"actor-\d:? (said nothing for too long and was killed|still silent).*task\.py",
         r"environment\.workers",
         ends=False,
-        code=always("re.match('(a+)+$', 'a' * 60 + 'b')"),
+        code=run_step("re.match('(a+)+$', 'a' * 60 + 'b')"),
     ),
     Case(
         "slow_steps",
         r"step\(.*has not returned for 10 s",
         r"raise engine\.max_contexts",
         ends=False,
-        code=always("time.sleep(12)"),
+        code=run_step("time.sleep(12)"),
     ),
     Case(
         "os_exit_0",
         r"actor-\d ended with exit code 0",
         r"os\._exit",
-        code=always("os._exit(0)"),
+        code=run_step("os._exit(0)"),
     ),
     Case(
         "crashes",
         r"actor-\d was killed by SIGSEGV: it was at .*task\.py",
         r"environment\.workers",
-        code=always("ctypes.string_at(0)"),
+        code=run_step("ctypes.string_at(0)"),
     ),
     Case(
         "worker_dies",
         r"step\(.*worker process of the episode was killed by SIGKILL",
         RETRIED,
         ends=False,
-        code=always("os.kill(os.getpid(), signal.SIGKILL)"),
+        code=run_step("os.kill(os.getpid(), signal.SIGKILL)"),
         settings=("environment.workers=1",),
     ),
     Case(
@@ -419,14 +422,14 @@ _CASES = [
         r"threads do not end.*'poller'",
         r"daemon=True",
         settings=("learner.steps=2",),
-        code=raising("reset", f"IN_RUN and {THREAD}"),
+        code=method("reset", f"IN_RUN and {THREAD}"),
     ),
     Case(
         "forks",
         r"actor-\d: left processes behind",
         r"end them in its `close\(\)`",
         settings=("learner.steps=2",),
-        code=raising(
+        code=method(
             "reset", "if IN_RUN and random.random() < 0.02 and not os.fork(): time.sleep(3600)"
         ),
     ),
@@ -434,14 +437,14 @@ _CASES = [
         "closes_descriptors",
         r"reset\(\) closed descriptors",
         r"close only your own",
-        code=raising("reset", "if IN_RUN: os.closerange(3, 64)"),
+        code=method("reset", "if IN_RUN: os.closerange(3, 64)"),
     ),
     Case(
         "floods_log",
         r"actor-\d has printed 50 MB",
         r"let it print less",
         ends=False,
-        code=always("print('x' * 100_000)"),
+        code=run_step("print('x' * 100_000)"),
     ),
     Case(
         "floods_observation",
@@ -489,14 +492,14 @@ _CASES = [
         r"Cannot connect to host 127\.0\.0\.1:9",
         r"start the server",
         settings=("environment.name=openenv:http://127.0.0.1:9", *SOURCE),
-        prepare=model(nothing),
+        prepare=with_model(do_nothing),
     ),
     Case(
         "silent_server",
         r"reset has taken \d+ s so far",
         DEADLINE,
-        settings=("environment.name=openenv:http://127.0.0.1:{site.port}", *SOURCE),
-        prepare=silent_server,
+        settings=("environment.name=openenv:http://127.0.0.1:{sandbox.port}", *SOURCE),
+        prepare=prepare_silent_server,
     ),
     # Models.
     Case(
@@ -504,68 +507,68 @@ _CASES = [
         r"no \*\.safetensors",
         r"take a whole model directory",
         settings=SOURCE,
-        prepare=model(lambda folder: (folder / "model.safetensors").unlink()),
+        prepare=with_model(lambda folder: (folder / "model.safetensors").unlink()),
     ),
     Case(
         "weights_cut_short",
         r"model\.safetensors is cut short",
         r"copy it again",
         settings=SOURCE,
-        prepare=model(lambda folder: os.truncate(folder / "model.safetensors", 100_000)),
+        prepare=with_model(lambda folder: os.truncate(folder / "model.safetensors", 100_000)),
     ),
     Case(
         "too_big",
         r"needs [\d.]+ GB.* but this machine has",
         r"set policy\.lora\.rank = 16, or fewer --actors",
         settings=(*SOURCE, "policy.lora=none"),
-        prepare=model(of_70_billion),
+        prepare=with_model(write_70_billion_weights),
     ),
     Case(
         "broken_template",
         r"the chat template cannot be read: unexpected end",
         r"mend it in chat_template\.jinja",
         settings=SOURCE,
-        prepare=templated("{% for message in messages %}{{ message.content "),
+        prepare=with_chat_template("{% for message in messages %}{{ message.content "),
     ),
     Case(
         "forgetful_template",
         r"the chat template drops or changes",
         r"let chat_template\.jinja write",
         settings=SOURCE,
-        prepare=templated("{{ messages[-1].content | length }}"),
+        prepare=with_chat_template("{{ messages[-1].content | length }}"),
     ),
     # The machine.
     Case(
         "disk_full_at_start",
         r"No space left on device",
         r"[Mm]ake room",
-        prepare=disk("16k"),
+        prepare=small_file_system("16k"),
     ),
     Case(
         "disk_full_in_run",
         r"(nothing is taken in|learner).*No space left on device",
         r"[Mm]ake room",
         ends=False,
-        prepare=disk("3m"),
+        prepare=small_file_system("3m"),
     ),
     Case(
         "run_dir_read_only",
         r"cannot be written: Read-only file system",
         r"--run-dir",
-        prepare=disk("1m", read_only),
+        prepare=small_file_system("1m", remount_read_only),
     ),
     Case(
         "two_runs_in_one_folder",
         r"is being run|runs already|is running|another process",
         r"--run-dir|wait|end it",
-        prepare=another_run,
+        prepare=start_another_run,
     ),
     Case(
         "port_taken",
         r"is in use",
         r"choose another port",
-        settings=("transport.address=tcp://127.0.0.1:{site.port}",),
-        prepare=take_port,
+        settings=("transport.address=tcp://127.0.0.1:{sandbox.port}",),
+        prepare=occupy_port,
     ),
     Case("folder_deleted", r"was deleted while", r"start a new run", harm=delete_folder),
     Case(
@@ -580,7 +583,7 @@ _CASES = [
         r"actor-0.* (silent|said nothing)",
         r"supervision\.silence_s|started again",
         ends=False,
-        harm=lambda site: site.kill("actor-0", signal.SIGSTOP),
+        harm=lambda sandbox: sandbox.kill("actor-0", signal.SIGSTOP),
     ),
     # The configuration.
     Case(
@@ -588,7 +591,7 @@ _CASES = [
         r"own\.toml: not TOML",
         r"at line 1, column",
         arguments=("--config", "own.toml"),
-        prepare=written("own.toml", "[learner\nsteps = 3\n"),
+        prepare=with_file("own.toml", "[learner\nsteps = 3\n"),
     ),
     Case(
         "unknown_key",

@@ -35,7 +35,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.chaos.broken_runs import CASES, Case, Site
+from bench.chaos.broken_runs import CASES, Case, Sandbox
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 
@@ -88,22 +88,22 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     mark = f"{MARK}={case.name}.{os.getpid()}"
-    site = Site(folder, dict([mark.split("=")]))
-    site.write_class(case.code)
+    sandbox = Sandbox(folder, dict([mark.split("=")]))
+    sandbox.write_class(case.code)
     harming = None
     try:
-        case.prepare(site)
+        case.prepare(sandbox)
         began = time.monotonic()
         process = subprocess.Popen(
-            site.command(case),
+            sandbox.command(case),
             cwd=folder,
-            env=os.environ | site.variables,
+            env=os.environ | sandbox.variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=site.limit,
+            preexec_fn=sandbox.limit_file_size,
         )
         terminal = Terminal(process, began)
         reader = threading.Thread(target=terminal.read, daemon=True)
@@ -116,7 +116,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
             if case.harm is not None and harming is None:
                 if terminal.said_at(case.harm_after) is not None:
                     harmed_at = now
-                    harming = threading.Thread(target=case.harm, args=(site,), daemon=True)
+                    harming = threading.Thread(target=case.harm, args=(sandbox,), daemon=True)
                     harming.start()
                 elif now > LIMIT_S:
                     break
@@ -129,7 +129,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
             patience = WATCH_S if named_at is not None and not case.ends else LIMIT_S
             if now > harmed_at + patience:
                 break
-        site.is_over.set()
+        sandbox.is_over.set()
         outcome = "ended"
         if ended_at is None:
             process.send_signal(signal.SIGINT)
@@ -164,8 +164,8 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
             "exit_status": process.poll() if outcome == "ended" else None,
         }
     finally:
-        site.is_over.set()
-        site.clean_up()
+        sandbox.is_over.set()
+        sandbox.clean_up()
 
 
 def _marked(mark: str) -> list[int]:

@@ -33,10 +33,10 @@ PUBLICATIONS, PLAYERS = 200, 32
 CLOSE = 1e-4
 
 
-def next_turn(asked: Prompt, done: Completion, told: int, *, fresh_keys: bool = False) -> Prompt:
+def next_turn(asked: Prompt, done: Completion, told: int, *, refresh_kv: bool = False) -> Prompt:
     """The next turn of a context, behind eight tokens that say something."""
     tokens = np.concatenate([asked.tokens, done.tokens, words(told, 8)])
-    return prompt(asked.context, tokens, 8, fresh_keys=fresh_keys)
+    return prompt(asked.context, tokens, 8, refresh_kv=refresh_kv)
 
 
 def logprob_gap(served: Served, policies: Policies) -> float:
@@ -61,7 +61,7 @@ def stale_gap(served: Served, policies: Policies, rule: str) -> float:
         if rule == "refresh_at_episode":  # the rest of the episode reads old keys
             asked = next_turn(asked, done, 0)
             (done,) = served.complete(asked)
-        asked = next_turn(asked, done, 1, fresh_keys=rule != "keep")
+        asked = next_turn(asked, done, 1, refresh_kv=rule != "keep")
         (done,) = served.complete(asked)
         worst = max(worst, float(policies.gap(version, asked, done).max()))
     return worst

@@ -3,8 +3,8 @@ can reuse.
 
 A KV slot has room for the keys and values of one sequence, which `Prompt.context` names. A released
 slot keeps its contents: until it is needed, other sequences can copy a prefix from it. A prefix is
-copied only if the present weights computed it, so a new sequence never begins with stale keys. Only
-the table is here; `model.py` holds the tensors.
+copied only if the present weights computed it, so a new sequence never begins with stale keys and
+values. Only the table is here; `model.py` holds the tensors.
 """
 
 from dataclasses import dataclass
@@ -138,7 +138,7 @@ class PrefixCache:
         self.num_computed[slot] = min(num_tokens, self.num_computed[slot])
         self._is_busy[slot] = False
 
-    def lose_keys(self, slot: int) -> int:
+    def discard_kv(self, slot: int) -> int:
         """Discard the keys and values of a slot; return how many tokens had them."""
         count, self.num_computed[slot] = self.num_computed[slot], 0
         return count

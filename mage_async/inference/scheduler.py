@@ -112,7 +112,7 @@ class Scheduler:
         forward_tokens: Largest number of tokens of one forward; at least one for each slot is
             allowed anyway.
         interrupts: Whether a change of weights discards the keys and values of running prompts with
-            `fresh_keys`, which are then computed again.
+            `refresh_kv`, which are then computed again.
         now: Clock in seconds, for the time statistics; without it they stay 0.
     """
 
@@ -227,10 +227,10 @@ class Scheduler:
             self._refresh_running()
 
     def _refresh_running(self) -> None:
-        """Discard the keys and values of running prompts with `fresh_keys`."""
+        """Discard the keys and values of running prompts with `refresh_kv`."""
         for slot, running in self._running.items():
-            if running.prompt.fresh_keys:
-                repeated = running.opened.num_repeated + self._cache.lose_keys(slot)
+            if running.prompt.refresh_kv:
+                repeated = running.opened.num_repeated + self._cache.discard_kv(slot)
                 running.opened = running.opened._replace(num_repeated=repeated)
 
     def statistics(self) -> Statistics:
@@ -288,7 +288,7 @@ class Scheduler:
     def _admit(self, plan: Plan, prompt: Prompt) -> None:
         """Give a waiting prompt a slot, if one is available."""
         tokens = with_roles(prompt.tokens, prompt.role_changes)
-        opened = self._cache.open(prompt.context, tokens, is_fresh=prompt.fresh_keys)
+        opened = self._cache.open(prompt.context, tokens, is_fresh=prompt.refresh_kv)
         if opened is None:
             return
         del self._waiting[prompt.context]

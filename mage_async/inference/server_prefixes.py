@@ -1,16 +1,17 @@
 """Track the sequences of a completion server: which cached keys and values each prompt may read.
 
-Such a server finds cached keys by equal tokens, whichever weights computed them. Every request
-therefore names a *key version* and finds only keys under the same name. A sequence takes the
-version that is loaded when it begins, and a newer one when a prompt needs fresh keys:
+Such a server finds cached keys and values by equal tokens, whichever weights computed them. Every
+request therefore names a *KV version* and finds only keys and values under the same name. A
+sequence takes the policy version that is loaded when the sequence begins, and a newer one when a
+prompt has `refresh_kv`:
 
-    engine.cache_rule    fresh keys
-    keep                 never: a sequence reads its own keys, of any version, to its end
+    engine.cache_rule    `refresh_kv`
+    keep                 never: a sequence reads its own keys and values, of any version, to its end
     refresh_at_episode   at the first turn of an episode
     isolate              at every turn
 
-A new sequence therefore never begins with keys that older weights computed. The keys under a key
-version were computed by that version or by newer ones; it is a token's `VersionRun.kv`.
+A new sequence therefore never begins with keys and values that older weights computed. Those under
+a KV version were computed by that policy version or by newer ones; it is a token's `VersionRun.kv`.
 """
 
 from dataclasses import dataclass
@@ -25,29 +26,28 @@ from mage_async.policy_version import VersionRun, append_run, moved
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Report the keys that a prompt may read."""
+    """Report the cached keys and values that a prompt may read."""
 
-    key_version: int
+    kv_version: int
     num_known: int
-    """Number of leading tokens that were computed before, under any key version."""
+    """Number of leading tokens that were computed before, under any KV version."""
     is_extension: bool
     """Whether the prompt begins with all earlier tokens of its sequence."""
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """Hold a sequence's key version, and its tokens so far."""
+    """Hold a sequence's KV version, and its tokens so far."""
 
-    key_version: int
+    kv_version: int
     tokens: np.ndarray
     num_computed: int = 0
-    """Number of leading tokens whose keys have been computed; forced tokens at the end have
-    none.
-    """
+    """Number of leading tokens whose keys and values have been computed; forced tokens at the end
+    have none."""
 
 
 class ServerPrefixes:
-    """Hold key version and tokens of every living sequence, by `Prompt.context`."""
+    """Hold KV version and tokens of every sequence until its release, by `Prompt.context`."""
 
     def __init__(self) -> None:
         self._sequences: dict[str, _Sequence] = {}
@@ -62,33 +62,33 @@ class ServerPrefixes:
             no_tokens = prompt.tokens[:0]
             self._sequences[prompt.context] = _Sequence(version, no_tokens)
             return Opened(version, 0, True)
-        if prompt.fresh_keys:
-            known.key_version = version
+        if prompt.refresh_kv:
+            known.kv_version = version
         common = common_length(known.tokens, prompt.tokens)
         # The last prompt token is always computed, for its logits.
         computed = min(common, known.num_computed, len(prompt.tokens) - 1)
-        return Opened(known.key_version, computed, common == len(known.tokens))
+        return Opened(known.kv_version, computed, common == len(known.tokens))
 
     def reopen(self, prompt: Prompt, version: int) -> int:
-        """Return the key version for a prompt that is sent again after `version` was loaded."""
+        """Return the KV version for a prompt that is sent again after `version` was loaded."""
         known = self._sequences.get(prompt.context)
         if known is None:
             return version
-        if prompt.fresh_keys:
-            known.key_version = version
-        return known.key_version
+        if prompt.refresh_kv:
+            known.kv_version = version
+        return known.kv_version
 
-    def lose_keys(self, version: int) -> None:
-        """Record that the server died: all keys are lost, and `version` computes the next ones."""
+    def discard_kv(self, version: int) -> None:
+        """Record that the server died and lost its cache; `version` computes what comes next."""
         for known in self._sequences.values():
-            known.key_version = version
+            known.kv_version = version
 
     def close(self, prompt: Prompt, completion: np.ndarray, num_computed: int) -> None:
         """Append the completion of a prompt, int32 [n], to its sequence.
 
         Args:
             num_computed: Number of leading tokens, of prompt and completion together, whose keys
-                the server has computed.
+                and values the server has computed.
         """
         known = self._sequences.get(prompt.context)
         if known is not None:
@@ -154,9 +154,8 @@ class TurnRequests:
         self._num_reused: int | None = None
         """Number of tokens of the first request that were in the cache; None before its result."""
         self.num_computed = 0
-        """Number of leading tokens, of prompt and completion together, whose keys this turn has
-        computed or found.
-        """
+        """Number of leading tokens, of prompt and completion together, whose keys and values this
+        turn has computed or found."""
         self._append_forced()
 
     @property
@@ -206,7 +205,7 @@ class TurnRequests:
             )
         for run in piece.versions:
             append_run(self._runs, moved(run, len(self._tokens)))
-        # The key of a request's last token is computed only by the next request.
+        # Key and value of a request's last token are computed only by the next request.
         self.num_computed = len(self.prompt.tokens) + len(self._tokens) + count - 1
         self._tokens += piece.tokens.tolist()
         self._logprobs += piece.logprobs.tolist()

@@ -372,8 +372,8 @@ class AgentRun:
         tokens = np.array([*end[0].segment.tokens[: end[1]], *request], np.int32)
         lineage.is_busy = True
         most = self._config.max_reflection_tokens
-        fresh = self._config.fresh_keys == "turn"
-        prompt = self._prompt(lineage, tokens, most, fresh_keys=fresh)
+        fresh = self._config.refresh_kv == "turn"
+        prompt = self._prompt(lineage, tokens, most, refresh_kv=fresh)
         return Pending(prompt, policy_call, lineage, b"", self.episode, end)
 
     def take_notes(self, pending: Pending, completion: Completion) -> None:
@@ -573,8 +573,8 @@ class AgentRun:
         is_first = self._first_lineage is None
         self._first_lineage = self._first_lineage or lineage
         limit = self._limit(policy_call)
-        wants_fresh = config.fresh_keys == "turn" or (
-            config.fresh_keys == "episode" and is_first and self.episode > 0
+        wants_fresh = config.refresh_kv == "turn" or (
+            config.refresh_kv == "episode" and is_first and self.episode > 0
         )
         prompt = self._prompt(lineage, tokens, limit, wants_fresh)
         if (form := self._form(policy_call)) is not None:
@@ -589,7 +589,7 @@ class AgentRun:
         return min(policy_call.max_tokens or most, most)
 
     def _prompt(
-        self, lineage: _Lineage, tokens: np.ndarray, max_tokens: int, fresh_keys: bool
+        self, lineage: _Lineage, tokens: np.ndarray, max_tokens: int, refresh_kv: bool
     ) -> Prompt:
         """Return a prompt of a lineage, with the trial's next seed."""
         self._num_prompts += 1
@@ -602,7 +602,7 @@ class AgentRun:
             tokens,
             sampling,
             turn_seed(self._task.seed, self._index, self._num_prompts - 1),
-            fresh_keys=fresh_keys,
+            refresh_kv=refresh_kv,
             deadline_s=self._config.turn_deadline_s,
         )
 
@@ -741,7 +741,7 @@ class AgentRun:
         if lineage.is_busy or (config.max_tokens and len(tokens) + most > config.max_tokens):
             self._remarks.append("")
             return False
-        prompt = self._prompt(lineage, tokens, most, fresh_keys=config.fresh_keys == "turn")
+        prompt = self._prompt(lineage, tokens, most, refresh_kv=config.refresh_kv == "turn")
         # The program has made no call, so the call has no messages and no conversation's digest.
         self._pending_reflection = Pending(prompt, PolicyCall(()), lineage, b"", self.episode)
         return True

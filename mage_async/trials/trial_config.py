@@ -25,7 +25,7 @@ class TrialConfig:
     """Whether earlier episodes stay in the context."""
     reflects: bool
     """Whether the agent writes a remark between episodes, which new contexts begin with."""
-    fresh_keys: Literal["never", "episode", "turn"] = "never"
+    refresh_kv: Literal["never", "episode", "turn"] = "never"
     """When cached keys and values of older weights are recomputed: at the start of an episode, or
     at every turn.
     """

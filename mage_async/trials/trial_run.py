@@ -205,7 +205,7 @@ class TrialRun:
             self._transcript.tokens(),
             self._sampling(),
             turn_seed(self._task.seed, self._index, len(self._turns)),
-            fresh_keys=self._wants_fresh_keys(),
+            refresh_kv=self._wants_kv_refreshed(),
             deadline_s=self._config.turn_deadline_s,
             role_changes=self._role_changes(),
             restriction=self._restriction(),
@@ -521,12 +521,12 @@ class TrialRun:
         with environment_code(self._task, self._turn_name()):
             return restriction_of(self._play, self._chat, self._config.parser)
 
-    def _wants_fresh_keys(self) -> bool:
+    def _wants_kv_refreshed(self) -> bool:
         """Return whether the engine shall recompute keys and values that older weights computed."""
         first = Kind.ACT if self._config.strategy == "none" else Kind.STRATEGY
         begins = self._index_in_episode == 0 and self.kind is first and self.episode > 0
-        return self._config.fresh_keys == "turn" or (
-            self._config.fresh_keys == "episode" and begins
+        return self._config.refresh_kv == "turn" or (
+            self._config.refresh_kv == "episode" and begins
         )
 
     def _sampling(self) -> Sampling:

@@ -45,15 +45,17 @@ class Child:
     async def wait(self) -> int:
         return 0
 
-    def draws(self) -> list[say.Draw]:
-        return [message for message in self.heard if isinstance(message, say.Draw)]
+    def requests(self) -> list[say.Generate]:
+        return [message for message in self.heard if isinstance(message, say.Generate)]
 
-    def drew(
+    def generated(
         self, rid: str, *, tokens: int = DRAWN, version: int = 0, aborted: bool = False
     ) -> None:
         drawn, logprobs = np.full(tokens, 7, np.int32), np.zeros(tokens, np.float32)
         spans = ((0, version),) if tokens else ()
-        self.tells(say.Drew(rid, drawn.tobytes(), logprobs.tobytes(), spans, "unknown", 0, aborted))
+        self.tells(
+            say.Generated(rid, drawn.tobytes(), logprobs.tobytes(), spans, "unknown", 0, aborted)
+        )
 
 
 class Scene:
@@ -116,13 +118,18 @@ def test_a_turn_is_one_request_and_equal_prompts_wait_for_the_keys_of_the_first(
     async def main(scene: Scene) -> None:
         turns = [scene.begin(name, 1, 2) for name in "abc"] + [scene.begin("d", 3)]
         child = await scene.settle()
-        first, other = child.draws()
+        first, other = child.requests()
         assert first.tokens != other.tokens
-        child.tells(say.Began(first.rid))
+        child.tells(say.PromptCached(first.rid))
         await scene.settle()
-        assert [draw.says_when_it_began for draw in child.draws()] == [True, True, False, False]
-        for draw in child.draws():
-            child.drew(draw.rid)
+        assert [request.reports_prompt for request in child.requests()] == [
+            True,
+            True,
+            False,
+            False,
+        ]
+        for request in child.requests():
+            child.generated(request.rid)
         assert [len((await turn).tokens) for turn in turns] == [DRAWN] * 4
         statistics = scene.engine.statistics()
         assert statistics.num_completions == 4
@@ -142,14 +149,16 @@ def test_a_turn_that_a_load_interrupts_goes_on_with_the_new_weights(monkeypatch)
         child.tells(say.Prepared())
         child = await scene.settle()
         assert child.heard[-1] == say.Load(1, "v1", interrupts=True)
-        child.drew(child.draws()[0].rid, tokens=1, aborted=True)
+        child.generated(child.requests()[0].rid, tokens=1, aborted=True)
         child.tells(say.Loaded(1, stall_s=0.5))
         await load
         await scene.settle()
-        waiting = child.draws()[2:]
-        assert [len(draw.tokens) // 4 for draw in waiting] == [3]  # `b` was asked before the load
-        child.drew(waiting[0].rid, tokens=2, version=1)
-        child.drew(child.draws()[1].rid)
+        waiting = child.requests()[2:]
+        assert [len(request.tokens) // 4 for request in waiting] == [
+            3
+        ]  # `b` was asked before the load
+        child.generated(waiting[0].rid, tokens=2, version=1)
+        child.generated(child.requests()[1].rid)
         assert [run.policy for run in (await turn).versions] == [0, 1]
         await late
         assert scene.engine.statistics().num_loads == 1
@@ -178,7 +187,7 @@ def test_a_process_that_died_is_followed_by_one_that_loads_the_newest_and_draws_
         assert second.heard[1:] == [say.Load(1, "v1", interrupts=False)]
         second.tells(say.Loaded(1))
         await scene.settle()
-        second.drew(second.draws()[0].rid, version=1)
+        second.generated(second.requests()[0].rid, version=1)
         assert len((await turn).tokens) == DRAWN
 
     play(monkeypatch, main, rules())
@@ -213,7 +222,7 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones(monkeypatch) -> None:
             await load
         turn = scene.begin("a", 1, 2)
         await scene.settle()
-        child.drew(child.draws()[0].rid)
+        child.generated(child.requests()[0].rid)
         assert len((await turn).tokens) == DRAWN
 
     play(monkeypatch, main, rules())
@@ -250,9 +259,9 @@ def test_a_turn_nobody_waits_for_is_aborted_and_one_that_is_refused_says_why(mon
         child = await scene.settle()
         turn.cancel()
         await scene.settle()
-        one, two = child.draws()
+        one, two = child.requests()
         assert child.heard[-1] == say.Abort(one.rid)
-        child.drew(one.rid, tokens=1, aborted=True)
+        child.generated(one.rid, tokens=1, aborted=True)
         child.tells(say.Refused(two.rid, "too long"))
         with pytest.raises(RunError, match="context 'b': SGLang refuses it: too long"):
             await other

@@ -26,7 +26,7 @@ from mage_async.policy.headers import check_divisible
 from mage_services.engines.sglang import arguments, server
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.arguments import chosen, known_names
-from mage_services.engines.sglang.server import drew, drew_nothing, spans_of
+from mage_services.engines.sglang.server import generated, nothing_generated, spans_of
 from mage_services.processes.child_process import Channel, frame
 
 RULES = EngineRules(
@@ -60,10 +60,10 @@ MESSAGES: list[say.Message] = [
     say.Start(directory="/m", arguments={"page_size": 1, "x": [1.5, None]}, version=0),
     say.Serving(facts="SGLang"),
     say.Failed(reason="no memory"),
-    say.Draw(
+    say.Generate(
         rid="0" * 32,
         tokens=np.arange(5, dtype=np.int32).tobytes(),
-        key="v3",
+        extra_key="v3",
         max_tokens=4,
         temperature=0.5,
         top_p=1.0,
@@ -71,10 +71,10 @@ MESSAGES: list[say.Message] = [
         stop_tokens=(7, 8),
         seed=2**63 - 1,
     ),
-    say.Began(rid="a"),
+    say.PromptCached(rid="a"),
     say.Prepare(version=4, path="/w"),
     say.Prepared(),
-    drew_nothing("a"),
+    nothing_generated("a"),
     say.Refused(rid="a", reason="too long"),
     say.Abort(rid="a"),
     say.Load(version=4, path="/w", interrupts=True),
@@ -109,7 +109,7 @@ def test_a_reply_becomes_tokens_and_logprobs() -> None:
         "finish_reason": {"type": "stop", "matched": 13},
         "weight_versions": [{"version": "4", "start": 0, "end": 3}],
     }
-    message = drew("r", meta, [(0, 4)])
+    message = generated("r", meta, [(0, 4)])
     assert np.frombuffer(message.tokens, np.int32).tolist() == [11, 12, 13]
     assert np.frombuffer(message.logprobs, np.float32).tolist() == [-0.5, -0.25, -1.0]
     assert (message.spans, message.provenance) == (((0, 4),), "exact")
@@ -118,7 +118,7 @@ def test_a_reply_becomes_tokens_and_logprobs() -> None:
 
 def test_a_request_that_never_ran_has_drawn_nothing() -> None:
     """What SGLang says of one that was aborted in its waiting queue: no counts at all."""
-    message = drew("r", {"finish_reason": {"type": "abort", "message": "in queue"}}, [(0, 4)])
+    message = generated("r", {"finish_reason": {"type": "abort", "message": "in queue"}}, [(0, 4)])
     assert (message.tokens, message.num_cached, message.is_aborted) == (b"", 0, True)
     assert message.spans == ()
 

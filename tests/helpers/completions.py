@@ -15,8 +15,8 @@ def text(seed: int, num_tokens: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 96, num_tokens, np.int32)
 
 
-def ask(scheduler, context, tokens, *, seed=0, fresh_keys=False, **sampling):
-    prompt = Prompt(context, np.asarray(tokens, np.int32), Sampling(**sampling), seed, fresh_keys)
+def ask(scheduler, context, tokens, *, seed=0, refresh_kv=False, **sampling):
+    prompt = Prompt(context, np.asarray(tokens, np.int32), Sampling(**sampling), seed, refresh_kv)
     scheduler.submit(prompt)
 
 

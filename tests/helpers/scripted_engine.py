@@ -204,7 +204,7 @@ class ScriptedEngine:
         held = self._contexts.get(prompt.context)
         reused, is_extension = _reused(held, prompt)
         repeated, oldest = 0, self._version
-        if held is not None and prompt.fresh_keys and held.oldest != self._version:
+        if held is not None and prompt.refresh_kv and held.oldest != self._version:
             reused, repeated = 0, reused
         elif held is not None and reused:
             oldest = held.oldest

@@ -47,7 +47,7 @@ class Client:
     extends: dict[str, bool] = field(default_factory=dict)
     num_asked: int = 0
 
-    def ask(self, name, num_told, num_drawn, temperature, fresh_keys) -> None:
+    def ask(self, name, num_told, num_drawn, temperature, refresh_kv) -> None:
         """The next turn of a context; all contexts begin alike, so that they share prefixes."""
         if name in self.asked:
             return
@@ -57,7 +57,7 @@ class Client:
         if len(tokens) >= 64:
             return
         sampling = Sampling(temperature=temperature, max_tokens=num_drawn)
-        prompt = Prompt(name, tokens, sampling, self.num_asked, fresh_keys)
+        prompt = Prompt(name, tokens, sampling, self.num_asked, refresh_kv)
         self.scheduler.submit(prompt)
         self.asked[name], self.contexts[name] = prompt, tokens
 

@@ -55,7 +55,7 @@ def test_an_interrupted_completion_goes_on_over_fresh_keys_where_it_wanted_them(
     reference, newer, wants_fresh
 ) -> None:
     scheduler, tokens = Scheduler(reference.engine_model(), interrupts=True), text(0, 12)
-    ask(scheduler, "a", tokens, max_tokens=6, fresh_keys=wants_fresh)
+    ask(scheduler, "a", tokens, max_tokens=6, refresh_kv=wants_fresh)
     for _ in range(3):
         assert scheduler.advance() == []
     load(scheduler, 4, newer.directory)
@@ -78,12 +78,12 @@ def test_old_keys_are_read_on_unless_fresh_ones_are_asked_for(reference, newer) 
     assert second.versions == (VersionRun(0, 3, 0),)
     assert (second.num_reused, second.num_repeated) == (20, 0)
     tokens = np.concatenate([tokens, second.tokens, text(2, 4)])
-    third = answer(scheduler, "a", tokens, fresh_keys=True)
+    third = answer(scheduler, "a", tokens, refresh_kv=True)
     assert third.versions == (VersionRun(0, 3, 3),)
     assert (third.num_reused, third.num_repeated, third.is_extension) == (0, 25, True)
     assert_logprobs(newer, tokens, third)
     tokens = np.concatenate([tokens, third.tokens, text(3, 4)])
-    assert answer(scheduler, "a", tokens, fresh_keys=True).num_repeated == 0
+    assert answer(scheduler, "a", tokens, refresh_kv=True).num_repeated == 0
 
 
 def test_a_new_context_does_not_begin_with_another_ones_old_keys(reference, newer) -> None:

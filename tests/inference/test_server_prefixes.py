@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from mage_async.assembly import FRESH_KEYS
+from mage_async.assembly import KV_REFRESH
 from mage_async.completion import Prompt, Sampling
 from mage_async.inference.server_prefixes import ServerPrefixes
 
 
 def prompt(context: str, *tokens: int, fresh: bool = False) -> Prompt:
-    return Prompt(context, np.array(tokens, np.int32), Sampling(), 0, fresh_keys=fresh)
+    return Prompt(context, np.array(tokens, np.int32), Sampling(), 0, refresh_kv=fresh)
 
 
 def drawn(*tokens: int) -> np.ndarray:
@@ -29,9 +29,9 @@ def test_two_episodes_of_two_turns_under_a_version_each(rule: str, keys: list[in
     found, tokens = [], [1]
     for turn, version in enumerate([5, 6, 7, 8]):
         begins = turn == 2
-        fresh = {"never": False, "episode": begins, "turn": True}[FRESH_KEYS[rule]]
+        fresh = {"never": False, "episode": begins, "turn": True}[KV_REFRESH[rule]]
         asked = prompt("a", *tokens, fresh=fresh)
-        found.append(contexts.open(asked, version).key_version)
+        found.append(contexts.open(asked, version).kv_version)
         contexts.close(asked, drawn(9), len(tokens))
         tokens += [9, 1]
     assert found == keys
@@ -39,10 +39,10 @@ def test_two_episodes_of_two_turns_under_a_version_each(rule: str, keys: list[in
 
 def test_a_new_context_begins_with_the_version_that_is_loaded() -> None:
     contexts = ServerPrefixes()
-    assert contexts.open(prompt("a", 1), 3).key_version == 3
-    assert contexts.open(prompt("b", 1), 4).key_version == 4
+    assert contexts.open(prompt("a", 1), 3).kv_version == 3
+    assert contexts.open(prompt("b", 1), 4).kv_version == 4
     contexts.release("a")
-    assert contexts.open(prompt("a", 1), 5).key_version == 5
+    assert contexts.open(prompt("a", 1), 5).kv_version == 5
     assert len(contexts) == 2
 
 
@@ -61,7 +61,7 @@ def test_a_server_that_died_has_no_old_keys() -> None:
     contexts = ServerPrefixes()
     asked = prompt("a", 1)
     contexts.open(asked, 3)
-    contexts.lose_keys(6)
+    contexts.discard_kv(6)
     assert contexts.reopen(asked, 6) == 6
 
 

@@ -14,7 +14,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.restriction import TokenTrie
 
 STOP = 9
-NEW = Opened(key_version=0, num_known=0, is_extension=True)
+NEW = Opened(kv_version=0, num_known=0, is_extension=True)
 
 
 def prompt(*tokens: int, max_tokens: int = 6) -> Prompt:
@@ -87,7 +87,7 @@ def test_a_turn_whose_server_died_begins_again() -> None:
 def test_what_a_context_knew_and_the_server_did_not_reuse_is_repeated() -> None:
     turn = TurnRequests(prompt(1, 2, 3, 4), max_tokens=100)
     turn.receive(piece(STOP, cached=1))
-    done = turn.completion(Opened(key_version=0, num_known=3, is_extension=False), 0)
+    done = turn.completion(Opened(kv_version=0, num_known=3, is_extension=False), 0)
     assert (done.num_reused, done.num_repeated, done.is_extension) == (1, 2, False)
 
 

@@ -99,9 +99,9 @@ def rules(**changed: Any) -> EngineRules:
 
 def prompt(context: str, tokens: Any, count: int = 16, **options: Any) -> Prompt:
     """A turn of `count` tokens at most."""
-    fresh = options.pop("fresh_keys", False)
+    fresh = options.pop("refresh_kv", False)
     sampling = Sampling(max_tokens=count, **options)
-    return Prompt(context, np.asarray(tokens, np.int32), sampling, seed=0, fresh_keys=fresh)
+    return Prompt(context, np.asarray(tokens, np.int32), sampling, seed=0, refresh_kv=fresh)
 
 
 def words(seed: int, count: int) -> np.ndarray:

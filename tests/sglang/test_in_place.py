@@ -45,7 +45,7 @@ def longer(asked: Prompt, completion: Completion, told: int, **options: object) 
 
 def test_the_start_says_what_serves(served: Served) -> None:
     assert served.facts.startswith(f"SGLang {installed()}: device cpu, dtype float32")
-    assert served.facts.endswith("weights in_place, keys keep")
+    assert served.facts.endswith("weights in_place, cache rule keep")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -154,7 +154,7 @@ def test_no_key_of_older_weights_is_read_where_the_rule_forbids_it(
     for turn, begins in enumerate([False, True]):
         fresh = rule == "isolate" or (rule == "refresh_at_episode" and begins)
         asked = longer(asked, done, turn)
-        asked = prompt(rule, asked.tokens, 8, fresh_keys=fresh)
+        asked = prompt(rule, asked.tokens, 8, refresh_kv=fresh)
         (done,) = served.complete(asked)
         gaps.append(policies.gap(version, asked, done).max())
         keys.append({(run.policy, version - run.kv) for run in done.versions})

@@ -29,11 +29,11 @@ def served(policies: Policies) -> Iterator[Served]:
     engine.close()
 
 
-async def interrupted(served: Served, policies: Policies, *, fresh_keys: bool) -> Completion:
+async def interrupted(served: Served, policies: Policies, *, refresh_kv: bool) -> Completion:
     """A turn of 200 tokens into which new weights come."""
-    asked = prompt(f"crossing {fresh_keys}", words(11, 40), 200, fresh_keys=fresh_keys)
+    asked = prompt(f"crossing {refresh_kv}", words(11, 40), 200, refresh_kv=refresh_kv)
     turn = asyncio.ensure_future(served.engine.complete(asked))
-    await served.engine.complete(prompt(f"clock {fresh_keys}", words(12, 20), 12))
+    await served.engine.complete(prompt(f"clock {refresh_kv}", words(12, 20), 12))
     served.version += 1
     await served.engine.load(served.version, policies.file(served.version))
     return await turn
@@ -43,7 +43,7 @@ def test_an_interrupted_turn_goes_on_as_if_its_new_weights_had_read_all_of_it(
     served: Served, policies: Policies
 ) -> None:
     old = served.publish(policies.file)
-    done = served.run(interrupted(served, policies, fresh_keys=True))
+    done = served.run(interrupted(served, policies, refresh_kv=True))
     first, second = done.versions
     assert (first.policy, first.kv, first.provenance) == (old, old, "exact")
     assert (second.policy, second.kv, second.provenance) == (old + 1, old + 1, "exact")
@@ -58,7 +58,7 @@ def test_an_interrupted_turn_that_may_keep_its_keys_keeps_them(
     served: Served, policies: Policies
 ) -> None:
     old = served.publish(policies.file)
-    done = served.run(interrupted(served, policies, fresh_keys=False))
+    done = served.run(interrupted(served, policies, refresh_kv=False))
     _, second = done.versions
     assert (second.policy, second.kv) == (old + 1, old)
     asked = prompt("", words(11, 40))
@@ -77,7 +77,7 @@ def test_50_publications_interrupt_16_players_and_lose_nothing(
     async def play(number: int) -> None:
         turn = 0
         while not is_over.is_set():
-            asked = prompt(f"player {number}, {turn}", words(number, 30), 40, fresh_keys=True)
+            asked = prompt(f"player {number}, {turn}", words(number, 30), 40, refresh_kv=True)
             done = await served.engine.complete(asked)
             assert len(done.tokens) == 40
             completions.append(done)

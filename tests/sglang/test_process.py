@@ -114,17 +114,17 @@ class Process:
         return found[0]
 
 
-DRAW = say.Draw(
+REQUEST = say.Generate(
     rid="a" * 32,
     tokens=np.arange(4, dtype=np.int32).tobytes(),
-    key="v0",
+    extra_key="v0",
     max_tokens=5,
     temperature=1.0,
     top_p=1.0,
     top_k=0,
     stop_tokens=(),
     seed=1,
-    says_when_it_began=True,
+    reports_prompt=True,
 )
 
 
@@ -214,15 +214,15 @@ def test_an_sglang_that_names_no_versions_is_cut_where_new_weights_came(
     policies: Policies, published: Path
 ) -> None:
     async def main(process: Process) -> None:
-        process.tell(DRAW)
+        process.tell(REQUEST)
         await manager.drawn.wait()
-        assert await process.hear(say.Began) == say.Began(rid=DRAW.rid)
+        assert await process.hear(say.PromptCached) == say.PromptCached(rid=REQUEST.rid)
         process.tell(say.Load(version=1, path=str(published), interrupts=False))
         assert (await process.hear(say.Loaded)).version == 1
         manager.may_end.set()
-        drew = await process.hear(say.Drew)
-        assert (drew.spans, drew.provenance) == (((0, 0), (3, 1)), "segment")
-        assert (len(drew.tokens), drew.num_cached, drew.is_aborted) == (20, 2, False)
+        generated = await process.hear(say.Generated)
+        assert (generated.spans, generated.provenance) == (((0, 0), (3, 1)), "segment")
+        assert (len(generated.tokens), generated.num_cached, generated.is_aborted) == (20, 2, False)
 
     manager = Manager()
     run(main, manager, policies.directory)
@@ -232,14 +232,14 @@ def test_an_interrupted_sglang_that_names_no_versions_is_exact_all_the_same(
     policies: Policies, published: Path
 ) -> None:
     async def main(process: Process) -> None:
-        process.tell(DRAW)
+        process.tell(REQUEST)
         await manager.drawn.wait()
         process.tell(say.Load(version=1, path=str(published), interrupts=True))
         await process.hear(say.Loaded)
-        drew = await process.hear(say.Drew)
-        assert (drew.spans, drew.provenance) == (((0, 0),), "exact")
-        assert process.said.index(drew) < process.said.index(await process.hear(say.Loaded))
+        generated = await process.hear(say.Generated)
+        assert (generated.spans, generated.provenance) == (((0, 0),), "exact")
+        assert process.said.index(generated) < process.said.index(await process.hear(say.Loaded))
 
     manager = Manager()
     run(main, manager, policies.directory)
-    assert manager.done == [f"abort {DRAW.rid}", "update to 1 of new"]
+    assert manager.done == [f"abort {REQUEST.rid}", "update to 1 of new"]

@@ -88,7 +88,7 @@ def test_every_way_brings_the_same_weights_while_turns_are_drawn(tmp_path: Path)
 
     def prompt(name: str, seed: int) -> Prompt:
         tokens = np.random.default_rng(seed).integers(10, 250, 40, np.int32)
-        return Prompt(name, tokens, Sampling(max_tokens=TOKENS), seed, fresh_keys=True)
+        return Prompt(name, tokens, Sampling(max_tokens=TOKENS), seed, refresh_kv=True)
 
     async def scenario() -> None:
         engine = SglangEngine(

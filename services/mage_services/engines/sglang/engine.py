@@ -1,8 +1,8 @@
-"""SGLang as an `Engine`, which survives the death of SGLang's process.
+"""Serve an actor with SGLang, and survive the death of SGLang's process.
 
 The process (`server.py`) answers single requests, and the watchdog (`watchdog.py`) restarts it.
-Here a turn is one request or several (`turns.py`). Weights are loaded one version after the
-other, while turns are held back (`WeightLoads`). After a death, the next process loads the newest
+A turn is one request or several (`turns.py`). Weights are loaded one version after the other, while
+turns are held back (`WeightLoads`). After a death, the next process loads the newest
 weights and samples the interrupted turns again from their prompts.
 """
 
@@ -28,11 +28,11 @@ from mage_services.weights.weight_group import is_manifest
 PREPARED = "prepared"
 """Name of the answer to `Prepare`, for the watchdog; different from every request id."""
 MAX_DEATHS_OF_A_LOAD = 2
-"""A load during which the process died this often may be the cause, and fails."""
+"""Number of deaths during one load after which the load fails, because it may cause them."""
 
 
 class WeightLoads:
-    """The queue of loads. Version 0 is the model's directory.
+    """The queue of weights to load. Version 0 is the weights in the model's directory.
 
     Args:
         name: name of the actor, for errors.
@@ -65,8 +65,9 @@ class WeightLoads:
     async def prepare(self, version: int, path: Path) -> None:
         """Read a file while tokens are sampled, which shortens the pause of the load.
 
-        Weights that the learner sends are not prepared, because an engine that requests them has to
-        receive them. Returns early if the process dies. Cancellation wastes the work, nothing else.
+        Weights that come over the network (`weight_group.py`) are not prepared: the learner sends
+        them once they are requested, so they must then be received. The call returns early if the
+        process dies. Cancellation loses nothing but the work done.
         """
         if not self._turns.is_open or self._preparation is not None or is_manifest(path):
             return
@@ -132,7 +133,8 @@ class WeightLoads:
         return self._loads[-1].version if self._loads else self._newest[0]
 
     def _begin_next(self) -> None:
-        """Begin the newest load; without any, load what an earlier process had, or resume turns."""
+        """Begin the newest load. If none is queued, reload what an earlier process had, or resume
+        the turns."""
         if self._version < 0 or self._loading is not None:
             return
         if self._loads:
@@ -162,13 +164,14 @@ class WeightLoads:
 
 
 class SglangEngine(Engine):
-    """Serves a model directory with an SGLang of its own.
+    """Serves a model directory with an SGLang process of its own.
 
     Args:
         directory: model directory; its weights are version 0.
         seed: seed of SGLang's random numbers; different for every engine of a run.
         has_gpu: otherwise SGLang runs on CPU cores, with PyTorch's own operators.
-        max_deaths: deaths in a row, without a completion in between, after which it is restarted.
+        max_deaths: number of deaths in a row, without a completion in between, that are followed by
+            a restart; one more ends the engine.
         silence_s: time limit for the answer to an abort; a process that exceeds it hangs.
         name: name of the actor, for errors.
 
@@ -244,7 +247,7 @@ class SglangEngine(Engine):
         """Do nothing: there are no past versions."""
 
     def release(self, context: str) -> None:
-        """Forget a sequence; SGLang evicts its keys when it needs room."""
+        """Forget a sequence; SGLang evicts its keys and values when it needs room."""
         self._turns.contexts.release(context)
 
     def statistics(self) -> Statistics:
@@ -255,7 +258,7 @@ class SglangEngine(Engine):
         """Wait until the process serves, and describe it in one line."""
         assert self._facts is not None
         facts = await asyncio.shield(self._facts)
-        return f"{facts}; weights {self._config.in_flight}, keys {self._config.cache_rule}"
+        return f"{facts}; weights {self._config.in_flight}, cache rule {self._config.cache_rule}"
 
     @property
     def pid(self) -> int | None:
@@ -272,7 +275,7 @@ class SglangEngine(Engine):
         return [self._watchdog.run(), self._watchdog.watch()]
 
     def _start(self, number: int) -> say.Start:
-        """Make the first message for the process with a number; each has a seed of its own."""
+        """Make the first message for process `number`, from 0; each has a seed of its own."""
         arguments = {"random_seed": (self._seed + number) % 2**31} | self._arguments
         return say.Start(directory=str(self._directory), arguments=arguments, version=0)
 
@@ -280,10 +283,10 @@ class SglangEngine(Engine):
         match message:
             case say.Serving():
                 self._serve(message)
-            case say.Began():
-                self._turns.take_began(message.rid)
-            case say.Drew():
-                self._turns.take_drew(message, may_abort=self._loads.interrupts_turns)
+            case say.PromptCached():
+                self._turns.take_prompt_cached(message.rid)
+            case say.Generated():
+                self._turns.take_generated(message, may_abort=self._loads.interrupts_turns)
             case say.Refused():
                 self._turns.take_refused(message)
             case say.Prepared():
@@ -300,7 +303,7 @@ class SglangEngine(Engine):
         self._loads.take_serving()
 
     def _on_death(self) -> None:
-        """Handle the process's death, which loses all keys and all requests under way."""
+        """Handle the process's death, which loses the KV cache and all requests under way."""
         self._turns.take_death(self._loads.take_death())
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:

@@ -1,12 +1,12 @@
-"""Messages between an actor and its SGLang process, over a private pair of sockets.
+"""Define the messages between an actor and its SGLang process, over a private pair of sockets.
 
     actor                 engine's process
     Start            ->
                      <-   Serving, or Failed
-    Draw             ->
-                     <-   Began with the first token, if requested
-                     <-   Drew, or Refused
-    Abort            ->                      its Draw ends with Drew
+    Generate         ->
+                     <-   PromptCached with the first token, if requested
+                     <-   Generated, or Refused
+    Abort            ->                      its Generate ends with Generated
     Prepare          ->
                      <-   Prepared                while tokens are sampled
     Load             ->
@@ -45,15 +45,16 @@ class Failed(Fields):
     reason: str
 
 
-class Draw(Fields):
-    """Run a request."""
+class Generate(Fields):
+    """Sample a completion."""
 
     rid: str
     """32 hex digits: SGLang aborts every request whose id begins with a given one."""
     tokens: bytes
     """int32 [T]"""
-    key: str
-    """Names the weights that computed the cached keys; only keys of the same name are reused."""
+    extra_key: str
+    """SGLang's `extra_key`: the KV cache finds only prefixes that had an equal one. It names the
+    weights that computed them."""
     max_tokens: int
     temperature: float
     top_p: float
@@ -61,21 +62,21 @@ class Draw(Fields):
     """0: no limit."""
     stop_tokens: tuple[int, ...]
     seed: int
-    says_when_it_began: bool = False
-    """Whether to send `Began`."""
+    reports_prompt: bool = False
+    """Whether to send `PromptCached`."""
     allowed: bytes = b""
     """int32, ascending: the tokens that the first token is sampled from; empty for all. Log-probs
     are of the distribution over these tokens."""
 
 
-class Began(Fields):
-    """The keys of a request's prompt are in the cache."""
+class PromptCached(Fields):
+    """The KV cache holds a request's prompt."""
 
     rid: str
 
 
-class Drew(Fields):
-    """A request has ended.
+class Generated(Fields):
+    """A request has ended, with these tokens.
 
     Shapes: `n` sampled tokens.
     """
@@ -101,7 +102,7 @@ class Refused(Fields):
 
 
 class Abort(Fields):
-    """End a request; `Drew` returns its tokens so far."""
+    """End a request; `Generated` returns its tokens so far."""
 
     rid: str
 
@@ -123,7 +124,8 @@ class Load(Fields):
     version: int
     path: str
     interrupts: bool
-    """Abort all requests first; otherwise they are paused, and go on over their keys."""
+    """Whether to abort all requests first. Otherwise they are paused, and go on with their cached
+    keys and values."""
 
 
 class Loaded(Fields):
@@ -141,6 +143,6 @@ class Loaded(Fields):
     """Whether reading or comparison failed twice."""
 
 
-ToServer = Start | Draw | Abort | Prepare | Load
-FromServer = Serving | Failed | Began | Drew | Refused | Prepared | Loaded
+ToServer = Start | Generate | Abort | Prepare | Load
+FromServer = Serving | Failed | PromptCached | Generated | Refused | Prepared | Loaded
 Message = ToServer | FromServer

@@ -5,9 +5,9 @@ the actor survives and starts another (`watchdog.py`). The process ends when its
 closes, and the kernel kills it when the actor dies; SGLang's own children end with the process.
 
 task        waits for                              then
-serve       the actor's next message               starts a request, aborts one, begins a load
-draw RID    its reply                              sends it
-prepare     a file of weights                      has them ready, while tokens are sampled
+serve       the actor's next message               starts one of the tasks below, or aborts one
+generate R  SGLang's reply to request R            sends it
+prepare     a file of weights, being read           keeps them; tokens are sampled meanwhile
 load        the requests that it interrupts, then  changes the weights, and lets generation go on
             the weights
 """
@@ -60,7 +60,7 @@ from mage_services.engines.sglang.arguments import (
     needs_update_messages,
     vocabulary,
 )
-from mage_services.engines.sglang.messages import Drew
+from mage_services.engines.sglang.messages import Generated
 from mage_services.engines.weight_acceptance import accepted, is_published, observe_published
 from mage_services.processes.child_process import Channel, inherited_socket
 from mage_services.weights.weight_group import (
@@ -129,8 +129,10 @@ class Server:
         async with asyncio.TaskGroup() as tasks:
             async for message in messages:
                 match message:
-                    case say.Draw():
-                        task = tasks.create_task(self._draw(message), name=f"draw {message.rid}")
+                    case say.Generate():
+                        task = tasks.create_task(
+                            self._generate(message), name=f"generate {message.rid}"
+                        )
                         self._running[message.rid] = _Running(task, [(0, self._version)])
                     case say.Abort():
                         self._abort(message.rid)
@@ -143,30 +145,32 @@ class Server:
             for running in self._running.values():
                 running.task.cancel()
 
-    async def _draw(self, ask: say.Draw) -> None:
+    async def _generate(self, ask: say.Generate) -> None:
         running = self._running[ask.rid]
         try:
             self._send(
-                drew_nothing(ask.rid) if running.is_aborted else await self._reply(ask, running)
+                nothing_generated(ask.rid)
+                if running.is_aborted
+                else await self._reply(ask, running)
             )
         finally:
             del self._running[ask.rid]
 
-    async def _reply(self, ask: say.Draw, running: _Running) -> say.Message:
+    async def _reply(self, ask: say.Generate, running: _Running) -> say.Message:
         """Run a request, and return the message that ends it."""
-        is_streamed = ask.says_when_it_began or not self._has_token_versions
+        is_streamed = ask.reports_prompt or not self._has_token_versions
         meta: dict[str, Any] = {}
         try:
             async for reply in self._manager.generate_request(_request(ask, is_streamed), None):
-                if ask.says_when_it_began and not running.num_received:
-                    self._send(say.Began(rid=ask.rid))
+                if ask.reports_prompt and not running.num_received:
+                    self._send(say.PromptCached(rid=ask.rid))
                 meta = reply["meta_info"]
                 running.num_received = len(meta.get("output_token_logprobs") or ())
         except ValueError as error:  # it cannot be served, or was aborted before it ran
             if running.is_aborted:
-                return drew_nothing(ask.rid)
+                return nothing_generated(ask.rid)
             return say.Refused(rid=ask.rid, reason=str(error))
-        return drew(ask.rid, meta, running.cuts)
+        return generated(ask.rid, meta, running.cuts)
 
     def _abort(self, rid: str) -> None:
         running = self._running.get(rid)
@@ -263,7 +267,7 @@ def _mask() -> Any:
     return import_module("mage_services.engines.sglang.allowed_tokens")
 
 
-def _request(ask: say.Draw, is_streamed: bool) -> Any:
+def _request(ask: say.Generate, is_streamed: bool) -> Any:
     """Make SGLang's request. Log-probs are of the outputs only, after temperature and mask."""
     mask = _mask() if ask.allowed else None
     return _io_struct().GenerateReqInput(
@@ -283,7 +287,7 @@ def _request(ask: say.Draw, is_streamed: bool) -> Any:
         return_logprob=True,
         logprob_start_len=-1,
         stream=is_streamed,
-        extra_key=ask.key,
+        extra_key=ask.extra_key,
     )
 
 
@@ -293,7 +297,7 @@ Spans = tuple[tuple[int, int], ...]
 """(start, version) of runs of tokens, in order; a run ends where the next one starts."""
 
 
-def drew(rid: str, meta: Mapping[str, Any], cuts: Sequence[tuple[int, int]]) -> Drew:
+def generated(rid: str, meta: Mapping[str, Any], cuts: Sequence[tuple[int, int]]) -> Generated:
     """Make the message that ends a request.
 
     Its tokens are those with a log-prob, including the stop token. An aborted request that never
@@ -304,7 +308,7 @@ def drew(rid: str, meta: Mapping[str, Any], cuts: Sequence[tuple[int, int]]) -> 
     """
     entries = meta.get("output_token_logprobs") or ()
     spans, provenance = spans_of(meta, cuts, len(entries))
-    return Drew(
+    return Generated(
         rid=rid,
         tokens=np.array([entry[1] for entry in entries], np.int32).tobytes(),
         logprobs=np.array([entry[0] for entry in entries], np.float32).tobytes(),
@@ -315,9 +319,9 @@ def drew(rid: str, meta: Mapping[str, Any], cuts: Sequence[tuple[int, int]]) -> 
     )
 
 
-def drew_nothing(rid: str) -> Drew:
+def nothing_generated(rid: str) -> Generated:
     """Make the message that ends a request which was aborted before its first token."""
-    return drew(rid, {"finish_reason": {"type": "abort"}}, ((0, 0),))
+    return generated(rid, {"finish_reason": {"type": "abort"}}, ((0, 0),))
 
 
 def spans_of(
@@ -406,7 +410,7 @@ class Loader:
         return await asyncio.to_thread(observed.fingerprint, version, self._precision, logprobs)
 
     async def _logprobs(self) -> tuple[float, ...]:
-        """Compute log-probs of the probe tokens after the first, without cached keys."""
+        """Compute log-probs of the probe tokens after the first, without cached keys and values."""
         meta: dict[str, Any] = {}
         async for reply in self._manager.generate_request(_probe_request(self._vocabulary), None):
             meta = reply["meta_info"]

@@ -1,12 +1,16 @@
 """Queue the turns of an SGLang engine.
 
-    queue      filled by                            emptied by           bounded by
-    held       request, during a load               resume               trials
-    waiting    request, while an equal prompt is    `Began` or `Drew`    trials
-               computed                             of the first
+    queue      a turn enters it                   a turn leaves it
+    held       while weights are loaded           in `resume`
+    waiting    while another turn computes an     when that turn gets `PromptCached` or
+               equal prompt                       `Generated`
 
-A turn consists of one request or more, or of none if all its tokens are forced. After a death of
-SGLang's process, the next one samples the interrupted turns again from their prompts.
+Neither queue grows beyond the number of trials, because a trial has one turn at a time. A turn
+consists of one request or more, or of none if all its tokens are forced. If SGLang's process dies,
+the next one samples the interrupted turns again from their prompts.
+
+A turn's *KV version* is the policy version under which its cached keys and values are found
+(`mage_async/inference/server_prefixes.py`).
 """
 
 import asyncio
@@ -26,7 +30,7 @@ from mage_async.inference.weight_fingerprint import AcceptedWeights
 from mage_async.policy_version import VersionRun
 from mage_services.engines.engine import settle
 from mage_services.engines.sglang import messages as say
-from mage_services.engines.sglang.messages import Draw, Drew
+from mage_services.engines.sglang.messages import Generate, Generated
 from mage_services.engines.sglang.watchdog import EngineWatchdog
 
 
@@ -38,48 +42,49 @@ class PendingTurn:
     future: asyncio.Future[Completion]
     opened: Opened | None = None
     """None until its first request is sent."""
-    key_version: int = 0
+    kv_version: int = 0
+    """Policy version that names the cached keys and values it may read."""
     rid: str = ""
     """Id of the request under way; empty while there is none."""
     is_warm: bool = False
-    """Whether an equal prompt has been computed since it was queued."""
+    """Whether an equal prompt has been computed since the turn was queued."""
     num_deaths: int = 0
     """Number of processes that died while its request was under way."""
 
     @property
     def is_cold(self) -> bool:
-        """Whether the prompt begins a sequence, and no equal one is known to be in the cache."""
+        """Whether the prompt begins a sequence, and no equal prompt is known to be in the cache."""
         return not self.is_warm and self.opened is not None and not self.opened.num_known
 
     def cache_key(self) -> tuple[int, bytes]:
-        """Return the key under which its prompt is cached: key version and tokens."""
-        return self.key_version, self.turn.prompt.tokens.tobytes()
+        """Return what the server finds the cached prompt by: KV version and tokens."""
+        return self.kv_version, self.turn.prompt.tokens.tobytes()
 
     def name(self) -> str:
-        """Name the turn in an error."""
+        """Name the turn, for an error."""
         return f"context {self.turn.prompt.context!r}"
 
-    def next_draw(self, *, says_when_it_began: bool) -> Draw:
+    def next_request(self, *, reports_prompt: bool) -> Generate:
         """Make the message that starts its next request."""
         prompt, allowed = self.turn.prompt, self.turn.allowed()
-        return Draw(
+        return Generate(
             rid=self.rid,
             tokens=self.turn.tokens().astype(np.int32).tobytes(),
-            key=f"v{self.key_version}",
+            extra_key=f"v{self.kv_version}",
             max_tokens=self.turn.budget(),
             temperature=prompt.sampling.temperature,
             top_p=prompt.sampling.top_p,
             top_k=prompt.sampling.top_k,
             stop_tokens=prompt.sampling.stop_tokens,
             seed=prompt.seed,
-            says_when_it_began=says_when_it_began,
+            reports_prompt=reports_prompt,
             allowed=b"" if allowed is None else allowed.astype(np.int32).tobytes(),
         )
 
 
 @dataclass(slots=True, eq=False)
 class PendingLoad:
-    """A version to be loaded, and the future of its receipt."""
+    """A version to be loaded, and the future of its accepted fingerprint."""
 
     version: int
     path: Path
@@ -88,10 +93,10 @@ class PendingLoad:
     """Number of processes that died while they loaded it."""
 
 
-def piece_of(message: Drew, key_version: int) -> Piece:
-    """Decode the result of a request, with the policy and key version of each token."""
+def piece_of(message: Generated, kv_version: int) -> Piece:
+    """Decode the result of a request, with the policy and KV version of each token."""
     runs = tuple(
-        VersionRun(start, version, min(key_version, version), message.provenance)
+        VersionRun(start, version, min(kv_version, version), message.provenance)
         for start, version in message.spans
     )
     return Piece(
@@ -104,7 +109,7 @@ def piece_of(message: Drew, key_version: int) -> Piece:
 
 
 MAX_DEATHS_OF_A_TURN = 3
-"""A turn during which the process died this often may be the cause, and is lost."""
+"""Number of deaths during one turn after which the turn fails, because it may cause them."""
 
 
 class TurnQueue:
@@ -124,8 +129,8 @@ class TurnQueue:
         self._running: dict[str, PendingTurn] = {}
         self._waiting: dict[tuple[int, bytes], list[PendingTurn]] = {}
         """Turns that wait for an equal prompt, by its cache key. A server that got equal prompts at
-        the same moment would compute each of them. So of the trials of a group, whose first prompts
-        are equal, one goes first, and the others find its keys in the cache."""
+        the same moment would compute each of them. The trials of a group have equal first prompts:
+        one of them goes first, and the others find its keys and values in the cache."""
         self.totals = Statistics()
         self._busy_since = 0.0
 
@@ -147,15 +152,15 @@ class TurnQueue:
         """Send nothing until `resume`: weights are being loaded."""
         self.is_open = False
 
-    def take_began(self, rid: str) -> None:
-        """Handle `Began`: the keys of a request's prompt are in the cache."""
+    def take_prompt_cached(self, rid: str) -> None:
+        """Handle `PromptCached`: the KV cache holds a request's prompt."""
         self._release_waiting(self._running.get(rid), is_warm=True)
 
-    def take_drew(self, message: say.Drew, *, may_abort: bool) -> None:
-        """Handle `Drew`: deliver the turn's completion, or send its next request.
+    def take_generated(self, message: say.Generated, *, may_abort: bool) -> None:
+        """Handle `Generated`: deliver the turn's completion, or send its next request.
 
         Args:
-            may_abort: a load is under way that aborts requests.
+            may_abort: Whether a load that aborts requests is under way.
         """
         pending = self._end(message.rid)
         if pending is None:
@@ -164,7 +169,7 @@ class TurnQueue:
             settle(pending.future, RunError(f"{pending.name()}: SGLang gave the request up"))
             return
         try:
-            pending.turn.receive(piece_of(message, pending.key_version))
+            pending.turn.receive(piece_of(message, pending.kv_version))
             pending.is_warm = True
         except RunError as error:
             settle(pending.future, error)
@@ -195,7 +200,7 @@ class TurnQueue:
             self._release_waiting(pending, is_warm=False)
 
     def take_death(self, newest: int) -> None:
-        """Handle the process's death: all keys and all requests under way are lost.
+        """Handle the process's death: the KV cache and all requests under way are lost.
 
         Args:
             newest: version that the next process will use.
@@ -217,7 +222,7 @@ class TurnQueue:
             pending.rid, pending.is_warm = "", False
         self._running.clear()
         self._waiting.clear()
-        self.contexts.lose_keys(newest)
+        self.contexts.discard_kv(newest)
 
     def statistics(self) -> Statistics:
         """Return the statistics up to now; `forward_s` is the time with a request under way."""
@@ -233,7 +238,7 @@ class TurnQueue:
         """Send a turn's next request, unless an equal prompt is being computed."""
         if pending.future.done():
             return
-        self._set_key_version(pending)
+        self._set_kv_version(pending)
         if pending.turn.is_done:  # all of its tokens are forced
             self._deliver(pending)
             return
@@ -247,15 +252,16 @@ class TurnQueue:
         if not self._running:
             self._busy_since = time.perf_counter()
         self._running[pending.rid] = pending
-        self._watchdog.send(pending.next_draw(says_when_it_began=is_cold))
+        self._watchdog.send(pending.next_request(reports_prompt=is_cold))
 
-    def _set_key_version(self, pending: PendingTurn) -> None:
+    def _set_kv_version(self, pending: PendingTurn) -> None:
+        """Choose the KV version of the turn's next request."""
         prompt = pending.turn.prompt
         if pending.opened is None:
             pending.opened = self.contexts.open(prompt, self._version)
-            pending.key_version = pending.opened.key_version
+            pending.kv_version = pending.opened.kv_version
         else:
-            pending.key_version = self.contexts.reopen(prompt, self._version)
+            pending.kv_version = self.contexts.reopen(prompt, self._version)
 
     def _end(self, rid: str) -> PendingTurn | None:
         """Remove a request that has ended, and return its turn."""
@@ -281,6 +287,7 @@ class TurnQueue:
             self.request(other)
 
     def _deliver(self, pending: PendingTurn) -> None:
+        """Settle a turn whose completion is complete, and count it."""
         assert pending.opened is not None
         turn = pending.turn
         completion = turn.completion(pending.opened, self._version)

@@ -22,7 +22,7 @@ WATCH_S = 1.0
 BACK_OFF_S = 0.5
 """Pause before the second restart in a row; doubled for each further one, up to a minute."""
 EVERYTHING = ""
-"""Name of the answer to a start or a load. While it is due, no other answer is."""
+"""Name of the answer to a start or a load. While it is awaited, other deadlines do not count."""
 
 
 async def start_process(threads: int) -> ChildProcess[Message]:
@@ -32,13 +32,14 @@ async def start_process(threads: int) -> ChildProcess[Message]:
 
 
 class EngineWatchdog:
-    """Runs SGLang's process, one after the other.
+    """Runs SGLang's process, and a next one after each death.
 
     Args:
-        start: returns the first message for the process with a number, from 0.
+        start: returns the first message for the process of this number, from 0.
         on_message: called with each message of the process.
         on_death: called after the process's end; all that it held is lost.
-        max_deaths: deaths in a row, without `reset_deaths`, after which it is restarted.
+        max_deaths: number of deaths in a row, without `reset_deaths` in between, that are followed
+            by a restart; one more fails `run`.
     """
 
     def __init__(
