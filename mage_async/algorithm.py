@@ -62,7 +62,8 @@ def prepare(config: Config, folder: Path) -> Path:
     """Return the model directory of the warm-started policy; it is made once in a folder."""
     policy = folder / f"policy-{file_name(config.environment.name)}-{config.seed}"
     if not policy.exists():
-        # The text takes the place of the program's digest, by which a whole run caches the policy.
+        # The third argument is part of the key under which policies are cached. A whole run gives
+        # the digest of its program there.
         prepare_policy(config, policy, "in one process", lambda progress: None)
     return policy
 
@@ -200,7 +201,7 @@ class InProcessRun:
         return score(self._play(runs), self._environment)
 
     def _publish(self) -> None:
-        """Keep the trainer's weights for the engine, and those that past policies play with."""
+        """Keep the trainer's weights for the engine, and an engine for each past policy in play."""
         version, served = self.version, self._engine.model
         named = merged_tensors(self.model)
         weights = as_weights(named, served.architecture, "trainer", served.arithmetic)
@@ -215,7 +216,7 @@ class InProcessRun:
         self._past_policies = {version: self._past_policies[version] for version in versions}
 
     def _serve(self, version: int, weights: Weights) -> None:
-        """Let the engine play with a version; it has that of the latest call already."""
+        """Load a version into the engine, unless the latest call loaded the same one."""
         if self._served != version:
             self._engine.swap(version, weights)
             self._served = version

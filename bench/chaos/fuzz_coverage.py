@@ -1,8 +1,8 @@
-"""One decoder under libFuzzer, in a process of its own: libFuzzer never returns.
+"""Fuzz one decoder with libFuzzer, in a process of its own, because libFuzzer never returns.
 
     python -m bench.chaos.fuzz_coverage TARGET CORPUS_DIR INPUTS SEED
 
-`bench.chaos.fuzz --coverage` starts this module.
+`bench.chaos.fuzz --coverage` starts this program, once for each decoder.
 """
 
 import sys
@@ -19,18 +19,19 @@ MEMORY_MIB = 1024
 
 
 def main() -> None:
-    """Feed the target until as many inputs were tried, or one breaks it."""
+    """Feed inputs to the target until `INPUTS` were tried, or one of them breaks it."""
     name, corpus, num_inputs, seed = sys.argv[1:]
     target = next(one for one in targets(config_file.find(None)) if one.name == name)
     options = [
         f"-runs={num_inputs}",
-        f"-seed={int(seed) + 1}",  # 0 means any
+        f"-seed={int(seed) + 1}",  # libFuzzer takes 0 as "choose one at random"
         f"-max_len={MAX_INPUT_BYTES}",
         f"-timeout={HANG_S}",
         f"-rss_limit_mb={MEMORY_MIB}",
         "-print_final_stats=1",
         f"-artifact_prefix={corpus}/",
     ]
+    # libFuzzer wants None from its callback; `feed` returns whether the input was well-formed.
     atheris.Setup([sys.argv[0], *options, corpus], lambda data: target.feed(data) and None)
     atheris.Fuzz()
 

@@ -1,13 +1,18 @@
-"""Programs that go wrong, each fault 20 times: what it costs, and how soon its reason is named.
+"""Play agent programs with faults, 20 of each kind: what do they cost, and how soon are they named?
 
     python -m bench.chaos.programs --name chaos_programs      2 minutes
 
-For each fault, four times five trials whose program goes wrong are played at once with five others,
-on a scripted engine and without retries. "late" is a program that calls with the key of an episode
-that is over; "server" and "command" are a server of the user's that answers with status 500, and a
-command that is killed. The last line is the verdict; the exit status is 1 if a fault cost another
-trial, an answer that a program has received is no turn of its trial, a late call was answered, or a
-reason took over 10 s.
+An agent program calls the policy over HTTP in its own loop. For each kind of fault, five trials
+whose program has it and five others are played concurrently, four times, on a scripted engine and
+without retries. The kinds are those of `tests/helpers/faulty_programs.py`, and
+
+    late       a program calls the address of an episode that is over
+    server     the user's server answers with status 500
+    command    the user's command is killed
+
+The last line is the verdict. The exit status is 1 if a fault made another trial fail, an answer
+that a program received is missing among its trial's turns, a late call was answered, or a reason
+took over 10 s.
 """
 
 import asyncio
@@ -44,50 +49,55 @@ from tests.helpers.faulty_programs import DEADLINE_S, FAULTS, KEYS
 
 AT_ONCE, ROUNDS, SOON_S = 5, 4, 10.0
 PATIENT_S = 60.0
-"""Deadline of an episode where no program hangs: that of the default configuration."""
+"""Deadline of an episode if no program hangs, as in the default configuration."""
 KILLED = f'{sys.executable} -c "import os; os.kill(os.getpid(), 9) # {{task}}"'
 
 
 @dataclass
-class Row:
-    """What a fault did to the trials."""
+class FaultResult:
+    """Count what one kind of fault did to trials."""
 
-    why: str
+    reason: str
+    """Text that the failure of a faulty trial must contain."""
     reasons: Counter[bool] = field(default_factory=Counter)
-    """Whether a faulty trial failed with the expected reason."""
+    """Number of faulty trials that failed with the expected reason (True), and of others."""
     seconds: list[float] = field(default_factory=list)
-    """From a faulty trial's begin to its reason."""
+    """Seconds from the beginning of each faulty trial to its failure."""
     others_failed: int = 0
     lost: int = 0
-    """Answers that a program of another trial has received and that are no turn of its trial."""
+    """Number of answers that programs without a fault received and that are no turns of a trial."""
     late_answered: int = 0
+    """Number of calls of an ended episode that were answered."""
 
     def is_met(self) -> bool:
-        """Whether the bounds are met."""
+        """Return whether the fault met all bounds."""
         is_named = set(self.reasons) == {True} and max(self.seconds) <= SOON_S
         return is_named and not (self.others_failed or self.lost or self.late_answered)
 
 
-class Site:
-    """Plays good programs and faulty ones at once."""
+class FaultyTrials:
+    """Play trials of programs with and without a fault concurrently."""
 
-    def __init__(self, chat: ChatFormat, fault: str, row: Row) -> None:
-        self._chat, self._fault, self._row = chat, fault, row
+    def __init__(self, chat: ChatFormat, fault: str, result: FaultResult) -> None:
+        self._chat, self._fault, self._result = chat, fault, result
         self._answered: Counter[int] = Counter()
-        self._old: dict[int, str] = {}
+        """Number of answers that a program has received, by task."""
+        self._old_urls: dict[int, str] = {}
+        """Address of each task's latest episode."""
 
     async def play(self, environment: AgentTasks | None = None) -> None:
-        """Play; faulty tasks are even, the task above each is good.
+        """Play all trials, and count their results. Tasks with even numbers have the fault.
 
         Args:
-            environment: of the faulty trials; None: functions, of one environment with the others.
+            environment: Environment of the faulty trials; None: the programs without a fault, which
+                then have the fault in even tasks.
         """
         good = tasks_of(self._runner())
         engine = scripted(self._chat, " rock")
         async with CallRunner(DEADLINE_S if self._fault == "hang" else PATIENT_S) as workers:
             await asyncio.gather(
                 *(
-                    self._one(
+                    self._play_one(
                         good if number % 2 or not environment else environment,
                         number,
                         engine,
@@ -97,7 +107,7 @@ class Site:
                 )
             )
 
-    async def _one(
+    async def _play_one(
         self, environment: AgentTasks, number: int, engine: Drawn, workers: CallRunner
     ) -> None:
         stage = stage_of(environment, self._chat, engine)
@@ -108,24 +118,26 @@ class Site:
         except CallFault as fault:
             trial = fault
         seconds = time.monotonic() - began
-        row = self._row
+        result = self._result
         if number % 2 == 0 and self._fault != "late":
-            is_named = isinstance(trial, CallFault) and row.why in str(trial)
-            row.reasons[is_named and f"task {number}," in str(trial)] += 1
-            row.seconds.append(seconds)
+            is_named = isinstance(trial, CallFault) and result.reason in str(trial)
+            result.reasons[is_named and f"task {number}," in str(trial)] += 1
+            result.seconds.append(seconds)
         elif isinstance(trial, CallFault):
-            row.others_failed += 1
+            result.others_failed += 1
         else:
-            row.lost += self._answered[number] - len(trial.turns)
+            result.lost += self._answered[number] - len(trial.turns)
 
     def _runner(self) -> Any:
+        """Return a program's `run`: three calls of the policy, or the fault in even tasks."""
+
         async def run(self_: Any, task: int, episode: int, seed: int, url: str, key: str) -> float:
             KEYS[task] = url, key
             if task % 2 == 0 and self._fault in FAULTS:
                 return await FAULTS[self._fault][0](task, url, key)
             if task % 2 == 0 and self._fault == "late" and episode:
                 await self._call_late(task)
-            self._old[task] = url
+            self._old_urls[task] = url
             for _ in range(3):
                 if not isinstance(await asked(url, said("a")), tuple):
                     self._answered[task] += 1
@@ -135,16 +147,17 @@ class Site:
         return run
 
     async def _call_late(self, task: int) -> None:
+        """Call the address of the task's episode before, which must refuse with status 410."""
         began = time.monotonic()
-        answer = await post(self._old[task], "chat/completions", {"messages": said("late")})
-        self._row.seconds.append(time.monotonic() - began)
+        answer = await post(self._old_urls[task], "chat/completions", {"messages": said("late")})
+        self._result.seconds.append(time.monotonic() - began)
         is_refused = isinstance(answer, tuple) and answer[0] == 410
-        self._row.reasons[is_refused and self._row.why in str(answer[1])] += 1
-        self._row.late_answered += not is_refused
+        self._result.reasons[is_refused and self._result.reason in str(answer[1])] += 1
+        self._result.late_answered += not is_refused
 
 
-async def with_server(site: Site) -> None:
-    """Play with a server that answers each episode with status 500."""
+async def with_server(trials: FaultyTrials) -> None:
+    """Play faulty trials on a server that answers each episode with status 500."""
 
     async def fail(request: web.Request) -> web.Response:
         given = await request.json()
@@ -157,56 +170,56 @@ async def with_server(site: Site) -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
-    await site.play(load("agent:url", url=f"http://127.0.0.1:{port}/"))
+    await trials.play(load("agent:url", url=f"http://127.0.0.1:{port}/"))
     await runner.cleanup()
 
 
-def measure(chat: ChatFormat) -> dict[str, Row]:
-    """Make each fault `ROUNDS` times `AT_ONCE` times."""
-    rows = {name: Row(why) for name, (_, why) in FAULTS.items()}
-    rows["late"] = Row("this episode is over")
-    rows["server"] = Row("answered with status 500: no luck")
-    rows["command"] = Row("ended with code -9")
-    for name, row in rows.items():
+def measure(chat: ChatFormat) -> dict[str, FaultResult]:
+    """Play each fault in `ROUNDS` rounds of `AT_ONCE` trials; return the results by fault."""
+    results = {name: FaultResult(reason) for name, (_, reason) in FAULTS.items()}
+    results["late"] = FaultResult("this episode is over")
+    results["server"] = FaultResult("answered with status 500: no luck")
+    results["command"] = FaultResult("ended with code -9")
+    for name, result in results.items():
         for _ in range(ROUNDS):
-            site = Site(chat, name, row)
+            trials = FaultyTrials(chat, name, result)
             KEYS.clear()
             match name:
                 case "server":
-                    asyncio.run(with_server(site))
+                    asyncio.run(with_server(trials))
                 case "command":
-                    asyncio.run(site.play(load("agent:command", command=KILLED)))
+                    asyncio.run(trials.play(load("agent:command", command=KILLED)))
                 case _:
-                    asyncio.run(site.play())
+                    asyncio.run(trials.play())
         print(
-            f"{name:14} {row.reasons[True]:3} of {row.reasons.total()} named, the last after "
-            f"{max(row.seconds):4.1f} s; other trials failed {row.others_failed}, answers lost "
-            f"{row.lost}",
+            f"{name:14} {result.reasons[True]:3} of {result.reasons.total()} named, the last "
+            f"after {max(result.seconds):4.1f} s; other trials failed {result.others_failed}, "
+            f"answers lost {result.lost}",
             flush=True,
         )
-    return rows
+    return results
 
 
 def main() -> None:
-    """Measure, print and judge."""
+    """Measure, print, and exit with 1 if a fault missed its bounds."""
     parser = option_parser(__doc__)
     parser.add_argument("--name", help="write the figures as this baseline")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(small_chat(Path(folder)))
+        results = measure(small_chat(Path(folder)))
     if given.name:
         figures = {
             name: {
-                "times": row.reasons.total(),
-                "named": row.reasons[True],
-                "slowest_s": max(row.seconds),
-                "others_failed": row.others_failed,
-                "answers_lost": row.lost,
+                "times": result.reasons.total(),
+                "named": result.reasons[True],
+                "slowest_s": max(result.seconds),
+                "others_failed": result.others_failed,
+                "answers_lost": result.lost,
             }
-            for name, row in rows.items()
+            for name, result in results.items()
         }
         write_baseline(given.name, {"faults": figures})
-    missed = [name for name, row in rows.items() if not row.is_met()]
+    missed = [name for name, result in results.items() if not result.is_met()]
     print(f"missed: {', '.join(missed)}" if missed else "each fault cost its own trial alone")
     sys.exit(bool(missed))
 

@@ -1,4 +1,4 @@
-"""The verdict on a run under attack, which names every condition that fell short."""
+"""Judge a run whose processes were killed: which conditions did it miss?"""
 
 from collections.abc import Mapping
 
@@ -14,17 +14,19 @@ FAULTS = {
     "replay_differs": "replays that differ from the run",
     "versions_differ": "versions whose weights differ from the undisturbed run's",
 }
-"""What a figure counts; each of these figures has to be 0 where the run has it."""
+"""Figures that must be 0, and what each counts. A run need not have all of them."""
 
 
 def shortfalls(
     figures: Mapping[str, float], *, kills: int, kills_asked: int, least_return: float | None
 ) -> list[str]:
-    """A phrase for each condition that is not met; none where all is as it has to be.
+    """Return a phrase for each condition that the run missed.
 
     Args:
-        figures: those of `account`, and `heldout_return`.
-        least_return: what the held-out return has to reach; None where nothing is asked of it.
+        figures: Figures that `bench.chaos.account` counted, and `heldout_return`.
+        kills: Number of kills before the run ended.
+        kills_asked: Number of kills on the command line.
+        least_return: Least held-out return; None for any.
     """
     found = [f"{counted}: {figures[name]}" for name, counted in FAULTS.items() if figures.get(name)]
     if least_return is not None and figures["heldout_return"] < least_return:
@@ -35,7 +37,11 @@ def shortfalls(
 
 
 def verdict(found: list[str], *, num_lost: int) -> str:
-    """One line; "LOST" stands only where acknowledged trials are lost."""
+    """Return the verdict as one line. Only a run that lost acknowledged trials is "LOST".
+
+    Args:
+        found: Phrases of `shortfalls`.
+    """
     if not found:
         return "nothing was lost"
     begin = "LOST" if num_lost else "NOT PASSED, though nothing was lost"

@@ -1,16 +1,20 @@
-"""How far two computations of the same log-probs lie apart in bfloat16.
+"""Measure how far learner and engine differ in log-probs if both compute in bfloat16.
 
     python -m bench.engine.bfloat16 MODEL [--tokens 10000]        4 minutes of one core, 3 GB
 
-`MODEL` is a HuggingFace directory, which gets adapters of rank 16 with made-up values. Sequences of
-300 tokens of this repository's documents are scored by the learner, by the embedded engine with the
-merged weights, by the engine once more in sequences of half the length, so that the matrix products
-of equal tokens have another shape, and by the engine a token at a time, as it draws them. Prints,
-and writes to `bench/baselines/`, the largest and the mean difference in nats.
+`MODEL` is a HuggingFace directory; the benchmark adds LoRA adapters of rank 16 with random values.
+Text of this repository's documentation, in sequences of 300 tokens, is scored
 
-Learner and engine round at the same places in bfloat16, but add in another order. A difference of
-1e-7 before a rounding may become one of 4e-3 after it, so the engine is as far from itself, when it
-computes one token at a time, as the learner is from it.
+- by the learner;
+- by the embedded engine, with merged weights;
+- by the engine in sequences of half the length, whose matrix products have other shapes;
+- by the engine one token at a time, as in sampling.
+
+The program prints, and writes to `bench/baselines/`, the largest and the mean difference in nats.
+
+Learner and engine round to bfloat16 at the same places, but sum in different orders. A difference
+of 1e-7 before a rounding may become one of 4e-3 after it. So the engine that computes one token at
+a time differs from the engine that computes whole sequences as much as the learner does.
 """
 
 import sys
@@ -36,11 +40,11 @@ from mage_async.policy.lora import add_adapters
 
 LENGTH = 300
 UPDATE = 0.002
-"""Standard deviation of the adapters' second matrices, about that of a trained run."""
+"""Standard deviation of the adapters' B matrices, about that of a trained run."""
 
 
 def sequences(model: Path, num_tokens: int) -> list[np.ndarray]:
-    """Return sequences of the documents' text: int32 [LENGTH] each."""
+    """Return `num_tokens` tokens of the documentation, as sequences of int32 [LENGTH]."""
     pages = sorted((ROOT / "docs").glob("*.md"))
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     ids = np.array(Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids, np.int32)
@@ -48,7 +52,7 @@ def sequences(model: Path, num_tokens: int) -> list[np.ndarray]:
 
 
 def learner_of(model: Path, dtype: Kind) -> PreTrainedModel:
-    """Return a policy with adapters that change it."""
+    """Return the model with adapters whose B matrices are not zero, so that they change it."""
     policy = load_policy(model, dtype, "cpu")
     add_adapters(policy, Lora(rank=16), 0)
     torch.manual_seed(1)
@@ -60,7 +64,7 @@ def learner_of(model: Path, dtype: Kind) -> PreTrainedModel:
 
 @torch.no_grad()
 def by_learner(policy: PreTrainedModel, tokens: Iterable[np.ndarray]) -> torch.Tensor:
-    """Score each sequence by the forward that trains: float32, all tokens after the first."""
+    """Return log-probs by the learner's forward: float32, all tokens of each but the first."""
     scored = []
     for each in tokens:
         row = TokenRow.of([each], torch.device("cpu"), predicted=[np.arange(1, len(each))])
@@ -69,24 +73,26 @@ def by_learner(policy: PreTrainedModel, tokens: Iterable[np.ndarray]) -> torch.T
 
 
 def by_engine(engine: Model, tokens: Iterable[np.ndarray]) -> torch.Tensor:
-    """Score each sequence by the engine: float32, all tokens after the first."""
+    """Return log-probs by the engine: float32, all tokens of each sequence but the first."""
     return torch.cat([engine.score(each) for each in tokens])
 
 
 @torch.inference_mode()
 def by_token(engine: Model, tokens: Iterable[np.ndarray]) -> torch.Tensor:
-    """Score each sequence by one forward for each token: float32, all tokens after the first."""
+    """Return log-probs by one forward for each token: float32, as `by_engine`."""
     scored = []
     for each in tokens:
-        for place in range(len(each) - 1):
-            rows = Rows(*(np.array([value]) for value in (0, place, 1)))
-            logits = engine.forward(each[place : place + 1], rows, {}, np.array([0]))
-            scored.append(torch.log_softmax(logits, 1)[:, int(each[place + 1])])
+        for position in range(len(each) - 1):
+            # One row: KV slot 0, the first position, one token. No prefixes are copied ({}), and
+            # logits are wanted of row 0.
+            rows = Rows(*(np.array([value]) for value in (0, position, 1)))
+            logits = engine.forward(each[position : position + 1], rows, {}, np.array([0]))
+            scored.append(torch.log_softmax(logits, 1)[:, int(each[position + 1])])
     return torch.cat(scored)
 
 
 def gap(one: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
-    """Return the largest and the mean difference, in nats."""
+    """Return the largest and the mean absolute difference, in nats."""
     apart = (one - other).abs()
     return {"largest": float(apart.max()), "mean": float(apart.mean())}
 
@@ -100,6 +106,7 @@ def main() -> int:
     torch.set_num_threads(1)
     whole = sequences(given.model, given.tokens)
     half = [each[: LENGTH // 2] for each in whole]
+    # The scores of whole sequences whose tokens are in the first halves too.
     is_in_half = torch.arange(LENGTH - 1).repeat(len(whole)) < LENGTH // 2 - 1
     gaps: dict[str, dict[str, float]] = {}
     scores: dict[Kind, torch.Tensor] = {}
@@ -114,8 +121,8 @@ def main() -> int:
         gaps[f"{kind}: engine, half the length"] = gap(
             by_engine(engine, half), scores[kind][is_in_half]
         )
-        few = whole[:2]
-        one_by_one = by_token(engine, few)
+        first_two = whole[:2]
+        one_by_one = by_token(engine, first_two)
         gaps[f"{kind}: engine, token by token"] = gap(one_by_one, scores[kind][: len(one_by_one)])
     gaps["engine: bfloat16 to float32"] = gap(scores["bfloat16"], scores["float32"])
     for name, figures in gaps.items():

@@ -1,11 +1,12 @@
-"""Whether an actor's heartbeats go on while it loads a policy of 2 GB, twice.
+"""Count the heartbeats that an actor misses while it loads a policy of 2 GB, twice.
 
     python -m bench.engine.large_policy         2 minutes, 6 GB
 
-A made-up Qwen3 of half a billion float32 weights is written to disk. An actor with the embedded
-engine begins with it, and is told to load it once more as the next version, as after a step. Its
-learner counts the heartbeats, of which one a second is due; one is missed where the next is due
-before it has come, so two seconds after the last. The program ends with 1 where any is missed.
+A Qwen3 with half a billion float32 weights, all zero, is written to disk. An actor with the
+embedded engine loads it, and loads it once more as the next version, as after a training step. The
+benchmark takes the learner's place and receives the heartbeats: one is due every second, and one
+is missed for each full second beyond the first between two of them. The exit status is 1 if any is
+missed.
 """
 
 import asyncio
@@ -37,12 +38,12 @@ HELLO = Hello(role="actor", name="a", build="test", config_digest="test", group_
 
 
 def write_policy(directory: Path) -> int:
-    """Write a model directory of some 2 GB; returns the bytes of its weights."""
+    """Write a model directory of about 2 GB; return the size of its weights in bytes."""
     words = [*load("rps").facts.words, *WORDS]
     tokenizer = build_tokenizer(words)
     save_tokenizer(tokenizer, directory)
     shape = Qwen3Config(
-        vocab_size=-(-tokenizer.get_vocab_size() // 32) * 32,
+        vocab_size=-(-tokenizer.get_vocab_size() // 32) * 32,  # rounded up to a multiple of 32
         hidden_size=1024,
         intermediate_size=3072,
         num_hidden_layers=LAYERS,
@@ -63,8 +64,11 @@ def write_policy(directory: Path) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-async def _heartbeats(channel: MemoryLearnerChannel, who: Peer, file: str) -> list[float]:
-    """When heartbeats came, between the beginning and the end of all loads, in seconds."""
+async def _heartbeats(channel: MemoryLearnerChannel, peer_id: Peer, file: str) -> list[float]:
+    """Return the time of this call, of each heartbeat, and of the end of the last load, in seconds.
+
+    After each load but the last, the next version is published.
+    """
     came, num_loaded = [time.monotonic()], 0
     while num_loaded < NUM_LOADS:
         _, message = await channel.receive()
@@ -73,29 +77,29 @@ async def _heartbeats(channel: MemoryLearnerChannel, who: Peer, file: str) -> li
         elif isinstance(message, Loaded):
             num_loaded += 1
             if num_loaded < NUM_LOADS:
-                channel.send(who, Publication(version=num_loaded, path=file, digest="0" * 16))
+                channel.send(peer_id, Publication(version=num_loaded, path=file, digest="0" * 16))
     return [*came, time.monotonic()]
 
 
 async def missed(directory: Path) -> tuple[int, int, float]:
-    """Heartbeats that came, that were missed, and the longest time between two, in seconds."""
+    """Return the numbers of heartbeats that came and that were missed, and the longest gap in s."""
     channel = MemoryLearnerChannel()
     peer = channel.connect(HELLO)
-    who, _ = await channel.receive()
+    peer_id, _ = await channel.receive()
     file = str(directory / "model.safetensors")
-    channel.send(who, Welcome(version=0, weights_path=file))
+    channel.send(peer_id, Welcome(version=0, weights_path=file))
     config = config_file.load(config_file.find(None), [])
     async with asyncio.TaskGroup() as tasks:  # an actor that fails ends the benchmark
         tasks.create_task(play(peer, config, directory, "a", Status()), name="actor")
-        came = await _heartbeats(channel, who, file)
-        channel.send(who, Goodbye(reason="measured"))
+        came = await _heartbeats(channel, peer_id, file)
+        channel.send(peer_id, Goodbye(reason="measured"))
     gaps = [later - earlier for earlier, later in pairwise(came)]
     num_missed = sum(max(0, int(gap / HEARTBEAT_S) - 1) for gap in gaps)
-    return len(came) - 2, num_missed, max(gaps)
+    return len(came) - 2, num_missed, max(gaps)  # the first and last times are no heartbeats
 
 
 def main() -> None:
-    """Write the policy, count, and write the baseline."""
+    """Write the policy, count missed heartbeats, and write the baseline."""
     option_parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         size = write_policy(Path(folder))

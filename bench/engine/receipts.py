@@ -1,25 +1,30 @@
-"""Weight receipts: which made faults they catch, and what share of a publication they cost.
+"""Measure which injected faults the fingerprints of weights detect, and what they cost.
 
     python -m bench.engine.receipts [MODEL] [--dtype float32|bfloat16] [--publications 5] [--rank R]
 
-Five kinds of faults, twenty of each, are made in publications of a small model, and twenty
-publications are sound; the embedded engine loads each. The same is done once more in a version that
-is not scored, and with nine kinds of faults in publications of adapters. Then a model (MODEL, a
-directory of safetensors; otherwise a random one of 400 thousand parameters) is published and loaded
-again and again: its weights copied, written to a file, read and arranged by an engine; what
-receipts add is taken apart from that. Processor seconds are counted, of all threads, and of each
-part the least: work beside it can but add to them.
+A publication is one version of the weights in a file, with the learner's fingerprint of them: row
+checksums, and in a *scored* version also log-probs of some probe tokens. The engine computes the
+same of what it loaded, and refuses weights that do not agree.
 
-    learner   rows of the model; sums, and the fingerprint itself; in a scored version
-              the probe tokens' log-probs by the trained model
-    engine    the receipt of what is read; in a scored version the probe tokens' log-probs
+Faults. Five kinds, twenty of each, are injected into publications of a small model, and twenty
+publications have no fault; the embedded engine loads each. The same is done in a version that is
+not scored, and with nine kinds of faults in publications of LoRA adapters.
 
-With `--rank`, the model's adapters of that rank are published in turn merged and alone, and an
+Cost. A model (MODEL, a directory of safetensors; by default a random one with 400 thousand
+parameters) is published and loaded `--publications` times. The parts of a publication are to copy
+the weights, write the file, and read and arrange it in the engine. The parts of the fingerprint are
+timed separately:
+
+    learner   row checksums; fingerprint; in a scored version the probe tokens' log-probs
+    engine    row checksums and fingerprint; in a scored version the probe tokens' log-probs
+
+A part's figure is its least CPU time of all threads, because other load can only add to it. Scored
+versions are weighted by their share of a run's first thousand. Wanted: under 2 % of a publication.
+
+With `--rank`, adapters of that rank are published merged into the weights and by themselves, and an
 embedded engine reads both.
 
-Both kinds of versions are measured, and count as often as among the first thousand of a run. Exits
-with 1 where a fault is not caught, or a sound publication is refused. Wanted: under 2 % of a
-publication.
+The exit status is 1 if a fault is not detected, or a publication without one is refused.
 """
 
 import argparse
@@ -64,21 +69,24 @@ from tests.weights import weight_faults
 from tests.weights.weight_faults import ADAPTER_FAULTS, FAULTS, Site
 
 TIMES, BOUND = 20, 0.02
-RUN = 1000
+"""Number of faults of each kind; largest share of a publication."""
+NUM_VERSIONS = 1000
+"""Number of versions of a run, for the share of scored ones."""
 PUBLICATION = ("copy", "write", "load")
-RULES = Embedded(max_contexts=2, max_tokens=64, threads=1)
+"""Parts that a publication without a fingerprint has too."""
+ENGINE = Embedded(max_contexts=2, max_tokens=64, threads=1)
 Seconds = dict[str, list[float]]
 Parts = dict[str, float]
 
 
 def caught(folder: Path, *, are_adapters: bool = False) -> dict[str, int]:
-    """Refused publications by the kind of their fault, of `TIMES` each."""
+    """Return how many of `TIMES` publications were refused, by kind of fault; "none" is one."""
     site = Site.of(folder, publishes_adapters=are_adapters)
     faults = ADAPTER_FAULTS if are_adapters else FAULTS
     kinds = {**faults, "none": lambda site, number: site.publish()}
 
     async def main() -> dict[str, int]:
-        async with EmbeddedEngine(folder / "policy", RULES, "bench") as engine:
+        async with EmbeddedEngine(folder / "policy", ENGINE, "bench") as engine:
             return {
                 kind: sum([await _is_refused(engine, fault(site, n)) for n in range(TIMES)])
                 for kind, fault in kinds.items()
@@ -96,7 +104,7 @@ async def _is_refused(engine: EmbeddedEngine, path: Path) -> bool:
 
 
 def costs(directory: Path, dtype: str, folder: Path, publications: int) -> dict[str, object]:
-    """Least processor seconds of each part of a publication, and the share of receipts."""
+    """Return the least CPU seconds of each part of a publication, and the share of fingerprints."""
     model = load_policy(directory, dtype, "cpu")
     plain, scored = (
         _parts(model, directory, folder, publications, scores) for scores in (False, True)
@@ -106,7 +114,8 @@ def costs(directory: Path, dtype: str, folder: Path, publications: int) -> dict[
         sum(seconds for part, seconds in parts.items() if part not in PUBLICATION)
         for parts in (plain, scored)
     )
-    share = sum(is_scored(version, has_row_checksums=True) for version in range(RUN)) / RUN
+    versions = range(NUM_VERSIONS)
+    share = sum(is_scored(each, has_row_checksums=True) for each in versions) / NUM_VERSIONS
     added_by_all = added + share * (added_scored - added)
     return {
         "parameters": model.num_parameters(),
@@ -124,17 +133,17 @@ def costs(directory: Path, dtype: str, folder: Path, publications: int) -> dict[
 def adapters(
     directory: Path, dtype: str, folder: Path, publications: int, rank: int
 ) -> dict[str, object]:
-    """Bytes of a publication, and least processor seconds to publish and read it, both ways."""
+    """Return bytes and least CPU seconds to publish and read merged weights, and adapters."""
     model, spent, size = load_policy(directory, dtype, "cpu"), defaultdict(list), {}
     add_adapters(model, Lora(rank=rank, alpha=2.0 * rank), 0)
-    rules = msgspec.structs.replace(RULES, arithmetic=dtype)
-    engine, files = EmbeddedEngine(directory, rules), WeightFiles(folder / "weights")
+    engine_config = msgspec.structs.replace(ENGINE, arithmetic=dtype)
+    engine, files = EmbeddedEngine(directory, engine_config), WeightFiles(folder / "weights")
     for version in range(publications + 1):
         for way, base in (("merged", None), ("alone", base_of(model))):
             with _timed(spent, f"publish {way}"):
                 file = files.write(Snapshot.of(model, version, base=base))
             with _timed(spent, f"read {way}"):
-                # The weights before are kept until then, as a serving engine keeps them.
+                # `kept` holds the previous weights during the read, as a serving engine does.
                 kept = engine._read(version, file)
             size[way] = file.stat().st_size
     assert kept[1] is not None
@@ -143,6 +152,7 @@ def adapters(
 
 
 def _parts(model, directory: Path, folder: Path, publications: int, scores: bool) -> Parts:
+    """Return the least CPU seconds of each part over some publications."""
     spent: Seconds = defaultdict(list)
     for version in range(publications + 1):
         _publication(model, directory, folder, spent, version, scores)
@@ -152,23 +162,25 @@ def _parts(model, directory: Path, folder: Path, publications: int, scores: bool
 def _publication(
     model, directory: Path, folder: Path, spent: Seconds, version: int, scores: bool
 ) -> None:
-    """One publication, and one load of it."""
+    """Publish and load one version, and add the CPU seconds of each part to `spent`."""
     file, shape = folder / "published.safetensors", read_architecture(directory)
     arithmetic = ARITHMETICS["float32" if model.dtype == torch.float32 else "bfloat16"]
     logprobs = None
     if scores:
         with _timed(spent, "learner's log-probs"):
             logprobs = probe_logprobs(model)
-    tensors = published_tensors(model)  # needed without receipts too
+    tensors = published_tensors(model)  # needed without a fingerprint too
     with _timed(spent, "learner's rows"), torch.no_grad():
         checked_rows(tensors, adapted_layers(model), version)
     with _timed(spent, "copy"):
         snapshot = Snapshot.of(model, version, logprobs)
+    # `Snapshot.of` computes the row checksums once more, which are no part of the copy.
     spent["copy"][-1] -= spent["learner's rows"][-1]
     with _timed(spent, "learner's receipt"):
         published = read_fingerprint(snapshot.fingerprint().text(), str(file))
     with _timed(spent, "write"):
         snapshot.write(file)
+    # `write` computes the fingerprint once more.
     spent["write"][-1] -= spent["learner's receipt"][-1]
     with _timed(spent, "load"):
         named = list(read_tensors(file))
@@ -190,13 +202,14 @@ def _publication(
 
 @contextmanager
 def _timed(spent: Seconds, name: str) -> Iterator[None]:
+    """Add the CPU seconds of the block to `spent`."""
     began = time.process_time()
     yield
     spent[name].append(time.process_time() - began)
 
 
 def main() -> int:
-    """Measure, print, write; 1 where a fault is not caught or sound weights are refused."""
+    """Measure, print and write; return 1 if the engine misjudged a publication."""
     parser = option_parser(__doc__)
     parser.add_argument("model", nargs="?", type=Path, metavar="MODEL")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
@@ -206,37 +219,40 @@ def main() -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = caught(folder / "faults")
+        refused = caught(folder / "faults")
         with patch.object(weight_faults, "probe_logprobs", return_value=None):
-            unscored = caught(folder / "faults of a version that is not scored")
-            merging = caught(folder / "faults of adapters", are_adapters=True)
-        asked = _model(given, folder), given.dtype, folder, given.publications
-        figures = costs(*asked)
+            refused_unscored = caught(folder / "faults of a version that is not scored")
+            refused_adapters = caught(folder / "faults of adapters", are_adapters=True)
+        arguments = _model(given, folder), given.dtype, folder, given.publications
+        figures = costs(*arguments)
         if given.rank:
-            figures["adapters"] = adapters(*asked, given.rank)
-    figures["refused_in_a_version_that_is_not_scored"] = unscored
-    figures["refused_adapters"] = merging
-    _report(found, figures)
+            figures["adapters"] = adapters(*arguments, given.rank)
+    figures["refused_in_a_version_that_is_not_scored"] = refused_unscored
+    figures["refused_adapters"] = refused_adapters
+    _report(refused, figures)
     name = "receipts" if given.model is None else f"receipts_{given.model.absolute().name}"
-    write_baseline(f"{name}_{given.dtype}", {"refused": found, "times": TIMES} | figures)
-    return int(not all(_is_as_wanted(each) for each in (found, unscored, merging)))
+    write_baseline(f"{name}_{given.dtype}", {"refused": refused, "times": TIMES} | figures)
+    return int(
+        not all(_is_as_wanted(each) for each in (refused, refused_unscored, refused_adapters))
+    )
 
 
-def _is_as_wanted(found: dict[str, int]) -> bool:
-    return all(count == (0 if kind == "none" else TIMES) for kind, count in found.items())
+def _is_as_wanted(refused: dict[str, int]) -> bool:
+    """Return whether every fault was detected, and every publication without one accepted."""
+    return all(count == (0 if kind == "none" else TIMES) for kind, count in refused.items())
 
 
 def _model(given: argparse.Namespace, folder: Path) -> Path:
-    """The directory asked for, or one of a random model."""
+    """Return the model directory of the command line, or one of a random model."""
     if given.model is None:
         random_model("tiny", is_tied=True).save_pretrained(folder / "policy")
     return given.model or folder / "policy"
 
 
-def _report(found: dict[str, int], figures: dict[str, object]) -> None:
-    for kind, count in found.items():
+def _report(refused: dict[str, int], figures: dict[str, object]) -> None:
+    for kind, count in refused.items():
         print(f"{kind:22}{count:4} of {TIMES} refused")
-    total = sum(count for kind, count in found.items() if kind != "none")
+    total = sum(count for kind, count in refused.items() if kind != "none")
     print(f"caught {total} of {TIMES * len(FAULTS)}")
     for name, value in figures.items():
         print(f"{name}: {value}")

@@ -1,21 +1,21 @@
-"""What restricted actions cost, and how exact their log-probs are.
+"""Measure what restricted sampling costs, and how exact its log-probs are.
 
     python -m bench.engine.restricted [--engine sglang] [--policy DIR] [--tokens 10000]
 
-Contexts grow turn by turn; each turn is told some tokens and draws three. A restricted turn draws
-them from a trie of 8 x 8 x 8 tokens, a free one from the whole vocabulary, so that both compute
-equally many tokens. Prints, and writes to `bench/baselines/`:
+Contexts grow turn by turn: the prompt of each turn appends 12 tokens, and three are sampled. A
+restricted turn samples them from a trie of 8 x 8 x 8 tokens, a free one from the whole vocabulary,
+so that both compute equally many tokens. The program prints, and writes to `bench/baselines/`:
 
-    turns_ratio     turns a second restricted over free; the arms alternate on one engine. Of the
-                    embedded engine in seconds of the processor, which other work delays less
+    turns_ratio     restricted turns per second over free ones, in alternation on one engine. With
+                    the embedded engine, seconds are CPU time, which other load disturbs less
     gap             largest |engine - learner| of a restricted log-prob, in nats, over `--tokens`
-                    draws; the learner's are those of `mage_kernels.restricted_logprob` in float32
+                    tokens; the learner computes with `mage_kernels.restricted_logprob` in float32
     legal_share     share of restricted completions that are one of the trie's sequences
 
 Without `--policy` the model has random weights and a vocabulary of 512. The last line is the
-verdict; exit status 1 where the ratio is below 0.97 (embedded engine; SGLang needs a request for
-each token), the gap is above 1e-4, or a completion is not legal. SGLang needs the Python of
-`tests/sglang/make_env.py`.
+verdict; the exit status is 1 if the ratio is below 0.97 (embedded engine only, because SGLang needs
+a request for each restricted token), the gap is above 1e-4, or a completion is not legal. For
+SGLang, run this in the environment that `tests/sglang/make_env.py` makes.
 """
 
 import asyncio
@@ -38,48 +38,53 @@ from mage_kernels import restricted_logprob
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.engines.engine import Engine
 
-RULES, TOLD, DRAWN, TURNS, WIDTH = 100, 12, 3, 12, 8
-"""Tokens of the rules, told and drawn in a turn; turns of a context; allowed tokens of a draw."""
+FIRST, APPENDED, SAMPLED, TURNS, WIDTH = 100, 12, 3, 12, 8
+"""Numbers of tokens: in the first prompt, appended in each turn, sampled in each turn. Number of
+turns in a context. Number of allowed tokens for each sampled one."""
 Turn = tuple[Prompt, Completion]
 
 
 def contexts(engine: Engine, vocabulary: int, count: int, round_: str, *, is_restricted: bool):
-    """Play `count` contexts side by side: the coroutine returns their turns."""
+    """Return a coroutine that plays `count` contexts concurrently.
+
+    It returns the seconds that took, and all turns.
+    """
     # The embedded engine computes in this process, in one thread.
     clock = time.process_time if isinstance(engine, EmbeddedEngine) else time.perf_counter
-    source = np.random.default_rng(count)
-    rules = source.integers(3, vocabulary, RULES, np.int32)
-    tokens = source.choice(np.arange(3, vocabulary), (DRAWN, WIDTH), replace=False)
+    random = np.random.default_rng(count)
+    settings = random.integers(3, vocabulary, FIRST, np.int32)
+    tokens = random.choice(np.arange(3, vocabulary), (SAMPLED, WIDTH), replace=False)
     trie = TokenTrie(product(*tokens.tolist())) if is_restricted else None
 
-    async def one(number: int) -> list[Turn]:
-        told, seen, turns = np.random.default_rng(number), rules, []
+    async def play_context(number: int) -> list[Turn]:
+        appended, seen, turns = np.random.default_rng(number), settings, []
         name = f"{round_}.{is_restricted}.{number}"
         for turn in range(TURNS):
-            seen = np.concatenate([seen, told.integers(3, vocabulary, TOLD, np.int32)])
+            seen = np.concatenate([seen, appended.integers(3, vocabulary, APPENDED, np.int32)])
             seed = number * TURNS + turn
-            prompt = Prompt(name, seen, Sampling(max_tokens=DRAWN), seed, restriction=trie)
-            done = await engine.complete(prompt)
-            turns.append((prompt, done))
-            seen = np.concatenate([seen, done.tokens])
+            prompt = Prompt(name, seen, Sampling(max_tokens=SAMPLED), seed, restriction=trie)
+            completion = await engine.complete(prompt)
+            turns.append((prompt, completion))
+            seen = np.concatenate([seen, completion.tokens])
         engine.release(name)
         return turns
 
-    async def all_of_them() -> tuple[float, list[Turn]]:
+    async def play_all() -> tuple[float, list[Turn]]:
         began = clock()
-        played = await asyncio.gather(*(one(number) for number in range(count)))
+        played = await asyncio.gather(*(play_context(number) for number in range(count)))
         return clock() - began, [turn for turns in played for turn in turns]
 
-    return all_of_them()
+    return play_all()
 
 
 async def measure(engine: Engine, vocabulary: int, count: int, repeats: int, tokens: int):
-    """Return the ratios of the repeats, and the restricted turns; the first round warms up."""
+    """Return the ratio of each round after the first, which warms up, and all restricted turns."""
     ratios, turns, round_ = [], list[Turn](), 0
     async with engine:
         print(await engine.describe(), flush=True)
-        while round_ <= repeats or len(turns) * DRAWN < tokens:
+        while round_ <= repeats or len(turns) * SAMPLED < tokens:
             seconds = {}
+            # The order alternates, so that a drift of the machine meets both alike.
             for is_restricted in (True, False) if round_ % 2 else (False, True):
                 playing = contexts(
                     engine, vocabulary, count, str(round_), is_restricted=is_restricted
@@ -94,25 +99,25 @@ async def measure(engine: Engine, vocabulary: int, count: int, repeats: int, tok
     return ratios, turns
 
 
-def gap(model: torch.nn.Module, prompt: Prompt, done: Completion) -> float:
-    """Return the largest difference of a completion's log-probs from the learner's, in nats."""
-    ids = torch.from_numpy(np.concatenate([prompt.tokens, done.tokens]).astype(np.int64))
-    drawn = np.flatnonzero(done.is_sampled())
-    places = torch.from_numpy(len(prompt.tokens) - 1 + drawn)
-    sets = AllowedSets.of([each for each in done.drawn_from or () if each is not None])
+def gap(model: torch.nn.Module, prompt: Prompt, completion: Completion) -> float:
+    """Return the largest |engine - learner| of a completion's log-probs, in nats."""
+    ids = torch.from_numpy(np.concatenate([prompt.tokens, completion.tokens]).astype(np.int64))
+    sampled = np.flatnonzero(completion.is_sampled())
+    positions = torch.from_numpy(len(prompt.tokens) - 1 + sampled)
+    sets = AllowedSets.of([each for each in completion.drawn_from or () if each is not None])
     assert sets is not None
     columns = np.unique(sets.tokens).astype(np.int64)
     mask = torch.from_numpy(np.stack([np.isin(columns, each) for each in sets]))
-    targets = torch.from_numpy(np.searchsorted(columns, done.tokens[drawn]))
+    targets = torch.from_numpy(np.searchsorted(columns, completion.tokens[sampled]))
     with torch.no_grad():
-        hidden = model.model(ids[None]).last_hidden_state[0].index_select(0, places)
+        hidden = model.model(ids[None]).last_hidden_state[0].index_select(0, positions)
         head = model.lm_head.weight
         own, _ = restricted_logprob(hidden, head, torch.from_numpy(columns), mask, targets)
-    return float((own - torch.from_numpy(done.logprobs[drawn])).abs().max())
+    return float((own - torch.from_numpy(completion.logprobs[sampled])).abs().max())
 
 
 def main() -> int:
-    """Measure, print, write; 1 where a bound is missed."""
+    """Measure, print and write the figures; return 1 if one misses its bound."""
     parser = option_parser(__doc__)
     parser.add_argument("--engine", choices=("embedded", "sglang"), default="embedded")
     parser.add_argument("--policy", type=Path, metavar="DIR", help="a model directory")
@@ -128,13 +133,13 @@ def main() -> int:
             random_model("tiny", is_tied=False).save_pretrained(directory)
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         vocabulary = model.config.vocab_size
-        longest = RULES + TURNS * (TOLD + DRAWN) + 16
-        rules = {"max_contexts": given.contexts, "max_tokens": longest}
-        engine = engine_of(given.engine, directory, rules)
+        longest = FIRST + TURNS * (APPENDED + SAMPLED) + 16
+        settings = {"max_contexts": given.contexts, "max_tokens": longest}
+        engine = engine_of(given.engine, directory, settings)
         measuring = measure(engine, vocabulary, given.contexts, given.repeats, given.tokens)
         ratios, turns = asyncio.run(measuring)
-        turns = turns[: -(-given.tokens // DRAWN)]
-        legal = [_is_legal(prompt, done) for prompt, done in turns]
+        turns = turns[: -(-given.tokens // SAMPLED)]  # rounded up
+        legal = [_is_legal(prompt, completion) for prompt, completion in turns]
         figures = {
             "engine": given.engine,
             "policy": directory.name,
@@ -142,7 +147,7 @@ def main() -> int:
             "contexts": given.contexts,
             "turns_ratio": float(np.median(ratios)),
             "turns_ratios": [round(each, 4) for each in ratios],
-            "tokens": sum(int(done.is_sampled().sum()) for _, done in turns),
+            "tokens": sum(int(completion.is_sampled().sum()) for _, completion in turns),
             "gap": max(gap(model, *turn) for turn in turns),
             "legal_share": sum(legal) / len(legal),
         }
@@ -155,11 +160,11 @@ def main() -> int:
     return 0 if is_good else 1
 
 
-def _is_legal(prompt: Prompt, done: Completion) -> bool:
+def _is_legal(prompt: Prompt, completion: Completion) -> bool:
     """Return whether a completion is one of the sequences of its prompt's trie."""
     trie, node = prompt.restriction, 0
     assert trie is not None
-    for token in done.tokens.tolist():
+    for token in completion.tokens.tolist():
         if trie.is_end(node) or token not in trie.allowed(node):
             return False
         node = trie.after(node, token)

@@ -1,7 +1,7 @@
-"""What the benchmarks of serving share: random models by size, engines by kind, statistics.
+"""Make random models, engines and statistics for the benchmarks of serving.
 
-Nothing here needs more than torch, transformers, numpy and, for its engine, SGLang: it also runs on
-a machine that has no environments installed.
+It needs torch, transformers and numpy only, and SGLang for its engine. So it also runs on a GPU
+machine on which no environment is installed.
 """
 
 from pathlib import Path
@@ -43,11 +43,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 9728,
     },
 }
-"""Qwen3's; weights are random, for how fast a model is does not depend on them."""
+"""Shapes of Qwen3 models, by size. Weights may be random: speed does not depend on them."""
 
 
 def random_model(size: str, *, is_tied: bool) -> Qwen3ForCausalLM:
-    """A model of random weights: in bfloat16 on the GPU where there is one, or float32."""
+    """Return a model with random weights, in bfloat16 on a GPU, else in float32 on the CPU."""
     torch.manual_seed(0)
     has_gpu = torch.cuda.is_available()
     rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
@@ -65,14 +65,21 @@ def random_model(size: str, *, is_tied: bool) -> Qwen3ForCausalLM:
         return Qwen3ForCausalLM(config).to(dtype).eval()
 
 
-def engine_of(kind: str, directory: Path, rules: dict[str, Any], name: str = "bench") -> Engine:
-    """An engine, not yet running; on the GPU where there is one."""
+def engine_of(kind: str, directory: Path, settings: dict[str, Any], name: str = "bench") -> Engine:
+    """Return an engine, not yet running, on a GPU if there is one.
+
+    Args:
+        kind: "embedded" or "sglang".
+        settings: `max_contexts`, `max_tokens` and, if wanted, `in_flight` and `server`, as in the
+            configuration's `[engine]`.
+        name: Name of the engine; SGLang's random seed is made of it.
+    """
     shared: dict[str, Any] = {
-        "max_contexts": rules["max_contexts"],
-        "max_tokens": rules["max_tokens"],
-        "cache_rule": "keep",  # the prompts say what is recomputed
+        "max_contexts": settings["max_contexts"],
+        "max_tokens": settings["max_tokens"],
+        "cache_rule": "keep",  # each prompt says itself (`refresh_kv`) what is recomputed
         "threads": 1,
-        "in_flight": rules.get("in_flight", "in_place"),
+        "in_flight": settings.get("in_flight", "in_place"),
         "turn_deadline_s": 600.0,
     }
     if kind == "embedded":
@@ -84,7 +91,7 @@ def engine_of(kind: str, directory: Path, rules: dict[str, Any], name: str = "be
     has_gpu = torch.cuda.is_available()
     return SglangEngine(
         directory,
-        Sglang(**shared, server=rules.get("server", {})),
+        Sglang(**shared, server=settings.get("server", {})),
         dtype="bfloat16" if has_gpu else "float32",
         seed=sum(name.encode()),
         has_gpu=has_gpu,
@@ -94,7 +101,7 @@ def engine_of(kind: str, directory: Path, rules: dict[str, Any], name: str = "be
 
 
 def spread(values: list[float], digits: int = 4) -> dict[str, float]:
-    """Median, 99th percentile, largest, and how many."""
+    """Return median, 99th percentile, largest value, and number of values."""
     return {
         "p50": round(float(np.percentile(values, 50)), digits),
         "p99": round(float(np.percentile(values, 99)), digits),
@@ -104,7 +111,7 @@ def spread(values: list[float], digits: int = 4) -> dict[str, float]:
 
 
 def machine_of_figures() -> dict[str, str]:
-    """The accelerator, where there is one."""
+    """Return the name of the GPU, or "none", for a baseline."""
     if not torch.cuda.is_available():
         return {"accelerator": "none"}
     return {"accelerator": torch.cuda.get_device_name(0)}

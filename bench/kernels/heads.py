@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bench.kernels.anchors import FAILURES, Way, anchors, ours
+from bench.kernels.implementations import FAILURES, LogprobFn, other_implementations, ours
 from bench.kernels.timing import Timing, timings
 from mage_kernels import Surrogate, TokenData, linear_policy_loss
 
@@ -70,7 +70,7 @@ def make_data(case: Case, device: str, dtype: torch.dtype) -> Data:
     return Data(hidden, head, tokens, mask, mask.cpu(), (slopes[0], slopes[1]))
 
 
-def step(way: Way, data: Data) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+def step(way: LogprobFn, data: Data) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
     """Forward and backward of one way; its results and gradients."""
     hidden, head = data.hidden.detach().requires_grad_(), data.head.detach().requires_grad_()
     results = way(hidden, head, data.tokens, data.mask)
@@ -103,7 +103,10 @@ def measure(case: Case, *, device: str, rounds: int, dtype: torch.dtype) -> dict
     true = Truth(data)
     found: dict[str, Any] = {}
     ways: dict[str, Callable[[], object]] = {}
-    for name, way in [*ours(data.host_mask, case.vocabulary).items(), *anchors(device)]:
+    for name, way in [
+        *ours(data.host_mask, case.vocabulary).items(),
+        *other_implementations(device),
+    ]:
         if isinstance(way, str):
             found[name] = {"absent": way}
             continue
@@ -136,7 +139,7 @@ def best_over_best(found: dict[str, Any]) -> float:
 
 
 def checked(
-    way: Way, data: Data, true: "Truth", *, is_ours: bool
+    way: LogprobFn, data: Data, true: "Truth", *, is_ours: bool
 ) -> tuple[str | None, dict[str, Any]]:
     """Errors of one way; or why another project's cannot run here."""
     if is_ours:

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from bench.kernels.anchors import plain
 from bench.kernels.heads import Case, make_data, single_pass, step
+from bench.kernels.implementations import plain
 from bench.kernels.losses import measure_loss
 from bench.kernels.timing import timings
 from mage_kernels import linear_logprob

@@ -1,7 +1,8 @@
-"""The learner's loss both ways, from hidden states to gradients: after log-probs, and with them.
+"""Time the learner's loss, from hidden states to gradients, in two passes and in a single one.
 
-The default correction and an entropy bonus, as a run has them; what the transformer costs is not in
-it. The last column is the time over that of the two steps, in the same run.
+Two passes compute log-probs first and the loss from them; the single pass computes both in one
+kernel. The loss has the default correction for off-policy data and an entropy bonus. The time of
+the transformer is not included. The last column is the time over that of two passes.
 """
 
 from dataclasses import replace
@@ -19,12 +20,13 @@ from mage_kernels import linear_logprob
 
 
 def measure_loss(case: Case, device: str, rounds: int) -> dict[str, Any]:
-    """Both ways, and the one a run takes."""
-    rules = config_file.load(config_file.find(None), []).learner
+    """Time two passes, the single pass, and what a run would choose; print and return figures."""
+    learner = config_file.load(config_file.find(None), []).learner
     data = make_data(case, device, torch.float32 if device == "cpu" else torch.bfloat16)
     inputs = HeadInputs(data.hidden, data.head, data.tokens, 1.0)
-    tokens, chosen = made_tokens(inputs, data.gradients[0]), corrected_loss(rules)
-    ways = {
+    # Random numbers serve as advantages.
+    tokens, chosen = random_tokens(inputs, data.gradients[0]), corrected_loss(learner)
+    implementations = {
         "loss after log-probs": partial(
             step, replace(chosen, is_single_pass=False), inputs, tokens
         ),
@@ -33,25 +35,26 @@ def measure_loss(case: Case, device: str, rounds: int) -> dict[str, Any]:
         ),
         "loss, as a run chooses": partial(step, chosen, inputs, tokens),
     }
-    times = timings(ways, device=device, rounds=rounds)
-    first = times["loss after log-probs"].median_ms
+    times = timings(implementations, device=device, rounds=rounds)
+    two_passes = times["loss after log-probs"].median_ms
     for name, timing in times.items():
-        print(timing.line(name, f"{timing.median_ms / first:.2f}"))
+        print(timing.line(name, f"{timing.median_ms / two_passes:.2f}"))
     return {name: timing.figures() for name, timing in times.items()}
 
 
-def made_tokens(inputs: HeadInputs, advantages: torch.Tensor) -> Tokens:
-    """Four tokens a turn, drawn by a policy a little way off."""
+def random_tokens(inputs: HeadInputs, advantages: torch.Tensor) -> Tokens:
+    """Return tokens in turns of four, sampled by a policy close to the trained one."""
     with torch.no_grad():
         proximal = linear_logprob(inputs.hidden, inputs.head, inputs.targets)[0]
     behaviour = proximal + 0.1 * advantages.flip(0)
     turns = torch.arange(len(advantages), device=advantages.device) // 4
+    # The current policy still is the proximal one, as at the beginning of a step.
     return Tokens(proximal, proximal, behaviour, advantages, turns % 3, turns, turns)
 
 
-def step(way: CorrectedLoss, inputs: HeadInputs, tokens: Tokens) -> None:
-    """Forward and backward."""
+def step(loss_of: CorrectedLoss, inputs: HeadInputs, tokens: Tokens) -> None:
+    """Compute the loss and its gradients."""
     hidden, head = inputs.hidden.detach().requires_grad_(), inputs.head.detach().requires_grad_()
-    again = HeadInputs(hidden, head, inputs.targets, inputs.inverse_temperature)
+    leaves = HeadInputs(hidden, head, inputs.targets, inputs.inverse_temperature)
     rates = torch.full_like(tokens.advantages, 0.01)
-    way(again, tokens, rates, 1 / len(tokens.advantages)).loss.backward()
+    loss_of(leaves, tokens, rates, 1 / len(tokens.advantages)).loss.backward()

@@ -52,7 +52,7 @@ def main() -> int:
 
         return 0 if report() else 1
     print(backend_report())
-    record = Record(options.into, is_kept=options.write)
+    record = Record(options.into, writes=options.write)
     end = time.monotonic() + 60 * options.minutes
     left = 0
     for section, name, measured in parts(options):

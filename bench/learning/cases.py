@@ -1,4 +1,4 @@
-"""Cases of `bench.learning.shipped`: configurations, their controls, and what each has to show."""
+"""Define the cases of `bench.learning.shipped`: configurations, controls, and their thresholds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,21 +9,27 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One configuration, and what each of its seeds has to show."""
+    """A configuration, and the checks that the run of each seed has to pass."""
 
     name: str
     config: str
     changes: tuple[str, ...]
     checks: dict[str, tuple[Callable[[Summary], float], Callable[[float], bool]]]
+    """By the text that is printed: a figure of the run's summary, and whether it is good enough."""
 
 
 def episode_3(split: str) -> Callable[[Summary], float]:
-    """From a summary, the return of episode 3 in a set of the evaluation."""
+    """Return a function from a run's summary to its return of episode 3.
+
+    Args:
+        split: "heldout", or a control of it: "heldout_blind" plays each episode without memory of
+            the earlier ones, "heldout_swapped" meets another hidden task in the last episode.
+    """
     return lambda summary: summary["evaluation"][split]["return_by_episode"][2]
 
 
 def _probing(summary: Summary) -> float:
-    """Probes per dial in episodes 1 and 2 together."""
+    """Return the share of probing actions, summed over held-out episodes 1 and 2."""
     return sum(summary["evaluation"]["heldout"]["probes_by_episode"][:2])
 
 
@@ -39,7 +45,7 @@ def _at_least(bound: float) -> Callable[[float], bool]:
     return lambda value: value >= bound
 
 
-_SHORT = {"held-out episode 3 <= 0.40": (episode_3("heldout"), _at_most(0.40))}
+_LEARNS_LITTLE = {"held-out episode 3 <= 0.40": (episode_3("heldout"), _at_most(0.40))}
 CASES = (
     Case(
         "quickstart",
@@ -72,6 +78,8 @@ CASES = (
             ),
         },
     ),
+    # A control is compared by `GAPS`. Its own check holds for every possible return, and only makes
+    # a line of the table.
     Case(
         "single episode",
         "quickstart_single_episode",
@@ -89,14 +97,14 @@ CASES = (
             "swapped <= 0": (episode_3("heldout_swapped"), _at_most(0.0)),
         },
     ),
-    Case("scout, differential 0.6", "scout", ("credit.episode_discount=0.6",), _SHORT),
+    Case("scout, differential 0.6", "scout", ("credit.episode_discount=0.6",), _LEARNS_LITTLE),
     Case(
         "scout, cumulative 0.6",
         "scout",
         ("credit.kind=cumulative_paper", "credit.episode_discount=0.6"),
-        _SHORT,
+        _LEARNS_LITTLE,
     ),
-    Case("scout, single episode", "scout", ("credit.kind=single_episode",), _SHORT),
+    Case("scout, single episode", "scout", ("credit.kind=single_episode",), _LEARNS_LITTLE),
     Case(
         "kuhn",
         "kuhn",
@@ -160,4 +168,5 @@ GAPS = {
     ("minesweeper", "minesweeper, single episode"): 0.3,
     ("minesweeper", "minesweeper, warm start"): 0.3,
 }
-"""By how much single-episode RL of the same budget, or no RL, has to stay below, in every seed."""
+"""(case, control): how much higher the case's held-out episode 3 has to be, in every seed. Controls
+are RL with single-episode credit and the same number of trials, or the warm start without RL."""

@@ -1,17 +1,24 @@
-"""The first hour of ten tasks of a stranger's own: do they start, and do they learn?
+"""Train on ten tasks as a new user would write them: do they start, and do they learn?
 
-    python -m bench.learning.first_hour --only Workshop              2 minutes
-    python -m bench.learning.first_hour --kind tiny                  five, 10 minutes
-    python -m bench.learning.first_hour --kind pretrained --model DIR    an hour of a core each
+    python -m bench.learning.first_hour --only Workshop                  one task, 2 minutes
+    python -m bench.learning.first_hour --kind tiny                      five tasks, 10 minutes
+    python -m bench.learning.first_hour --kind pretrained --model DIR    a core-hour for each task
 
 Each class of `bench/learning/first_hour_tasks.py` is trained with the README's command and nothing
-else: `mage train --set environment.name=…`, with `policy.source` for a pretrained model. Measured
-are the lines that a person wrote; the seconds to the first step; the longest time without a line;
-the held-out return of the last episode of version 0, of the end, and of the end without a memory
-(`blind`), each with the half-width of its 95 % interval. A task learns if its last episode ends
-above its start and above `blind` by more than the intervals of both.
+else: `mage train --set environment.name=…`, with `policy.source` for a pretrained model. The
+program measures
 
-A run that lies in `--run-dir` is not run again. `--set` changes keys, and is recorded.
+- the lines of code of the class;
+- the seconds to the first step, and the longest time without a line of output;
+- the held-out return of the last episode, with the half-width of its 95 % interval: before
+  training, after it, and after it with every episode played without memory of the earlier ones
+  (`blind`).
+
+A task learns if the last episode after training is above the one before it and above `blind`, each
+by more than the two intervals together.
+
+A task whose result is in `--run-dir` is not trained again. `--set` changes configuration keys of
+every run, and is written to the baseline.
 """
 
 import argparse
@@ -32,7 +39,7 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 
 STEP = re.compile(r"step=\d+/\d+")
-"""A line of progress; a fast run prints one for several steps."""
+"""Matches a line of progress. A fast run prints one line for several steps."""
 Return = tuple[float, float]
 """Mean, and the half-width of its 95 % interval."""
 
@@ -56,7 +63,7 @@ def main() -> None:
         if not file.exists():
             file.write_text(json.dumps(_measured(kind, task, given, given.run_dir / name)))
         rows[name] = json.loads(file.read_text())
-        print(_sentence(name, rows[name]), flush=True)
+        print(_line_of_output(name, rows[name]), flush=True)
     learned = sum(row["has_learned"] for row in rows.values())
     print(f"{learned} of {len(rows)} learned")
     if given.name:
@@ -70,8 +77,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, metavar="DIR", help="the pretrained model")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/first_hour"), metavar="DIR")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C")
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="a run ends after so long")
-    parser.add_argument("--name", default="", help="of the baseline; none is written without it")
+    parser.add_argument(
+        "--limit-s", type=float, default=3600.0, help="end a run after so many seconds"
+    )
+    parser.add_argument("--name", default="", help="name of the baseline to write; none by default")
     given = parser.parse_args()
     if given.kind != "tiny" and given.model is None and not given.only:
         parser.error("--model is needed for the tasks of a pretrained model")
@@ -79,7 +88,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measured(kind: str, task: type, given: argparse.Namespace, run: Path) -> dict[str, Any]:
-    """Train on a task in the run directory `run`, and return what that took and gave."""
+    """Train on a task in the run directory `run`, and return all that is measured."""
     keys = [f"environment.name={task.__module__}:{task.__name__}"]
     keys += [f"policy.source={given.model.resolve()}"] if kind == "pretrained" else []
     command = [sys.executable, "-m", "mage_async.launch", "--run-dir", str(run)]
@@ -96,6 +105,7 @@ def _measured(kind: str, task: type, given: argparse.Namespace, run: Path) -> di
     steps = _documents(run / "metrics.jsonl")
     row = {
         "kind": kind,
+        # One line more: the command.
         "lines": len([line for line in inspect.getsource(task).splitlines() if line.strip()]) + 1,
         "started": first_step_s is not None,
         "exit_code": process.returncode,
@@ -109,8 +119,8 @@ def _measured(kind: str, task: type, given: argparse.Namespace, run: Path) -> di
 
 
 def _returns(run: Path) -> dict[str, Return]:
-    """Return the last episode's returns: of the final sets by name, and held out at the start,
-    which is the first point of the curve.
+    """Return the returns of the last episode: by set of the final evaluation, and as "start" the
+    held-out one before training, which is the first point of the learning curve.
     """
     curve, end = _documents(run / "evaluations.jsonl"), run / "evaluation.json"
     sets = json.loads(end.read_text())["sets"] if end.exists() else {}
@@ -123,6 +133,7 @@ def _returns(run: Path) -> dict[str, Return]:
 
 
 def _has_learned(returns: dict[str, Return]) -> bool:
+    """Return whether `heldout` is above "start" and above "heldout_blind", beyond the intervals."""
     end, others = returns.get("heldout"), [returns.get(name) for name in ("start", "heldout_blind")]
     return end is not None and all(
         other is not None and end[0] - other[0] > hypot(end[1], other[1]) for other in others
@@ -130,6 +141,7 @@ def _has_learned(returns: dict[str, Return]) -> bool:
 
 
 def _documents(file: Path) -> list[dict[str, Any]]:
+    """Return the JSON documents of a file, one from each line; none if there is no file."""
     return list(_lines(file)) if file.exists() else []
 
 
@@ -138,7 +150,7 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def _sentence(name: str, row: dict[str, Any]) -> str:
+def _line_of_output(name: str, row: dict[str, Any]) -> str:
     returns = "  ".join(
         f"{name} {mean:+.3f} ±{half:.3f}"
         for name, (mean, half) in row["returns"].items()

@@ -45,7 +45,7 @@ NonNegative = Annotated[float, Meta(ge=0, le=1e9)]
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
-    """Hold named fields without arrays; a message is tagged with the name of its class."""
+    """Base class of messages that have no arrays. A message is tagged with its class's name."""
 
 
 class Hello(Fields):
@@ -86,8 +86,8 @@ class WhoAreYou(Fields):
     """Report that the learner does not know the peer, as after a restart of the learner, and
     request a `Hello`.
 
-    The learner sends it once, until the peer's `Hello`, and ignores, without an acknowledgement,
-    what the peer sends before that.
+    The learner sends it once. It ignores all that the peer sends before its `Hello`, without an
+    acknowledgement.
     """
 
 
@@ -119,7 +119,8 @@ class GroupGrant(OfGroup):
     num_trials: Count
     num_episodes: Count
     version: Number
-    """Oldest policy version that may play the group: that of its first grant, less the lag."""
+    """Oldest policy version that may play the group: the version at its first grant, less
+    `admission.lag`."""
     deadline_s: Seconds
     """Seconds from now after which the group is granted to another peer."""
     held: Annotated[tuple[Number, ...], Meta(max_length=65_536)] = ()
@@ -178,7 +179,7 @@ class Loaded(Fields):
     difference: NonNegative = 0.0
     """Mean absolute difference from the learner's log-probs of the probe tokens, in nats."""
     num_retries: CountOrZero = 0
-    """Number of times that the engine read other weights first."""
+    """Number of loads before this one whose fingerprint did not agree with the learner's."""
 
 
 class Heartbeat(Fields):

@@ -1,1 +1,1 @@
-"""Serve runs as pages that follow them while they go on, to this machine alone (`mage view`)."""
+"""Serve live pages of runs to browsers on this machine (`mage view`)."""

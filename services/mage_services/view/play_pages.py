@@ -46,7 +46,7 @@ class Game:
     run: str
     """Name of the run."""
     process: ChildProcess[player.FromPlayer]
-    sits: bool
+    has_person: bool
     """Whether the person plays first; if not, only the agent plays."""
     lines: list[Line] = field(default_factory=list)
     choices: Sequence[str] | None = None
@@ -123,15 +123,15 @@ class PlayPages:
         """Start the process of a game, and redirect to its page."""
         name, given = self._run_name(request), await request.post()
         run = str(self.watcher.run(name).root.resolve())
-        text, sits = _text(given, "seed"), "sit" in given
+        text, has_person = _text(given, "seed"), "sit" in given
         seed = whole_number(text, "a seed") if text else None
         while len(self._games) >= MAX_GAMES:
             self._games.pop(next(iter(self._games))).process.kill()
         command = module_command(player.MODULE)
         process = await ChildProcess[player.FromPlayer].start(command, player.FromPlayer)
-        process.send(player.PlayRequest(run, _text(given, "member"), seed, sits))
+        process.send(player.PlayRequest(run, _text(given, "member"), seed, has_person))
         number = next(self._numbers)
-        game = self._games[number] = Game(name, process, sits)
+        game = self._games[number] = Game(name, process, has_person)
         game.listening = asyncio.create_task(self._listen(game), name=f"play {number}")
         raise web.HTTPSeeOther(f"{self.base}{run_address(name)}play/{number}")
 

@@ -1,8 +1,8 @@
-"""Play a trial with a person at a page, and then let the agent play the same task, in a process of
-its own.
+"""Let a person play a trial in the browser, and then the agent the same task, for `mage view`.
 
-The process has an engine of its own. The server sends a `PlayRequest`, and then an `Answer` to each
-`Choices` of the process. The process sends texts to show, and at the end a `TrialEnd` or a `Fault`.
+This is a process of its own, with an engine of its own. The web server sends it a `PlayRequest`,
+and then an `Answer` to each of its `Choices`. The process sends texts to show, and at the end a
+`TrialEnd` or a `Fault`.
 """
 
 from dataclasses import asdict
@@ -29,9 +29,9 @@ class PlayRequest(msgspec.Struct, frozen=True, tag=True):
     run: str
     """The run's directory."""
     member: str
-    """Name of the hidden member; "" for any held-out one."""
+    """Name of the task's hidden variant, such as an opponent; "" for any held-out one."""
     seed: int | None
-    sits: bool
+    has_person: bool
     """Whether a person plays before the agent."""
 
 
@@ -53,7 +53,7 @@ class Choices(msgspec.Struct, frozen=True, tag=True):
     choices: tuple[str, ...]
     """Legal actions; empty if any text is legal."""
     in_words: str
-    """The legal actions in one line."""
+    """The legal actions as one line of text."""
 
 
 class TrialEnd(msgspec.Struct, frozen=True, tag=True):
@@ -62,7 +62,7 @@ class TrialEnd(msgspec.Struct, frozen=True, tag=True):
     trial: dict[str, Any]
     """The agent's trial, a `ShownTrial` as plain data."""
     member: str
-    """Name of the hidden member, which may be told now."""
+    """Name of the task's hidden variant, which the page may show now."""
     version: int
     """Version of the agent's policy."""
     rewards: list[float]
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def _play(server: Server, request: PlayRequest) -> None:
-    """Play the trial that was requested, and send its end to the server."""
+    """Play the requested trial, and send `TrialEnd` to the server."""
     # Imported here because they import torch: the server takes only the messages of this module.
     from mage_services.actor.play_session import play_person_and_agent, prepare
     from mage_services.weights.weight_store import WeightFiles
@@ -115,11 +115,11 @@ def _play(server: Server, request: PlayRequest) -> None:
             session.make,
             session.task,
             WeightFiles(run.weights),
-            ask if request.sits else None,
+            ask if request.has_person else None,
             lambda text: server.send(Text(text)),
         )
     )
-    played = asdict(shown_trial(trial, session.chat.decode, None))  # None: no step trains it
+    played = asdict(shown_trial(trial, session.chat.decode, None))  # no credit: no step trains it
     server.send(TrialEnd(played, session.task.member, session.version, rewards))
 
 

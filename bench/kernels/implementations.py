@@ -1,8 +1,9 @@
-"""Others' ways to a token's log-prob, each imported only where it is installed.
+"""Compute log-probs of tokens from hidden states, by our kernels and by those of other projects.
 
-Every way takes hidden states `[T, D]`, head `[V, D]`, tokens `[T]` and a mask `[T]`, and gives
-log-probs and, where it knows them, entropies, both differentiable. Masked tokens are left out as
-far as the way itself offers it.
+Every implementation takes hidden states `[T, D]`, the LM head's weight `[V, D]`, tokens `[T]` and a
+mask `[T]`. It returns log-probs `[T]` and, if it computes them, entropies `[T]`, both
+differentiable. It skips masked tokens if it can. Another project's is imported only if it is
+installed.
 """
 
 import importlib.util
@@ -15,15 +16,19 @@ from torch import Tensor
 
 from mage_kernels import linear_logprob
 
-Way = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+LogprobFn = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 IGNORED = -100
 FAILURES = (ImportError, RuntimeError, TypeError, ValueError, AttributeError, AssertionError)
-"""What another project's kernel may raise where it does not fit the machine or the version."""
+"""Errors of a kernel that does not fit the machine, or the installed version of its project."""
 
 
-def ours(host_mask: Tensor, vocabulary: int) -> dict[str, Way]:
-    """Least memory, and with everything kept; the mask lies where the packing made it."""
-    keep_bytes = len(host_mask) * vocabulary * 2
+def ours(host_mask: Tensor, vocabulary: int) -> dict[str, LogprobFn]:
+    """Return our kernel twice: with logits recomputed in the backward, and with logits kept.
+
+    Args:
+        host_mask: bool `[T]` on the CPU, where the packing code of a run makes it.
+    """
+    keep_bytes = len(host_mask) * vocabulary * 2  # all logits in bfloat16
 
     def recompute(hidden: Tensor, head: Tensor, tokens: Tensor, mask: Tensor):
         return linear_logprob(hidden, head, tokens, mask=host_mask)
@@ -35,14 +40,14 @@ def ours(host_mask: Tensor, vocabulary: int) -> dict[str, Way]:
 
 
 def plain(hidden: Tensor, head: Tensor, tokens: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Logits in the inputs' dtype, softmax in fp32: three lines."""
+    """Compute all logits in the inputs' dtype, and softmax in fp32."""
     logprobs = (hidden @ head.T).float().log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).sum(-1)
     return logprobs.gather(1, tokens[:, None]).squeeze(1), entropy
 
 
-def anchors(device: str) -> Iterator[tuple[str, Way | str]]:
-    """Name and way; or name and, where it cannot be had, the reason."""
+def other_implementations(device: str) -> Iterator[tuple[str, LogprobFn | str]]:
+    """Yield the name of each implementation, and the implementation or why there is none."""
     yield "torch, plain", plain
     yield "torch.compile", torch.compile(plain, dynamic=False)
     yield "torch linear_cross_entropy", _torch_native()
@@ -53,10 +58,11 @@ def anchors(device: str) -> Iterator[tuple[str, Way | str]]:
         ("cut-cross-entropy, cce_exact", "cut_cross_entropy", lambda: _cce("cce_exact")),
         ("verl, Triton", "verl", _verl),
     ):
-        yield name, _if_it_can_be_had(package, make, device)
+        yield name, _make_if_installed(package, make, device)
 
 
-def _if_it_can_be_had(package: str, make: Callable[[], Way], device: str) -> Way | str:
+def _make_if_installed(package: str, make: Callable[[], LogprobFn], device: str) -> LogprobFn | str:
+    """Return what `make` returns, or the reason that it cannot be used here."""
     if importlib.util.find_spec(package) is None:
         return f"{package} is not installed"
     if device != "cuda":
@@ -67,59 +73,67 @@ def _if_it_can_be_had(package: str, make: Callable[[], Way], device: str) -> Way
         return f"{package} cannot be used: {error}"
 
 
-def _torch_native() -> Way | str:
+def _torch_native() -> LogprobFn | str:
     if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
         return f"torch {torch.__version__} has no chunked linear_cross_entropy"
     options = torch.nn.LinearCrossEntropyOptions()
 
-    def way(hidden: Tensor, head: Tensor, tokens: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    def implementation(
+        hidden: Tensor, head: Tensor, tokens: Tensor, mask: Tensor
+    ) -> tuple[Tensor, ...]:
         targets = tokens.masked_fill(~mask, IGNORED)
         loss = F.linear_cross_entropy(hidden, head, targets, reduction="none", options=options)
         return (-loss,)
 
-    return way
+    return implementation
 
 
-def _liger_triton() -> Way:
+def _liger_triton() -> LogprobFn:
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     loss = LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORED, reduction="none")
 
-    def way(hidden: Tensor, head: Tensor, tokens: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    def implementation(
+        hidden: Tensor, head: Tensor, tokens: Tensor, mask: Tensor
+    ) -> tuple[Tensor, ...]:
         return (-loss(head, hidden, tokens.masked_fill(~mask, IGNORED)),)
 
-    return way
+    return implementation
 
 
-def _liger_cute() -> Way:
+def _liger_cute() -> LogprobFn:
     from liger_kernel.ops.cutedsl.ops import fused_scaled_cross_entropy_sm90 as sm90
 
     apply = sm90.LigerFusedScaledCrossEntropySM90Function.apply
 
-    def way(hidden: Tensor, head: Tensor, tokens: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    def implementation(
+        hidden: Tensor, head: Tensor, tokens: Tensor, mask: Tensor
+    ) -> tuple[Tensor, ...]:
         nll, entropy = apply(
             hidden, head, tokens.masked_fill(~mask, IGNORED), 1.0, IGNORED, 1, True
         )
         return -nll, entropy
 
-    return way
+    return implementation
 
 
-def _cce(implementation: str) -> Way:
+def _cce(implementation: str) -> LogprobFn:
     from cut_cross_entropy import linear_cross_entropy
 
-    def way(hidden: Tensor, head: Tensor, tokens: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    def implementation(
+        hidden: Tensor, head: Tensor, tokens: Tensor, mask: Tensor
+    ) -> tuple[Tensor, ...]:
         targets = tokens.masked_fill(~mask, IGNORED)
         loss = linear_cross_entropy(hidden, head, targets, reduction="none", impl=implementation)
         return (-loss,)
 
-    return way
+    return implementation
 
 
-def _verl() -> Way:
+def _verl() -> LogprobFn:
     from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy
 
-    def way(hidden: Tensor, head: Tensor, tokens: Tensor, mask: Tensor) -> Any:
+    def implementation(hidden: Tensor, head: Tensor, tokens: Tensor, mask: Tensor) -> Any:
         return linear_cross_entropy(hidden, head, tokens, 1.0, "none", None)
 
-    return way
+    return implementation
