@@ -1,21 +1,21 @@
-"""Fifty first hours that go wrong: how soon does the terminal name the cause and the cure?
+"""Start fifty runs that must fail: how soon does the terminal name the cause and the cure?
 
     python -m bench.chaos.first_hours                          all, one after another, 35 minutes
     python -m bench.chaos.first_hours --only step_hangs --show      one, with what it prints
     python -m bench.chaos.first_hours --list
 
-Each case of `bench/chaos/broken_runs.py` is a run of the tiny model that cannot go well: a broken
-environment, model, machine or configuration. It is started as a person would start it, with its
-output in a pipe. Measured are the seconds from the start of the command, or from the harm where
-that comes later, until the output has named both cause and cure (a regular expression for each);
-the longest time without a line; and what became of the command:
+Each case of `bench/chaos/broken_runs.py` is a run of the tiny model with a broken environment,
+model, machine or configuration. It is started as a person would start it, with its output in a
+pipe. The program measures the seconds until the output has named both cause and cure (a regular
+expression for each), from the start of the command, or from the harm if the case harms a running
+run; the longest time without a line; and the outcome:
 
-    ended      by itself
-    goes on    it was still there in the end, and Ctrl-C ended it
+    ended      the command ended by itself
+    goes on    it still ran at the end of the case, and Ctrl-C ended it
     HUNG       it should have ended by itself, or did not end after Ctrl-C
-    LEFT       it ended, and left processes behind
+    LEFT N     it ended, and left N processes behind
 
-A case whose result lies in `--run-dir` is not run again.
+A case whose result is in `--run-dir` is not run again.
 """
 
 import argparse
@@ -40,35 +40,36 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 
 MARK = "MAGE_FIRST_HOUR"
-"""A variable of the environment that every process of a case inherits."""
+"""An environment variable that every process of a case inherits, so that none is overlooked."""
 LIMIT_S = 200.0
-"""A case that has not ended or named its cause after so long is over."""
+"""A case is over after so long, if it has neither ended nor named its cause."""
 WATCH_S = 40.0
-"""A case that goes on is watched for so long at least, so that a long silence is seen."""
+"""A run that goes on is watched for at least so long, so that a long silence is noticed."""
 LEAVE_S = 15.0
-"""Time to end after Ctrl-C."""
+"""Longest time that a command may take to end after Ctrl-C."""
 WANTED_MEDIAN_S, WANTED_WORST_S, WANTED_SILENCE_S = 10.0, 60.0, 30.0
 
 
 @dataclass
 class Terminal:
-    """What a command prints, with the time of each line."""
+    """Collect the lines that a command prints, each with its time in seconds since the start."""
 
     process: "subprocess.Popen[str]"
     began: float
     lines: list[tuple[float, str]] = field(default_factory=list)
-    heard: threading.Condition = field(default_factory=threading.Condition)
+    new_line: threading.Condition = field(default_factory=threading.Condition)
 
     def read(self) -> None:
-        """Read until the command and all that it started have closed their output."""
+        """Read until the command and all its child processes have closed their output."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            with self.heard:
+            with self.new_line:
                 self.lines.append((time.monotonic() - self.began, line))
-                self.heard.notify_all()
+                self.new_line.notify_all()
 
-    def said_at(self, pattern: str, since: float = 0.0) -> float | None:
-        """Return when the lines after `since` first contained a pattern, across lines."""
+    def matched_at(self, pattern: str, since: float = 0.0) -> float | None:
+        """Return the time at which the lines since `since`, joined by spaces, first matched a
+        pattern."""
         text, wanted = "", re.compile(pattern)
         for at, line in list(self.lines):
             if at >= since:
@@ -110,18 +111,18 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
         reader.start()
         harmed_at, ended_at, named_at = 0.0, None, None
         while True:
-            with terminal.heard:
-                terminal.heard.wait(0.05)
+            with terminal.new_line:
+                terminal.new_line.wait(0.05)
             now = time.monotonic() - began
             if case.harm is not None and harming is None:
-                if terminal.said_at(case.harm_after) is not None:
+                if terminal.matched_at(case.harm_after) is not None:
                     harmed_at = now
                     harming = threading.Thread(target=case.harm, args=(sandbox,), daemon=True)
                     harming.start()
                 elif now > LIMIT_S:
                     break
             elif named_at is None:
-                cause, cure = (terminal.said_at(p, harmed_at) for p in (case.cause, case.cure))
+                cause, cure = (terminal.matched_at(p, harmed_at) for p in (case.cause, case.cure))
                 named_at = max(cause, cure) if cause is not None and cure is not None else None
             if process.poll() is not None:
                 ended_at = now
@@ -139,7 +140,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
             outcome = "HUNG" if case.ends or process.poll() is None else "goes on"
         left = _marked(mark) if outcome != "HUNG" else []
         if left:
-            time.sleep(1.0)  # what ends with its parent may take a moment
+            time.sleep(1.0)  # children that end with their parent may take a moment
             left = _marked(mark)
         for pid in _marked(mark):
             with suppress(ProcessLookupError):
@@ -147,13 +148,13 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
         reader.join(2.0)
         output = "".join(f"{at:7.1f} {line}" for at, line in terminal.lines)
         (folder / "output.txt").write_text(output)
-        if named_at is None:  # the last lines may have come with the end
-            cause, cure = (terminal.said_at(p, harmed_at) for p in (case.cause, case.cure))
+        if named_at is None:  # the command may have named it in its last lines
+            cause, cure = (terminal.matched_at(p, harmed_at) for p in (case.cause, case.cure))
             named_at = max(cause, cure) if cause is not None and cure is not None else None
         missing = [
             what
             for what, pattern in (("cause", case.cause), ("cure", case.cure))
-            if terminal.said_at(pattern, harmed_at) is None
+            if terminal.matched_at(pattern, harmed_at) is None
         ]
         return {
             "case": case.name,
@@ -169,7 +170,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def _marked(mark: str) -> list[int]:
-    """Return the processes that inherited a mark, but not those that have ended."""
+    """Return the ids of the live processes that inherited a mark."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -179,7 +180,7 @@ def _marked(mark: str) -> list[int]:
 
 
 def shortfalls(row: dict[str, Any]) -> str:
-    """Say in which respects a case falls short; "" in none."""
+    """Return a comma-separated list of the bounds that a case misses; "" if it misses none."""
     faults = [f"no {what}" for what in row["missing"]]
     if row["named_s"] is not None and row["named_s"] > WANTED_WORST_S:
         faults.append("late")

@@ -1,24 +1,24 @@
-"""The embedded engine against transformers' `generate` with its cache, and as actors use it.
+"""Compare the embedded engine's speed with transformers' `generate`, on growing contexts.
 
     python -m bench.engine.embedded [--repeats 7]
 
-Same model (the quickstart's shape), same 64 growing contexts, same tokens, one thread. In each of
-12 turns every context is told some tokens and samples one. Variants, interleaved:
+All variants have the same model (of the quickstart's shape), the same 64 growing contexts with the
+same tokens, and one thread. In each of 12 turns, some tokens are appended to each context, and one
+is sampled. The variants alternate:
 
-    engine           `Scheduler`; nothing is padded
-    generate         one `model.generate` a turn for all contexts, one DynamicCache kept over the
-                     turns: its best form. All contexts must answer at the same time; turns of
-                     unequal length are padded on the left, masked, and stay so in the cache
-    forward          transformers' own forward on that kept cache, sampled by hand: without what
-                     `generate` does around it (turns of equal length only)
-    generate, alone  a cache per context, a call per turn and context: its form for trials that
-                     go on independently, which is how an actor plays
-    async            `EmbeddedEngine` under 72 concurrent trials, per second and per
-                     processor-second
+    engine           the embedded engine's `Scheduler`, which pads nothing
+    generate         one `model.generate` for all contexts in each turn, with one DynamicCache kept
+                     over the turns. This is its fastest form, but all contexts must answer at the
+                     same time, and turns of unequal length are padded on the left in the cache too
+    forward          the model's forward on such a cache, without the work that `generate` does
+                     around it (turns of equal length only)
+    generate, alone  one cache for each context, and one call for each turn of a context: the form
+                     for trials that proceed independently, as an actor's do
+    async            `EmbeddedEngine` with 72 concurrent trials
 
-`even` turns tell 7 tokens to every context, `ragged` ones 4 to 10. Prints one table, writes one
-JSON, exits with status 1 where a bound is missed: engine / generate >= 3 on ragged turns, which is
-what environments say; the async engine >= 8,000 turns per processor-second.
+Turns of `even` contexts append 7 tokens, those of `ragged` ones 4 to 10. The program prints a table
+and writes a baseline. The exit status is 1 if a bound is missed: engine / generate >= 3 on ragged
+turns, because environments' texts differ in length; async >= 8,000 turns per CPU-second.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ from mage_async.inference.scheduler import Scheduler
 from mage_services.engines.embedded import EmbeddedEngine
 
 TRIALS, TRIAL_TURNS = 72, 18
-RULES = Embedded(
+ENGINE = Embedded(
     arithmetic="float32",
     max_contexts=96,
     max_tokens=256,
@@ -68,7 +68,7 @@ BOUNDS = {"engine / generate, ragged": 3.0, "async turns per processor-second": 
 
 
 def by_generate(model: Qwen3ForCausalLM, turns: Turns) -> None:
-    """All contexts in one batch, one cache kept over the turns."""
+    """Call `generate` once in each turn for all contexts, with one cache kept over the turns."""
     cache = DynamicCache()
     one = torch.ones(len(turns.padded[0]), 1, dtype=torch.int64)
     tokens = mask = one[:, :0]
@@ -86,24 +86,24 @@ def by_generate(model: Qwen3ForCausalLM, turns: Turns) -> None:
 
 
 def by_generate_alone(model: Qwen3ForCausalLM, alone: list[Turns]) -> None:
-    """Every context by itself, its cache kept over the turns."""
+    """Call `generate` for each context by itself, with a cache of its own kept over the turns."""
     for turns in alone:
         by_generate(model, turns)
 
 
 @torch.inference_mode()
 def by_forward(model: Qwen3ForCausalLM, turns: Turns) -> None:
-    """As `by_generate`, without `generate`."""
+    """Do what `by_generate` does with the model's forward and a sampler of its own."""
     cache = DynamicCache()
-    drawn = turns.padded[0][:, :0]
+    sampled = turns.padded[0][:, :0]
     for words in turns.padded:
-        new = torch.cat([drawn, words], 1)
+        new = torch.cat([sampled, words], 1)
         logits = model(new, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        drawn = torch.multinomial(torch.softmax(logits[:, -1], -1), 1)
+        sampled = torch.multinomial(torch.softmax(logits[:, -1], -1), 1)
 
 
 async def play(engine: EmbeddedEngine, name: str, turns: list[np.ndarray]) -> None:
-    """One trial."""
+    """Play one trial."""
     tokens = np.zeros(0, np.int32)
     for number, turn in enumerate(turns):
         tokens = np.concatenate([tokens, turn])
@@ -113,14 +113,14 @@ async def play(engine: EmbeddedEngine, name: str, turns: list[np.ndarray]) -> No
 
 
 async def async_rates(directory: Path, repeats: int) -> tuple[list[float], list[float]]:
-    """Turns per second, and per processor-second, of concurrent trials."""
+    """Return turns per second, and per CPU-second, of concurrent trials; one of each a repeat."""
     source, walls, processors = np.random.default_rng(0), [], []
     first = source.integers(0, 320, FIRST, np.int32)
     turns = [
         [first, *source.integers(0, 320, (TRIAL_TURNS - 1, FORCED), np.int32)]
         for _ in range(TRIALS)
     ]
-    async with EmbeddedEngine(directory, RULES) as engine:
+    async with EmbeddedEngine(directory, ENGINE) as engine:
         print(await engine.describe())
         for repeat in range(repeats + 1):
             began, began_processor = time.perf_counter(), time.process_time()
@@ -134,7 +134,7 @@ async def async_rates(directory: Path, repeats: int) -> tuple[list[float], list[
 
 
 def measure(directory: Path, repeats: int) -> dict[str, list[float]]:
-    """All rates, per second."""
+    """Return all rates, by variant: sampled tokens per CPU-second, one for each repeat."""
     model = make_model(directory)
     scheduler = Scheduler(Model.load(directory, slots=CONTEXTS, max_tokens=256))
     even, ragged = make_turns(is_ragged=False), make_turns(is_ragged=True)
@@ -155,7 +155,7 @@ def measure(directory: Path, repeats: int) -> dict[str, list[float]]:
 
 
 def report(found: dict[str, list[float]]) -> dict[str, float]:
-    """Print the table; the figures that matter."""
+    """Print the table; return the ratios and the async engine's rate."""
     medians = {name: float(np.median(values)) for name, values in found.items()}
     print(f"{'sampled tokens / processor-s':32} {'median':>10} {'least':>10} {'most':>10}")
     for name, values in found.items():
@@ -174,12 +174,12 @@ def report(found: dict[str, list[float]]) -> dict[str, float]:
 
 
 def _ratio(found: dict[str, list[float]], ours: str, theirs: str) -> float:
-    """Median over the repeats, each compared with its neighbour in time."""
+    """Return the median ratio of two variants' rates in the same repeat."""
     return float(np.median(np.array(found[ours]) / np.array(found[theirs])))
 
 
 def main() -> int:
-    """Measure, print, write; 1 where a bound is missed."""
+    """Measure, print and write the figures; return 1 if a bound is missed."""
     parser = option_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     repeats = max(5, parser.parse_args().repeats)

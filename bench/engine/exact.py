@@ -1,10 +1,10 @@
-"""What exact arithmetic costs the embedded engine, beside float32.
+"""Measure how much slower the embedded engine is with exact arithmetic than with float32.
 
     python -m bench.engine.exact [--repeats 9]
 
-The growing contexts (`bench/engine/growing_contexts.py`) run on the same model in both arithmetics,
-in turns. Rates are sampled tokens per processor-second, so other work on the machine matters
-little. Ratios are of neighbours in time.
+Both sample the growing contexts of `bench/engine/growing_contexts.py` on the same model, in
+alternation. Rates are sampled tokens per CPU-second, which other load on the machine hardly
+changes. Each ratio is of two rates measured one after the other.
 """
 
 import tempfile
@@ -22,7 +22,7 @@ from mage_async.inference.scheduler import Scheduler
 
 
 def measure(directory: Path, repeats: int) -> dict[str, list[float]]:
-    """Rates by variant."""
+    """Return the rates of both arithmetics, one for each repeat."""
     make_model(directory)
 
     def scheduler(arithmetic: Kind) -> Scheduler:
@@ -38,7 +38,7 @@ def measure(directory: Path, repeats: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print, and write the baseline."""
     parser = option_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     torch.set_num_threads(1)

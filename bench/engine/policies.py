@@ -1,12 +1,12 @@
-"""How fast one engine serves several policies, which are adapters on one base.
+"""Measure how fast one engine serves several policies that are LoRA adapters on one base model.
 
     python -m bench.engine.policies MODEL [--dtype bfloat16|float32] [--rank 16] [--contexts 32]
 
-The same number of contexts is shared by the current version alone; by it and three past ones in one
-forward, as the embedded engine computes them; and by four versions with merged weights and a
-forward each, as separate engines would. Each round prefills 32 tokens and draws 24 in each context,
-and plays the three in turn. Figures are tokens drawn for each second of a processor, and ratios
-within a round; of both the median.
+A fixed number of contexts is served in three ways: by one policy; by four policies in one forward,
+as the embedded engine computes the current version and three past ones; and by four policies with
+merged weights and a forward for each, as separate engines would. Each round prefills 32 tokens and
+samples 24 in each context, in all three ways. Figures are medians over rounds: sampled tokens per
+CPU-second, and their ratio to those of one policy in the same round.
 """
 
 import statistics
@@ -33,13 +33,14 @@ from mage_async.policy.snapshot import Snapshot, base_of
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.weights.weight_store import WeightFiles
 
-PROMPT, DRAWN, POLICIES = 32, 24, 4
+PROMPT, SAMPLED, POLICIES = 32, 24, 4
 WANTED = 0.8
+"""Least ratio of four policies in one forward to one policy."""
 
 
 @torch.no_grad()
 def publish(directory: Path, dtype: str, rank: int, folder: Path) -> list[Path]:
-    """Publish four versions."""
+    """Publish four versions with random adapters; return their files."""
     model, files = load_policy(directory, dtype, "cpu"), WeightFiles(folder)
     add_adapters(model, Lora(rank=rank, alpha=2.0 * rank), 0)
     base, source, paths = base_of(model), torch.Generator().manual_seed(0), []
@@ -50,36 +51,41 @@ def publish(directory: Path, dtype: str, rank: int, folder: Path) -> list[Path]:
     return paths
 
 
-def draw(groups: list[list[Scheduler]], contexts: int, number: int) -> float:
-    """Serve a round; return the tokens drawn for each second of a processor."""
+def serve_round(groups: list[list[Scheduler]], contexts: int, number: int) -> float:
+    """Serve one round; return the sampled tokens per CPU-second.
+
+    Args:
+        groups: Schedulers; those of a group compute their forwards together.
+        number: Number of the round.
+    """
     schedulers = [each for group in groups for each in group]
     source = np.random.default_rng(number)
     vocabulary = schedulers[0].model.architecture.vocabulary
     names = [f"{number}.{context}" for context in range(contexts)]
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         tokens = source.integers(5, vocabulary, PROMPT).astype(np.int32)
-        schedulers[place % len(schedulers)].submit(
-            Prompt(name, tokens, Sampling(max_tokens=DRAWN), place)
+        schedulers[index % len(schedulers)].submit(
+            Prompt(name, tokens, Sampling(max_tokens=SAMPLED), index)
         )
-    began, num_drawn = time.process_time(), 0
+    began, num_sampled = time.process_time(), 0
     while not all(each.is_idle for each in schedulers):
         for group in groups:
-            num_drawn += sum(len(one.tokens) for _, one in advance_together(group))
+            num_sampled += sum(len(one.tokens) for _, one in advance_together(group))
     seconds = time.process_time() - began
-    for place, name in enumerate(names):
-        schedulers[place % len(schedulers)].release(name)
-    return num_drawn / seconds
+    for index, name in enumerate(names):
+        schedulers[index % len(schedulers)].release(name)
+    return num_sampled / seconds
 
 
 def measure(engine: EmbeddedEngine, paths: list[Path], contexts: int, rounds: int):
-    """Return the speeds of each way by round, and how far log-probs beside the base are from those
-    of merged weights: the mean over the probe tokens, in nats.
+    """Return the speeds of each way by round, and the mean difference between log-probs of adapters
+    computed beside the base's matrices and of merged weights, over the probe tokens, in nats.
     """
     current = engine._scheduler.model
     merged = [engine._read(version, path)[0][0] for version, path in enumerate(paths)]
 
     def scheduler(weights) -> Scheduler:
-        sizes = {"slots": contexts, "max_tokens": PROMPT + DRAWN}
+        sizes = {"slots": contexts, "max_tokens": PROMPT + SAMPLED}
         return Scheduler(
             Model(current.architecture, weights, arithmetic=current.arithmetic, **sizes)
         )
@@ -96,7 +102,7 @@ def measure(engine: EmbeddedEngine, paths: list[Path], contexts: int, rounds: in
     speeds: dict[str, list[float]] = {way: [] for way in ways}
     for number in range(rounds + 1):
         for way, groups in ways.items():
-            speeds[way].append(draw(groups, contexts, number))
+            speeds[way].append(serve_round(groups, contexts, number))
     shape, arithmetic = current.architecture, current.arithmetic
     scores = [
         probe_logprobs(each, shape, arithmetic) for each in (merged[0], pasts[0].model.weights)
@@ -106,7 +112,7 @@ def measure(engine: EmbeddedEngine, paths: list[Path], contexts: int, rounds: in
 
 
 def main() -> int:
-    """Measure, print, write; 1 where four policies are too slow."""
+    """Measure, print and write the figures; return 1 if four policies are too slow."""
     parser = option_parser(__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
@@ -115,11 +121,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rules = Embedded(arithmetic=given.dtype, max_contexts=given.contexts, max_tokens=96, threads=1)
+    config = Embedded(arithmetic=given.dtype, max_contexts=given.contexts, max_tokens=96, threads=1)
     with tempfile.TemporaryDirectory() as folder:
         paths = publish(given.model, given.dtype, given.rank, Path(folder))
-        engine = EmbeddedEngine(given.model, rules)
-        speeds, apart = measure(engine, paths, given.contexts, given.rounds)
+        engine = EmbeddedEngine(given.model, config)
+        speeds, gap = measure(engine, paths, given.contexts, given.rounds)
     alone = speeds["one policy"]
     figures = {
         way: {
@@ -133,8 +139,8 @@ def main() -> int:
     for way, found in figures.items():
         print(f"{way:22}{found}")
     print(f"wanted: four in one forward at least {WANTED} of one policy")
-    figures["log_probs_apart_nats"] = apart
-    print(f"log-probs beside the base are {apart:.2g} nats from merged ones")
+    figures["log_probs_apart_nats"] = gap
+    print(f"log-probs beside the base are {gap:.2g} nats from merged ones")
     asked = {name: value for name, value in vars(given).items() if name != "model"}
     write_baseline(f"policies_{given.model.absolute().name}_{given.dtype}", asked | figures)
     return int(figures["four in one forward"]["over_one_policy"] < WANTED)

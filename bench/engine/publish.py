@@ -1,19 +1,19 @@
-"""What a publication costs: how long generation stands still, and when every engine has it.
+"""Measure what publishing weights costs: how long sampling pauses, and how soon engines have them.
 
     python -m bench.engine.publish [--engine sglang] [--size tiny|0.6b|4b] [--publications 201]
 
-Turns of 4 to 24 tokens are in flight all the time; versions come one after the other, by each way
-in turn, each when some turn has ended since the last. The model
-is made so that a version can draw one token only, its own: the head of version v favours token
-`v mod 400` by 50 nats whatever the context. So each token says which weights drew it, and is
-compared with the version the engine tagged it with; old keys in the cache cannot blur it.
+Turns of 4 to 24 tokens are in flight all the time. Versions are published one after the other, each
+after at least one turn has ended since the last, by each weight transport in turn. A version can
+sample one token only: the LM head of version v favours token `8 + v mod 400` by 50 nats in every
+context, so the cached keys and values of older weights make no difference. So each token shows
+which version sampled it, and is compared with the version that the engine reported.
 
-    stall      from the pause to going on: nothing is drawn by anyone (the engine's own clock)
-    to engine  from the announcement until the engines draw with it (all of them)
-    to store   copying and writing it, beside the training
+    stall      time in which an engine samples nothing, by the engine's own clock
+    to engine  time from the announcement until all engines sample with the new weights
+    to store   time to copy and write the weights, in the learner
 
-Exits with 1 where a turn is lost, a tag is wrong, or, for the tiny model on a CPU, the 99th
-percentile of the stall is over 100 ms.
+The exit status is 1 if a turn is lost, a version is wrong, or the 99th percentile of the stall is
+over 100 ms (in place, with the tiny model).
 """
 
 import argparse
@@ -42,15 +42,17 @@ from mage_services.weights.weight_sender import WeightSender
 from mage_services.weights.weight_store import WeightFiles
 
 CYCLE, FIRST = 400, 8
+"""Number of versions that sample different tokens, and the first of these tokens."""
 PROMPT_TOKENS, TURN_TOKENS = 64, 24
 NATS = 50.0
+"""Logit of a version's own token; all others are 0."""
 STALL_BOUND_S = 0.1
 
 
 @torch.no_grad()
-def draw_only(model: Qwen3ForCausalLM, version: int) -> None:
-    """Make version `version`: every layer passes its input on, every token embeds alike, and one
-    row of the head is seen.
+def make_version(model: Qwen3ForCausalLM, version: int) -> None:
+    """Set the weights of a version: all tokens have the same embedding, layers pass their input on,
+    and only one row of the LM head is not zero.
     """
     if version == 0:
         model.model.embed_tokens.weight.fill_(1.0)
@@ -63,25 +65,26 @@ def draw_only(model: Qwen3ForCausalLM, version: int) -> None:
 
 
 def token_of(version: int) -> int:
-    """The only token that a version draws."""
+    """Return the only token that a version samples."""
     return FIRST + version % CYCLE
 
 
 @dataclass
 class Tally:
-    """What the turns in flight came to."""
+    """Count turns and tokens, and compare each token with its reported version."""
 
     num_turns: int = 0
     num_tokens: int = 0
     num_wrong: int = 0
     num_crossed: int = 0
-    """Turns that more than one version drew."""
+    """Number of turns that more than one version sampled."""
     provenance: dict[str, int] = field(default_factory=dict)
+    """Number of tokens by how the engine knows their version (`VersionRun.provenance`)."""
     has_more: asyncio.Event = field(default_factory=asyncio.Event)
-    """A turn has ended since this was cleared."""
+    """Set when a turn ends."""
 
     def take(self, drawn: Completion) -> None:
-        """Compare each token with its tag."""
+        """Count a completion, and compare each token with its reported version."""
         self.num_turns += 1
         self.num_tokens += len(drawn.tokens)
         self.num_crossed += len({run.policy for run in drawn.versions}) > 1
@@ -95,7 +98,7 @@ class Tally:
 
 
 async def turns(engine: Engine, name: str, tally: Tally, has_ended: asyncio.Event) -> int:
-    """One turn after the other; returns how many were asked for."""
+    """Sample one turn after the other until `has_ended`; return the number of turns requested."""
     source, number = np.random.default_rng(sum(name.encode())), 0
     while not has_ended.is_set():
         context = f"{name}.{number}"
@@ -114,10 +117,14 @@ async def measure(
     publications: int,
     at_once: int,
 ) -> dict[str, object]:
-    """Publish under load; figures by way, and what became of the turns."""
+    """Publish while turns are in flight; return figures by transport, and counts of turns.
+
+    Args:
+        at_once: Number of turns in flight in each engine.
+    """
     tally, has_ended = Tally(), asyncio.Event()
     found: dict[str, dict[str, list[float]]] = {
-        way: {"stall_s": [], "to_engine_s": [], "to_shelf_s": []} for way in transports
+        kind: {"stall_s": [], "to_engine_s": [], "to_shelf_s": []} for kind in transports
     }
     async with asyncio.TaskGroup() as tasks:
         load = [
@@ -127,24 +134,24 @@ async def measure(
         ]
         names = list(transports)
         for version in range(1, publications + 1):
-            way = names[version % len(names)]
+            kind = names[version % len(names)]
             tally.has_more.clear()
-            await _publish(engines, model, transports[way], version, found[way])
+            await _publish(engines, model, transports[kind], version, found[kind])
             await tally.has_more.wait()
         has_ended.set()
-    asked = sum(task.result() for task in load)
+    requested = sum(task.result() for task in load)
     return {
         "turns": {
-            "asked": asked,
-            "lost": asked - tally.num_turns,
+            "asked": requested,
+            "lost": requested - tally.num_turns,
             "crossed_by_a_publication": tally.num_crossed,
             "tokens": tally.num_tokens,
             "tokens_with_a_wrong_version": tally.num_wrong,
             "tokens_by_provenance": tally.provenance,
         },
         "ways": {
-            way: {name: spread(values, 5) for name, values in figures.items()}
-            for way, figures in found.items()
+            kind: {name: spread(values, 5) for name, values in figures.items()}
+            for kind, figures in found.items()
         },
     }
 
@@ -157,7 +164,7 @@ async def _publish(
     found: dict[str, list[float]],
 ) -> None:
     began = time.perf_counter()
-    await asyncio.to_thread(draw_only, model, version)
+    await asyncio.to_thread(make_version, model, version)
     path = await asyncio.to_thread(lambda: transport.write(Snapshot.of(model, version)))
     written = time.perf_counter()
     before = [engine.statistics().stall_s for engine in engines]
@@ -171,33 +178,33 @@ async def _publish(
 
 
 async def run(given: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Make everything, measure, and take it down."""
+    """Make model, engines and transports, and measure."""
     model = random_model(given.size, is_tied=False)
-    draw_only(model, 0)
+    make_version(model, 0)
     model.save_pretrained(folder / "policy")
-    places = RunDirectory(folder)
+    directory = RunDirectory(folder)
     backend = "nccl" if given.sends_by_nccl else "gloo"
     transports: dict[str, WeightFiles] = {
-        "disk": WeightFiles(places.weights),
-        "tensor": WeightFiles(places.shared_weights),
-        "nccl": WeightSender(places.weights, backend, lambda version: False),
+        "disk": WeightFiles(directory.weights),
+        "tensor": WeightFiles(directory.shared_weights),
+        "nccl": WeightSender(directory.weights, backend, lambda version: False),
     }
     if given.engine == "embedded":
-        del transports["nccl"]  # two ends of a group in one process are no measure of it
+        del transports["nccl"]  # sender and receiver would be one process
     elif torch.cuda.is_available() and not given.sends_by_nccl:
-        del transports["nccl"]  # one GPU cannot send to itself, and a GPU would not use Gloo
-    rules = {
+        del transports["nccl"]  # NCCL needs two GPUs, and no run with a GPU uses Gloo
+    settings = {
         "max_contexts": given.at_once,
         "max_tokens": PROMPT_TOKENS + TURN_TOKENS,
         "in_flight": given.in_flight,
     }
     if torch.cuda.is_available():
-        rules["server"] = {"mem_fraction_static": 0.4, "max_total_tokens": 65_536}
+        settings["server"] = {"mem_fraction_static": 0.4, "max_total_tokens": 65_536}
     try:
         async with contextlib.AsyncExitStack() as stack:
             engines = [
                 await stack.enter_async_context(
-                    engine_of(given.engine, places.policy, rules, f"engine {number}")
+                    engine_of(given.engine, directory.policy, settings, f"engine {number}")
                 )
                 for number in range(given.engines)
             ]
@@ -205,24 +212,24 @@ async def run(given: argparse.Namespace, folder: Path) -> dict[str, object]:
             print(*facts, sep="\n")
             figures = await measure(engines, model, transports, given.publications, given.at_once)
     finally:
-        shutil.rmtree(places.shared_weights, ignore_errors=True)
+        shutil.rmtree(directory.shared_weights, ignore_errors=True)
     return figures | {"engine": facts[0], "num_parameters": model.num_parameters()}
 
 
 def report(figures: dict[str, object], *, has_bound: bool) -> list[str]:
-    """Print the table; what was missed."""
+    """Print the table; return the bounds that were missed."""
     print(f"{'way':8}{'stall p50':>12}{'p99':>10}{'most':>10}{'to engines p50':>16}{'p99':>10}")
     missed = []
-    for way, found in figures["ways"].items():
+    for kind, found in figures["ways"].items():
         stall, load = found["stall_s"], found["to_engine_s"]
         cells = [stall["p50"], stall["p99"], stall["most"], load["p50"], load["p99"]]
         widths = (12, 10, 10, 16, 10)
         print(
-            f"{way:8}"
+            f"{kind:8}"
             + "".join(f"{1000 * v:>{w - 3}.1f} ms" for v, w in zip(cells, widths, strict=True))
         )
         if has_bound and stall["p99"] > STALL_BOUND_S:
-            missed.append(f"stall by {way}, 99th percentile, at most {1000 * STALL_BOUND_S:g} ms")
+            missed.append(f"stall by {kind}, 99th percentile, at most {1000 * STALL_BOUND_S:g} ms")
     turns = figures["turns"]
     print(*(f"{name}: {value}" for name, value in turns.items()), sep="\n")
     missed += [name for name in ("lost", "tokens_with_a_wrong_version") if turns[name]]
@@ -230,7 +237,7 @@ def report(figures: dict[str, object], *, has_bound: bool) -> list[str]:
 
 
 def main() -> int:
-    """Measure, print, write; 1 where a bound is missed."""
+    """Measure, print and write the figures; return 1 if a bound is missed."""
     parser = option_parser(__doc__)
     parser.add_argument("--engine", choices=("embedded", "sglang"), default="embedded")
     parser.add_argument("--engines", type=int, default=1, metavar="N")
@@ -245,9 +252,9 @@ def main() -> int:
         figures = uvloop.run(run(given, Path(folder)))
     has_bound = given.size == "tiny" and given.in_flight == "in_place"
     missed = report(figures, has_bound=has_bound)
-    asked = {name: value for name, value in vars(given).items() if name != "engine"}
+    requested = {name: value for name, value in vars(given).items() if name != "engine"}
     name = f"publish_{given.engine}_{given.size}_{given.in_flight}"
-    write_baseline(name, asked | {"engine_kind": given.engine} | machine_of_figures() | figures)
+    write_baseline(name, requested | {"engine_kind": given.engine} | machine_of_figures() | figures)
     print(f"missed: {', '.join(missed)}" if missed else "no bound is missed")
     return 1 if missed else 0
 

@@ -1,4 +1,4 @@
-"""The head: time, memory and error of ours beside the anchors, with the ceilings of the same run.
+"""Measure time, memory and error of the LM head's log-probs: our kernels, others', hardware limits.
 
 Shapes: `T` tokens, `V` vocabulary, `D` hidden.
 """
@@ -20,33 +20,36 @@ if TYPE_CHECKING:
 VOCABULARY = 151_936
 SHAPES = ((8192, 1024), (32768, 1024), (16384, 2560), (16384, 4096))
 NUM_CHECKED = 256
-"""Rows whose log-probs and dX, and columns whose dW, are held against fp64."""
+"""Number of tokens whose log-probs and gradients, and of vocabulary entries whose gradients, are
+compared with fp64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One measured situation."""
+    """Sizes and data of one measurement."""
 
     num_tokens: int
     width: int
     vocabulary: int
     logits: str
-    """"flat": near-uniform softmax; "peaked": most of it on the token, as in a trained model"""
+    """"flat": the softmax is nearly uniform; "peaked": most of its mass is on the token, as in a
+    trained model."""
     masked: float
+    """Share of masked tokens."""
 
     @classmethod
     def flat(cls, num_tokens: int, width: int, vocabulary: int) -> "Case":
-        """The plainest, without a mask."""
+        """Return a case with a nearly uniform softmax and without a mask."""
         return cls(num_tokens, width, vocabulary, "flat", 0.0)
 
     def name(self) -> str:
-        """A key in the baseline."""
+        """Return the name in table and baseline."""
         shape = f"T={self.num_tokens} D={self.width} V={self.vocabulary}"
         return f"{shape} {self.logits} masked={self.masked:g}"
 
 
 class Data(NamedTuple):
-    """What every way is given."""
+    """Hold the inputs of every implementation, and the gradients of its outputs."""
 
     hidden: Tensor
     head: Tensor
@@ -54,11 +57,13 @@ class Data(NamedTuple):
     mask: Tensor
     host_mask: Tensor
     gradients: tuple[Tensor, Tensor]
-    """For log-prob and entropy, 0 at masked tokens."""
+    """Of log-probs and of entropies, each `[T]`; 0 at masked tokens."""
 
 
 def make_data(case: Case, device: str, dtype: torch.dtype) -> Data:
-    """Head rows of about unit length, so that the token's logit is the size of its pull."""
+    """Make random inputs. The LM head's rows have about unit length, so that adding `pull` times a
+    token's row to its hidden state makes its logit about `pull`.
+    """
     generator = torch.Generator(device).manual_seed(0)
     normal = partial(torch.randn, generator=generator, device=device)
     head = (normal(case.vocabulary, case.width) / case.width**0.5).to(dtype)
@@ -70,10 +75,10 @@ def make_data(case: Case, device: str, dtype: torch.dtype) -> Data:
     return Data(hidden, head, tokens, mask, mask.cpu(), (slopes[0], slopes[1]))
 
 
-def step(way: LogprobFn, data: Data) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-    """Forward and backward of one way; its results and gradients."""
+def step(implementation: LogprobFn, data: Data) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """Run forward and backward; return outputs, and gradients of hidden states and LM head."""
     hidden, head = data.hidden.detach().requires_grad_(), data.head.detach().requires_grad_()
-    results = way(hidden, head, data.tokens, data.mask)
+    results = implementation(hidden, head, data.tokens, data.mask)
     slopes = [
         slope.to(result.dtype) for slope, result in zip(data.gradients, results, strict=False)
     ]
@@ -82,7 +87,7 @@ def step(way: LogprobFn, data: Data) -> tuple[tuple[Tensor, ...], Tensor, Tensor
 
 
 def single_pass(data: Data) -> None:
-    """Our policy loss on the same tokens, with an entropy bonus."""
+    """Run our single-pass policy loss with an entropy bonus on the same tokens."""
     hidden, head = data.hidden.detach().requires_grad_(), data.head.detach().requires_grad_()
     behaviour = torch.zeros_like(data.gradients[0])
     linear_policy_loss(
@@ -97,27 +102,27 @@ def single_pass(data: Data) -> None:
 
 
 def measure(case: Case, *, device: str, rounds: int, dtype: torch.dtype) -> dict[str, Any]:
-    """All ways on one case: print the table, give the figures."""
+    """Measure all implementations on one case; print the table and return the figures."""
     print(case.name())
     data = make_data(case, device, dtype)
     true = Truth(data)
     found: dict[str, Any] = {}
-    ways: dict[str, Callable[[], object]] = {}
-    for name, way in [
+    implementations: dict[str, Callable[[], object]] = {}
+    for name, implementation in [
         *ours(data.host_mask, case.vocabulary).items(),
         *other_implementations(device),
     ]:
-        if isinstance(way, str):
-            found[name] = {"absent": way}
+        if isinstance(implementation, str):
+            found[name] = {"absent": implementation}
             continue
-        failure, found[name] = checked(way, data, true, is_ours=name.startswith("ours"))
+        failure, found[name] = checked(implementation, data, true, is_ours=name.startswith("ours"))
         if device == "cuda":
-            torch.cuda.empty_cache()  # a way that ran out of memory leaves it in pieces
+            torch.cuda.empty_cache()  # after one ran out of memory, memory is fragmented
         if failure is None:
-            ways[name] = partial(step, way, data)
-    ways["ours, single pass"] = partial(single_pass, data)
+            implementations[name] = partial(step, implementation, data)
+    implementations["ours, single pass"] = partial(single_pass, data)
     gradient_bytes = (data.hidden.numel() + data.head.numel()) * data.hidden.itemsize
-    for name, timing in timings(ways, device=device, rounds=rounds).items():
+    for name, timing in timings(implementations, device=device, rounds=rounds).items():
         found[name] = found.get(name, {}) | timing.figures()
         found[name]["tflop_s"] = tflop_per_s(case, timing)
         if timing.peak_bytes is not None:
@@ -131,7 +136,7 @@ def measure(case: Case, *, device: str, rounds: int, dtype: torch.dtype) -> dict
 
 
 def best_over_best(found: dict[str, Any]) -> float:
-    """Median times; an anchor counts whatever its error is."""
+    """Return our least median time over the others' least, whatever their errors are."""
     times = {name: made["median_ms"] for name, made in found.items() if "median_ms" in made}
     ours = [time for name, time in times.items() if name.startswith("ours")]
     others = [time for name, time in times.items() if not name.startswith("ours")]
@@ -139,33 +144,34 @@ def best_over_best(found: dict[str, Any]) -> float:
 
 
 def checked(
-    way: LogprobFn, data: Data, true: "Truth", *, is_ours: bool
+    implementation: LogprobFn, data: Data, true: "Truth", *, is_ours: bool
 ) -> tuple[str | None, dict[str, Any]]:
-    """Errors of one way; or why another project's cannot run here."""
+    """Return (None, errors), or the reason that another project's implementation fails here."""
     if is_ours:
-        return None, true.errors(*step(way, data))
+        return None, true.errors(*step(implementation, data))
     try:
-        return None, true.errors(*step(way, data))
+        return None, true.errors(*step(implementation, data))
     except FAILURES as error:
         reason = f"failed: {type(error).__name__}: {str(error).splitlines()[0]}"
         return reason, {"absent": reason}
 
 
 def tflop_per_s(case: Case, timing: Timing) -> float:
-    """By three GEMMs over the tokens that count, whatever a way really computes."""
+    """Return the rate as if exactly three GEMMs over the unmasked tokens had been computed."""
     flop = 6 * case.num_tokens * (1 - case.masked) * case.width * case.vocabulary
     return round(flop / timing.median_ms / 1e9, 1)
 
 
 def note(figures: dict[str, Any]) -> str:
-    """Errors and rate, for the table."""
+    """Return the last column of the table: rate and errors."""
     parts = [f"{figures['tflop_s']:.4g} TFLOP/s"]
     parts += [f"{key} {figures[key]:.1e}" for key in ("logprob_max", "d_head") if key in figures]
     return ", ".join(parts)
 
 
 class Truth:
-    """fp64 on a sample: some rows for log-probs, entropies and dX, some columns for dW."""
+    """Compute some of the results in fp64: log-probs, entropies and hidden states' gradients of a
+    sample of tokens, and the LM head's gradients of a sample of vocabulary entries."""
 
     def __init__(self, data: Data) -> None:
         self.data = data
@@ -229,18 +235,18 @@ class Truth:
 
 
 def relative(ours: Tensor, true: Tensor) -> float:
-    """Relative Frobenius error."""
+    """Return the relative error in the Frobenius norm."""
     return float((ours.double() - true).norm() / true.norm())
 
 
 def ceilings(device: str, rounds: int) -> dict[str, Any]:
-    """What the machine gives at best: one large GEMM, one large copy."""
+    """Measure the rates of one large GEMM and of one large copy, which bound what is possible."""
     size, dtype = (8192, torch.bfloat16) if device == "cuda" else (512, torch.float32)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     source = torch.empty(size * size * 16, device=device, dtype=dtype)
     target = torch.empty_like(source)
-    ways = {"GEMM": lambda: left @ right, "copy": lambda: target.copy_(source)}
-    found = timings(ways, device=device, rounds=rounds)
+    implementations = {"GEMM": lambda: left @ right, "copy": lambda: target.copy_(source)}
+    found = timings(implementations, device=device, rounds=rounds)
     tflop_s = 2 * size**3 / found["GEMM"].median_ms / 1e9
     gb_s = 2 * source.numel() * source.itemsize / found["copy"].median_ms / 1e6
     print(f"ceilings: GEMM {tflop_s:.4g} TFLOP/s, copy {gb_s:.4g} GB/s")

@@ -1,1 +1,1 @@
-"""Benchmarks of learning: what whole runs and short studies earn, beside their controls."""
+"""Benchmarks of learning: returns of whole runs and of short studies, compared with controls."""

@@ -1,8 +1,8 @@
-"""Ten environments as somebody writes them who has read the README alone: no script, no split.
+"""Define ten environments as a new user would write them who has read only the README.
 
-The first five are for the tiny model, which needs `words`; the others, and the first, which is the
-README's, are for a pretrained one.
-`bench/learning/first_hour.py` trains on them with the README's two commands.
+The first five are for the tiny model, which needs `words`; the other five are for a pretrained
+model, and so is the first one, which is the README's. `bench/learning/first_hour.py` trains on them
+with the README's two commands.
 """
 
 import random

@@ -1,14 +1,22 @@
-"""Other methods beside their controls: what each one changes in the last episode.
+"""Train published methods and their controls, and compare the returns of an episode.
 
     python -m bench.learning.methods [--run-dir DIR] [--seeds 0 1 2] [--arms sge] [--only-report]
 
-Each arm is its control with one thing changed by `--method`, at the same number of steps and
-trials, on-policy in one process (`mage_async/algorithm.py`). Seeds share tasks, evaluation and,
-where the contexts look alike, the warm start; so differences are taken seed by seed. `rema` is
-compared with GRPO by the one episode that both train, StepAgent's two forms with RL alone
-in small rooms of Sokoban, where a trial is one episode, MetaCURE in Scout with one adapter that is
-paid the last episode, a memory across tasks with none in boxes whose codes are alike, by the first
-episode, the others with the quickstart. Resumable: a run that is in the folder is not run again.
+An arm differs from its control in one method (`mage train --method`). Both have the same number of
+steps and trials, and train on-policy in one process (`mage_async/algorithm.py`). Runs with the same
+seed share tasks, evaluation and, if their prompts have the same form, the warm start; so
+differences are taken seed by seed.
+
+    arms                 environment                control
+    rema                 the quickstart's           GRPO; both train on one episode
+    stepagent_*          small rooms of Sokoban     RL with the environment's rewards alone
+    scaling_inter_far    larger rooms of Sokoban    the same horizon in all steps
+    metacure*            Scout                      one adapter, paid the last episode's reward
+    sac_*, grpo_grid     goals on a grid            SAC-GLAM without hindsight
+    graph_memory_*       boxes with similar codes   no memory across tasks; episode 1 is compared
+    all others           the quickstart's           the quickstart
+
+A run whose result is in the folder is not run again.
 """
 
 import sys
@@ -28,13 +36,14 @@ from mage_async.environments.environment import Split
 from mage_async.results.intervals import interval, paired
 
 Gain = tuple[float, float]
-"""Mean over seeds, and half of the 95 % interval."""
+"""Mean over seeds, and the half-width of its 95 % interval."""
 CONFIG = ROOT / "configs/quickstart.toml"
 STEPS, TRIALS = 20, 512
-"""A third of the quickstart's steps, where it still learns: what is compared is how fast."""
+"""Steps of a run: a third of the quickstart's, so that speeds of learning are compared. Trials of
+an evaluation."""
 ROOM = "engine.max_tokens=240"
 ONE_EPISODE = ("evaluation.episodes=1",)
-REMARKS = 'trial.memory="history_and_reflection"'
+REFLECTIONS = 'trial.memory="history_and_reflection"'
 
 
 SOKOBAN = (
@@ -47,8 +56,9 @@ SOKOBAN = (
     *("admission.groups_per_step=12", "admission.trials_per_group=6"),
     *("learner.minibatches=8", "learner.learning_rate=0.003"),
 )
-"""One box, one step a turn, and a reward of 11 where it comes onto its target; rooms are new to the
-policy. The warm start clones 800 trials of scripts of every care.
+"""Sokoban with one box, one step a turn, and a reward of 11 if the box comes onto its target. The
+policy is evaluated in held-out rooms. The warm start clones 800 trials of scripts that make between
+no and many random steps.
 """
 
 FAR = (
@@ -56,14 +66,14 @@ FAR = (
     "environment.options={size=5,boxes=1,turns=12,steps_per_turn=1,shortest=2,longest=9,rooms=1024}",
     *("engine.max_tokens=600", "learner.steps=20"),
 )
-"""The same with rooms that take up to nine steps, and twelve turns: a horizon that matters."""
+"""The same with rooms that take up to nine steps, and twelve turns, so that the horizon matters."""
 STAGES = (
     "methods.scaling_inter.turns=[4, 8, 12]",
     "methods.scaling_inter.steps=7",
     "methods.scaling_inter.episodes=[1]",
 )
-"""ScalingInter's stages, as AgentGym-RL's 10, 20 and 30 turns, a third of training each. Over half
-of the rooms can be solved in four.
+"""Three stages of ScalingInter with a growing number of turns, each a third of training, as
+AgentGym-RL has with 10, 20 and 30 turns. Over half of the rooms can be solved in four turns.
 """
 
 GRID_ALONE = (
@@ -82,16 +92,15 @@ GRID = (
         "methods.sac_glam.target_rate=0.1",
     ),
 )
-"""Four far goals on a grid, from random weights: a walk over random valid steps reaches its goal in
-0.7 % of trials, but one that has settled on two directions reaches a quarter of the goals. The
-policy is measured on the goals that it trains on.
-"""
+"""Four far goals on a grid. The policy begins with random weights. A random walk reaches its goal
+in 0.7 % of trials, but a policy that only goes in two directions reaches a quarter of the goals.
+The policy is evaluated on the goals that it trains on."""
 AROUND = (
     *GRID,
     "environment.options={size=9,turns=10,nearest=5,start='middle'}",
     "learner.steps=200",
 )
-"""32 goals on all sides of the middle, where no two directions lead to more than a few of them."""
+"""32 goals on all sides of the middle; no two directions lead to more than a few of them."""
 BOXES = (
     *("environment.name=boxes", "warm_start.trials=800"),
     *("credit.kind=cumulative_paper", "warm_start.gate=1.0"),
@@ -99,53 +108,56 @@ BOXES = (
     *("admission.groups_per_step=6", "learner.steps=10"),
 )
 ALIKE = (*BOXES, "environment.options={near='left-left-right-left',differ=1}")
-"""Four boxes whose codes, held-out ones too, differ from one code in at most one. The policy is
-cloned on boxes of any code, so it knows how to look back and nothing of these codes, and every
-episode is paid, so an arm without a memory may learn the likely buttons into its weights; which is
-sooner shows step by step.
+"""Four boxes whose codes, held-out ones too, differ from one given code in at most one place. The
+warm start clones trials with any codes, so the policy can use earlier episodes and knows nothing of
+these codes. All episodes are rewarded, so RL without a memory can learn the likely codes in its
+weights. The returns after each step show which is faster.
 """
 TOLD = "methods.graph_memory.strategies=4"
 TOLD_BOXES = (*BOXES, TOLD)
-"""All arms are cloned from scripts that are told of strategies, half of the trials, so that they
-can read them and differ in the memory alone."""
+"""Warm start of these arms. Half of the cloned trials have strategies in their prompts, so every
+policy can read strategies, and the arms differ in the memory alone."""
 JOINTLY = "methods.graph_memory.told=jointly"
 FAST = "methods.graph_memory.rate=20"
-"""A rate at which a change of return outweighs the weight of a new edge in one or two groups."""
+"""A learning rate of the memory at which a change of return outweighs the weight of a new edge
+after one or two groups."""
 SHUFFLED = "methods.graph_memory.rewards=shuffled"
 SCOUT = (
     *("environment.name=scout", "learner.entropy_ceiling=2.0", "learner.learning_rate=0.003"),
     *("warm_start.steps=300", "warm_start.gate=0.6", "warm_start.max_steps=600"),
 )
-"""Looking costs two rewards, and can pay in a later episode only; at a rate for adapters."""
+"""Scout: probing costs two rewards and pays in later episodes only. The learning rate is one for
+adapters."""
 INFORMED = (
     *SCOUT,
     "methods.metacure.information_bonus=1.0",
     "methods.metacure.exploration_share=0.0",
     "credit.kind=final_only",
 )
-"""The explorer earns a nat for a nat, and nothing of its own episode."""
+"""The exploring policy earns 1 per nat of information, and nothing of its own episode's reward."""
 ONE_ADAPTER = ("policy.lora.rank=32", "policy.lora.alpha=64", "advantage.scale=[]")
-"""As many trained weights as two adapters of half the rank."""
+"""One adapter with as many weights as MetaCURE's two adapters of half the rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """The quickstart with some keys changed."""
+    """A configuration to train: the quickstart with a method and some keys changed."""
 
     method: str | None = None
     changes: tuple[str, ...] = ()
+    """Keys with their values, as in `--set`."""
     control: str = "quickstart"
-    """The arm it is compared with."""
+    """Name of the arm it is compared with; a control has its own name."""
     warm_start: str = "plain"
-    """Arms of equal contexts share theirs."""
+    """Name of the warm-started policy. Arms with the same name share it."""
     split: Split = "heldout"
-    """What it is measured on."""
-    cloned: tuple[str, ...] | None = None
-    """What the warm start is made with, where not with the same changes."""
+    """Tasks that it is evaluated on."""
+    warm_start_changes: tuple[str, ...] | None = None
+    """Keys with which the warm start is made; None: `changes`."""
     episode: int = -1
-    """Whose return is compared."""
-    watched: tuple[int, ...] = ()
-    """Steps after which it is measured too."""
+    """Index of the episode whose returns are compared."""
+    evaluated_after: tuple[int, ...] = ()
+    """Steps after which it is evaluated, besides the last one."""
 
 
 ALIKE_ARM = Arm(
@@ -153,9 +165,9 @@ ALIKE_ARM = Arm(
     ALIKE,
     control="alike",
     warm_start="told_boxes",
-    cloned=TOLD_BOXES,
+    warm_start_changes=TOLD_BOXES,
     episode=0,
-    watched=(1, 2, 3, 4, 6, 8),
+    evaluated_after=(1, 2, 3, 4, 6, 8),
 )
 ARMS = {
     "quickstart": Arm(),
@@ -172,7 +184,7 @@ ARMS = {
     "sge": Arm(
         "sge", ('trial.strategy="episode"', "methods.sge.reflected=0"), warm_start="strategies"
     ),
-    "reflections": Arm(None, (REMARKS,), warm_start="reflections"),
+    "reflections": Arm(None, (REFLECTIONS,), warm_start="reflections"),
     "grpo": Arm("grpo", ONE_EPISODE, control="grpo", warm_start="one episode", episode=0),
     "rema": Arm("rema", ONE_EPISODE, control="grpo", warm_start="planned", episode=0),
     "sokoban": Arm(None, SOKOBAN, control="sokoban", warm_start="sokoban"),
@@ -260,44 +272,45 @@ BASELINES = {
     "scout": "methods_scout",
     "sokoban": "methods_sokoban",
 }
-"""Where figures go whose control is not of the quickstart, by the control. Those with a memory that
-is told singly, or learns fast, go to `methods_told` with their controls."""
+"""Baseline that an arm's figures go to, by its control; "methods" for the quickstart's arms. If
+`graph_memory_singly` or `graph_memory_fast` was run, the arms of "alike" go to `methods_told`."""
 
 
 def main() -> int:
-    """Run what is missing, then report what there is."""
+    """Run the arms that have no results yet, then report all results."""
     given = arguments(__doc__, "methods", ARMS)
     run_missing(given, run, _prepared)
     return _report(results(given, ARMS), given.seeds)
 
 
 def run(job: Job, folder: Path) -> dict[str, Any]:
-    """Train one arm with one seed: what it is worth."""
+    """Train one arm with one seed; return its learning curve and its evaluations."""
     began, policy = time.monotonic(), _prepared(job, folder)
     config, arm = config_of(*job), ARMS[job[0]]
-    lab, curve, watched = InProcessRun(config, policy), [], {}
+    training, curve, watched = InProcessRun(config, policy), [], {}
     for step in range(1, config.learner.steps + 1):
-        curve.append(lab.step())
-        if step in arm.watched:
-            watched[step] = lab.evaluate(arm.split, TRIALS).return_by_episode
+        curve.append(training.step())
+        if step in arm.evaluated_after:
+            watched[step] = training.evaluate(arm.split, TRIALS).return_by_episode
     return {
         "curve": curve,
         "watched": watched,
-        arm.split: msgspec.to_builtins(lab.evaluate(arm.split, TRIALS)),
+        arm.split: msgspec.to_builtins(training.evaluate(arm.split, TRIALS)),
         "wall_s": time.monotonic() - began,
     }
 
 
 def _prepared(job: Job, folder: Path) -> Path:
-    """The warm-started policy, which arms of equal contexts share."""
+    """Return the directory of the arm's warm-started policy, which is made once."""
     warm = folder / ARMS[job[0]].warm_start
     warm.mkdir(parents=True, exist_ok=True)
     arm = ARMS[job[0]]
-    return prepare(_config(arm, arm.changes if arm.cloned is None else arm.cloned, job[1]), warm)
+    changes = arm.changes if arm.warm_start_changes is None else arm.warm_start_changes
+    return prepare(_config(arm, changes, job[1]), warm)
 
 
 def config_of(name: str, seed: int) -> Config:
-    """The configuration of an arm."""
+    """Return the configuration of an arm with a seed."""
     return _config(ARMS[name], ARMS[name].changes, seed)
 
 
@@ -320,15 +333,15 @@ def _report(found: dict[str, dict[int, Any]], seeds: list[int]) -> int:
         first = [_returns(each)[0] for each in found[name].values()]
         row = {"arm": name, "control": arm.control, "first_episode": first, "gain": gain}
         last = [_returns(each)[-1] for each in found[name].values()]
-        watched = {step: _watched(step, name, found) for step in map(str, arm.watched)}
+        watched = {step: _watched(step, name, found) for step in map(str, arm.evaluated_after)}
         rows.append(row | {"last_episode": last, "watched": watched})
         against = "" if gain is None else f" against {arm.control}"
         which = "last" if arm.episode else "first"
-        print(f"{name:21} {which} episode: {_shown([*values.values()], gain)}{against}")
+        print(f"{name:21} {which} episode: {_text_of([*values.values()], gain)}{against}")
         for step, (returns, gained) in watched.items():
-            print(f"    after step {step:2} {_shown(returns, gained)}")
-    is_told = any(found[name] for name in ("graph_memory_singly", "graph_memory_fast"))
-    files = BASELINES | ({"alike": "methods_told"} if is_told else {})
+            print(f"    after step {step:2} {_text_of(returns, gained)}")
+    has_new_memory_arms = any(found[name] for name in ("graph_memory_singly", "graph_memory_fast"))
+    files = BASELINES | ({"alike": "methods_told"} if has_new_memory_arms else {})
     for file in ("methods", *files.values()):
         if own := [row for row in rows if files.get(row["control"], "methods") == file]:
             write_baseline(file, {"trials": TRIALS, "seeds": seeds, "rows": own})
@@ -338,7 +351,7 @@ def _report(found: dict[str, dict[int, Any]], seeds: list[int]) -> int:
 def _watched(
     step: str, name: str, found: dict[str, dict[int, Any]]
 ) -> tuple[list[float], Gain | None]:
-    """The compared returns of an arm after a step, and their gain over the control's."""
+    """Return an arm's compared returns after a step, and their gain over the control's."""
     arm = ARMS[name]
     own, control = (
         {seed: run["watched"][step][arm.episode] for seed, run in found[each].items()}
@@ -348,19 +361,19 @@ def _watched(
 
 
 def _gain(name: str, own: dict[int, float], control: dict[int, float]) -> Gain | None:
-    """None for a control, and where fewer than two seeds have both."""
+    """Return the gain over the control; None for a control, or with fewer than two common seeds."""
     gains = paired(own, control)
     return interval(gains) if name != ARMS[name].control and len(gains) > 1 else None
 
 
-def _shown(returns: list[float], gain: Gain | None) -> str:
+def _text_of(returns: list[float], gain: Gain | None) -> str:
     values = " ".join(f"{value:+.3f}" for value in returns)
     return values if gain is None else f"{values}  {gain[0]:+.3f} ± {gain[1]:.3f}"
 
 
-def _returns(known: Any) -> list[float]:
-    split = "heldout" if "heldout" in known else "train"
-    return known[split]["return_by_episode"]
+def _returns(result: Any) -> list[float]:
+    split = "heldout" if "heldout" in result else "train"
+    return result[split]["return_by_episode"]
 
 
 if __name__ == "__main__":

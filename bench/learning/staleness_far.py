@@ -1,12 +1,11 @@
-"""Who still learns from data that is 256 steps old?
+"""Train on data that is up to 256 steps old: which corrections still learn?
 
     python -m bench.learning.staleness_far [--run-dir DIR] [--seeds 0 1 2] [--arms "vcpo, lag 256"]
 
-Trains the quickstart in one process (`mage_async/algorithm.py`), `STEPS` steps of 4 groups instead
-of 60 of 18, with batches that are played by the weights of `admission.lag` steps ago: until step
-`lag` by the warm start alone, then by weights that were trained that way. Prints the held-out
-return of the last episode over the steps and after the last one (1,024 trials), and draws
-`docs/images/staleness_far.svg`.
+It trains the quickstart in one process (`mage_async/algorithm.py`) with `STEPS` steps of 4 groups
+instead of 60 steps of 18. The weights of `admission.lag` steps ago play each batch; until step
+`lag` those are the warm start's. It prints the held-out return of the last episode every `EVERY`
+steps and after the last step (1,024 trials), and draws `docs/images/staleness_far.svg`.
 """
 
 import sys
@@ -38,22 +37,22 @@ ARMS = [
 
 
 def main() -> int:
-    """Run what is missing, then report what there is."""
+    """Run the arms that have no results yet, then report all results."""
     given = arguments(__doc__, "staleness_far", ARMS)
     run_missing(given, run, lambda job, folder: prepare(_config(job), folder))
     return _report(results(given, ARMS))
 
 
 def run(job: Job, folder: Path) -> dict[str, Any]:
-    """Train one arm of a seed; returns of each episode by step."""
+    """Train one arm with one seed, and return the evaluations by step."""
     config, began = _config(job), time.monotonic()
-    alone = InProcessRun(config, prepare(config, folder))
-    curve = {0: alone.evaluate("heldout", TRIALS_BETWEEN).return_by_episode}
+    training = InProcessRun(config, prepare(config, folder))
+    curve = {0: training.evaluate("heldout", TRIALS_BETWEEN).return_by_episode}
     for step in range(1, STEPS + 1):
-        alone.step()
+        training.step()
         if step % EVERY == 0:
             trials = TRIALS if step == STEPS else TRIALS_BETWEEN
-            curve[step] = alone.evaluate("heldout", trials).return_by_episode
+            curve[step] = training.evaluate("heldout", trials).return_by_episode
     return {"heldout_return_by_episode": curve, "wall_s": time.monotonic() - began}
 
 
@@ -92,7 +91,8 @@ def _report(found: dict[str, dict[int, Any]]) -> int:
 
 
 def _picture(last: dict[str, dict[int, list[float]]]) -> str:
-    """One SVG: the mean over seeds of the last episode's return, by step, a line an arm."""
+    """Return an SVG: the last episode's mean return over seeds by step, with a line for each
+    arm."""
     series = []
     for number, (arm, by_seed) in enumerate(last.items()):
         means = [fmean(values) for values in zip(*by_seed.values(), strict=True)]

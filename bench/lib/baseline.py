@@ -1,4 +1,5 @@
-"""Where a benchmark's figures go: one JSON a machine, and what it takes to compare them."""
+"""Write a benchmark's figures to a JSON file, with the commit, machine and versions they belong
+to."""
 
 import json
 import os
@@ -15,7 +16,7 @@ PACKAGES = ("torch", "transformers", "triton", "numpy", "pyzmq", "msgspec", "ope
 
 
 def write_baseline(name: str, figures: dict[str, Any]) -> Path:
-    """Write `baselines/<name>_<machine>.json` and say where."""
+    """Write `bench/baselines/<name>_<machine>.json`, print its path, and return it."""
     FOLDER.mkdir(exist_ok=True)
     file = FOLDER / f"{name}_{machine()}.json"
     file.write_text(json.dumps(provenance() | figures, indent=1) + "\n")
@@ -24,7 +25,8 @@ def write_baseline(name: str, figures: dict[str, Any]) -> Path:
 
 
 def machine() -> str:
-    """A short name: the GPU, or how many processors there are."""
+    """Return a short name of this machine: its GPU, such as "h100", or its number of CPUs:
+    "cpu2"."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return torch.cuda.get_device_name(0).removeprefix("NVIDIA ").split()[0].lower()
@@ -32,7 +34,7 @@ def machine() -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """Git hash, machine and versions."""
+    """Return git commit, machine and versions of packages."""
     return {
         "git": _git("rev-parse", "HEAD"),
         "git_is_clean": _git("status", "--porcelain", "--untracked-files=no") == "",

@@ -1,4 +1,4 @@
-"""Processes of this machine, by the words of their command lines (Linux, `/proc`)."""
+"""Read command lines, CPU times and memory of processes from `/proc` (Linux)."""
 
 import os
 from collections import defaultdict
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def command_lines() -> Iterator[tuple[int, list[str]]]:
-    """Process id and command line of every process that lives."""
+    """Yield process id and command line of every process on this machine."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -19,21 +19,24 @@ def command_lines() -> Iterator[tuple[int, list[str]]]:
 
 
 def processor_s() -> dict[str, float]:
-    """Processor seconds so far of this process, and of all that it started and that live still, by
-    `--name`, module or program; those of one name together.
+    """Return the CPU seconds so far of this process ("bench") and of its live descendants, by name.
+
+    The name is the `--name` of the command line, else its module, else its program. Processes of
+    the same name are added up.
     """
     total: dict[str, float] = defaultdict(float)
     total["bench"] = sum(os.times()[:2])
-    for _, words, seconds in _started():
+    for _, words, seconds in _descendants():
         total[_name(words)] += seconds
     return dict(total)
 
 
 def held_bytes() -> int:
-    """Memory of all processes that this one started and that live still; what several of them map
-    is counted once ("proportional set size").
+    """Return the bytes of memory of all live descendants of this process.
+
+    Memory that several of them share is counted once (Linux's proportional set size).
     """
-    return sum(_held_bytes(pid) for pid, _, _ in _started())
+    return sum(_held_bytes(pid) for pid, _, _ in _descendants())
 
 
 def _held_bytes(pid: int) -> int:
@@ -44,17 +47,17 @@ def _held_bytes(pid: int) -> int:
     return 1024 * next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
 
-def _started() -> Iterator[tuple[int, list[str], float]]:
-    """Process id, command line and processor seconds of all below this process."""
+def _descendants() -> Iterator[tuple[int, list[str], float]]:
+    """Yield process id, command line and CPU seconds of each live descendant of this process."""
     lines = dict(command_lines())
     stats = {pid: stat for pid in lines if (stat := _stat(pid)) is not None}
     for pid, (_, seconds) in stats.items():
-        if _is_below(pid, os.getpid(), stats):
+        if _is_descendant(pid, os.getpid(), stats):
             yield pid, lines[pid], seconds
 
 
 def _stat(pid: int) -> tuple[int, float] | None:
-    """Its parent and its processor seconds; None: the process has ended."""
+    """Return the parent's id and the CPU seconds of a process; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -62,12 +65,13 @@ def _stat(pid: int) -> tuple[int, float] | None:
     return int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _is_below(pid: int, ancestor: int, stats: dict[int, tuple[int, float]]) -> bool:
+def _is_descendant(pid: int, ancestor: int, stats: dict[int, tuple[int, float]]) -> bool:
     above = stats[pid][0]
-    return above == ancestor or (above in stats and _is_below(above, ancestor, stats))
+    return above == ancestor or (above in stats and _is_descendant(above, ancestor, stats))
 
 
 def _name(words: list[str]) -> str:
+    """Return the name of a process, by the words of its command line."""
     if "--name" in words:
         return words[words.index("--name") + 1]
     if "-m" in words:

@@ -1,21 +1,21 @@
-"""How near a step of a pretrained model comes to the rate at which this core multiplies matrices.
+"""Compare the time of a training step with that of its matrix products alone, on one core.
 
     python -m bench.models.limits MODEL [--dtype bfloat16] [--trials 8]        3 minutes, 5 GB
 
-Measures the rate of products of the model's own shapes on one thread, counts the floating-point
-operations that a step needs (`needed`: tokens of a shared opening once, the LM head for sampled
-tokens alone, no gradient of frozen weights), and trains on the made-up trials of
-`bench/models/made_up_trials.py`, which have adapters of rank 16, in three ways that alternate on
-the same batches:
+It measures the rate of matrix products of the model's shapes on one thread, and counts the
+floating-point operations that a step needs (`needed`): the shared opening of a group's trials is
+computed once, the LM head for sampled tokens only, and frozen weights get no gradient. The limit is
+the time that these operations take at this rate. Then it trains LoRA adapters of rank 16 on the
+synthetic trials of `bench/models/made_up_trials.py`, in three ways that alternate on the same
+batches:
 
-    plain         a loop over transformers and peft without anything of this project: one sequence
-                  at a time, so that nothing is padded, AdamW on float32 adapters
+    plain         a loop over transformers and peft without this project: one sequence at a time,
+                  so that nothing is padded, and AdamW on float32 adapters
     by operation  `Trainer.step` over transformers' and peft's layers
     merged        `Trainer.step` as a run makes it, over `mage_async/learning/merged_layers.py`
 
-Prints seconds of a core for each, its share of the limit, and where the seconds of the last one go.
-Exits with status 1 if its share is below 0.6.
-"""
+It prints the CPU seconds of each way, the limit's share of them, and how the seconds of `merged`
+are spent. The exit status is 1 if the limit's share of `merged` is below 0.6."""
 
 import argparse
 import sys
@@ -45,6 +45,7 @@ from mage_async.policy.load import load_policy
 from mage_async.policy.lora import add_adapters
 
 WANTED = 0.6
+"""Least share of the limit in the time of `merged`."""
 RATE = 1e-6
 """Learning rate of every arm: small enough that the arms stay alike."""
 PARTS = {
@@ -64,8 +65,8 @@ class Plain:
         from peft import LoraConfig, get_peft_model
 
         base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-        rules = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-        self.model = get_peft_model(base, rules, autocast_adapter_dtype=True)
+        config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        self.model = get_peft_model(base, config, autocast_adapter_dtype=True)
         trained = [each for each in self.model.parameters() if each.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=RATE)
         self._dtype = dtype
@@ -75,19 +76,20 @@ class Plain:
         self.optimizer.zero_grad(set_to_none=True)
         for each in sequences:
             tokens = torch.from_numpy(each.tokens.astype(np.int64))[None]
-            places = torch.from_numpy(each.places)
+            positions = torch.from_numpy(each.positions)
             with torch.autocast("cpu", self._dtype, enabled=self._dtype != torch.float32):
-                out = self.model(tokens, logits_to_keep=places - 1, use_cache=False)
+                out = self.model(tokens, logits_to_keep=positions - 1, use_cache=False)
             logits = out.logits[0].float()
-            losses = functional.cross_entropy(logits, tokens[0, places], reduction="none")
+            losses = functional.cross_entropy(logits, tokens[0, positions], reduction="none")
             (losses * each.advantages).sum().backward()
         self.optimizer.step()
 
 
 def needed(model: PreTrainedModel, sequences: list[TrainingSequence]) -> float:
-    """Count the operations of a step: forward, and gradients of activations and of adapters."""
+    """Return the number of floating-point operations of a step: forward, and gradients of
+    activations and adapters."""
     own = sum(len(each.tokens) - OPENING for each in sequences)
-    tokens, sampled = OPENING + own, sum(len(each.places) for each in sequences)
+    tokens, sampled = OPENING + own, sum(len(each.positions) for each in sequences)
     shape = model.config
     frozen = sum(
         each.numel()
@@ -110,7 +112,7 @@ def needed(model: PreTrainedModel, sequences: list[TrainingSequence]) -> float:
 
 
 def rate(model: PreTrainedModel, num_tokens: int, dtype: torch.dtype) -> float:
-    """Measure operations a second of products of the model's shapes: the mean over its layers."""
+    """Measure floating-point operations per second in products of the model's shapes, over all."""
     shape = model.config
     width, inner = shape.hidden_size, shape.intermediate_size
     operations = seconds = 0.0
@@ -127,22 +129,23 @@ def rate(model: PreTrainedModel, num_tokens: int, dtype: torch.dtype) -> float:
 
 
 def trainer(model: Path, dtype: Any) -> Trainer:
-    """Return a trainer as a run on cores has it."""
+    """Return a trainer as a run without GPUs has it."""
     policy = load_policy(model, dtype, "cpu")
     add_adapters(policy, Lora(rank=16), 0)
-    rules = Learner(
+    config = Learner(
         minibatches=1,
         learning_rate=RATE,
         shared_opening=True,
         activation_checkpointing=False,
         max_tokens_per_microbatch=4096,
     )
-    return Trainer(policy, Config(learner=rules))
+    return Trainer(policy, Config(learner=config))
 
 
 def main() -> int:
-    """Measure in a process with the learner's environment."""
+    """Measure, print, and write the baseline."""
     given = _arguments()
+    # Restarts this program with the environment variables of a run's learner.
     become_learner("bench.models.limits", 1)
     torch.set_num_threads(1)
     dtype = getattr(torch, given.dtype)
@@ -205,7 +208,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--trials", type=int, default=8, help="of a batch")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--name", default="", help="of the baseline; none is written without it")
+    parser.add_argument("--name", default="", help="name of the baseline to write; none by default")
     return parser.parse_args()
 
 

@@ -1,10 +1,11 @@
-"""Nodes of a Ray cluster, all on this machine, in a process of their own.
+"""Run the nodes of a Ray cluster on this machine, as a program of its own.
 
     python -m bench.scale.ray_nodes [{"cpus": 2}, {"cpus": 2, "env": {"NAME": "value"}}]
 
-prints the address of the cluster when its nodes are there. The first is its head. A line on the
-standard input, such as `10.0.0.1 (a1b2c3)`, kills the node whose id begins so, as a power cut does,
-and is answered by a line; the end of the input ends all.
+The argument has an entry for each node; the first node is the head. Once all nodes run, the program
+prints the cluster's address. A line on stdin, such as `10.0.0.1 (a1b2c3)`, kills the node whose id
+begins with the text in parentheses, as a power cut would, and is answered by the line `killed`. The
+end of stdin ends the cluster.
 """
 
 import json
@@ -18,13 +19,14 @@ VARIABLES = {
     "RAY_raylet_start_wait_time_s": "100",
     "RAY_worker_niceness": "0",
 }
-"""By default Ray makes its workers nicer by 15, and what they start."""
+"""Variables of Ray. By default it would run its workers, and the processes that they start, at a
+niceness of 15."""
 PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port")
 STORE_BYTES = 100_000_000
 
 
 def main(nodes: list[dict[str, Any]]) -> None:
-    """Start the nodes, then kill those that are named."""
+    """Start the nodes, then kill each node that a line on stdin names."""
     os.environ |= VARIABLES  # before Ray is imported
     from ray.cluster_utils import Cluster
 
@@ -42,7 +44,10 @@ def main(nodes: list[dict[str, Any]]) -> None:
 
 
 def _arguments(node: dict[str, Any]) -> dict[str, Any]:
-    """Ports are given, for a raylet waits but a moment until its agents have chosen some."""
+    """Return Ray's arguments of a node.
+
+    Ports are chosen here, because a raylet waits only briefly for its agents to choose theirs.
+    """
     own = {
         "num_cpus": node["cpus"],
         "env_vars": node.get("env", {}),

@@ -18,11 +18,11 @@ class Environment(Section):
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
     ladder: str = ""
-    """A ladder of the environment, such as "boxes": a curriculum that begins with its easiest rung
-    and ends with the environment's own options. Evaluations play all of these rungs. "" trains on
-    the own options alone."""
+    """Curriculum: the name of a ladder of the environment, such as "boxes", a list of options from
+    easy to hard. Training begins with its easiest rung and ends with `options`; evaluations play
+    all rungs. "" trains on `options` alone."""
     rung_steps: Count = 10
-    """Steps that each rung of the curriculum is trained on before the next one; the last stays."""
+    """Number of steps on each rung of the curriculum before the next one; the last rung stays."""
     step_deadline_s: Positive = 60.0
     """Timeout in seconds of one call of `reset`, `step` or `close` of a class with `reset` and
     `step`, and of `begin` or `act` of your own class, of TextWorld or of ALFWorld. A call that
@@ -72,16 +72,17 @@ class TrialShape(Section):
     """Whether the tokens of notes are trained on, with the return of the action that follows them;
     if not, their advantage is 0, and only the other turns are trained on."""
     repeats: Literal["same", "fresh"] = "same"
-    """Whether an environment of your own begins the same task the same way again: "same" is
-    rehearsed before anything starts, "fresh" says that it does not, on purpose."""
+    """Whether an environment of your own begins an episode of the same task in the same way each
+    time. "same" is checked by a rehearsal before the run starts; "fresh" allows another beginning
+    each time, and the rehearsal does not check it."""
     stop_on_success: bool = False
     """In training an episode that is won ends its trial, as in LaMer and MAGE; evaluations always
     play all episodes, so that each has a return of its own."""
     turn_budget: Natural = 0
-    """Number of longest episodes whose turns a trial has in all: it ends with the last of them,
-    however many episodes it has played, and `episodes`, a larger number, is the most it may play.
-    Who wins early then plays more episodes, as in ORBIT; in figures by episode the last one that
-    was played counts for those that were not. 0 is no budget."""
+    """Budget of turns for a whole trial, counted in episodes of full length, as in ORBIT: with 2, a
+    trial has as many turns as two longest episodes, and an agent that wins early plays more
+    episodes, up to `episodes`, which must be larger. In figures by episode, the last episode played
+    counts for those that were not. 0 is no budget."""
     strategy: Literal["none", "episode", "turn"] = "none"
     """Before an episode's first action, or before every one, the agent writes in a remark what it
     means to do."""

@@ -291,7 +291,8 @@ class TrialRun:
         self._remarks = [turn.action for turn in trial.turns if turn.kind is Kind.REFLECT]
         self._counts = Counts(**{name: getattr(trial, name) for name in Counts.__slots__})
         self._info_left -= sum(len(turn.info) for turn in trial.turns)
-        # The turns hold a note instead of the infos that had no room, so their sum is too small.
+        # If the record was full, turns hold a short note in place of their infos, so the sum above
+        # is too small.
         if any(turn.info == TRIAL_IS_FULL for turn in trial.turns):
             self._info_left = -1
 
@@ -382,7 +383,7 @@ class TrialRun:
             self._next_episode(outcome.observation)
 
     def _episodes_left(self, episode: int) -> int:
-        """Return the largest number of further episodes after so many."""
+        """Return how many more episodes the trial may have after `episode` ones, at most."""
         num_actions = sum(turn.kind is Kind.ACT for turn in self._turns)
         return self._config.episodes_left(episode, num_actions, self._facts)
 

@@ -1,1 +1,2 @@
-"""Offer an environment to other programs, over OpenEnv's or AgentGym's protocol, on a server."""
+"""Serve a policy (OpenAI's chat API) or an environment (OpenEnv's or AgentGym's protocol) over
+HTTP."""
