@@ -1,12 +1,12 @@
 """Write and read checkpoints: one HuggingFace folder for each, with the optimizer state and
 counters.
 
-If the learner has several ranks, each rank writes its shards (`sharded_files.py`). A checkpoint of
-a model with adapters holds the adapters alone, as peft reads them; the merged model is added at the
-last step, and on demand (`whole_policy`). A checkpoint is written under a temporary name, synced,
-and renamed when it is complete. So a crash leaves the last good checkpoint, and journal segments
-before it may be deleted.
-"""
+If the learner has several ranks, each rank writes its shards
+(`mage_async/policy/sharded_files.py`). A checkpoint of a model with adapters holds the adapters
+alone, as peft reads them; the merged model is added at the last step, and on demand
+(`whole_policy`). A checkpoint is written under a temporary name, synced, and renamed when it is
+complete. So a crash leaves the last good checkpoint, and journal segments before it may be
+deleted."""
 
 import json
 import os

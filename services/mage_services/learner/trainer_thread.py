@@ -44,7 +44,7 @@ from mage_services.weights.weight_store import weights_file
 if TYPE_CHECKING:
     from mage_async.inference.weight_fingerprint import AdapterBase
     from mage_async.policy.snapshot import Snapshot
-    from mage_services.learner.ranks.sharded_files import JoinedRank, SharedSnapshot
+    from mage_services.learner.ranks.rank_writers import JoinedRank, SharedSnapshot
 
 
 class Training:

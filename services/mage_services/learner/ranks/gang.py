@@ -22,7 +22,7 @@ from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure, MageError, RunError
 from mage_async.learning.rank_orders import Begin, Order, Ranks
 from mage_async.results.run_directory import RunDirectory
-from mage_services.learner.ranks.sharded_files import JoinedRank
+from mage_services.learner.ranks.rank_writers import JoinedRank
 from mage_services.processes.child_process import BlockingChild, end_in_words, module_command
 from mage_services.processes.process import EXIT_DETERMINISTIC, first_failure, ticks
 

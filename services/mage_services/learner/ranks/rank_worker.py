@@ -35,7 +35,7 @@ from mage_services.learner.ranks.gang import (
     on_own_device,
     rank_store,
 )
-from mage_services.learner.ranks.sharded_files import JoinedRank
+from mage_services.learner.ranks.rank_writers import JoinedRank
 from mage_services.learner.trainer_thread import Training
 from mage_services.processes.child_process import (
     BlockingChannel,
