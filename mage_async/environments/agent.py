@@ -26,8 +26,8 @@ class Session:
     api_key: str
     memory: str = ""
     """Text that replaces `{memory}` in a message."""
-    is_full: bool = False
-    """Whether a call was refused because the conversation outgrew the engine's context."""
+    full: str = ""
+    """Why a call was refused whose conversation outgrew its context; "" if none was."""
 
 
 class AgentProgram(Callee):
@@ -98,7 +98,7 @@ class AgentProgram(Callee):
         """
         # If the agent's own messages outgrew the context, the agent has failed and earns 0. Any
         # other exception is a fault of the program.
-        if not self.session.is_full:
+        if not self.session.full:
             raise
         return _answered(request, 0.0)
 

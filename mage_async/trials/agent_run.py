@@ -241,11 +241,11 @@ class AgentRun:
         place, self.is_playing = call.place, False
         self._closings.append(closing_of(call))
         assert self._session is not None
-        self._counts.num_cut_episodes += self._session.is_full
+        self._counts.num_cut_episodes += bool(self._session.full)
         acts = [n for n, turn in enumerate(self._turns) if turn.is_act_of(self.episode)]
         if not acts:
-            if self._session.is_full:
-                raise ContextFull(f"{place}: its first prompt does not fit into engine.max_tokens")
+            if self._session.full:
+                raise ContextFull(self._session.full)
             raise CallFault(
                 f"{place} returned without a call of the policy: pass `base_url` and `api_key` to "
                 "its client",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mage_async.completion import Completion, Prompt
+from mage_async.errors import ContextFull
 from mage_async.restriction import Restriction
 from mage_async.trajectory import Kind, Trial
 from mage_async.trials.chat_format import ChatFormat
@@ -116,6 +117,14 @@ def test_a_conversation_that_begins_too_long_for_its_room_is_refused_with_the_nu
     (trial,) = played(tasks_of(run), chat, scripted(chat, " rock"), *NOTES)
     assert isinstance(trial, Trial), trial
     assert trial.num_cut_episodes == 2
+
+    async def only_long(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        await asked(url, said("x" * 120))
+        return 1.0
+
+    (fault,) = played(tasks_of(only_long), chat, scripted(chat, " rock"), *NOTES)
+    assert isinstance(fault, ContextFull)
+    assert "Raise trial.room" in str(fault)
 
 
 def test_a_second_call_behind_an_answer_copies_the_tokens_and_trains_none_of_them_twice(

@@ -160,7 +160,7 @@ class Seat:
 
     def _full(self, fault: ContextFull) -> Refused:
         """Note that a conversation has outgrown its context; return what its call is told."""
-        self.session.is_full = True
+        self.session.full = str(fault)
         return Refused(400, str(fault), "context_length_exceeded")
 
 
