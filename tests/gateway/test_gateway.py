@@ -197,6 +197,18 @@ def test_all_three_protocols_call_tools_and_read_their_results(chat: ChatFormat)
     assert seen == [" done"] * 6
 
 
+def test_an_answer_without_a_word_is_continued_too(chat: ChatFormat) -> None:
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        answer = await post(url, "messages", {"messages": said("a")})
+        assert answer["content"] == []
+        talk = [*said("a"), {"role": "assistant", "content": []}, *said("b")]
+        await post(url, "messages", {"messages": talk})
+        return 1.0
+
+    trial = one(chat, run, "", changes=("trial.memory=none",))
+    assert [turn.segment for turn in trial.turns] == [0, 0, 1, 1]
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
 def test_a_stream_has_the_words_of_the_answer(chat: ChatFormat, path: str) -> None:
     async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:

@@ -47,7 +47,8 @@ class AnthropicMessage(msgspec.Struct, frozen=True):
         for each in results:
             yield Message("tool", text_of(each.get("content")))
         made = tuple((str(each["name"]), json.dumps(each.get("input", {}))) for each in calls)
-        if rest or made:
+        # An answer without a word is sent back as a message without blocks.
+        if rest or made or not blocks:
             yield Message(self.role, text_of(rest), made)
 
 
