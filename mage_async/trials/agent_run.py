@@ -28,7 +28,7 @@ from mage_async.environments.tools import InvalidCall, ToolCall, parse_calls
 from mage_async.environments.user_calls import Answered, Call
 from mage_async.errors import CallFault, ContextFull, RunError
 from mage_async.trajectory import FinishedEpisodes, Kind, Task, Trial, Turn
-from mage_async.trials.allowed_tokens import answer_restriction, regex_form, tool_form
+from mage_async.trials.allowed_tokens import answer_restriction, json_form, regex_form, tool_form
 from mage_async.trials.chat_format import ChatFormat, Tools
 from mage_async.trials.chat_format import Message as ChatMessage
 from mage_async.trials.transcript import GrowingSegment
@@ -81,8 +81,8 @@ class PolicyCall:
     """A completion ends with the first of these texts, which the answer does not show."""
     pattern: str | None = None
     """Regular expression that the answer matches; None: it may be any text."""
-    schema: str | None = None
-    """JSON schema, as JSON, that the answer follows; None: it may be any text."""
+    schema: dict[str, Any] | None = None
+    """JSON schema that the answer follows; None: it may be any text."""
     must_call: tuple[str, ...] = ()
     """Names of the tools of which the answer calls one or more; empty: it may be any text."""
     is_parallel: bool = True
@@ -624,7 +624,7 @@ class AgentRun:
             ]
             return tool_form(self._chat, {"anyOf": calls}, is_parallel=policy_call.is_parallel)
         if policy_call.schema is not None:
-            return f"%json {policy_call.schema}"
+            return json_form(policy_call.schema)
         return None if policy_call.pattern is None else regex_form(policy_call.pattern)
 
     def _new_lineage(self, policy_call: PolicyCall) -> _Lineage:

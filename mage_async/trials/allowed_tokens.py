@@ -165,15 +165,20 @@ def tool_form(chat: ChatFormat, schema: dict[str, Any], *, is_parallel: bool) ->
         schema: of a call.
         is_parallel: whether there may be several.
     """
-    # With any spaces allowed, a policy may fill its answer with them, and then the call is cut off.
-    spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     # In llguidance's grammars `<[7]>` is the token with id 7.
     opening, between, closing = (
         " ".join(f"<[{token}]>" for token in chat.encode(text))
         for text in ("<tool_call>\n", "\n", "\n</tool_call>")
     )
-    call = f"{opening} %json {json.dumps(schema | {'x-guidance': spaces})} {closing}"
+    call = f"{opening} {json_form(schema)} {closing}"
     return f"{call} ({between} {call})*" if is_parallel else call
+
+
+def json_form(schema: dict[str, Any]) -> str:
+    """Return the form of JSON that follows a schema, with spaces as `json.dumps` writes them."""
+    # With any spaces allowed, a policy may fill its answer with them, and then it is cut off.
+    spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    return f"%json {json.dumps({'x-guidance': spaces} | schema)}"
 
 
 def regex_form(pattern: str) -> str:

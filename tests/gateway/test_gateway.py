@@ -274,6 +274,7 @@ def test_what_the_policy_cannot_read_is_refused_and_the_trial_goes_on(chat: Chat
             {"messages": said("a"), "n": 99},
             {"messages": said("a"), "tools": [{"type": "computer"}]},
             {"messages": said("a"), "response_format": {"type": "xml"}},
+            {"messages": said("a"), "response_format": {"type": "json_schema"}},
             {"messages": said("a"), "regex": "("},
         ]
         for body in bodies:
@@ -284,7 +285,7 @@ def test_what_the_policy_cannot_read_is_refused_and_the_trial_goes_on(chat: Chat
 
     (trial,) = played(tasks_of(run), chat, scripted(chat, " rock"), "trial.memory=none")
     assert isinstance(trial, Trial), trial
-    assert [status for status, _ in statuses] == [400] * 7 * 2
+    assert [status for status, _ in statuses] == [400] * 8 * 2
 
 
 def test_special_tokens_in_a_clients_words_stay_plain_text(chat: ChatFormat) -> None:
@@ -340,6 +341,26 @@ def test_an_answer_that_must_call_one_tool_has_one_call_and_no_other_argument(
     assert restriction is not None
     texts = {chat.decode(drawn_at_random(restriction, source)[:-1]) for _ in range(40)}
     assert texts == {CALL, CALL.replace("1", "22")}
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_json_has_the_spaces_that_it_is_usually_written_with_and_no_others(
+    chat: ChatFormat, path: str
+) -> None:
+    own = SCHEMA | {"additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"schema": own}, "schema": own}
+
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        body = {"messages": said("a"), "input": "a"}
+        await post(url, path, {**body, "response_format": form, "text": {"format": form}})
+        return 1.0
+
+    engine, source = scripted(chat, "{}"), random.Random(0)
+    played(tasks_of(run), chat, engine, "trial.memory=none")
+    restriction = engine.completions[0][0].restriction
+    assert restriction is not None
+    texts = {chat.decode(drawn_at_random(restriction, source)[:-1]) for _ in range(40)}
+    assert texts == {'{"box": 1}', '{"box": 22}'}
 
 
 def test_an_answer_may_call_several_tools_unless_the_client_forbids_it(chat: ChatFormat) -> None:

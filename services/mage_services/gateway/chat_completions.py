@@ -91,13 +91,14 @@ class ChatRequest(msgspec.Struct, frozen=True):
         Raises:
             BadRequest: the request asks for something that is not supported.
         """
-        pattern, schema = self.regex, None
+        pattern: str | None = self.regex
+        schema: Json | None = None
         form = self.response_format or {"type": "text"}
         match form.get("type"):
             case "json_object":
-                schema = '{"type": "object"}'
+                schema = {"type": "object"}
             case "json_schema":
-                schema = json.dumps(form.get("json_schema", {}).get("schema", {"type": "object"}))
+                schema = schema_of(form.get("json_schema"))
             case "regex":
                 pattern = str(form.get("pattern", ""))
             case "text":
@@ -189,6 +190,18 @@ def tools_of(
             raise BadRequest(f"`tool_choice`: {wanted!r:.60} is none of {', '.join(names)}")
         return known, (wanted,)
     return known, names if choice == "required" else ()
+
+
+def schema_of(form: Any) -> Json:
+    """Return the JSON schema in the form that an answer is to have; any object without one.
+
+    Raises:
+        BadRequest: it is no object.
+    """
+    schema = form.get("schema", {"type": "object"}) if isinstance(form, dict) else form
+    if not isinstance(schema, dict):
+        raise BadRequest(f"a JSON schema must be an object, got {schema!r:.60}")
+    return schema
 
 
 def policy_call_of(messages: Iterable[agent_run.Message], **given: Any) -> PolicyCall:

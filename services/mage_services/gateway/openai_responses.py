@@ -15,6 +15,7 @@ from mage_services.gateway.chat_completions import (
     Json,
     events_response,
     policy_call_of,
+    schema_of,
     text_of,
     tools_of,
 )
@@ -44,9 +45,9 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
             BadRequest: the request asks for something that is not supported.
         """
         form = (self.text or {}).get("format") or {"type": "text"}
-        schemas = {"text": None, "json_object": {"type": "object"}}
+        schemas: dict[str, Json | None] = {"text": None, "json_object": {"type": "object"}}
         if form.get("type") == "json_schema":
-            schemas["json_schema"] = form.get("schema", {"type": "object"})
+            schemas["json_schema"] = schema_of(form)
         if form.get("type") not in schemas:
             raise BadRequest("`text.format` has type text, json_object or json_schema")
         schema = schemas[form["type"]]
@@ -66,7 +67,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
             [*head, *rest, *_messages(items)],
             tools=tools,
             max_tokens=self.max_output_tokens,
-            schema=None if schema is None else json.dumps(schema),
+            schema=schema,
             must_call=must_call,
             is_parallel=self.parallel_tool_calls is not False,
         )
