@@ -1,8 +1,11 @@
 """Random conversations with a real model: the trial has the engine's own tokens, each once."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,151 +13,141 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mage_async.algorithm import InProcessRun
+from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.packing import training_sequences
 from mage_async.policy.prepare import prepare_policy
 from mage_async.trajectory import Group, Kind, Task, Trial
+from mage_async.trials.chat_format import ChatFormat
 from mage_services.actor.rollout import play_trial
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.environments.call_runner import CallRunner
-from tests.helpers.agent_site import Drawn, asked, post, said, stage_of, tasks_of
+from tests.helpers.agent_site import Drawn, stage_of
+from tests.helpers.random_clients import SETTINGS, Found, Seen, Step, clients, steps_of
 
-CHANGES = [
-    "policy.kind=tiny",
-    "environment.name=rps",
-    "warm_start=none",
-    "transcript.max_action_tokens=12",
-    "engine.max_tokens=2048",
-]
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-WORDS = st.sampled_from(["rock", "paper", "<|user|>", "episode 2", ""])
-STEP = st.tuples(
-    st.sampled_from(["go on", "again", "branch", "other", "two", "regex", "json", "tools"]),
-    st.sampled_from(["chat/completions", "messages", "responses"]),
-    WORDS,
-    st.booleans(),
-)
+SOURCES = st.randoms(use_true_random=False)
+
+
+class Policy(NamedTuple):
+    """A tiny policy, and how it is played."""
+
+    config: Config
+    folder: Path
+    chat: ChatFormat
+
+
+class Played(NamedTuple):
+    """The trial of a conversation, what the engine drew, and what the client saw."""
+
+    trial: Trial
+    drawn: list[tuple[Prompt, Completion]]
+    seen: Seen
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
     folder = tmp_path_factory.mktemp("tiny") / "policy"
-    config = config_file.load(config_file.find(None), CHANGES)
+    config = config_file.load(config_file.find(None), list(SETTINGS))
     prepare_policy(config, folder, "a test", lambda progress: None)
-    return config, folder
+    return Policy(config, folder, load_chat(folder))
 
 
-async def conversation(url: str, steps: list[tuple[str, str, str, bool]]) -> None:
-    """Make calls of all kinds; answers are sent back as a client would."""
-    talk = said("rock")
-    for kind, path, words, is_streamed in steps:
-        if kind == "go on":
-            answer = await asked(url, talk)
-            talk = [*talk, answer, {"role": "user", "content": words}]
-        elif kind == "branch":
-            await asyncio.gather(*(asked(url, [*talk[:-1], *said(each)]) for each in "ab"))
-        elif kind == "other":
-            body = {"messages": said(words or "x"), "input": words or "x", "stream": is_streamed}
-            await post(url, path, body)
-        elif kind == "two":
-            await post(url, "chat/completions", {"messages": talk, "n": 2, "stop": [" rock", "e"]})
-        elif kind == "regex":
-            await asked(url, talk, regex=" (rock|paper){1,2}")
-        elif kind == "json":
-            schema = {"type": "object", "properties": {"a": {"enum": [1, 23]}}, "required": ["a"]}
-            form = {"type": "json_schema", "json_schema": {"schema": schema}}
-            await asked(url, talk, response_format=form)
-        elif kind == "tools":
-            await asked(url, talk, tools=TOOLS, tool_choice="required")
-        else:
-            await asked(url, talk)
+def capture(policy: Policy, steps: Sequence[Step], *changes: str) -> Played:
+    """Play a trial of two episodes, each with the calls of the steps."""
+    seen = {3: Seen()}
+    environment = clients(lambda task, episode: steps, seen)
 
-
-def capture(policy: tuple[Config, Path], steps: list[Any], *changes: str) -> tuple[Trial, Drawn]:
-    """The trial of a conversation, and what the engine drew."""
-    config, folder = policy
-    chat = load_chat(folder)
-
-    async def run(self: Any, task: int, episode: int, seed: int, url: str, key: str) -> float:
-        await asked(url, said("first"))
-        await conversation(url, steps)
-        return 1.0
-
-    environment = tasks_of(run, max_turns=200)
-
-    async def main() -> tuple[Trial, Drawn]:
-        async with EmbeddedEngine(folder, config.engine) as embedded, CallRunner(60) as workers:
+    async def main() -> Played:
+        async with EmbeddedEngine(policy.folder, policy.config.engine) as embedded:
             engine = Drawn(embedded)
-            stage = stage_of(environment, chat, engine, *CHANGES[3:], *changes)
-            run_ = stage.begin(Task("own", "3", 7), 0, "3.0")
-            return await play_trial(run_, engine, workers), engine
+            stage = stage_of(environment, policy.chat, engine, *SETTINGS[3:], *changes)
+            async with CallRunner(60) as workers:
+                run = stage.begin(Task("own", "3", 7), 0, "3.0")
+                return Played(await play_trial(run, engine, workers), engine.completions, seen[3])
 
     return asyncio.run(main())
 
 
-def check(trial: Trial, drawn: Drawn) -> None:
-    """Each completion stands in the trial once, behind its own prompt, and nothing else is
-    trained on.
-    """
-    left = list(drawn.completions)
-    num_sampled = 0
-    for turn in trial.turns:
-        segment = trial.segments[turn.segment]
-        prompt, tokens = segment.tokens[: turn.start], segment.tokens[turn.start : turn.stop]
-        place = next(
-            n
-            for n, (asked_, completion) in enumerate(left)
-            if np.array_equal(asked_.tokens, prompt)
-            and np.array_equal(completion.tokens[: len(tokens)], tokens)
-        )
-        _, completion = left.pop(place)
-        own = slice(turn.start, turn.stop)
-        logprobs = completion.logprobs[: len(tokens)]
-        assert segment.logprobs[own].tobytes() == logprobs.tobytes()
-        is_sampled = completion.is_sampled()[: len(tokens)]
-        assert np.array_equal(segment.is_sampled[own], is_sampled)
-        num_sampled += int(is_sampled.sum())
-    assert not left
-    assert trial.num_sampled() == num_sampled
-    assert trial.num_extension_faults == 0
+def faults_of(policy: Policy, played: Played) -> dict[str, int]:
+    """What differs between a trial, what is trained on, and what the engine drew."""
+    sequences = training_sequences([Group(0, 0, (played.trial,))], policy.config, "cpu")
+    found = Found()
+    found.check(played.trial, played.drawn, sequences, played.seen, policy.chat)
+    return {name: number for name, number in found.faults().items() if number}
 
 
-@settings(
+FEW = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(st.lists(STEP, min_size=1, max_size=6))
-def test_captured_tokens_are_those_that_the_engine_drew(
-    policy: tuple[Config, Path], steps: list[Any]
-) -> None:
-    check(*capture(policy, steps))
 
 
-NOTES = ("trial.memory=notes", "transcript.max_reflection_tokens=12", "transcript.rules=false")
+@FEW
+@given(SOURCES)
+def test_captured_tokens_are_those_that_the_engine_drew(policy: Policy, source: Random) -> None:
+    played = capture(policy, steps_of(source))
+    assert not faults_of(policy, played)
+    assert not played.seen.refused
 
 
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(st.lists(STEP, min_size=1, max_size=6), st.integers(0, 3))
+NOTES = ("trial.memory=notes", "transcript.max_action_tokens=12")
+
+
+@FEW
+@given(SOURCES, st.integers(0, 3))
 def test_with_notes_too_and_no_context_outgrows_its_room(
-    policy: tuple[Config, Path], steps: list[Any], more: int
+    policy: Policy, source: Random, more: int
 ) -> None:
-    room = 240 + 200 * more
-    trial, drawn = capture(policy, steps, *NOTES, f"trial.room={room}")
-    check(trial, drawn)
-    assert all(
-        len(asked_.tokens) + asked_.sampling.max_tokens <= room for asked_, _ in drawn.completions
-    )
+    room = 480 + 200 * more
+    played = capture(policy, steps_of(source), *NOTES, f"trial.room={room}")
+    assert not faults_of(policy, played)
+    assert all(len(asked.tokens) + asked.sampling.max_tokens <= room for asked, _ in played.drawn)
 
 
-def test_captured_logprobs_are_the_learners_at_equal_version(policy: tuple[Config, Path]) -> None:
-    config, folder = policy
-    kinds = ("go on", "go on", "two", "regex", "json", "tools", "branch", "go on")
-    trial, _ = capture(policy, [(kind, "chat/completions", "paper", False) for kind in kinds])
-    run = InProcessRun(config, folder)
-    sequences = training_sequences([Group(0, 0, (trial,))], config, "cpu")
+def goes_on(*kinds: str) -> list[Step]:
+    """Steps of a client of chat completions."""
+    return [Step(kind, "chat/completions", "paper", False, None) for kind in kinds]
+
+
+def test_a_trial_with_another_token_or_log_prob_or_with_a_turn_too_many_is_found(
+    policy: Policy,
+) -> None:
+    whole = capture(policy, goes_on("go on", "go on"))
+    segment, turn = whole.trial.segments[0], whole.trial.turns[1]
+    assert not faults_of(policy, whole)
+
+    def faults(**changed: object) -> dict[str, int]:
+        own = replace(segment, **changed)
+        trial = replace(whole.trial, segments=(own, *whole.trial.segments[1:]))
+        return faults_of(policy, whole._replace(trial=trial))
+
+    def altered(values: np.ndarray, value: float) -> np.ndarray:
+        values = values.copy()
+        values[turn.start] = value
+        return values
+
+    other = (segment.tokens[turn.start] + 1) % 256
+    assert faults(tokens=altered(segment.tokens, other))["unequal"] == 1
+    assert faults(logprobs=altered(segment.logprobs, -0.5)) == {
+        "unequal": 1,
+        "untrained": 1,
+        "trained_twice": 1,
+    }
+    assert faults(is_sampled=altered(segment.is_sampled, 0)) == {"unequal": 1, "untrained": 1}
+    assert faults_of(policy, whole._replace(drawn=whole.drawn[1:]))["forged"] == 1
+    twice = replace(whole.trial, segments=(*whole.trial.segments, segment))
+    of_copy = replace(turn, segment=len(whole.trial.segments))
+    twice = replace(twice, turns=(*whole.trial.turns, of_copy))
+    found = faults_of(policy, whole._replace(trial=twice))
+    assert found["trained_twice"] == turn.stop - turn.start
+
+
+def test_captured_logprobs_are_the_learners_at_equal_version(policy: Policy) -> None:
+    steps = goes_on("go on", "go on", "two", "regex", "json", "tools", "branch", "go on")
+    trial = capture(policy, steps).trial
+    run = InProcessRun(policy.config, policy.folder)
+    sequences = training_sequences([Group(0, 0, (trial,))], policy.config, "cpu")
     found = run._trainer.parity(sequences)
     assert any(segment.allowed is not None for segment in trial.segments)
     # Without a second trained token: each sampled token is in one sequence.
@@ -162,13 +155,11 @@ def test_captured_logprobs_are_the_learners_at_equal_version(policy: tuple[Confi
     assert found["logprob_mismatch_max"] < 1e-4
 
 
-def test_log_probs_of_a_program_with_notes_are_the_learners(policy: tuple[Config, Path]) -> None:
-    config, folder = policy
-    steps = [("go on", "chat/completions", "paper", False)] * 8
-    trial, _ = capture(policy, steps, *NOTES, "trial.room=120")
+def test_log_probs_of_a_program_with_notes_are_the_learners(policy: Policy) -> None:
+    trial = capture(policy, goes_on(*["go on"] * 8), *NOTES, "trial.room=120").trial
     assert sum(turn.kind is Kind.NOTES for turn in trial.turns) > 2
-    found = InProcessRun(config, folder)._trainer.parity(
-        training_sequences([Group(0, 0, (trial,))], config, "cpu")
+    found = InProcessRun(policy.config, policy.folder)._trainer.parity(
+        training_sequences([Group(0, 0, (trial,))], policy.config, "cpu")
     )
     assert found["equal_version_tokens"] == trial.num_sampled()
     assert found["logprob_mismatch_max"] < 1e-4
