@@ -12,17 +12,22 @@ work.
 
 turns a second       of wall time, and of processor time of this process, which other work on the
                      machine disturbs less
+milliseconds inside  from the last byte of a request to its prompt's arrival at the engine, and from
+                     the completion to the last byte of the answer
+processor ms a turn  of the thread that plays the trials, in which the gateway is; the programs,
+                     with their clients, run in another one
 added milliseconds   from an observation to the action behind it, less the engine's time: by the
                      program as its HTTP client sees it, and by the class
 reuse                prompt tokens whose keys were cached, of those that an earlier call of the same
                      sequence has computed
 
 MODEL is a model directory, such as SmolLM2-135M-Instruct; without it the tiny model plays, whose
-turns cost about as much as an HTTP request. With `--turn-s` no model plays: turns take that many
-seconds in the mean, log-normally, as with an engine that computes elsewhere. Exits with 1 where,
-with a MODEL, the program plays less than 0.9 of the class's turns per processor second, or less
-than 0.99 is reused; and where, with `--turn-s`, the 99th percentile of the added time is over 5 ms,
-unless that of the class is too, which calls nothing: then the machine is too busy to tell.
+turns cost about as much as an HTTP request. With `--turn-s` the model is not asked: turns take that
+many seconds in the mean, log-normally, as with an engine that computes elsewhere. Exits with 1
+where, with a MODEL that is asked, the program plays less than 0.9 of the class's turns per
+processor second, or less than 0.99 is reused; and where, with `--turn-s`, the 99th percentile of
+the milliseconds inside is over 5. Other work on the machine is in all figures but those of
+processor time: on a busy one, run it with a priority (`chrt --fifo 50`).
 """
 
 import argparse
@@ -32,6 +37,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +47,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 import torch
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
@@ -54,13 +64,14 @@ from mage_async.trajectory import Task, Trial
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.environments.call_runner import CallRunner
+from mage_services.gateway.gateway import Gateway
 from tests.helpers.scripted_engine import Answer, LogNormalPace, ScriptedEngine
 
 EPISODES = 3
 LENGTHS = range(4, 13)
 """Tokens of a completion."""
 WORDS = ("and", "is", "on", "paper", "rock", "the")
-LEAST_RATE, MOST_ADDED_MS, LEAST_REUSE = 0.9, 5.0, 0.99
+LEAST_RATE, MOST_INSIDE_MS, LEAST_REUSE = 0.9, 5.0, 0.99
 SETTINGS = (
     "warm_start=none",
     "environment.name=rps",
@@ -73,10 +84,67 @@ SETTINGS = (
 )
 
 
-def told(task: int, episode: int, turn: int) -> str:
-    """An observation of eight words."""
+def told(task: int, episode: int, turn: int, num_words: int) -> str:
+    """An observation."""
     source = random.Random(f"{task} {episode} {turn}")
-    return " ".join(source.choices(WORDS, k=8))
+    return " ".join(source.choices(WORDS, k=num_words))
+
+
+@dataclass
+class CallTimes:
+    """When a request passed the borders of the gateway, in seconds."""
+
+    arrived: float
+    """Its last byte."""
+    submitted: float = 0.0
+    completed: float = 0.0
+    answered: float = 0.0
+    """The last byte of its answer."""
+
+    def inside_ms(self) -> tuple[float, float]:
+        """Milliseconds in the gateway before the engine, and behind it."""
+        return (self.submitted - self.arrived) * 1e3, (self.answered - self.completed) * 1e3
+
+
+CURRENT: ContextVar[CallTimes | None] = ContextVar("current", default=None)
+"""The call whose prompt an engine gets."""
+
+
+@contextmanager
+def observed(calls: list[CallTimes]) -> Iterator[None]:
+    """Context manager: note the times of each call that a gateway answers."""
+    arrived: dict[RequestHandler, float] = {}
+    under_way: dict[RequestHandler, CallTimes] = {}
+    receive, finish = RequestHandler.data_received, RequestHandler.finish_response
+
+    def data_received(self: RequestHandler, data: bytes) -> None:
+        arrived[self] = time.perf_counter()
+        receive(self, data)
+
+    async def finish_response(self: RequestHandler, *given: Any) -> Any:
+        done = await finish(self, *given)
+        if (call := under_way.pop(self, None)) is not None:
+            call.answered = time.perf_counter()
+            calls.append(call)
+        return done
+
+    async def reply(
+        self: Gateway, handle: Callable[..., Awaitable[web.Response]], request: web.Request
+    ) -> web.Response:
+        await request.read()
+        call = CallTimes(arrived[request.protocol])
+        under_way[request.protocol] = call
+        CURRENT.set(call)
+        return await own_reply(self, handle, request)
+
+    own_reply = Gateway._reply
+    RequestHandler.data_received, RequestHandler.finish_response = data_received, finish_response
+    Gateway._reply = reply
+    try:
+        yield
+    finally:
+        RequestHandler.data_received, RequestHandler.finish_response = receive, finish
+        Gateway._reply = own_reply
 
 
 @dataclass
@@ -109,13 +177,15 @@ class FixedLengths:
         """Sample a completion that no stop token ends."""
         length = LENGTHS[prompt.seed % len(LENGTHS)]
         sampling = replace(prompt.sampling, max_tokens=length, stop_tokens=())
-        began = time.perf_counter()
+        began, call = time.perf_counter(), CURRENT.get()
         completion = await self._engine.complete(replace(prompt, sampling=sampling))
+        if call is not None:
+            call.submitted, call.completed = began, time.perf_counter()
         self._clock.engine_s[prompt.context.partition(".")[0]] = time.perf_counter() - began
         return completion
 
 
-def as_class(clock: Clock, turns: int) -> ResetStep:
+def as_class(clock: Clock, turns: int, num_words: int) -> ResetStep:
     """The trials of a class with `reset` and `step`."""
 
     episodes: dict[int, int] = {}
@@ -135,12 +205,12 @@ def as_class(clock: Clock, turns: int) -> ResetStep:
 
         def _observation(self) -> str:
             self.since = time.perf_counter()
-            return told(self.task, self.episode, self.turn)
+            return told(self.task, self.episode, self.turn, num_words)
 
     return ResetStep(Told, {})
 
 
-def as_program(clock: Clock, turns: int) -> AgentTasks:
+def as_program(clock: Clock, turns: int, num_words: int) -> AgentTasks:
     """The trials of a program with its own loop, and a client for each episode."""
 
     async def run(
@@ -150,7 +220,8 @@ def as_program(clock: Clock, turns: int) -> AgentTasks:
         async with aiohttp.ClientSession() as http:
             for turn in range(turns):
                 since = time.perf_counter()
-                text = f"{'</action>' if turn else ''} {told(task, episode, turn)} <action>"
+                own = told(task, episode, turn, num_words)
+                text = f"{'</action>' if turn else ''} {own} <action>"
                 messages.append({"role": "user", "content": text})
                 async with http.post(url, json={"messages": messages}) as response:
                     answer = await response.json()
@@ -168,7 +239,10 @@ class Played:
     num_turns: int
     wall_s: float
     processor_s: float
+    own_s: float
+    """Processor seconds of the thread that plays the trials."""
     added_ms: list[float]
+    calls: list[CallTimes]
     reuse: float
     tokens: float
     """Of a trial, in the mean."""
@@ -186,19 +260,19 @@ async def play(
     chat = load_chat(folder)
     limits = trial_config_of(config, environment, chat, EPISODES)
     timed: Any = FixedLengths(engine, clock)
-    async with CallRunner(600.0) as workers:
-        stage = Stage(environment, limits, chat, timed, workers)
-        began, used = time.perf_counter(), time.process_time()
-        trials = await asyncio.gather(
-            *(
-                play_trial(stage.begin(Task("own", str(task), task), 0, f"{task}."), timed, workers)
-                for task in range(n)
-            )
-        )
-        seconds, used = time.perf_counter() - began, time.process_time() - used
+    calls: list[CallTimes] = []
+    with observed(calls):
+        async with CallRunner(600.0) as workers:
+            stage = Stage(environment, limits, chat, timed, workers)
+            runs = [stage.begin(Task("own", str(task), task), 0, f"{task}.") for task in range(n)]
+            began, used, own = time.perf_counter(), time.process_time(), time.thread_time()
+            trials = await asyncio.gather(*(play_trial(run, timed, workers) for run in runs))
+            seconds, used = time.perf_counter() - began, time.process_time() - used
+            own = time.thread_time() - own
     num_turns = sum(len(trial.turns) for trial in trials)
     tokens = sum(len(each.tokens) for trial in trials for each in trial.segments) / n
-    return Played(num_turns, seconds, used, clock.added_ms, reuse_of(trials), tokens)
+    reuse = reuse_of(trials)
+    return Played(num_turns, seconds, used, own, clock.added_ms, calls, reuse, tokens)
 
 
 def reuse_of(trials: list[Trial]) -> float:
@@ -220,13 +294,13 @@ async def measure(
 ) -> dict[str, list[Played]]:
     """Play rounds of both ways in turns, after one of each that is not counted."""
     found: dict[str, list[Played]] = {"class": [], "program": []}
-    n, turns, rounds = given.trials, given.turns, given.rounds
+    n, rounds, shape = given.trials, given.rounds, (given.turns, given.words)
     async with engine_of(config, folder, given.turn_s) as engine:
         for number in range(rounds + 1):
             clock = Clock()
-            one = await play(as_class(clock, turns), config, folder, engine, clock, n)
+            one = await play(as_class(clock, *shape), config, folder, engine, clock, n)
             clock = Clock()
-            other = await play(as_program(clock, turns), config, folder, engine, clock, n)
+            other = await play(as_program(clock, *shape), config, folder, engine, clock, n)
             if number:
                 found["class"].append(one)
                 found["program"].append(other)
@@ -258,12 +332,23 @@ def figures_of(found: dict[str, list[Played]]) -> dict[str, Any]:
             "ratios": [min(ratios), max(ratios)],
         }
     for way, played in found.items():
+        turns = sum(each.num_turns for each in played)
+        figures[f"{way}_processor_ms_per_turn"] = sum(each.own_s for each in played) / turns * 1e3
         added = np.concatenate([each.added_ms for each in played])
-        p50, p99 = np.percentile(added, [50, 99])
-        figures[f"{way}_added_ms"] = {"p50": float(p50), "p99": float(p99), "calls": len(added)}
+        figures[f"{way}_added_ms"] = percentiles(added)
         figures[f"{way}_reuse"] = min(each.reuse for each in played)
         figures[f"{way}_tokens_per_trial"] = statistics.mean(each.tokens for each in played)
+    inside = np.array([call.inside_ms() for each in found["program"] for call in each.calls])
+    for name, values in zip(("before", "behind"), inside.T, strict=True):
+        figures[f"inside_{name}_engine_ms"] = percentiles(values)
+    figures["inside_ms"] = percentiles(inside.sum(1))
     return figures
+
+
+def percentiles(values: np.ndarray) -> dict[str, float]:
+    """Return two percentiles, the largest value and the number of values."""
+    p50, p99, most = np.percentile(values, [50, 99, 100]).tolist()
+    return {"p50": p50, "p99": p99, "most": most, "calls": len(values)}
 
 
 def main() -> None:
@@ -274,6 +359,7 @@ def main() -> None:
     )
     parser.add_argument("--trials", type=int, default=64, help="at once (64)")
     parser.add_argument("--turns", type=int, default=4, help="of an episode (4)")
+    parser.add_argument("--words", type=int, default=8, help="of an observation (8)")
     parser.add_argument("--rounds", type=int, default=4, help="of each way (4)")
     parser.add_argument("--turn-s", type=float, default=0.0, help="seconds of a turn; 0: a model's")
     parser.add_argument("--name", help="write the figures as this baseline")
@@ -290,18 +376,16 @@ def main() -> None:
             "model": given.model.name if given.model else "tiny",
             "trials": given.trials,
             "turns": given.turns,
+            "words": given.words,
             "turn_s": given.turn_s,
         }
         write_baseline(given.name, what | figures)
     ratio, reuse = figures["processor"]["ratio"], figures["program_reuse"]
-    own, added = (figures[f"{way}_added_ms"]["p99"] for way in ("class", "program"))
-    if given.turn_s and min(own, added) > MOST_ADDED_MS:
-        print(f"the machine is too busy to tell: the class itself waited {own:.1f} ms")
-        return
+    inside, is_asked = figures["inside_ms"]["p99"], bool(given.model and not given.turn_s)
     rows = [
-        (bool(given.model), ratio >= LEAST_RATE, f"{ratio:.2f} of the turns, wanted {LEAST_RATE}"),
-        (bool(given.model), reuse >= LEAST_REUSE, f"{reuse:.3f} reused, wanted {LEAST_REUSE}"),
-        (bool(given.turn_s), added <= MOST_ADDED_MS, f"{added:.1f} ms, wanted {MOST_ADDED_MS}"),
+        (is_asked, ratio >= LEAST_RATE, f"{ratio:.2f} of the turns, wanted {LEAST_RATE}"),
+        (is_asked, reuse >= LEAST_REUSE, f"{reuse:.3f} reused, wanted {LEAST_REUSE}"),
+        (bool(given.turn_s), inside <= MOST_INSIDE_MS, f"{inside:.1f} ms, wanted {MOST_INSIDE_MS}"),
     ]
     missed = [text for is_judged, is_met, text in rows if is_judged and not is_met]
     print(f"missed: {'; '.join(missed)}" if missed else "no bound is missed")
