@@ -1,1 +1,1 @@
-"""Benchmarks under harm: killed processes, hostile peers, damaged inputs, a learner that stalls."""
+"""Benchmarks of failures: killed processes, damaged messages and inputs, broken environments."""

@@ -1,11 +1,11 @@
-"""Every trial of a run accounted for, from three sides that know nothing of each other: the journal
-on disk, the run's own summary, and what a tap heard the learner say.
+"""Account for every trial of a run, from three independent sources: the journal on disk, the run's
+own summary, and the messages that a tap on the learner's sockets recorded.
 
-    lost            trials that the tap heard acknowledged and that are neither trained, nor held in
-                    a group in flight, nor in a group that was dropped with its reason
+    lost            acknowledged trials that are neither trained, nor in a group in flight, nor in a
+                    group that was dropped for a recorded reason
     trained_twice   groups in more than one commit
     over_bound      groups with a token staler than the bound, by the versions in the journal
-    books_differ    by how many trials the run's own counts are off the journal's
+    books_differ    trials by which the run's own counts differ from the journal's
 """
 
 import json
@@ -30,11 +30,11 @@ from mage_services.journal.reader import open_journal
 
 @dataclass
 class Books:
-    """What the journal says."""
+    """Hold what the journal's records say about groups and trials."""
 
     granted: set[int] = field(default_factory=set)
     trials: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Each trial taken, and the oldest version that drew a token of it."""
+    """The oldest version that sampled a token of each recorded trial, by grant and index."""
     num_taken_twice: int = 0
     commits: dict[int, tuple[int, ...]] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Books:
 
     @staticmethod
     def of(records: Iterable[Record]) -> "Books":
-        """Read all records."""
+        """Read all records of a journal."""
         books = Books()
         for record in records:
             books._take(record)
@@ -69,14 +69,14 @@ class Books:
                 return
 
     def trained(self) -> list[int]:
-        """Grants in the order of training."""
+        """Return the trained groups in the order of training."""
         return [grant for grants in self.commits.values() for grant in grants]
 
 
 def account(
     run: RunDirectory, acknowledged: set[tuple[int, int]], published: set[int]
 ) -> dict[str, int]:
-    """All figures of a finished run; those of `bench.chaos.verdict.FAULTS` have to be 0."""
+    """Return all figures of a finished run; those of `bench.chaos.verdict.FAULTS` must be 0."""
     config = config_file.load(run.config, [])
     count, bound = config.admission.trials_per_group, config.admission.max_staleness
     books = Books.of(open_journal(run.journal).records(0))

@@ -1,14 +1,14 @@
-"""Mutated inputs for every decoder, and what may not come of them: a crash, a hang, much memory.
+"""Feed mutated inputs to every decoder, and look for crashes, hangs and large allocations.
 
     python -m bench.chaos.fuzz [--inputs 1000000] [--coverage]     5 minutes; 15 with --coverage
 
-Each target of `tests/helpers/fuzzing` is fed inputs of the seeded mutator. Nothing but the target's
-own errors may come out. Measured are the processor time of each input, the memory of every
-hundredth (tracemalloc), and the growth of the process. With `--coverage` every target runs again
-under libFuzzer (`pip install atheris`, Python 3.11 … 3.13), which keeps inputs that reach new lines
-of ours; absent, a line says so and only the mutator counts.
+A seeded mutator makes inputs for each target of `tests/helpers/fuzzing`, which may raise its own
+error classes only. The program measures the CPU time of each input, the memory of every hundredth
+(tracemalloc), and the growth of the process. With `--coverage` every target also runs under
+libFuzzer (`pip install atheris`, Python 3.11 … 3.13), which keeps inputs that reach new lines of
+this project. Without atheris, a line says so, and only the mutator runs.
 
-The last line is the verdict, and the exit status 1 where it is not "no crash, no hang".
+The last line is the verdict; the exit status is 1 if it is not "no crash, no hang".
 """
 
 import faulthandler
@@ -35,16 +35,16 @@ from tests.helpers.fuzzing.targets import Target, targets
 SHARES = {"wire": 0.4, "trial frames": 0.3, "journal": 0.26, "configuration": 0.04}
 """Shares of the inputs; a configuration takes a hundred times as long as a message."""
 HANG_S = 1.0
-"""Processor time that one input may take."""
+"""CPU seconds above which an input counts as a hang."""
 LIMIT_BYTES = 4 * 2**20
 TRACED_EVERY = 100
 DEAD_S = 60.0
-"""Processor time after which a thousand inputs hang: the process ends and prints its stack."""
+"""CPU seconds for a thousand inputs, after which the process prints its stack and ends."""
 COVERAGE = "bench.chaos.fuzz_coverage"
 
 
 def fuzz(target: Target, num_inputs: int, seed: int) -> dict[str, Any]:
-    """Feed mutated inputs; counts, times and memory."""
+    """Feed mutated inputs to a target; return counts, times and memory."""
     source = random.Random(f"{target.name} {seed}")
     crashes: list[str] = []
     num_sound = num_hangs = most_bytes = 0
@@ -60,7 +60,7 @@ def fuzz(target: Target, num_inputs: int, seed: int) -> dict[str, Any]:
         at = time.thread_time()
         try:
             num_sound += target.feed(data)
-        except Exception:  # whatever comes out is what is looked for
+        except Exception:  # any exception is a finding
             crashes.append(f"{data.hex()}\n{traceback.format_exc()}")
         took = time.thread_time() - at
         if is_traced:
@@ -85,7 +85,7 @@ def fuzz(target: Target, num_inputs: int, seed: int) -> dict[str, Any]:
 
 
 def fuzz_by_coverage(target: Target, num_inputs: int, seed: int) -> dict[str, Any]:
-    """The same by libFuzzer, in a process of its own: it never returns."""
+    """Fuzz a target with libFuzzer, in a process of its own, because libFuzzer never returns."""
     with tempfile.TemporaryDirectory() as folder:
         for number, data in enumerate(target.seeds):
             Path(folder, f"seed-{number}").write_bytes(data)
@@ -114,7 +114,7 @@ def _peak_kib() -> int:
 
 
 def print_row(how: str, name: str, row: dict[str, Any]) -> None:
-    """One line of the table."""
+    """Print one line of the table."""
     rest = {key: value for key, value in row.items() if key not in ("inputs", "inputs_per_s")}
     said = ", ".join(
         f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value:,}"
@@ -124,7 +124,7 @@ def print_row(how: str, name: str, row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Feed every target, print the table, write the figures and end with the verdict."""
+    """Fuzz every target, print the table, and write the figures."""
     parser = option_parser(__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def conclude(figures: dict[str, Any], num_inputs: int) -> None:
-    """Write the figures, and say whether anything was found."""
+    """Write the figures, print the verdict, and exit with 1 if anything was found."""
     rows = [*figures["mutator"].values(), *figures["coverage"].values()]
     crashes, hangs = (sum(row[name] for row in rows) for name in ("crashes", "hangs"))
     most = max(row["largest_allocation_bytes"] for row in figures["mutator"].values())

@@ -1,7 +1,7 @@
-"""A wall clock that jumps: a small library that programs load before libc (LD_PRELOAD).
+"""Make the wall clock of programs jump, by a small library that is loaded before libc (LD_PRELOAD).
 
 CLOCK_REALTIME, `gettimeofday` and `time` are a day ahead in one second and a day behind in the
-next, counted by the monotonic clock, which is left alone. Needs a C compiler (`cc`).
+next, by seconds of the monotonic clock, which is unchanged. It needs a C compiler (`cc`).
 """
 
 from pathlib import Path
@@ -47,7 +47,7 @@ time_t time(time_t *out) {
 
 
 def jumping_clock(folder: Path) -> dict[str, str]:
-    """The environment of a process whose wall clock jumps.
+    """Return the environment variables of a process whose wall clock jumps.
 
     Raises: OSError, subprocess.CalledProcessError: there is no working C compiler.
     """

@@ -2,10 +2,11 @@
 
     python -m bench.chaos.kept_episodes --name kept_episodes      1 minute
 
-The class waits in its third episodes until this bench has killed the actor, and writes down every
-`reset`. With finished episodes kept, 50 trials of three episodes make 150 calls before the kill and
-50 after it. `mage replay` then trains the journal's trials again and compares the weights. The last
-line is the verdict; the exit status is 1 if an episode was played again or the replay differs.
+The environment waits in its third episodes until the actor has been killed, and writes every call
+of `reset` to a file. If finished episodes are kept, 50 trials of three episodes make 150 calls
+before the kill and 50 after it. `mage replay` then trains the journal's trials again and compares
+the weights. The last line is the verdict; the exit status is 1 if an episode was played again or
+the replay differs.
 """
 
 import os
@@ -27,7 +28,7 @@ from mage_services.journal.reader import open_journal
 
 GROUPS, TRIALS, EPISODES = 5, 10, 3
 WAIT_S = 240.0
-"""Longest wait for what has to happen, on a loaded machine."""
+"""Longest wait for the third episodes, and for the run's end, on a loaded machine."""
 SLOW = '''
 import asyncio
 import pathlib
@@ -63,13 +64,14 @@ class Slow:
         return "yes" if is_right else "no", float(is_right), self.turns == 2
 
     def is_third(self):
-        """Two thirds of the calls of `reset` were made before: so all trials are there."""
+        """Return whether all trials are in their third episodes: `reset` was called THIRD times."""
         return len((HERE / "resets").read_text().splitlines()) >= THIRD
 '''
 
 
 def main() -> None:
-    """Play until all trials are in their third episodes, kill, and count."""
+    """Play until all trials are in their third episodes, kill the actor, and count calls of
+    `reset`."""
     parser = option_parser(__doc__)
     parser.add_argument("--name", help="write the figures as this baseline")
     given = parser.parse_args()

@@ -1,26 +1,27 @@
 """Kill and stop processes of a run at random moments, and account for every trial afterwards.
 
     python -m bench.chaos.kills --kills 24         a small run, 2 minutes
-    … --kills 200 --quickstart         one quickstart, its return included, 15 minutes
-    … --kills 20 --roles learner --deterministic      weights bit for bit as undisturbed
-    … --kills 20 --roles learner follower --set learner.ranks=2      any rank of a learner of two
-    … --recovery 10                    from a kill to the next committed step, by role
-    … --kills 8 --frames 0.004         messages doubled, reordered, cut, bits flipped
-    … --kills 8 --disk 8               the journal on a disk of 8 MiB that is full now and then
+    … --kills 200 --quickstart         one quickstart, which must also learn; 15 minutes
+    … --kills 20 --roles learner --deterministic    the weights must be those of an undisturbed run
+    … --kills 20 --roles learner follower --set learner.ranks=2    a learner of two ranks
+    … --recovery 10                    time from a kill to the next committed step, by role
+    … --kills 8 --frames 0.004         messages are repeated, reordered, cut, or have bits flipped
+    … --kills 8 --disk 8               the journal is on a disk of 8 MiB that is full now and then
     … --kills 20 --runs 50 --run-dir DIR   a thousand kills in short runs, a minute each
 
-Moments, victims and harm follow from `--seed`. A killed supervisor is started again with
-`--resume`; before that the journal's tail is torn as by a power cut: behind the last record that a
-peer was told of, the journal is cut anywhere, or followed by garbage. After every fourth kill a
-process gets SIGSTOP, and SIGCONT after up to `--stop-s` seconds. `--clock` gives all processes a
-wall clock that jumps by a day, back and forth. A tap on the sockets writes down what peers were
-told (`bench/chaos/tap.py`); `bench/chaos/account.py` compares. The last line is the verdict and
-names every condition that fell short; the exit status is then 1.
+The moments, the killed processes and all other harm are functions of `--seed`. A killed supervisor
+is started again with `--resume`. Before that, the journal's tail is torn as by a power cut: after
+the last record that a peer was told of, the file is cut anywhere, or garbage is appended. After
+about every fourth kill a process gets SIGSTOP, and SIGCONT up to `--stop-s` seconds later.
+`--clock` gives all processes a wall clock that jumps by a day, back and forth. A tap on the sockets
+records what peers were told (`bench/chaos/tap.py`), and `bench/chaos/account.py` compares it with
+journal and summary. The last line is the verdict, with every condition that was missed; the exit
+status is 1 if there is one.
 
-With `--runs` the runs are of short and long tasks (`bench/chaos/uneven.py`), so that the ratio of
-selection, long over short, says whether kills chose what was trained. A run whose figures lie in
-`--run-dir` is not made again, and none is begun after `--minutes`: the figures are those of all
-runs that are there.
+With `--runs`, runs have short and long tasks (`bench/chaos/uneven.py`). The share of started groups
+that are trained, long over short, then shows whether kills select what is trained. A run whose
+figures are in `--run-dir` is not made again, and none is begun after `--minutes`; the figures are
+those of all runs that are there.
 """
 
 import argparse
@@ -49,7 +50,7 @@ from mage_async.results.selection import Selection, Share, contrast, ratio_text
 from mage_services.journal.reader import open_journal
 
 SHARES = {"actor": 11, "evaluator": 4, "learner": 3, "supervisor": 2}
-"""Kills by role, in twenty; a role named in `--roles` and not here has 3."""
+"""Kills of each role among twenty; 3 for a role that is not here."""
 SMALL = ("admission.groups_per_step=4", "learner.checkpoint_every=5")
 QUICK = (
     "warm_start.steps=8",
@@ -62,16 +63,16 @@ QUICK = (
     "evaluation.final_trials=24",
 )
 DETERMINISTIC = ("admission.rule=sync", "admission.max_staleness=0", "engine.arithmetic=exact")
-"""What makes a run a function of its configuration."""
+"""Keys that make a run a function of its configuration."""
 RETURN = 0.65
-"""What the quickstart has to reach, killed or not."""
+"""Least held-out return of a quickstart."""
 MOUNTS = "MAGE_CHAOS_MOUNTS"
 AHEAD = 2
-"""The next kill waits while the run is so many steps behind its share."""
+"""Number of steps that the run may be behind the kills' share of it before the next kill waits."""
 
 
 def deck(kills: int, roles: list[str], source: random.Random) -> list[str]:
-    """The roles to kill, in order: by their shares, shuffled."""
+    """Return the roles to kill, in order: shuffled, in proportion to their shares."""
     pack = [role for role in roles for _ in range(SHARES.get(role, 3))]
     cards: list[str] = []
     while len(cards) < kills:
@@ -80,7 +81,7 @@ def deck(kills: int, roles: list[str], source: random.Random) -> list[str]:
 
 
 def attack(victim: Victim, given: Any) -> None:
-    """Spread the kills over the run: neither all at its beginning, nor fewer than asked for."""
+    """Make all kills, spread evenly over the steps of the run."""
     source, cards = victim.source, deck(given.kills, given.roles, victim.source)
     victim.wait_for(1)
     began = time.monotonic()
@@ -94,7 +95,7 @@ def attack(victim: Victim, given: Any) -> None:
             if victim.step() >= victim.steps or victim.process.poll() is not None:
                 print(f"the run was over after {number} kills: too few steps")
                 return
-            victim.look()  # it is being started again
+            victim.look()  # the process is being started again
         if given.disk and number % 2:
             victim.fill(source.uniform(0.5, 3.0))
         if given.stop_s and source.random() < 0.25:
@@ -131,12 +132,12 @@ def recovery(victim: Victim, given: Any) -> dict[str, Any]:
 
 
 def digests(run: RunDirectory) -> dict[int, str]:
-    """The digest of the weights at every version."""
+    """Return the digest of the weights of every version."""
     return Books.of(open_journal(run.journal).records(0)).digests
 
 
 def settings_of(given: Any) -> list[str]:
-    """What the attacked run is, as assignments to the quickstart."""
+    """Return the settings of the attacked run, which change the quickstart's."""
     own = (*UNEVEN, "evaluation.final_trials=1") if given.runs else QUICK
     settings = [] if given.quickstart else [*SMALL, *own]
     steps = given.steps or (
@@ -149,9 +150,9 @@ def settings_of(given: Any) -> list[str]:
 
 
 def main() -> None:
-    """Attack a run or many, account, replay, and say the verdict."""
+    """Attack one run or many, account for the trials, and print the verdict."""
     given = _arguments()
-    if given.disk and MOUNTS not in os.environ:  # mounts that no other process sees
+    if given.disk and MOUNTS not in os.environ:  # in a mount namespace of its own
         os.environ[MOUNTS] = "own"
         os.execvp("unshare", ["unshare", "-rm", sys.executable, *sys.orig_argv[1:]])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
@@ -164,7 +165,7 @@ def main() -> None:
 
 
 def attacked(given: Any) -> dict[str, Any]:
-    """Attack one run, and return what was done to it and what became of it."""
+    """Attack one run; return what was done to it, and its figures."""
     folder, settings = Path(tempfile.mkdtemp(prefix="mage-chaos-")), settings_of(given)
     actors = given.actors or (4 if given.quickstart else 2)
     plain = None
@@ -182,7 +183,7 @@ def attacked(given: Any) -> dict[str, Any]:
         "stops": dict(victim.stops),
         "times_full": victim.num_full,
         "torn_bytes": victim.torn,
-        "harmed_messages": dict(victim.tap.mischief.done) if victim.tap.mischief else {},
+        "harmed_messages": dict(victim.tap.mischief.counts) if victim.tap.mischief else {},
         "messages": victim.tap.num_messages,
         "wall_s": time.monotonic() - began,
         "recovery_s": times or {},
@@ -195,7 +196,7 @@ def attacked(given: Any) -> dict[str, Any]:
 
 
 def series(given: Any) -> dict[str, Any]:
-    """Attack many runs, those that are not in `--run-dir` yet, and return the sums over all."""
+    """Attack the runs that are not in `--run-dir` yet; return the sums over all."""
     given.run_dir.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     for seed in range(given.seed, given.seed + given.runs):
@@ -225,7 +226,11 @@ def series(given: Any) -> dict[str, Any]:
 
 
 def figures_of(victim: Victim, plain: Victim | None) -> dict[str, Any]:
-    """All figures of an attacked run; the undisturbed run adds how many versions differ."""
+    """Return the figures of an attacked run.
+
+    Args:
+        plain: The undisturbed run whose weights are compared; None: weights are not compared.
+    """
     figures: dict[str, Any] = account(victim.run, victim.tap.acknowledged, victim.tap.published)
     command = [sys.executable, "-m", "mage_async.launch", "replay", str(victim.run.root)]
     figures["replay_differs"] = int(subprocess.run(command, stdout=subprocess.PIPE).returncode != 0)
@@ -238,7 +243,7 @@ def figures_of(victim: Victim, plain: Victim | None) -> dict[str, Any]:
 
 
 def conclude(report: dict[str, Any], given: Any) -> list[str]:
-    """Print the figures; what fell short."""
+    """Print the figures; return the conditions that were missed."""
     figures, kills = report["figures"], sum(report["kills"].values())
     for name, value in figures.items():
         print(f"{name:<28}{value:>10}")

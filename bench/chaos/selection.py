@@ -1,15 +1,16 @@
-"""Do faults and kills choose what is trained? Trained ÷ started, long trials over short ones.
+"""Do faults and kills select which trials are trained? Trained ÷ started, long over short ones.
 
     python -m bench.chaos.selection --name selection      2,000 trials, about 5 minutes
 
 Half of the tasks have two turns an episode, the others twenty. Each `step` raises with the same
 probability, so a fault hits a long trial ten times as often as a short one, and an actor is killed
-every few seconds, mostly in the middle of long trials. The run's own ratio comes from its journal.
-Beside it stand three other ways to treat the same faults and kills, computed from the same journal:
+every few seconds, mostly in the middle of long trials. The run's ratio comes from its journal. The
+program compares it with three other ways to treat the same faults and kills, computed from the same
+journal:
 
-    drop                    a group that a fault or a kill has hit is not trained
-    mask as zero            a trial that one has hit is trained with return 0
-    resume from checkpoint  a kill ends the whole job; trials then in flight are not played again
+    drop                    a group with a fault or a kill is not trained
+    mask as zero            a trial with a fault or a kill is trained with return 0
+    resume from checkpoint  a kill ends the whole job, and trials in flight are not played again
 
 The last line is the verdict; the exit status is 1 if the run's own ratio is not 1 within its
 interval, or a trial was lost.
@@ -37,11 +38,11 @@ from mage_async.results.selection import Selection, Share, contrast, ratio_text
 from mage_services.journal.reader import open_journal
 
 GROUPS, TRIALS = 10, 4
-"""Groups of a step, and trials of a group, which the environment's `SETTINGS` say too."""
+"""Groups of a step, and trials of a group; the environment's `SETTINGS` must have the same."""
 
 
 def settings(given: Namespace) -> list[str]:
-    """The run as assignments to the quickstart."""
+    """Return the settings of the run, which change the quickstart's."""
     return [
         *SETTINGS,
         f"admission.groups_per_step={GROUPS}",
@@ -52,18 +53,18 @@ def settings(given: Namespace) -> list[str]:
 
 @dataclass
 class Fates:
-    """What happened to every group, by grant."""
+    """Hold what happened to every group, by grant."""
 
     kinds: dict[int, str] = field(default_factory=dict)
     trained: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
     hit: set[tuple[int, int]] = field(default_factory=set)
-    """Grant and index of the trials that a fault or a kill has hit."""
+    """Grant and index of the trials that a fault or a kill interrupted."""
     in_flight_at_a_kill: set[int] = field(default_factory=set)
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> "Fates":
-        """Read a journal. Of consecutive groups that are granted again, one kill is the cause."""
+        """Read a journal. One kill makes consecutive records of groups that are granted again."""
         fates, kinds, missing = cls(), Uneven(), dict[int, set[int]]()
         for record in records:
             match record:
@@ -86,21 +87,21 @@ class Fates:
         return fates
 
     def own(self, kind: str) -> Share:
-        """Groups of the run."""
+        """Return the trained share of the groups of a kind in the run."""
         started = [grant for grant in self._ended() if self.kinds[grant] == kind]
         return Share(kind, sum(grant in self.trained for grant in started), len(started))
 
     def drop(self, kind: str) -> Share:
-        """Groups that nothing has hit."""
+        """Return the share of groups without a fault or a kill."""
         hit = {grant for grant, _ in self.hit}
         return self._without(kind, hit)
 
     def resume(self, kind: str) -> Share:
-        """Groups that were not in flight when an actor was killed."""
+        """Return the share of groups that were not in flight at a kill."""
         return self._without(kind, self.in_flight_at_a_kill)
 
     def mask(self, kind: str) -> Share:
-        """Trials that nothing has hit: those with a return of their own."""
+        """Return the share of trials without a fault or a kill, which keep their own return."""
         started = [
             (grant, index)
             for grant in self._ended()

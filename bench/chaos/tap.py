@@ -1,10 +1,10 @@
-"""A tap on the sockets of a run under attack: what the learner told its peers, seen from outside.
+"""Record all messages between a learner and its peers, as a proxy between their sockets.
 
-Peers connect to the tap, the tap to the learner, a connection for a connection, and bytes go
-through as they are. It reads ZMTP 3 (a greeting of 64 bytes, then frames), so it knows every
-message: what was acknowledged, granted and published is written down before it goes on. With
-`Mischief` it also harms messages, either way: sends them twice, in another order, cut short, with
-a bit flipped, or ends the connection.
+Peers connect to the tap, which opens one connection to the learner for each, and passes all bytes
+on. It reads ZMTP 3 (a greeting of 64 bytes, then frames), and so sees every message: what is
+acknowledged, granted and published is recorded before it is passed on. `Mischief` damages messages
+in both directions: sends them twice or later, cuts them short, flips a bit, or closes the
+connection.
 """
 
 import asyncio
@@ -24,39 +24,43 @@ from mage_services.processes.process import ticks
 GREETING_BYTES = 64
 MORE, LONG, COMMAND = 1, 2, 4
 LOOK_S = 0.05
-WAYS = ("twice", "late", "short", "flipped", "cut")
+DAMAGES = ("twice", "late", "short", "flipped", "cut")
 
 
 @dataclass
 class Mischief:
-    """Harms a share of all messages but the first of a connection, which no peer repeats."""
+    """Damage a share of all messages but the first of a connection, which no peer sends again."""
 
     share: float
     source: random.Random
-    done: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     _late: dict[int, list[bytes]] = field(default_factory=dict)
     _seen: Counter[int] = field(default_factory=Counter)
 
     def harm(self, line: int, message: list[bytes]) -> Iterator[list[bytes]]:
-        """What goes on instead of a message of one line; the line ends where it raises.
+        """Yield what is passed on in place of a message.
 
-        Raises: ConnectionError
+        Args:
+            line: Number of the connection and direction.
+
+        Raises:
+            ConnectionError: the connection is to be closed.
         """
         late = self._late.pop(line, None)
         self._seen[line] += 1
         is_harmed = self._seen[line] > 1 and self.source.random() < self.share
-        way = self.source.choice(WAYS) if is_harmed else ""
-        self.done[way or "none"] += 1
-        match way:
+        damage = self.source.choice(DAMAGES) if is_harmed else ""
+        self.counts[damage or "none"] += 1
+        match damage:
             case "late" if late is None:
                 self._late[line] = message
                 return
             case "cut":
                 raise ConnectionError("cut")
             case "short":
-                yield _short(message, self.source)
+                yield _cut_short(message, self.source)
             case "flipped":
-                yield _flipped(message, self.source)
+                yield _with_flipped_bit(message, self.source)
             case "twice":
                 yield message
                 yield message
@@ -67,7 +71,7 @@ class Mischief:
 
 
 class Tap:
-    """Listens at `here` for the peers of the learner at `there`, in a thread of its own."""
+    """Listen at socket `here`, in a thread, and connect peers to the learner's socket `there`."""
 
     def __init__(self, here: Path, there: Path, mischief: Mischief | None = None) -> None:
         self.here, self.there, self.mischief = here, there, mischief
@@ -75,7 +79,7 @@ class Tap:
         self.granted: set[tuple[int, int]] = set()
         self.published: set[int] = set()
         self.sent: set[tuple[int, int]] = set()
-        """Trials that some peer sent."""
+        """Grant and index of the trials that peers sent."""
         self.num_messages = 0
         self._num_lines = 0
         ready = threading.Event()
@@ -87,7 +91,7 @@ class Tap:
         async def serve() -> None:
             ready.set()
             server: asyncio.Server | None = None
-            async for _ in ticks(LOOK_S):  # listen while the learner does: no dead ends
+            async for _ in ticks(LOOK_S):  # listen only while the learner does, so peers find it
                 if server is None and _listens(self.there):
                     server = await asyncio.start_unix_server(self._join, self.here)
                 elif server is not None and not _listens(self.there):
@@ -97,7 +101,7 @@ class Tap:
         asyncio.run(serve())
 
     async def _join(self, near: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
-        """One peer's connection, to the learner's if there is one."""
+        """Connect a peer to the learner, or close its connection if there is no learner."""
         try:
             far, far_out = await asyncio.open_unix_connection(self.there)
         except OSError:
@@ -122,7 +126,7 @@ class Tap:
             left = GREETING_BYTES
             while left and (greeting := await reader.read(left)):
                 left -= len(greeting)
-                writer.write(greeting)  # each side waits for the other's first bytes
+                writer.write(greeting)  # at once: each side waits for the other's first bytes
             async for frames in _messages(reader):
                 if isinstance(frames, bytes):
                     writer.write(frames)
@@ -148,13 +152,13 @@ class Tap:
 
 
 def _listens(path: Path) -> bool:
-    """Whether a process listens at a socket, by the kernel's table: no connection is made."""
+    """Return whether a process listens at a socket, by the kernel's table, without connecting."""
     lines = Path("/proc/net/unix").read_text().split("\n")
     return any(line.endswith(f" {path}") and " 00010000 " in line for line in lines)
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[list[bytes] | bytes]:
-    """Messages as lists of frames; commands as the bytes they are."""
+    """Yield messages as lists of frames, and commands as bytes."""
     parts: list[bytes] = []
     while True:
         flags = (await reader.readexactly(1))[0]
@@ -179,14 +183,14 @@ def _bytes_of(message: list[bytes]) -> bytes:
     return bytes(out)
 
 
-def _short(message: list[bytes], source: random.Random) -> list[bytes]:
+def _cut_short(message: list[bytes], source: random.Random) -> list[bytes]:
     harmed = list(message)
     place = source.randrange(len(harmed))
     harmed[place] = harmed[place][: source.randint(0, max(0, len(harmed[place]) - 1))]
     return harmed
 
 
-def _flipped(message: list[bytes], source: random.Random) -> list[bytes]:
+def _with_flipped_bit(message: list[bytes], source: random.Random) -> list[bytes]:
     harmed = list(message)
     place = source.choice([n for n, body in enumerate(harmed) if body])
     bit = source.randrange(8 * len(harmed[place]))

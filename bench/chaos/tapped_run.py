@@ -1,4 +1,4 @@
-"""The supervisor of a run under attack: the real one, but peers reach the learner by a tap.
+"""Supervise a run whose peers reach the learner through a tap (`bench/chaos/tap.py`).
 
 `bench.chaos.kills` starts this module as `python -m bench.chaos.tapped_run RUN_DIR --actors N
 [--resume]`; the environment variable `MAGE_CHAOS_TAP` says where the tap listens.
@@ -23,7 +23,8 @@ TAP = "MAGE_CHAOS_TAP"
 
 
 class Tapped(Supervisor):
-    """Gives everyone but the learner the address of the tap."""
+    """Supervisor that gives all processes but the learner the tap's address in place of the
+    learner's."""
 
     def _specs(self) -> Sequence[ProcessSpec]:
         return [spec if spec.name == "learner" else self._tapped(spec) for spec in super()._specs()]
@@ -35,7 +36,7 @@ class Tapped(Supervisor):
 
 
 def main() -> int:
-    """Supervise the run of the command line to its end; its exit status."""
+    """Supervise the run of the command line to its end; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--actors", type=int, required=True)

@@ -1,4 +1,5 @@
-"""A journal's tail as a power cut leaves it: records no peer was told of are gone, or garbage."""
+"""Damage a journal's tail as a power cut would: records that no peer was told of are lost or
+garbage."""
 
 import random
 
@@ -15,10 +16,13 @@ PREFIX_BYTES = 8
 
 
 def tear(run: RunDirectory, tap: Tap, source: random.Random) -> int:
-    """Cut or spoil the last segment behind what peers were told of; returns by how many bytes.
+    """Cut the last segment, or append garbage, after the last record that a peer was told of.
 
-    No process of the run may live. What a checkpoint or a line of metrics rests on was synced
-    before it was written, so it stays, too.
+    No process of the run may live. Records that a checkpoint or a line of metrics depends on stay
+    too, because they were synced before it was written.
+
+    Returns:
+        The number of bytes that were cut, plus those that were appended.
     """
     files = sorted(run.journal.glob("*.log"))
     if not files:

@@ -1,18 +1,17 @@
-"""The same kills against three transports, in one bench: what each loses.
+"""Kill processes at the same moments under three transports, and count the trials that each loses.
 
-    ours         DEALER to ROUTER, acknowledged when the journal holds it durably, else sent again
-    push/pull    PUSH to PULL: a message is handed to zmq and forgotten
-    pub/sub      PUB to SUB: the same, and lost where no subscriber listens
+    ours         DEALER to ROUTER: a trial is sent again until the durable journal acknowledges it
+    push/pull    PUSH to PULL: an actor forgets a trial once zmq has taken it
+    pub/sub      PUB to SUB: the same, and a trial is lost if no subscriber listens
 
     python -m bench.chaos.transports --kills 20        2 minutes
 
-`ACTORS` processes make one trial a
-millisecond and hand it over; a learner appends what arrives to a journal, durably. An actor writes
-a trial down, in a file of its own, when its transport has taken it off its hands: ours when it is
-acknowledged, the other two when `send` has returned, which is all that they ever say. Processes are
-killed with SIGKILL and started again at the same moments for all three, the learner as often as an
-actor. Lost is what an actor was rid of and no journal has. High-water marks are zmq's own, 1,000;
-ours counts 16 trials in flight.
+`ACTORS` processes make one trial in each millisecond and send it; a learner appends what arrives to
+a durable journal. An actor writes a trial to a file when it counts as delivered: ours when it is
+acknowledged, the other two when `send` has returned, because they report nothing else. Processes
+are killed with SIGKILL and started again at the same moments for all three, the learner as often as
+an actor. A trial is lost if it counts as delivered and no journal has it. High-water marks are
+zmq's default of 1,000; ours has 16 trials in flight.
 """
 
 import asyncio
@@ -41,12 +40,12 @@ from mage_services.journal.reader import open_journal
 from mage_services.journal.writer import JournalFile, make_durable
 from mage_services.transport.channels import LearnerChannel, PeerChannel, PeerGone
 
-ACTORS, CREDITS, TRIALS_PER_S = 4, 16, 1000.0
+ACTORS, MAX_IN_FLIGHT, TRIALS_PER_S = 4, 16, 1000.0
 KINDS = ("ours", "push/pull", "pub/sub")
 
 
 def trial(actor: int, life: int, number: int) -> TrialResult:
-    """A short trial with a name of its own: grant is actor and life, index the number."""
+    """Return a short trial whose grant encodes actor and life, and whose index is `number`."""
     part = Segment(
         np.ones(64, np.int32), np.ones(64, bool), np.zeros(64, np.float32), (VersionRun(0, 0, 0),)
     )
@@ -54,12 +53,14 @@ def trial(actor: int, life: int, number: int) -> TrialResult:
     return TrialResult(grant, 0, Trial(Task("rps", "m", 1), number, 3, (part,), ()))
 
 
-async def our_actor(address: str, actor: int, life: int, rid: Callable[[int], None]) -> None:
-    """Hand trials over, at most `CREDITS` unacknowledged, and send these again when asked."""
-    hello = Hello(role="actor", name=f"a{actor}", build="b", config_digest="c", group_quota=CREDITS)
+async def our_actor(address: str, actor: int, life: int, delivered: Callable[[int], None]) -> None:
+    """Send trials, at most `MAX_IN_FLIGHT` unacknowledged, and send these again on request."""
+    hello = Hello(
+        role="actor", name=f"a{actor}", build="b", config_digest="c", group_quota=MAX_IN_FLIGHT
+    )
     with PeerChannel(address, hello) as channel:
         waiting: dict[int, TrialResult] = {}
-        credits = asyncio.Semaphore(CREDITS)
+        credits = asyncio.Semaphore(MAX_IN_FLIGHT)
 
         async def listen() -> None:
             while True:
@@ -68,7 +69,7 @@ async def our_actor(address: str, actor: int, life: int, rid: Callable[[int], No
                         for result in list(waiting.values()):
                             await channel.send(result)
                     case Acknowledge() if waiting.pop(message.trial, None) is not None:
-                        rid(message.trial)
+                        delivered(message.trial)
                         credits.release()
 
         async with asyncio.TaskGroup() as tasks:
@@ -81,14 +82,14 @@ async def our_actor(address: str, actor: int, life: int, rid: Callable[[int], No
 
 
 async def plain_actor(
-    address: str, actor: int, life: int, rid: Callable[[int], None], kind: int
+    address: str, actor: int, life: int, delivered: Callable[[int], None], kind: int
 ) -> None:
-    """Hand trials to zmq, and take that for delivered."""
+    """Send trials, which count as delivered once zmq has taken them."""
     with zmq.asyncio.Context() as context, context.socket(kind) as made:
         made.connect(address)
         for number in _numbers():
             await made.send_multipart(encode(trial(actor, life, number)))
-            rid(number)
+            delivered(number)
             await _pause(number)
 
 
@@ -97,12 +98,12 @@ def _numbers() -> range:
 
 
 async def _pause(number: int) -> None:
-    if number % 10 == 9:  # the loop's clock is not good for single milliseconds
+    if number % 10 == 9:  # the event loop cannot sleep for single milliseconds
         await asyncio.sleep(10 / TRIALS_PER_S)
 
 
 async def our_learner(address: str, journal: JournalFile) -> None:
-    """Take trials in; acknowledge each when it is durable."""
+    """Receive trials, and acknowledge each when it is durable."""
 
     def answer(peer: str, message: Acknowledge | Welcome) -> None:
         try:
@@ -123,7 +124,7 @@ async def our_learner(address: str, journal: JournalFile) -> None:
 
 
 async def plain_learner(address: str, journal: JournalFile, kind: int) -> None:
-    """Take what arrives."""
+    """Receive trials, and append them to the journal."""
     with zmq.asyncio.Context() as context, context.socket(kind) as made:
         made.bind(address)
         if kind == zmq.SUB:
@@ -135,21 +136,23 @@ async def plain_learner(address: str, journal: JournalFile, kind: int) -> None:
 
 
 async def act(kind: str, folder: Path, actor: int, life: int) -> None:
-    """An actor's process."""
+    """Run an actor's process."""
     out = os.open(folder / f"rid-{actor}-{life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def rid(number: int) -> None:
+    def delivered(number: int) -> None:
         os.write(out, b"%d\n" % number)
 
     address = f"ipc://{folder / 'work'}"
     if kind == "ours":
-        await our_actor(address, actor, life, rid)
+        await our_actor(address, actor, life, delivered)
     else:
-        await plain_actor(address, actor, life, rid, zmq.PUSH if kind == "push/pull" else zmq.PUB)
+        await plain_actor(
+            address, actor, life, delivered, zmq.PUSH if kind == "push/pull" else zmq.PUB
+        )
 
 
 async def learn(kind: str, folder: Path) -> None:
-    """The learner's process."""
+    """Run the learner's process."""
     found = open_journal(folder / "journal")
     make_durable(found)
     journal = JournalFile(
@@ -162,8 +165,8 @@ async def learn(kind: str, folder: Path) -> None:
         await plain_learner(address, journal, zmq.PULL if kind == "push/pull" else zmq.SUB)
 
 
-class Site:
-    """One transport under attack."""
+class TransportUnderAttack:
+    """Run and kill the processes of one transport."""
 
     def __init__(self, kind: str) -> None:
         self.kind, self.folder = kind, Path(tempfile.mkdtemp(prefix="mage-transport-"))
@@ -172,14 +175,14 @@ class Site:
         self.processes = [self._start(number) for number in range(ACTORS + 1)]
 
     def kill(self, number: int) -> None:
-        """SIGKILL a process, the last of which is the learner, and start it again."""
+        """Kill a process with SIGKILL, and start it again; the last one is the learner."""
         self.processes[number].send_signal(signal.SIGKILL)
         self.processes[number].wait()
         self.lives[number] += 1
         self.processes[number] = self._start(number)
 
     def end(self) -> dict[str, int]:
-        """Let what is on its way arrive, end all, and count."""
+        """Wait for trials on their way, end all processes, and return the counts."""
         for process in self.processes[:ACTORS]:
             process.kill()
         time.sleep(2.0)
@@ -188,12 +191,16 @@ class Site:
             process.wait()
         records = open_journal(self.folder / "journal").records(0)
         taken = {(r.grant, r.trial.index) for r in records if isinstance(r, TrialResult)}
-        rid = set()
+        delivered = set()
         for file in self.folder.glob("rid-*"):
             actor, life = map(int, file.name.split("-")[1:])
             numbers = file.read_text().split("\n")[:-1]
-            rid |= {(actor * 1_000_000 + life, int(number)) for number in numbers}
-        return {"rid_of": len(rid), "in_the_journal": len(taken), "lost": len(rid - taken)}
+            delivered |= {(actor * 1_000_000 + life, int(number)) for number in numbers}
+        return {
+            "rid_of": len(delivered),
+            "in_the_journal": len(taken),
+            "lost": len(delivered - taken),
+        }
 
     def _start(self, number: int) -> "subprocess.Popen[bytes]":
         role = ["learner"] if number == ACTORS else [str(number), str(self.lives[number])]
@@ -203,8 +210,8 @@ class Site:
 
 
 def attack(kind: str, kills: int, seed: int, gap_s: float) -> dict[str, int]:
-    """Kill at moments that follow from the seed alone."""
-    source, site = random.Random(seed), Site(kind)
+    """Kill processes at moments that depend on the seed alone; return the counts."""
+    source, site = random.Random(seed), TransportUnderAttack(kind)
     time.sleep(4.0)
     for _ in range(kills):
         time.sleep(source.uniform(0.5, 2 * gap_s - 0.5))
@@ -214,7 +221,7 @@ def attack(kind: str, kills: int, seed: int, gap_s: float) -> dict[str, int]:
 
 
 def main() -> None:
-    """Attack each transport in turn, and say what was lost."""
+    """Attack each transport, and print what was lost."""
     if len(sys.argv) > 1 and sys.argv[1] in KINDS:
         kind, folder, *role = sys.argv[1:]
         is_learner = role == ["learner"]

@@ -1,4 +1,4 @@
-"""A run under attack: its processes are killed and stopped, its disk is filled."""
+"""Run training with processes that are killed and stopped, and a disk that is filled."""
 
 import atexit
 import os
@@ -31,16 +31,16 @@ MODULES = {
     "supervisor": "bench.chaos.tapped_run",
     "engine": "mage_services.engines.sglang.server",
 }
-BOTH = ("supervision.max_restarts=100000",)
+NO_LIMIT_ON_RESTARTS = ("supervision.max_restarts=100000",)
 LOOK_S = 0.02
 
 
 class Victim:
-    """A run under attack."""
+    """Start a run, harm its processes, and wait for its steps."""
 
     def __init__(self, root: Path, settings: list[str], actors: int, given: Any) -> None:
         self.run, self.actors = RunDirectory(root.resolve()), actors
-        self.config = config_file.load(config_file.find(None), [*settings, *BOTH])
+        self.config = config_file.load(config_file.find(None), [*settings, *NO_LIMIT_ON_RESTARTS])
         check(self.config)
         self.run.logs.mkdir(parents=True)
         self.run.checkpoints.mkdir()
@@ -68,16 +68,16 @@ class Victim:
 
     @property
     def steps(self) -> int:
-        """How many steps the whole run has."""
+        """Number of steps of the whole run."""
         return self.config.learner.steps
 
     def step(self) -> int:
-        """Steps written down so far."""
+        """Return the last step in the run's metrics."""
         lines = read_lines(self.run.metrics)
         return lines[-1]["step"] if lines else 0
 
     def kill(self, role: str) -> bool:
-        """SIGKILL one process of a role; False where none lives."""
+        """Kill one process of a role with SIGKILL; return False if there is none."""
         found = self._pids(role)
         if not found:
             return False
@@ -91,7 +91,7 @@ class Victim:
         return True
 
     def stop(self, role: str, seconds: float) -> None:
-        """SIGSTOP one process of a role; `look` lets it go on when the time is over."""
+        """Stop one process of a role with SIGSTOP; `look` continues it after `seconds`."""
         found = self._pids(role)
         if found:
             pid = self.source.choice(found)
@@ -100,7 +100,7 @@ class Victim:
             self._stopped.append((time.monotonic() + seconds, pid))
 
     def fill(self, seconds: float) -> None:
-        """Leave no space beside the journal; `look` takes the filler away when the time is over."""
+        """Fill the journal's disk; `look` removes the filling file after `seconds`."""
         self.num_full += 1
         self._full_until = time.monotonic() + seconds
         with self._filler.open("wb", buffering=0) as out, suppress(OSError):
@@ -112,9 +112,10 @@ class Victim:
         return self.run.journal / "filler"
 
     def look(self) -> None:
-        """Let a moment pass; stopped processes go on when it is time.
+        """Sleep briefly; continue stopped processes and empty the disk when it is time.
 
-        Raises: SystemExit: the run ended badly.
+        Raises:
+            SystemExit: the run failed.
         """
         self._continue()
         if self._filler.exists() and time.monotonic() >= self._full_until:
@@ -124,9 +125,10 @@ class Victim:
         time.sleep(LOOK_S)
 
     def wait_for(self, step: int) -> float:
-        """Seconds until the run has come to a step, or has ended.
+        """Wait until the run has trained a step, or has ended; return the seconds that took.
 
-        Raises: SystemExit: no step for `--patience-s`.
+        Raises:
+            SystemExit: there was no step for `--patience-s` seconds, or the run failed.
         """
         began = seen = time.monotonic()
         last = self.step()
@@ -144,7 +146,7 @@ class Victim:
         self.look()
 
     def give_up(self, reason: str) -> None:
-        """End the attack: the run hangs, or has failed."""
+        """End the program, because the run hangs or has failed."""
         self.process.terminate()
         print((self.run.root.parent / "output").read_text()[-3000:])
         sys.exit(f"FAILED: {reason}; see {self.run.root}")
@@ -160,9 +162,9 @@ class Victim:
             )
 
     def _wait_for_the_end(self) -> None:
-        """Children die with their supervisor; return when they have."""
+        """Wait until all processes have ended, which end with their supervisor."""
         while any(self._pids(role) for role in MODULES):
-            self._continue()  # one that was stopped in its first breath has not asked to die yet
+            self._continue()  # one that was stopped before it had bound its life to its parent's
             time.sleep(LOOK_S)
 
     def _continue(self) -> None:
@@ -171,7 +173,7 @@ class Victim:
             try:
                 os.kill(pid, signal.SIGCONT)
             except ProcessLookupError:
-                continue  # it was killed while it was stopped
+                continue  # the process was killed while it was stopped
 
     def _pids(self, role: str) -> list[int]:
         names = {MODULES[role], str(self.run.root)}
