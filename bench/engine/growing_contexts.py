@@ -1,5 +1,5 @@
-"""Growing contexts on a model of the quickstart's shape: in each turn a context is told some tokens
-and samples one.
+"""Make a model of the quickstart's shape, and contexts that grow: each turn appends some tokens and
+samples one.
 """
 
 import time
@@ -29,7 +29,7 @@ SHAPE = {
 
 
 def make_model(directory: Path) -> Qwen3ForCausalLM:
-    """A random model of the quickstart's shape, saved."""
+    """Make a model with random weights, save it to `directory`, and return it."""
     torch.manual_seed(0)
     rope = {"rope_type": "default", "rope_theta": 100.0}
     model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, rope_parameters=rope)).eval()
@@ -40,7 +40,8 @@ def make_model(directory: Path) -> Qwen3ForCausalLM:
 
 @dataclass(frozen=True)
 class Turns:
-    """What contexts are told: `[turn][context]`, and as rectangles padded on the left, masked."""
+    """Hold the tokens that are appended, by turn and context; also as tensors padded on the left,
+    with masks."""
 
     told: list[list[np.ndarray]]
     padded: list[torch.Tensor]
@@ -48,7 +49,7 @@ class Turns:
 
     @staticmethod
     def of(told: list[list[np.ndarray]]) -> "Turns":
-        """Pad each turn to its longest."""
+        """Pad the tokens of each turn to its longest."""
         padded, masks = [], []
         for turn in told:
             width = max(len(words) for words in turn)
@@ -59,12 +60,12 @@ class Turns:
         return Turns(told, padded, masks)
 
     def alone(self) -> list["Turns"]:
-        """The same for each context by itself."""
+        """Return the turns of each context by itself."""
         return [Turns.of([[turn[index]] for turn in self.told]) for index in range(CONTEXTS)]
 
 
 def make_turns(*, is_ragged: bool) -> Turns:
-    """Random tokens; the first prompts are alike."""
+    """Return turns of random tokens; all contexts have the same first prompt."""
     source = np.random.default_rng(0)
     first = source.integers(0, 320, FIRST, np.int32)
     told = [[first] * CONTEXTS]
@@ -75,7 +76,7 @@ def make_turns(*, is_ragged: bool) -> Turns:
 
 
 def by_engine(scheduler: Scheduler, turns: Turns) -> None:
-    """All contexts through the scheduler."""
+    """Sample all turns of all contexts with the embedded engine's scheduler."""
     contexts, lengths = np.zeros((CONTEXTS, 256), np.int32), [0] * CONTEXTS
     for number, turn in enumerate(turns.told):
         for index, words in enumerate(turn):
@@ -92,15 +93,16 @@ def by_engine(scheduler: Scheduler, turns: Turns) -> None:
 
 
 def rates(variants: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Sampled tokens per processor-second of every variant; the variants take turns.
+    """Return sampled tokens per CPU-second of each variant, one figure for each repeat.
 
-    All compute on one thread and wait for nothing, so on an idle machine this is per second too.
+    The variants alternate. All compute on one thread and wait for nothing, so on an idle machine
+    the figures are per second too.
     """
     found: dict[str, list[float]] = {name: [] for name in variants}
     for repeat in range(repeats + 1):
         for name, work in variants.items():
             began = time.process_time()
             work()
-            if repeat:  # the first warms up
+            if repeat:  # the first repeat warms up
                 found[name].append(CONTEXTS * TURNS / (time.process_time() - began))
     return found

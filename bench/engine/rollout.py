@@ -1,23 +1,23 @@
-"""What a growing context saves: trials of three episodes of six turns against one engine.
+"""Measure what the prefix cache saves in trials of three episodes of six turns, by cache rule.
 
     python -m bench.engine.rollout [--engine sglang] [--size tiny|0.6b|4b | --policy DIR]
         [--trials 8]
 
-All trials begin with the same rules and then grow: each turn is told some tokens and draws some.
-They run side by side, each at its own pace, while new weights come after every 24 turns, say. The
-same work, told and drawn token by token, in several ways:
+All trials begin with the same rules, and each turn appends some tokens and samples some. Trials are
+concurrent and do not wait for each other; new weights are loaded every `turns_a_version` turns. The
+same work, token by token, is done in several ways:
 
-    cache off             nothing is reused: every turn computes its whole prompt
-    isolate               keys of older weights are never read
-    refresh_at_episode    they are, until the next episode begins
-    keep                  they are, to the trial's end
-    as MAGE does          a turn of all trials, then the next: weights are loaded anew before every
-                          turn, each prompt is a fresh one, and nothing is reused
+    cache off             no prefix is reused: every turn computes its whole prompt
+    isolate               keys and values that older weights computed are never read
+    refresh_at_episode    they are read until the next episode begins
+    keep                  they are read to the end of the trial
+    as MAGE does          all trials play a turn, then all the next one; weights are loaded before
+                          every turn, and no prefix is reused
 
-Per way: trials and sampled tokens a second, the time to a turn's first token (of the same contexts
-with turns of one token), and the share of prompt tokens that were reused, after the first turn.
-Ways take turns in one run, on one engine. Exits with 1 where `keep` is not 3 times MAGE's way in
-trials a second, or reuses less than 95 %.
+For each way the program prints trials and sampled tokens per second, the time to a turn's first
+token (in the same contexts with turns of one token), and the share of prompt tokens reused after
+the first turn. The ways alternate on one engine. The exit status is 1 if `keep` is not 3 times as
+fast as MAGE's way, or reuses less than 95 %.
 """
 
 import argparse
@@ -46,7 +46,7 @@ WAYS = ("cache off", "isolate", "refresh_at_episode", "keep", "as MAGE does")
 
 @dataclass(frozen=True)
 class Work:
-    """How long contexts are, in tokens, and what the vocabulary is."""
+    """Hold the sizes of the work, in tokens."""
 
     trials: int
     rules: int
@@ -56,46 +56,47 @@ class Work:
     turns_a_version: int
 
     def longest(self) -> int:
-        """A whole trial."""
+        """Return the tokens of a whole trial."""
         return self.rules + EPISODES * TURNS * (self.told + self.drawn) + 1
 
     def answered_in_one(self) -> "Work":
-        """The same lengths with turns of one token: how long a turn's first token takes."""
+        """Return the same work with turns of one sampled token, which measures the time to the
+        first token."""
         return replace(self, told=self.told + self.drawn - 1, drawn=1)
 
 
 @dataclass
-class Found:
-    """What one way took, once."""
+class WayFigures:
+    """Hold the figures of one way in one round."""
 
     seconds: float = 0.0
     num_tokens: int = 0
     num_prompt: int = 0
     num_reused: int = 0
-    """Both after a trial's first turn."""
+    """Tokens of prompts, and reused ones among them, after a trial's first turn."""
     turn_s: list[float] = field(default_factory=list)
 
 
 class Weights:
-    """The same weights under one version after the other."""
+    """Load the same weights again and again, as successive versions."""
 
     def __init__(self, engine: Engine, file: Path) -> None:
         self._engine, self._file, self._version = engine, file, 0
         self._num_turns = 0
 
     async def load(self) -> None:
-        """Publish a version."""
+        """Load the weights as the next version."""
         self._version += 1
         await self._engine.load(self._version, self._file)
 
     def count_turn(self, turns_a_version: int) -> bool:
-        """Whether it is time for new weights."""
+        """Count a turn; return whether new weights are due."""
         self._num_turns += 1
         return self._num_turns % turns_a_version == 0
 
 
 class Trial:
-    """One growing context."""
+    """Play one trial, whose context grows."""
 
     def __init__(self, work: Work, way: str, name: str, number: int) -> None:
         self._work, self._way, self._name = work, way, name
@@ -103,8 +104,8 @@ class Trial:
         rules = np.random.default_rng(0).integers(3, work.vocabulary, work.rules, np.int32)
         self._tokens, self._turn, self._number = rules, 0, number
 
-    async def turn(self, engine: Engine, found: Found) -> None:
-        """Be told something, and draw."""
+    async def turn(self, engine: Engine, found: WayFigures) -> None:
+        """Append tokens, and sample a completion."""
         work, is_fresh_prompt = self._work, self._way in ("cache off", "as MAGE does")
         told = self._source.integers(3, work.vocabulary, work.told, np.int32)
         self._tokens = np.concatenate([self._tokens, told])
@@ -132,14 +133,15 @@ class Trial:
 
 
 def _nonce(work: Work, number: int) -> np.ndarray:
-    """Two tokens that no other turn begins with."""
+    """Return two tokens that make a prompt different from all others, so that no prefix is
+    reused."""
     usable = work.vocabulary - 3
     return np.array([3 + number % usable, 3 + number // usable % usable], np.int32)
 
 
-async def play(engine: Engine, work: Work, way: str, name: str, weights: Weights) -> Found:
-    """All trials by one way."""
-    found = Found()
+async def play(engine: Engine, work: Work, way: str, name: str, weights: Weights) -> WayFigures:
+    """Play all trials in one way."""
+    found = WayFigures()
     first = sum(name.encode()) * work.trials
     trials = [Trial(work, way, f"{name}.{n}", first + n) for n in range(work.trials)]
     began = time.perf_counter()
@@ -153,8 +155,10 @@ async def play(engine: Engine, work: Work, way: str, name: str, weights: Weights
     return found
 
 
-async def _alone(engine: Engine, trial: Trial, work: Work, weights: Weights, found: Found) -> None:
-    """One trial at its own pace; the trial whose turn is due loads new weights and waits."""
+async def _alone(
+    engine: Engine, trial: Trial, work: Work, weights: Weights, found: WayFigures
+) -> None:
+    """Play one trial to its end. If new weights are due after its turn, this trial loads them."""
     for _ in range(EPISODES * TURNS):
         await trial.turn(engine, found)
         if weights.count_turn(work.turns_a_version):
@@ -164,7 +168,7 @@ async def _alone(engine: Engine, trial: Trial, work: Work, weights: Weights, fou
 async def measure(
     make: Callable[[], Engine], file: Path, work: Work, repeats: int
 ) -> tuple[str, dict[str, dict[str, list[float]]]]:
-    """Every way, interleaved; the first round warms up and is not counted."""
+    """Measure all ways in alternation; the first round warms up and is not counted."""
     names = ("trials_s", "tokens_s", "reused", "first_token_s", "first_token_p90_s")
     found = {way: {name: [] for name in names} for way in WAYS}
     async with make() as engine:
@@ -188,7 +192,7 @@ async def measure(
 
 
 def report(found: dict[str, dict[str, list[float]]]) -> dict[str, object]:
-    """Print the table; the figures."""
+    """Print the table; return the figures."""
     print(f"{'':20}{'trials/s':>10}{'tokens/s':>10}{'reused':>9}{'first token':>13}{'p90':>10}")
     medians = {
         way: {name: float(np.median(values)) for name, values in figures.items()}
@@ -208,7 +212,7 @@ def report(found: dict[str, dict[str, list[float]]]) -> dict[str, object]:
 
 
 def main() -> int:
-    """Measure, print, write; 1 where a bound is missed."""
+    """Measure, print and write the figures; return 1 if a bound is missed."""
     parser = option_parser(__doc__)
     parser.add_argument("--engine", choices=("embedded", "sglang"), default="embedded")
     parser.add_argument("--size", choices=("tiny", "0.6b", "4b"), default="tiny")
@@ -251,7 +255,7 @@ def main() -> int:
 
 
 def _policy(given: argparse.Namespace, folder: Path) -> tuple[Path, int]:
-    """The model directory, made if none is given, and the size of its vocabulary."""
+    """Return the model directory, which is made if none is given, and its vocabulary size."""
     if given.policy:
         return given.policy, json.loads((given.policy / "config.json").read_text())["vocab_size"]
     model = random_model(given.size, is_tied=given.size != "tiny")

@@ -1,16 +1,16 @@
-"""Kill SGLang under an actor's trials again and again, and account for every trial.
+"""Kill SGLang while an actor plays trials, again and again, and account for every trial.
 
     python -m bench.engine.sglang_kills --kills 20     a minute a kill
 
-Needs the python of an environment that has SGLang (`tests/sglang`). Trials of the quickstart are
-played through `play_trial`, always 16 at once; SIGKILL hits the engine's process or its scheduler
-in turn, at a random moment of a trial; the engine starts again (half a minute on a processor) and
-the trials play on. Every third time new weights are published before. The last line is the verdict;
-exit status 1 where a trial is lost or has tokens of other weights than were published.
+It needs an environment with SGLang (`tests/sglang`). Trials of the quickstart are played by
+`play_trial`, always 16 concurrently. SIGKILL hits the engine's process and its scheduler
+alternately, at random moments. The engine starts again (half a minute on a CPU), and the trials go
+on. Before every third kill, new weights are published. The last line is the verdict; the exit
+status is 1 if a trial is lost, or has tokens of weights that were not published.
 
-    finished, dropped   trials that ended, or were given up with a reason
+    finished, dropped   trials that ended, or were dropped for a recorded reason
     lost                trials that did neither
-    recovery_s          from the kill to the first completion of the next process
+    recovery_s          seconds from a kill to the first completion of the next process
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from mage_services.processes.process import ticks
 
 AT_ONCE = 16
 PATIENCE_S = 900.0
-"""From a kill to the next completion; more is a hang."""
+"""Longest wait from a kill to the next completion; a longer one counts as a hang."""
 SETTINGS = (
     "engine.kind=sglang",
     "engine.cache_rule=refresh_at_episode",
@@ -55,7 +55,7 @@ SETTINGS = (
 
 
 class Game:
-    """Trials that are always under way, and what became of them."""
+    """Play trials all the time, and count how they end."""
 
     def __init__(self, config: Config, policy: Path, engine: SglangEngine) -> None:
         environment, chat = environment_of(config), load_chat(policy)
@@ -66,7 +66,7 @@ class Game:
         self.is_over = False
 
     async def play(self) -> None:
-        """Play one trial after the other until told to end. Cancellation loses one."""
+        """Play one trial after the other until `is_over`. Cancellation loses the present one."""
         while not self.is_over:
             task: Task = self._tasks[self.num_begun % len(self._tasks)]
             run = self._stage.begin(task, 0, f"{self.num_begun}.0.0")
@@ -78,7 +78,7 @@ class Game:
 
 
 class Publisher:
-    """New weights: those of before, a little changed."""
+    """Publish new weights, which differ a little from the previous ones."""
 
     def __init__(self, policy: Path, engine: SglangEngine) -> None:
         self._folder, self._engine = policy.parent, engine
@@ -86,7 +86,7 @@ class Publisher:
         self.version = 0
 
     async def publish(self) -> None:
-        """Load the next version."""
+        """Publish the next version, and load it into the engine."""
         self.version += 1
         self._tensors = {
             name: tensor + 1e-3 * torch.randn_like(tensor) for name, tensor in self._tensors.items()
@@ -97,7 +97,7 @@ class Publisher:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for something that nothing tells a measurement from outside."""
+    """Wait until a condition holds, which has no event to wait for."""
     async with asyncio.timeout(PATIENCE_S):
         async for _ in ticks(0.02):
             if is_so():
@@ -105,19 +105,20 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def until_completions(engine: SglangEngine, count: int) -> None:
-    """Wait until so many more turns have been drawn."""
+    """Wait until `count` more turns were sampled."""
     wanted = engine.statistics().num_completions + count
     await until(lambda: engine.statistics().num_completions >= wanted)
 
 
 async def until_recovered(engine: SglangEngine, dead: int) -> None:
-    """Wait until a process that follows the one with the id `dead` has drawn a turn."""
+    """Wait until a successor of the process with id `dead` has sampled a turn."""
     await until(lambda: engine.pid not in (dead, None))
     await until_completions(engine, 1)
 
 
 def victim(engine: SglangEngine, number: int) -> int:
-    """Whom to kill: the engine's process, or that of its children which has computed most."""
+    """Return the id of the process to kill: the engine's, or its scheduler's, the child with most
+    CPU time."""
     assert engine.pid is not None
     children = psutil.Process(engine.pid).children(recursive=True)
     if number % 2 == 0 or not children:
@@ -126,7 +127,7 @@ def victim(engine: SglangEngine, number: int) -> int:
 
 
 async def attack(config: Config, policy: Path, kills: int, minutes: float) -> dict[str, object]:
-    """Play, kill, and count."""
+    """Play trials, kill SGLang, and return the figures."""
     source, recovery_s = random.Random(0), list[float]()
     engine = make_engine(config, policy, "actor-0")
     assert isinstance(engine, SglangEngine)
@@ -167,7 +168,7 @@ async def attack(config: Config, policy: Path, kills: int, minutes: float) -> di
 
 
 def main() -> None:
-    """Run the attack and write its figures."""
+    """Run the attack, print the verdict, and write the baseline."""
     parser = option_parser(__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=60.0, help="no kill after these")

@@ -1,4 +1,5 @@
-"""Log-probs, entropies and gradients against fp64, over widths and temperatures."""
+"""Measure errors of log-probs, entropies and gradients against fp64, over widths and
+temperatures."""
 
 from typing import Any
 
@@ -21,7 +22,8 @@ BOUNDS = {
 
 
 def measure_accuracy(device: str) -> dict[str, Any]:
-    """The worst of each error over all widths and temperatures, bf16 inputs, logits up to 32."""
+    """Return the largest of each error over all widths and temperatures, for bf16 inputs and logits
+    up to 32."""
     worst = dict.fromkeys(BOUNDS, 0.0)
     for width in WIDTHS:
         for temperature in TEMPERATURES:
@@ -34,7 +36,7 @@ def measure_accuracy(device: str) -> dict[str, Any]:
 
 
 def errors(width: int, inverse_temperature: float, device: str) -> dict[str, float]:
-    """The errors of one head."""
+    """Return the errors of one LM head, by name."""
     arguments = random_head(
         TOKENS,
         VOCABULARY,

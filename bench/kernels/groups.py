@@ -1,13 +1,12 @@
-"""Group advantage: ours beside the loops that verl and MAGE run, and beside vectorised torch.
+"""Time group-normalised advantages: ours, the loops of verl and MAGE, and vectorised torch.
 
-Both loops are written afresh from reading them: what they do per row, and nothing else. verl's
-(GRPO) gathers one scalar tensor per row into a dict, then subtracts and divides row by row. MAGE's
-(GiGPO) first looks up the rows of every trial for its returns, then compares row by row twice, for
-the trial and for the step, and expands both to tokens. Both give `[B, L]`, padded, of which a loss
-reads what the mask admits. Ours gives what the learner trains on: a number per turn, computed where
-its model lies, and written at the tokens that the mask admits, one row after the other. Keys are
-numbered each time. Beside it a bare fill of as much memory that is there already, a bound that no
-code which writes the tokens can beat.
+Both loops are reimplementations of what the other projects do for each row. verl's (GRPO) gathers a
+scalar tensor from each row into a dict, then subtracts and divides row by row. MAGE's (GiGPO) first
+looks up the rows of every trial for its returns, then compares row by row twice, for the trial and
+for the step, and expands both to tokens. Both return a padded `[B, L]`. Ours returns what the
+learner trains on: a number for each turn, on the model's device, and then written at the unmasked
+tokens, one row after the other; each call numbers the keys of the groups again. "a bare fill"
+writes as many values into existing memory, which no code that writes tokens can beat.
 
 Shapes: `B` rows, `L` tokens of the longest row.
 """
@@ -29,26 +28,28 @@ DISCOUNT = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A batch as verl holds it: one row per trial, or for MAGE one per turn, padded to `L`."""
+    """Hold a batch as verl does: one row for each trial, or for MAGE one for each turn, padded to
+    `L`."""
 
     tasks: list[str]
-    """The task of each row: rows of equal task are compared."""
+    """Task of each row; rows with the same task are compared."""
     trials: list[str] | None
-    """None where every row is a trial of its own, which needs no look-up."""
+    """Trial of each row; None if every row is a trial of its own."""
     anchors: list[str]
-    """The state each row was played in."""
+    """State of the environment in which each row was played."""
     rewards: Tensor
     """`[B]`"""
     token_rewards: Tensor
-    """`[B, L]`: a row's reward at its last token"""
+    """`[B, L]`: a row's reward, at its last token."""
     mask: Tensor
     """bool `[B, L]`"""
     lengths: Tensor
-    """Tokens of each row `[B]`, on the host: the packing code knows them."""
+    """`[B]` on the CPU, where the packing code knows them: tokens of each row."""
 
 
 def make_rows(num_rows: int, num_tokens: int, device: str, *, turns: int) -> Rows:
-    """Rows of a half to the whole of `num_tokens`, `turns` to a trial, GROUP trials to a task."""
+    """Make rows of random lengths from half of `num_tokens` up: `turns` in a trial, GROUP trials in
+    a task."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(num_tokens // 2, num_tokens + 1, (num_rows,), generator=generator)
     mask = torch.arange(num_tokens)[None] < lengths[:, None]
@@ -68,13 +69,13 @@ def make_rows(num_rows: int, num_tokens: int, device: str, *, turns: int) -> Row
 
 
 def verl_loop(rows: Rows) -> Tensor:
-    """GRPO as verl computes it: `[B, L]`."""
+    """Compute GRPO's advantages as verl does: `[B, L]`."""
     compared = by_row(rows.token_rewards.sum(-1), rows.tasks, divide_by_std=True)
     return compared.unsqueeze(-1) * rows.mask
 
 
 def mage_loop(rows: Rows) -> Tensor:
-    """GiGPO as MAGE computes it: trial level plus step level, `[B, L]`."""
+    """Compute GiGPO's advantages as MAGE does, at trial level plus at step level: `[B, L]`."""
     returns = returns_by_lookup(rows)
     trial_level = by_row(rows.token_rewards.sum(-1), rows.tasks, divide_by_std=False)
     step_level = by_row(returns, rows.anchors, divide_by_std=False)
@@ -86,7 +87,7 @@ def mage_loop(rows: Rows) -> Tensor:
 
 
 def by_row(scores: Tensor, keys: Sequence[Hashable], *, divide_by_std: bool) -> Tensor:
-    """The comparison, a row at a time."""
+    """Subtract the mean of each row's group, one row at a time."""
     members = defaultdict(list)
     for row in range(len(keys)):
         members[keys[row]].append(scores[row])
@@ -100,7 +101,7 @@ def by_row(scores: Tensor, keys: Sequence[Hashable], *, divide_by_std: bool) -> 
 
 
 def returns_by_lookup(rows: Rows) -> Tensor:
-    """Discounted returns, for which all rows are searched once per trial and once per row."""
+    """Compute discounted returns by searching all rows for each trial and for each row."""
     trials = cells_of(rows, rows.trials).ids.cpu()
     rewards, returns, of_trial = rows.rewards.tolist(), torch.zeros(len(trials)), {}
     for trial in range(int(trials.max()) + 1):
@@ -116,7 +117,7 @@ def returns_by_lookup(rows: Rows) -> Tensor:
 
 
 def vectorised(rows: Rows) -> Callable[[], Tensor]:
-    """GRPO by sums over keys, keys given as integers."""
+    """Return a function that computes GRPO by vectorised sums; groups are numbered in advance."""
     keys = cells_of(rows, rows.tasks).ids
     count = torch.bincount(keys).float()
 
@@ -131,14 +132,14 @@ def vectorised(rows: Rows) -> Callable[[], Tensor]:
 
 
 def cells_of(rows: Rows, keys: Sequence[Hashable]) -> Cells:
-    """The same keys, numbered on the host, as the learner numbers its own."""
+    """Number the keys of rows on the CPU, as the learner does."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     ids = torch.tensor(list(map(numbers.__getitem__, keys)), dtype=torch.int64)
     return Cells(ids, len(numbers)).to(rows.mask.device)
 
 
 def measure_groups(num_rows: int, num_tokens: int, device: str, rounds: int) -> dict[str, Any]:
-    """Ours against verl's loop (one turn a trial) and against MAGE's (several)."""
+    """Compare ours with verl's loop (one turn in a trial) and with MAGE's (several)."""
     print(f"group advantage, {num_rows} rows x {num_tokens} tokens")
     single = make_rows(num_rows, num_tokens, device, turns=1)
     several = make_rows(num_rows, num_tokens, device, turns=TURNS)
@@ -166,12 +167,12 @@ def measure_groups(num_rows: int, num_tokens: int, device: str, rounds: int) -> 
 
 
 def grpo(rows: Rows, cells: Cells) -> Tensor:
-    """Ours: fp32 `[B]`."""
+    """Compute GRPO's advantages by our kernel: fp32 `[B]`."""
     return minus_baseline(rows.rewards.double(), cells, divide_by_std=True).float()
 
 
 def gigpo(rows: Rows) -> Tensor:
-    """Ours, with the returns of each trial from one pass over its turns: fp32 `[B]`."""
+    """Compute GiGPO's advantages by our kernel, and returns in one pass: fp32 `[B]`."""
     trial_level = minus_baseline(rows.rewards.double(), cells_of(rows, rows.tasks))
     returns = torch.tensor(to_go(rows.rewards.tolist()), dtype=torch.float64)
     anchors = cells_of(rows, rows.anchors)
@@ -179,7 +180,7 @@ def gigpo(rows: Rows) -> Tensor:
 
 
 def to_go(rewards: list[float]) -> list[float]:
-    """Discounted returns of trials of TURNS turns."""
+    """Return the discounted returns of trials with TURNS turns."""
     returns = list(rewards)
     for row in reversed(range(len(rewards) - 1)):
         if (row + 1) % TURNS:
@@ -188,5 +189,5 @@ def to_go(rewards: list[float]) -> list[float]:
 
 
 def check(loop: Tensor, ours: Tensor) -> None:
-    """Nothing is timed that computes something else."""
+    """Check that our results equal the loop's before they are timed."""
     torch.testing.assert_close(ours.view_as(loop), loop, rtol=1e-4, atol=1e-5)

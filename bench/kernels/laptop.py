@@ -1,4 +1,4 @@
-"""The head on a CPU: the quickstart's shape, and a vocabulary that does not fit at once."""
+"""Measure the LM head on a CPU: the quickstart's shape, and a vocabulary of 32,000 tokens."""
 
 from functools import partial
 from typing import Any
@@ -12,12 +12,12 @@ from bench.kernels.timing import timings
 from mage_kernels import linear_logprob
 
 SHAPES = ((4000, 64, 320), (2048, 256, 32_000))
-"""Tokens, width, vocabulary."""
+"""(tokens, width, vocabulary)."""
 
 
 def measure_laptop(shape: tuple[int, int, int], rounds: int) -> dict[str, Any]:
-    """Forward and backward in fp32 of ours, of the single pass, and of three plain lines; then the
-    learner's loss.
+    """Measure forward and backward in fp32 of our log-probs, of our single-pass loss and of plain
+    torch; then the learner's loss.
     """
     case = Case.flat(*shape)
     repeats = rounds * 3 if case.vocabulary < 1000 else max(3, rounds // 3)
@@ -36,5 +36,5 @@ def measure_laptop(shape: tuple[int, int, int], rounds: int) -> dict[str, Any]:
 
 
 def ours(hidden: torch.Tensor, head: torch.Tensor, tokens: torch.Tensor, _: torch.Tensor):
-    """Without a mask, as the plain lines."""
+    """Compute log-probs by our kernel, without a mask."""
     return linear_logprob(hidden, head, tokens)

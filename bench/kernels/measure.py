@@ -1,17 +1,18 @@
-"""The RL head's kernels beside plain torch and the open kernels.
+"""Compare our kernels for the LM head under RL with plain torch and other projects' kernels.
 
     python -m bench.kernels.measure
 
-With a GPU: time, memory and error at every shape beside the anchors that are installed, group
-advantages, the learner's loss both ways. 20 minutes; figures are written after each case, and the
-same command goes on where the last one ended, as long as neither kernels nor bench were edited.
+With a GPU (20 minutes): time, memory and error at every shape, beside those of the other projects
+that are installed; group advantages; the learner's loss in one pass and in two. Figures are written
+after each case, and the same command continues an interrupted one, as long as neither kernels nor
+benchmark were edited.
 
-    --minutes 9  begin no case after so long: for machines that are lent by the quarter of an hour
-    --shape 16384x2560 --logits peaked    a part of it
-    --again      measure also what was measured
-    --into DIR   write there instead of bench/baselines; to go on, it has to hold the file
+    --minutes 9  begin no case after so many minutes, for machines that are lent for a short time
+    --shape 16384x2560 --logits peaked    measure these cases only
+    --again      also measure cases whose figures are in the file
+    --into DIR   write there instead of bench/baselines; to continue, DIR has to hold the file
 
-Without a GPU: what runs on a laptop (3 minutes).
+Without a GPU: shapes that fit a laptop (3 minutes).
 
     --static     compile every kernel for the GPUs it runs on, on any machine; exit status 1 on a
                  spill or a GEMM without the matrix units
@@ -41,11 +42,11 @@ from mage_kernels import backend_report
 from mage_kernels.dispatch import BACKEND
 
 Part = tuple[str, str, Callable[[], dict[str, Any]]]
-"""Section and name in the file, and how it is measured."""
+"""Section and name in the file, and the function that measures it."""
 
 
 def main() -> int:
-    """Exit status."""
+    """Measure all parts; return the exit status."""
     options = arguments()
     if options.static:
         from bench.kernels.static_check import report
@@ -71,7 +72,7 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = option_parser(__doc__)
     parser.add_argument("--static", action="store_true")
     parser.add_argument("--accuracy", action="store_true")
@@ -86,7 +87,7 @@ def arguments() -> argparse.Namespace:
 
 
 def parts(options: argparse.Namespace) -> Iterator[Part]:
-    """What to measure, in order: on a GPU the heads, whole and half masked, flat and peaked."""
+    """Yield what to measure, in order."""
     is_gpu, rounds, threads = torch.cuda.is_available(), options.rounds, torch.get_num_threads()
     device = "cuda" if is_gpu else "cpu"
     form = "Triton" if BACKEND.fused_devices else "plain PyTorch"
@@ -118,7 +119,7 @@ def parts(options: argparse.Namespace) -> Iterator[Part]:
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
-    """Every situation of the head that was asked for."""
+    """Yield the chosen cases of the LM head: shapes, logits, and masks."""
     shapes = [tuple(map(int, shape.split("x"))) for shape in options.shape or []] or SHAPES
     for num_tokens, width in shapes:
         for logits in [options.logits] if options.logits else ["flat", "peaked"]:

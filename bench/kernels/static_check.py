@@ -1,7 +1,7 @@
-"""Compile every kernel for the GPUs it runs on, without one, and read what can be read from it.
+"""Compile every kernel for its GPUs, without a GPU, and check registers, spills and instructions.
 
-Triton and the assembler it ships need no device. A spill, or a GEMM without the GPU's own matrix
-instructions, is a fault: both are invisible in results and ruinous in time. Under
+Triton and the assembler that it ships need no device. A register spill, or a GEMM without the GPU's
+own matrix instructions, is a fault: neither changes a result, but both cost much time. Under
 TRITON_INTERPRET=1 nothing can be compiled.
 """
 
@@ -24,9 +24,9 @@ from mage_kernels.fused import group_advantage, head_kernels, surrogate_gradient
 from mage_kernels.surrogate import MAX_LOG_RATIO
 
 SHARED_KIB = {80: 163, 89: 99, 90: 227, 100: 227}
-"""Shared memory that a program may have, by architecture."""
+"""KiB of shared memory that a program may have, by compute capability (90: Hopper)."""
 MATRIX_UNITS = {90: ("wgmma", r"\bHGMMA\b"), 100: ("tcgen05", r"\bUTCHMMA\b")}
-"""What multiplies matrices in 16 bits there, and how its machine code begins."""
+"""Name of the instructions that multiply 16-bit matrices, and a pattern of their machine code."""
 TOOLS = Path(nvidia.__file__).parent / "bin"
 INT64 = {
     "tokens_ptr",
@@ -37,12 +37,13 @@ INT64 = {
     "part_stops_ptr",
 }
 ALIGNED = {"V", "D", "first_column", "num_columns", "kept_stride", "gradient_stride"}
-"""Integers that are multiples of 16 at the shapes we run; pointers always are."""
+"""Integer arguments that are multiples of 16 at all shapes of a run, which Triton is told. Pointers
+always are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Specimen:
-    """A kernel with everything that decides its machine code."""
+    """A kernel with all that determines its machine code."""
 
     name: str
     kernel: Any
@@ -50,13 +51,13 @@ class Specimen:
     options: Mapping[str, int]
     constants: dict[str, Any] = field(default_factory=dict)
     bf16: frozenset[str] = frozenset()
-    """Pointers to bf16; others point to `floats`, or where INT64 says so to int64."""
+    """Names of pointers to bf16. Others point to `floats`, or to int64 if INT64 names them."""
     descriptors: dict[str, tuple[int, int]] = field(default_factory=dict)
     floats: str = "*fp32"
     is_gemm: bool = False
 
     def source(self) -> ASTSource:
-        """What Triton compiles."""
+        """Return Triton's source of the kernel."""
         names = self.kernel.arg_names
         constants = {**self.blocks, **self.constants}
         signature = {name: self._type_of(name, constants) for name in names}
@@ -81,19 +82,20 @@ class Specimen:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the compiled kernel takes, and whether it uses the GPU's own units."""
+    """Hold the registers and memory of a compiled kernel, and its counts of special
+    instructions."""
 
     registers: int
     spilled_bytes: int
-    """Stack and local memory a thread, plus 4 for every store to it."""
+    """Stack and local memory of a thread, plus 4 for each store to local memory."""
     shared_bytes: int
     num_mma: int
-    """Instructions of the matrix units that are named for the architecture."""
+    """Number of the architecture's matrix instructions (`MATRIX_UNITS`)."""
     num_tma: int
     architecture: int = 90
 
     def faults(self, *, is_gemm: bool) -> list[str]:
-        """Why this must not be shipped; empty where nothing speaks against it."""
+        """Return the faults of the kernel, as phrases."""
         faults = [f"spills {self.spilled_bytes} bytes"] if self.spilled_bytes else []
         if self.shared_bytes > 1024 * SHARED_KIB[self.architecture]:
             faults.append(f"needs more shared memory than {SHARED_KIB[self.architecture]} KiB")
@@ -105,7 +107,7 @@ class Resources:
 def read_resources(
     usage: str, sass: str, *, shared_bytes: int, architecture: int = 90
 ) -> Resources:
-    """From what `cuobjdump --dump-resource-usage` and `nvdisasm` print."""
+    """Read the output of `cuobjdump --dump-resource-usage` and of `nvdisasm`."""
     numbers = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
     spills = len(re.findall(r"\bSTL\b", sass))
     return Resources(
@@ -121,7 +123,7 @@ def read_resources(
 
 
 def compiled_resources(specimen: Specimen, architecture: int) -> Resources:
-    """Compile one kernel for an architecture, as 90, and look at it."""
+    """Compile a kernel for a compute capability, such as 90, and read its resources."""
     compiled = triton.compile(
         specimen.source(),
         target=GPUTarget("cuda", architecture, 32),
@@ -138,7 +140,8 @@ def compiled_resources(specimen: Specimen, architecture: int) -> Resources:
 
 
 def specimens(architecture: int = 90) -> Iterator[Specimen]:
-    """Every kernel that `dispatch` runs on an architecture, in every form that a run can meet."""
+    """Yield every kernel that `dispatch` chooses on an architecture, in every form that a run
+    uses."""
     if divmod(architecture, 10) in HEADS:
         yield from _gemms()
         yield from _rows()
@@ -147,7 +150,8 @@ def specimens(architecture: int = 90) -> Iterator[Specimen]:
 
 
 def report(write: Callable[[str], object] = print) -> bool:
-    """Compile all, write a table an architecture, and say whether all is well."""
+    """Compile all kernels, write a table for each architecture, and return whether there are no
+    faults."""
     is_well = [_reported(architecture, write) for architecture in SHARED_KIB]
     write("static check: " + ("passed" if all(is_well) else "FAILED"))
     return all(is_well)

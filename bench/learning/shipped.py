@@ -1,14 +1,13 @@
-"""Does it learn to learn? Whole runs of the shipped configurations against their thresholds.
+"""Train the shipped configurations, and check that they learn to adapt, by their thresholds.
 
     python -m bench.learning.shipped [--seeds 0 1 2] [--only quickstart scout kuhn …]
         [--run-dir DIR] [--parallel 1] [--actors 4] [--only-report]
 
-Every run is `python -m mage_async.launch` in a process of its own. Warm starts are kept beside the
-runs, so a control begins where its seed did, and the wall time of a first run includes everything.
-With a DIR the runs stay there, and one that has been measured is not run again; `--only-report`
-runs none and takes those there are. Prints one table, writes one JSON (of `--only`, one of its
-own), and exits with status 1 where a threshold is missed.
-"""
+Every run is `python -m mage_async.launch` in a process of its own. Warm starts are cached beside
+the runs, so a control begins with the warm start of its seed, and only the first run's time
+includes it. With a DIR the runs stay there, and a finished one is not run again; `--only-report`
+runs none. The program prints a table and writes a baseline (with `--only`, one of its own name).
+The exit status is 1 if a threshold is missed."""
 
 import argparse
 import json
@@ -29,7 +28,7 @@ from mage_async.results.intervals import interval
 
 
 def run(case: Case, seed: int, folder: Path, actors: int) -> Summary:
-    """One whole run; its summary. One that is in the folder is not run again."""
+    """Return the summary of a run, which is trained unless its results are in the folder."""
     run_dir = run_dir_of(case, seed, folder)
     if not is_measured(run_dir):
         shutil.rmtree(run_dir, ignore_errors=True)  # it was interrupted
@@ -43,7 +42,7 @@ def run(case: Case, seed: int, folder: Path, actors: int) -> Summary:
 
 
 def main() -> None:
-    """Run the cases and print what each seed showed."""
+    """Run the cases, and print the figures of each seed."""
     given = _arguments()
     cases = [case for case in CASES if not given.only or case.name.startswith(tuple(given.only))]
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(given.parallel) as pool:
@@ -68,12 +67,12 @@ def main() -> None:
 
 
 def run_dir_of(case: Case, seed: int, folder: Path) -> Path:
-    """Where a case's run of a seed lies."""
+    """Return the run directory of a case and seed."""
     return folder / f"{case.name}-{seed}".replace(",", "").replace(" ", "_")
 
 
 def is_measured(run_dir: Path) -> bool:
-    """Whether the run has ended with its final evaluation."""
+    """Return whether the run has ended with its final evaluation."""
     return (run_dir / "evaluation.json").exists()
 
 
@@ -99,11 +98,10 @@ def _rows(case: Case, summaries: dict[int, Summary]) -> list[dict[str, Any]]:
 
 
 def _gaps(summaries: dict[str, dict[int, Summary]]) -> list[dict[str, Any]]:
-    """How far a control stays below in held-out episode 3: seed by seed, then their mean.
+    """Return rows of the gaps in held-out episode 3 to the controls: by seed, then their mean.
 
-    A seed's gap has to be above the 95 % interval of its two evaluations, the mean's above that of
-    the seeds (Student's t).
-    """
+    A seed's gap has to exceed the 95 % interval of its two evaluations, and the mean that over
+    seeds (Student's t)."""
     made = []
     for (name, control), least in GAPS.items():
         one, other = summaries.get(name, {}), summaries.get(control, {})
@@ -126,7 +124,7 @@ def _gaps(summaries: dict[str, dict[int, Summary]]) -> list[dict[str, Any]]:
 
 
 def _width(summary: Summary) -> float:
-    """Half-width of the 95 % interval of held-out episode 3."""
+    """Return the half-width of the 95 % interval of held-out episode 3."""
     return summary["evaluation"]["heldout"]["ci95_by_episode"][2]
 
 

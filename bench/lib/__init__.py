@@ -1,1 +1,2 @@
-"""What several benchmarks share: baselines, studies by seed, and processes of a run."""
+"""Shared code of benchmarks: baselines, command lines, studies over seeds, and processes of a
+run."""

@@ -1,4 +1,5 @@
-"""Arms of a study by seed: each is run once, in a process of its own, and leaves one JSON."""
+"""Run the arms of a study once for each seed, in processes of their own; each leaves a JSON
+file."""
 
 import argparse
 import itertools
@@ -12,18 +13,20 @@ from typing import Any
 from bench.lib.options import option_parser
 
 Job = tuple[str, int]
-"""An arm's name and a seed."""
+"""Name of an arm, and a seed."""
 Run = Callable[[Job, Path], dict[str, Any]]
-"""From a job, and the folder of what is shared, to what the job gives."""
+"""Runs a job and returns its result. The folder is for what arms share, such as warm starts."""
 
 
 def arguments(
     documentation: str | None, folder: str, arms: Iterable[str], *, named: bool = False
 ) -> argparse.Namespace:
-    """`run_dir`, `seeds`, `arms`, `parallel` and `only_report`, as every such study has them.
+    """Parse the options that every study has: `run_dir`, `seeds`, `arms`, `parallel`,
+    `only_report`.
 
     Args:
-        named: `name` too, of the baseline that is written; "" for none.
+        folder: Default folder of results, below `runs/`.
+        named: Whether to add `name`, the name of the baseline; "" writes none.
     """
     names = list(arms)
     parser = option_parser(documentation)
@@ -44,11 +47,11 @@ def run_missing(
     run: Run,
     prepare: Callable[[Job, Path], object],
 ) -> None:
-    """Run what has left no file: all arms of a seed before the next one.
+    """Run the jobs that have no result file: all arms of a seed, then those of the next one.
 
     Args:
-        run: called in a process of its own; what it gives is written there at once.
-        prepare: called before, here, job by job: what arms share is made once.
+        run: Called in a process of its own, which also writes the result.
+        prepare: Called in this process before each job, to make what arms share only once.
     """
     given.run_dir.mkdir(parents=True, exist_ok=True)
     jobs = [(arm, seed) for seed in given.seeds for arm in given.arms]
@@ -68,7 +71,7 @@ def _one(run: Run, job: Job, folder: Path) -> Job:
 
 
 def results(given: argparse.Namespace, arms: Iterable[str]) -> dict[str, dict[int, Any]]:
-    """What there is of the asked seeds, by arm and seed."""
+    """Return the results that exist of the chosen seeds, by arm and seed."""
     return {
         arm: {
             seed: json.loads(file.read_text()) for seed, file in _files(arm, given) if file.exists()

@@ -1,4 +1,4 @@
-"""Run a benchmark in a process with the environment of a run's learner."""
+"""Run a benchmark with the environment variables of a run's learner."""
 
 import os
 import sys
@@ -7,12 +7,12 @@ from mage_services.processes.supervisor import LARGE_TENSORS
 
 
 def become_learner(module: str, num_threads: int) -> None:
-    """Start this benchmark anew with the learner's environment, unless it has it already.
+    """Restart this benchmark with the learner's environment variables, unless it has them already.
 
-    The thresholds of the allocator are read when a process starts, so they cannot be set later.
+    The C allocator reads its thresholds when a process starts, so they cannot be set later.
 
     Args:
-        module: the benchmark, as `python -m` takes it; it is given the same arguments.
+        module: The benchmark, as `python -m` takes it; it gets the same arguments.
     """
     if LARGE_TENSORS.items() <= os.environ.items():
         return

@@ -1,10 +1,10 @@
-"""Options of a benchmark's command line."""
+"""Parse a benchmark's command line."""
 
 import argparse
 
 
 def option_parser(documentation: str | None) -> argparse.ArgumentParser:
-    """A parser whose `--help` shows a module's documentation as written, then the options."""
+    """Return a parser whose `--help` shows a module's docstring as written, then the options."""
     return argparse.ArgumentParser(
         description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter
     )

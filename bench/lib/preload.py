@@ -1,13 +1,14 @@
-"""Small libraries in C that programs load before libc, to change what a system call does."""
+"""Compile small C libraries that programs load before libc, to change a system call."""
 
 import subprocess
 from pathlib import Path
 
 
 def preloaded(folder: Path, name: str, source: str) -> dict[str, str]:
-    """Compile C source in a folder; the environment of a process that loads the library.
+    """Compile C source in a folder; return the environment variables that make a process load it.
 
-    Raises: OSError, subprocess.CalledProcessError: there is no working C compiler (`cc`).
+    Raises:
+        OSError, subprocess.CalledProcessError: there is no working C compiler (`cc`).
     """
     code, library = folder / f"{name}.c", folder / f"{name}.so"
     code.write_text(source)

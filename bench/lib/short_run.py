@@ -1,4 +1,4 @@
-"""A whole run of a few steps, without what dilutes its timing."""
+"""Train a whole run of a few steps, and time the steps without imports and warm start."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
 
 FIRST = 4
-"""The pipeline is full after so many steps."""
+"""Number of steps that are not timed: after them, the pipeline is full."""
 SETTINGS = (
     "evaluation.every=0",
     "evaluation.final_trials=24",
@@ -21,11 +21,11 @@ SETTINGS = (
     "warm_start.max_steps=20",
     "warm_start.trials=200",
 )
-"""No evaluation, hardly a warm start."""
+"""Settings without evaluation, and with a very short warm start."""
 
 
 def command(run_dir: Path, steps: int, *settings: str, config: str = "quickstart") -> list[str]:
-    """What trains so many steps, with `KEY=VALUE` settings on top."""
+    """Return the command that trains `steps` steps, with further `KEY=VALUE` settings."""
     changes = [*SETTINGS, f"learner.steps={steps}", *settings]
     start = [sys.executable, "-m", "mage_async.launch", "--config", config]
     return [*start, "--run-dir", str(run_dir), *(f"--set={change}" for change in changes)]
@@ -39,18 +39,17 @@ def timed(
     variables: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> dict[str, float]:
-    """Train so many steps, and return what they took.
+    """Train `steps` steps, and return their times.
 
-    Neither imports nor the warm start dilute it: the time is that from the fifth to
-    the last commit.
+    Only the time from commit `FIRST + 1` to the last one counts, without imports and warm start.
 
     Args:
-        variables: environment variables, added to those of this process.
-        folder: where the command is started.
+        variables: Environment variables, added to those of this process.
+        folder: Folder in which the command is started.
 
     Returns:
-        trials per second, mean seconds of a step in the trainer, and processor seconds of all
-        processes from the start of the command to its end.
+        Trials per second, mean seconds of a step in the trainer, and CPU seconds of all processes
+        from the start of the command to its end.
     """
     run = RunDirectory(run_dir.resolve())
     process = subprocess.Popen(
