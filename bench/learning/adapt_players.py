@@ -1,12 +1,12 @@
-"""Does `mage adapt` name players of known kind? A thousand certificates each, some through HTTP.
+"""Check the verdicts of `mage adapt` on players whose behaviour is known, a thousand times each.
 
     python -m bench.learning.adapt_players [--certificates 1000] [--http 2]
 
-Seven players of `tests/helpers/known_players.py` play its game of signed boxes: without HTTP, as
-functions, for many certificates of the default size and of a quarter of it; and behind a local
-endpoint, measured by `mage adapt` itself, for a few. Wanted: at the default size (three games of
-128 tasks) at least 99 of 100 verdicts are right, and at a quarter at most 1 % of the certificates
-of players that do not adapt say that they do.
+Seven players of `tests/helpers/known_players.py` play its game of signed boxes: as functions, for
+many certificates of the default size and of a quarter of it; and behind a local HTTP endpoint,
+measured by the command itself, for a few. Wanted: at the default size (three games of 128 tasks) at
+least 99 of 100 verdicts are right; at a quarter of it, at most 1 % of the certificates of players
+that do not adapt say that they do.
 """
 
 import json
@@ -123,7 +123,7 @@ def _task(player: str, source: random.Random) -> TaskReturns:
 
 
 def _through_http(player: str, size: int, seed: int) -> dict[str, Any]:
-    """Measure a player behind a local endpoint with the command itself."""
+    """Measure a player behind a local HTTP endpoint with `mage adapt`."""
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory() as folder,

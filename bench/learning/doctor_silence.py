@@ -1,12 +1,12 @@
-"""Does the doctor keep silent on runs that are well?
+"""Check that the doctor finds nothing in healthy runs.
 
     python -m bench.learning.doctor_silence [--configs quickstart scout kuhn] [--seeds 0 1 2 3 4]
         [--run-dir DIR] [--actors 4] [--only-report]
 
-Every run is `python -m mage_async.launch` in a process of its own. Those that have ended in DIR are
-not run again, those that were interrupted go on, and `--only-report` runs none and takes those that
-have ended. Prints a line a run, then its findings, writes one JSON, and exits with status 1 where
-there is any, or no run at all.
+Every run is `python -m mage_async.launch` in a process of its own. A run that has ended in DIR is
+not made again, an interrupted one is resumed, and `--only-report` makes none. The program prints a
+line for each run, then its findings, and writes a baseline. The exit status is 1 if there is a
+finding, or no run at all.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from mage_async.results.run_files import read_records
 
 
 def ran(config: str, seed: int, folder: Path, actors: int) -> RunDirectory:
-    """One whole run; one that has ended in the folder is not run again, and one that was
-    interrupted goes on.
+    """Make a run, or resume it if it was interrupted, or do nothing if it has ended; return its
+    directory.
     """
     run = RunDirectory(folder / f"{config}-{seed}")
     if not _has_ended(run):
@@ -39,7 +39,7 @@ def ran(config: str, seed: int, folder: Path, actors: int) -> RunDirectory:
 
 
 def main() -> None:
-    """Examine every run and print what is found."""
+    """Examine all runs, and print the findings."""
     given = _arguments()
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.run_dir or Path(temporary)
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _row(config: str, seed: int, run: RunDirectory) -> dict[str, Any]:
-    """What is found on a run; printed too."""
+    """Print and return the findings of a run."""
     records = read_records(run)
     sentences = [finding.sentence() for finding in examine(records)]
     print(f"{config:12} seed {seed}  {len(records.metrics)} steps  {len(sentences)} findings")

@@ -1,12 +1,12 @@
-"""Does the algorithm in one process learn what the asynchronous run learns?
+"""Compare the returns of the algorithm in one process with those of asynchronous runs.
 
     python -m bench.learning.in_process [--run-dir DIR] [--seeds 0 1 2] [--only-report]
 
-Trains the quickstart by `mage_async/algorithm.py`, one process and one core a seed (two minutes),
-and prints the return of each episode on the held-out set beside the asynchronous runs of
+It trains the quickstart by `mage_async/algorithm.py`, with one process and one core for each seed
+(two minutes), and prints the held-out return of each episode beside the asynchronous runs of
 `baselines/learning_cpu2.json`. The asynchronous runs train on data up to one step old, so the two
-agree within their spread over seeds and not bit by bit; bit by bit they agree under
-`admission.rule = "sync"` with exact arithmetic, which `tests/end_to_end/test_algorithm.py` shows.
+agree within their spread over seeds, but not bit by bit. Under `admission.rule = "sync"` with exact
+arithmetic they agree bit by bit (`tests/end_to_end/test_algorithm.py`).
 """
 
 import json
@@ -26,14 +26,14 @@ SETS = ("heldout", "heldout_swapped")
 
 
 def main() -> int:
-    """Run what is missing, then report what there is."""
+    """Run the arms that have no results yet, then report all results."""
     given = arguments(__doc__, "in_process", [ARM])
     run_missing(given, run, lambda job, folder: prepare(_config(job), folder))
     return _report(results(given, [ARM])[ARM])
 
 
 def run(job: Job, folder: Path) -> dict[str, Any]:
-    """Train one seed; float [episodes] by evaluation set."""
+    """Train with one seed; return the mean returns, float [episodes], by evaluation set."""
     config, began = _config(job), time.monotonic()
     alone = InProcessRun(config, prepare(config, folder))
     alone.train()

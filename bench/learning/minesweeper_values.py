@@ -1,14 +1,17 @@
-"""Where does memory matter in MineSweeper 4×4? What players earn on held-out boards, by mines.
+"""Compute what players with and without memory earn in MineSweeper 4×4, by number of mines.
 
     python -m bench.learning.minesweeper_values [--mines 2 3 4] [--turns 7] [--exact-up-to 2]
     python -m bench.learning.minesweeper_values --noise
 
-Scripts, that open any cell or reason, and forget or remember (2,000 trials of three episodes); the
-best who forgets but knows which boards are held out, and the best who knows the mines (both exact;
-the first for so many mines at most: 3 take a minute or two). Prints a table, writes one JSON.
+The players are scripts that open random cells or infer mines, each with and without memory of
+earlier episodes (2,000 trials of three episodes); the best player without memory that knows the set
+of held-out boards; and the best player that knows the mines. The last two are exact, the first of
+them only up to `--exact-up-to` mines (3 take a minute or two). Returns are on held-out boards. The
+program prints a table and writes a baseline.
 
-`--noise`: on the boards to train on, what memory is worth to a player that opens any cell and looks
-back now and then, and how much the returns of its trials differ: what RL has to find a signal in.
+`--noise` measures, on the training boards, how much memory adds to the return of a player that
+opens random cells, and the standard deviation of its returns: the signal that RL has to find, and
+its noise.
 """
 
 import argparse
@@ -31,11 +34,12 @@ STYLES = {
     "reasons, remembers": (1.0, 1.0),
 }
 LOOKS_BACK = (0.0, 0.3, 1.0)
-"""How often a player that opens any cell knows what earlier episodes have shown."""
+"""Probabilities with which a player that opens random cells uses what earlier episodes have
+shown."""
 
 
 def main() -> None:
-    """Measure each number of mines, and print what episodes earn."""
+    """Measure each number of mines, and print the returns by episode."""
     given = _arguments()
     if given.noise:
         _report_noise(given.mines, given.turns)
@@ -63,7 +67,7 @@ def _measured(mines: int, turns: int, *, is_exact: bool) -> dict[str, list[float
 
 
 def _report_noise(every: list[int], turns: int) -> None:
-    """By mines and memory, mean and standard deviation of the return of the last episode."""
+    """Print mean and standard deviation of the last episode's return, by mines and memory."""
     rows = []
     for mines in every:
         environment = MineSweeper(size=4, mines=mines, turns=turns, view="news")
@@ -79,7 +83,7 @@ def _report_noise(every: list[int], turns: int) -> None:
 
 
 def _last_returns(environment: MineSweeper, mines: int, memory: float) -> list[float]:
-    """The last episode's return in each trial, on boards drawn with the same luck."""
+    """Return the last episode's return of each trial; all memories play the same boards."""
     members, luck = environment.members("train"), random.Random(0)
     tasks = [Task("minesweeper", luck.choice(members), number) for number in range(TRIALS)]
     return [_last_return(environment, task, _script(mines, 0.0, memory, luck)) for task in tasks]

@@ -1,13 +1,13 @@
-"""Does a scale per opponent help where rewards differ in size? Kuhn poker with stakes from 1 to 50.
+"""Compare scales of the advantage in Kuhn poker with stakes from 1 to 50 chips.
 
     python -m bench.learning.normalisation [--run-dir DIR] [--seeds 0 1 2] [--parallel 2]
         [--only-report]
 
-Members of a split play for chips worth 1 to 50 (the text never says it). Three scales of the
-advantage are compared at equal budget: pooled over the batch (`[]`), over the group, and over all
-that face one member (`["member"]`, agent-specific). Each run is on-policy in one process
-(`mage_async/algorithm.py`); seeds share their warm start and tasks, so differences are taken seed
-by seed. Returns are in chips per hand, each divided by its stake.
+Each opponent plays for chips worth 1 to 50, which no prompt says. Advantages are divided by their
+standard deviation over the batch (`advantage.scale = []`), over the group, or over all trials
+against the same opponent (`["member"]`), with equal numbers of steps and trials. Each run is
+on-policy in one process (`mage_async/algorithm.py`). Runs of the same seed share warm start and
+tasks, so differences are taken seed by seed. Returns are in chips per hand, divided by the stake.
 """
 
 import itertools
@@ -30,14 +30,14 @@ SCALES = {"batch": "[]", "group": '["group"]', "member": '["member"]'}
 
 
 def main() -> int:
-    """Run what is missing, then report what there is."""
+    """Run the arms that have no results yet, then report all results."""
     given = arguments(__doc__, "normalisation", SCALES)
     run_missing(given, run, lambda job, folder: prepare(_config(*job), folder))
     return _report(results(given, SCALES))
 
 
 def run(job: Job, folder: Path) -> dict[str, Any]:
-    """Train one arm with one seed: its last episode by member, in chips."""
+    """Train one arm with one seed; return the last episode's returns by opponent, in chips."""
     config = _config(*job)
     lab = InProcessRun(config, prepare(config, folder))
     lab.train()
@@ -57,7 +57,7 @@ def _config(scale: str, seed: int) -> Config:
 
 
 def _in_chips(score: Score, kuhn: Kuhn) -> dict[str, float]:
-    """Last episode's return by member, in chips."""
+    """Return the last episode's return by opponent, in chips."""
     return {name: each[-1] / kuhn.stake(name) for name, each in score.by_member.items()}
 
 
@@ -84,7 +84,7 @@ def _report(found: dict[str, dict[int, dict[str, dict[str, float]]]]) -> int:
 
 
 def _gains(values: dict[str, dict[int, float]]) -> dict[str, tuple[float, float]]:
-    """How much better the scale per member does than the others, seed by seed."""
+    """Return the gains of the scale by opponent over the other scales, seed by seed."""
     pairs = {other: paired(values["member"], values[other]) for other in ("batch", "group")}
     return {other: interval(each) for other, each in pairs.items() if len(each) > 1}
 

@@ -1,14 +1,14 @@
-"""Trained forgetting: what notes are worth where a context has room for less than one episode.
+"""Measure what notes are worth if a context has room for less than one episode.
 
     python -m bench.learning.notes [--arms "boxes notes"] [--seeds 0 1 2] [--name notes]
 
 The tiny model plays boxes, scout and rock-paper-scissors on-policy in one process
-(`mage_async/algorithm.py`), as many steps and trials in every arm. `notes` writes them and is
-trained on them; `untrained` writes them and is trained on its actions alone, from the same warm
-start; `truncation` keeps the newest turns that fit into the same room; `history` has room for the
-whole trial. The warm start clones scripted trials: its notes are pieces of the context, chosen at
-random, so it teaches to read notes, and what to write is left to training. Resumable: a run that is
-in the folder is not run again.
+(`mage_async/algorithm.py`), with the same number of steps and trials in every arm. `notes` writes
+notes and is trained on them; `untrained` writes notes and is trained on its actions alone, from the
+same warm start; `truncation` keeps the newest turns that fit into the same room; `history` has room
+for the whole trial. The warm start clones scripted trials, whose notes are random pieces of the
+context. So it teaches to read notes; what to write is left to RL. A run whose result is in the
+folder is not run again.
 """
 
 import argparse
@@ -31,7 +31,8 @@ from mage_async.trajectory import Group, Kind
 CONFIG = ROOT / "configs/quickstart.toml"
 STEPS, TRIALS = 60, 1024
 WARM = ("warm_start.gate=1.0", "warm_start.steps=600", "warm_start.max_steps=600")
-"""Four times the quickstart's steps of cloning, in which reading and writing notes are learned."""
+"""Four times the quickstart's steps of cloning, because reading and writing notes is learned
+there."""
 GAMES = {
     "boxes": (
         *("environment.options={boxes=5}", "trial.room=49", "transcript.max_reflection_tokens=11"),
@@ -42,9 +43,9 @@ GAMES = {
     ),
     "rps": ("trial.room=37", "transcript.max_reflection_tokens=7"),
 }
-"""Room for at most three turns of boxes and of rock-paper-scissors, and two of scout, where an
-episode has four and three; and notes of as many words as say all that is hidden in boxes and scout.
-"""
+"""Room for at most three turns of boxes and of rock-paper-scissors, whose episodes have four, and
+for two of scout, whose episodes have three. Notes may have as many words as it takes to say all
+that is hidden in boxes and scout."""
 WAYS = {
     "notes": ("trial.memory=notes",),
     "untrained": ("trial.memory=notes", "trial.train_notes=false"),
@@ -53,11 +54,11 @@ WAYS = {
 }
 ARMS = [f"{game} {way}" for game in GAMES for way in WAYS]
 BEST = {"boxes": "with_memory", "scout": "best_final", "rps": "bayes"}
-"""The reference of a player that remembers everything and infers exactly."""
+"""Name of the reference return of a player that remembers everything and infers exactly."""
 
 
 def main() -> int:
-    """Run what is missing, then report what there is."""
+    """Run the arms that have no results yet, then report all results."""
     given = arguments(__doc__, "notes", ARMS, named=True)
     run_missing(given, run, _prepared)
     return _report(results(given, ARMS), given)
@@ -93,7 +94,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def _prepared(job: Job, folder: Path) -> Path:
-    """The warm-started policy, which arms of equal contexts share."""
+    """Return the directory of the warm-started policy, which arms with equal prompts share."""
     memory = config_of(*job).trial.memory
     warm = folder / f"{job[0].split()[0]}-{memory}"
     warm.mkdir(parents=True, exist_ok=True)
@@ -101,7 +102,7 @@ def _prepared(job: Job, folder: Path) -> Path:
 
 
 def config_of(arm: str, seed: int) -> Config:
-    """The configuration of an arm."""
+    """Return the configuration of an arm with a seed."""
     game, way = arm.split()
     changes = (
         f"environment.name={game}",
@@ -148,7 +149,7 @@ def _report(found: dict[str, dict[int, Any]], given: argparse.Namespace) -> int:
 
 
 def _figures(run: dict[str, Any]) -> dict[str, Any]:
-    """What the baseline keeps of a run."""
+    """Return the figures of a run for the baseline."""
     sets = ("before", "heldout", "blind", "swapped")
     return {name: run[name]["return_by_episode"] for name in sets} | {
         key: run[key] for key in ("curve", "notes", "references", "wall_s")

@@ -1,14 +1,14 @@
-"""Do the games of the task pack teach to learn? Each beside RL of single episodes, and all in one.
+"""Compare meta-RL with single-episode RL on each game of the task pack, and on the whole pack.
 
     python -m bench.learning.pack [--seeds 0 1 2] [--only hangman wordle …] [--run-dir DIR]
         [--actors 4] [--set A.B=VALUE …] [--only-report]
 
-Every game is trained by itself in a run of the quickstart's size, and again with trials of one
-episode: the same warm start, environment, optimizer and number of episodes. `configs/pack.toml`
-trains seven at once beside its control; its two environments that are never trained on are compared
-too. All are evaluated over three episodes of tasks that were held out; what counts is the last one.
-A run with a DIR is kept, and not run again. Prints a line a game that says plainly whether the game
-beats its control, and writes one JSON.
+Every game is trained by itself in a run of the quickstart's size, and as a control in trials of one
+episode, with the same warm start, optimizer and number of episodes. `configs/pack.toml` trains
+seven games at once, and so does its control; two more games are only evaluated. All runs are
+evaluated in trials of three episodes on held-out tasks, of which the last episode is compared. With
+a DIR, runs are kept and not made again. The program prints for each game whether it beats its
+control, and writes a baseline.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _SIZE = (
     "credit.kind=cumulative_paper",
     "learner.entropy_ceiling=2.0",
 )
-"""What differs from the quickstart for games with longer contexts."""
+"""Settings of games with longer contexts, which change the quickstart's."""
 _SEVERAL_WORDS = ("transcript.forced_tags=open", "transcript.max_action_tokens=4")
 _SINGLE = (
     "trial.episodes=1",
@@ -62,7 +62,7 @@ class Pair:
 
 
 def pairs() -> list[Pair]:
-    """All games, then the pack."""
+    """Return the pairs of all games, then of the pack."""
     shipped = {"rps": "quickstart", "minesweeper": "minesweeper"}
     made = [
         Pair(name, _case(name, config), _case(f"{name} single", f"{config}_single_episode"))
@@ -76,7 +76,7 @@ def pairs() -> list[Pair]:
 
 
 def main() -> None:
-    """Run the pairs one after the other, and say what each showed."""
+    """Run the pairs one after the other, and print each result."""
     given = _arguments()
     chosen = [pair for pair in pairs() if not given.only or pair.name in given.only]
     with tempfile.TemporaryDirectory() as temporary:
@@ -110,7 +110,8 @@ def _case(name: str, config: str, changes: tuple[str, ...] = ()) -> Case:
 
 
 def _played(case: Case, seed: int, folder: Path, given: argparse.Namespace) -> Summary | None:
-    """The summary of one run; None where it is not there and none is asked for."""
+    """Return the summary of a run; None if it does not exist and `--only-report` forbids to make
+    it."""
     if given.only_report and not is_measured(run_dir_of(case, seed, folder)):
         return None
     changed = Case(case.name, case.config, (*case.changes, *given.set), case.checks)
@@ -118,7 +119,7 @@ def _played(case: Case, seed: int, folder: Path, given: argparse.Namespace) -> S
 
 
 def _labels(played: Sequence[tuple[Summary, Summary]]) -> list[str | None]:
-    """Environments that are compared: of a mix each, and all together."""
+    """Return the compared environments: each of a mix, and None for all together."""
     return [None, *(played[0][0].get("environments", {}) if played else {})]
 
 
@@ -127,8 +128,9 @@ def _rows(name: str, played: Sequence[tuple[Summary, Summary]]) -> list[dict[str
 
 
 def _row(name: str, label: str | None, played: Sequence[tuple[Summary, Summary]]) -> dict[str, Any]:
-    """Returns of the last episode by seed, and the gaps to the control: a policy may remember words
-    that it was trained on and no others, so train tasks are told beside those held out.
+    """Return the last episode's returns by seed, and the gaps to the control.
+
+    Training tasks are reported too, because a policy may have learned words of these tasks only.
     """
     sets = ("heldout", "heldout_blind", "heldout_swapped", "train")
     held, trained = (_gap(each, label, played) for each in ("heldout", "train"))
@@ -145,14 +147,15 @@ def _row(name: str, label: str | None, played: Sequence[tuple[Summary, Summary]]
 
 
 def _gap(name: str, label: str | None, played: Sequence[tuple[Summary, Summary]]) -> dict[str, Any]:
-    """How far the control stays below in one set: by seed, and the mean with its interval."""
+    """Return the gaps to the control in one evaluation set: by seed, and their mean with its
+    interval."""
     gaps = [_last(meta, name, label) - _last(single, name, label) for meta, single in played]
     mean, width = interval(gaps) if len(gaps) > 1 else (gaps[0], 0.0)
     return {"mean": mean, "ci95": width, "by_seed": gaps}
 
 
 def _references(summary: Summary, label: str | None) -> dict[str, float]:
-    """Known values of the last episode of held-out tasks."""
+    """Return the reference returns of the last episode on held-out tasks."""
     whole = summary if label is None else summary["environments"][label]
     return {name: values[-1] for name, values in whole["references"]["heldout"].items()}
 
@@ -168,7 +171,7 @@ def _part(summary: Summary, name: str, label: str | None) -> list[float]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    """A game in a line, with its verdict in words."""
+    """Return the line of a game, with its verdict in words."""
     gap = row["gap"]
     means = {key: sum(row[key]) / len(row[key]) for key in ("heldout", "single_episode")}
     verdict = "beats single-episode RL" if row["beats"] else "does NOT beat single-episode RL"

@@ -1,11 +1,11 @@
-"""What was learned, as one picture: `bench/learning.svg`, from the baselines alone, without a run.
+"""Draw `bench/learning.svg`, the returns of each episode, from the figures in `baselines/`.
 
     python -m bench.learning.picture           2 seconds
 
-A panel an environment: return of each episode on held-out tasks, means over seeds with their 95 %
-bands. What memory is worth is how far the green line rises above the others: `blind` has earlier
-episodes removed, `swapped` another opponent in the last one, and single-episode RL the same budget.
-"""
+Each environment has a panel with the return of each episode on held-out tasks: means over seeds
+with 95 % bands. Memory is worth the distance between the green line and the others: `blind` has no
+memory of earlier episodes, `swapped` meets another opponent in the last one, and single-episode RL
+was trained on as many episodes."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One environment."""
+    """Name an environment's panel, and the figures that it shows."""
 
     title: str
     baseline: str
@@ -49,14 +49,14 @@ PANELS = (
 
 
 def main() -> None:
-    """Draw what the baselines hold."""
+    """Draw the figures of the baselines."""
     option_parser(__doc__).parse_args()
     FILE.write_text(draw([(panel, _summaries(panel)) for panel in PANELS]))
     print(f"written to {FILE.name}")
 
 
 def draw(panels: Sequence[tuple[Panel, dict[str, list[Summary]]]]) -> str:
-    """One SVG; panels lie two a row."""
+    """Return the SVG, with two panels in a row."""
     rows = -(-len(panels) // 2)
     width, height = 2 * WIDTH + 3 * GAP, rows * (HEIGHT + TOP + GAP) + GAP
     drawn = [_panel(number, panel, known) for number, (panel, known) in enumerate(panels)]
@@ -77,7 +77,8 @@ def _panel(number: int, panel: Panel, known: dict[str, list[Summary]]) -> str:
 
 
 def _chart(panel: Panel, known: dict[str, list[Summary]]) -> Chart | None:
-    """Return of each episode: the references first, that lines of ours lie on top."""
+    """Return the chart of a panel. References are drawn first, so that measured lines lie on
+    top."""
     runs, controls = known[panel.case], known[panel.control]
     references = runs[0]["references"]["heldout"]
     series = [
@@ -92,7 +93,7 @@ def _chart(panel: Panel, known: dict[str, list[Summary]]) -> Chart | None:
 
 
 def _series(label: str, runs: Sequence[Summary], name: str, css: str) -> Series:
-    """Mean of each episode over seeds, with its interval."""
+    """Return the line of each episode's mean over seeds, with its interval."""
     returns = [run["evaluation"][name]["return_by_episode"] for run in runs]
     pairs = [interval(values) for values in zip(*returns, strict=True)]
     return Series(
@@ -105,7 +106,7 @@ def _numbered(values: Iterable[float]) -> list[tuple[float, float]]:
 
 
 def _summaries(panel: Panel) -> dict[str, list[Summary]]:
-    """By case, a summary a seed."""
+    """Return the summaries of all seeds, by case."""
     known = json.loads((FOLDER / f"{panel.baseline}_cpu2.json").read_text())["summaries"]
     return {
         case: list(runs.values()) if isinstance(runs, dict) else runs

@@ -1,12 +1,12 @@
-"""Why a cell of the Scout sweep near its threshold needs many trials: the exact worth of a probe in
-the first episode, beside what a step's trials say of that worth.
+"""Compare the exact value of a probe in Scout with its estimate from the trials of one step: why
+the sweep needs many trials near a threshold.
 
     python -m bench.learning.scout_noise [--groups 8] [--seeds 0 1 2] [--run-dir DIR]
 
-Every step's batch is looked at as the learner sees it: the advantage of a probe in the first
-episode minus that of passing there, with its standard error. Where that error is larger than the
-exact gain, the sign of a step is mostly luck. *Trials needed* are those that would bring the error
-down to half the gain, at the share of probes and the spread that the step had.
+In every step's batch it computes, from the learner's advantages, the advantage of a probe in the
+first episode minus that of passing there, with its standard error. If that error is larger than the
+exact gain, the direction of a step is mostly chance. *Trials needed* are those that would reduce
+the error to half the gain, at the step's share of probes and spread.
 """
 
 import argparse
@@ -32,13 +32,14 @@ from tests.helpers.game_values import differential_weights, gain_of_scouting
 
 COST = 0.7
 CELLS = (("cumulative_paper", 0.845), ("differential", 0.64))
-"""Equally far above their thresholds; the first is the one that failed with 64 trials a step."""
+"""(credit, discount), equally far above their thresholds; the first failed with 64 trials a
+step."""
 CELL: tuple[Any, ...] = ("group", "kind", "episode", "index")
-"""The turns that are compared, by `scout.toml`."""
+"""The advantage's groups of compared turns in `scout.toml`."""
 
 
 def main() -> int:
-    """Train each cell, a line a step, and write down what the steps could know."""
+    """Train each cell, print a line for each step, and write the baseline."""
     given = _arguments()
     policy = prepare(config_file.load(CONFIG, []), given.run_dir)
     rows = []
@@ -59,19 +60,19 @@ def main() -> int:
 def observed(
     credit: str, discount: float, seed: int, groups: int, policy: Path
 ) -> list[dict[str, float]]:
-    """One run; of each step what its trials say of a probe in the first episode."""
+    """Train once; return for each step the estimated value of a probe in the first episode."""
     config = config_of(credit, COST, discount, seed, groups)
     lab, steps = InProcessRun(config, policy), []
 
     def look(batch: list[Group]) -> None:
-        steps.append(said(batch, credit, discount))
+        steps.append(estimate(batch, credit, discount))
 
     lab.train(look)
     return steps
 
 
-def said(batch: list[Group], credit: str, discount: float) -> dict[str, float]:
-    """What one batch says: the share of probes, the difference they make, its standard error."""
+def estimate(batch: list[Group], credit: str, discount: float) -> dict[str, float]:
+    """Return a batch's share of probes, their estimated value, and its standard error."""
     table = build_table(batch, CREDITS.load(credit)(episode_discount=discount))
     values = GroupMean(baseline=list(CELL), scale="none").estimate(table, "cpu").numpy()
     actions = np.array([u.action for group in batch for one in group.trials for u in one.turns])

@@ -1,4 +1,5 @@
-"""The sweep of Scout as one SVG: probing against the discount, a panel a price of probing."""
+"""Draw the sweep of Scout as an SVG: probing by discount, with a panel for each price of
+probing."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -10,7 +11,8 @@ LEAST = 0.45
 
 
 def draw(rows: Sequence[dict[str, Any]]) -> str:
-    """Every seed a dot, their mean a line, the exact threshold a dashed line."""
+    """Return the SVG: a dot for each seed, a line for their mean, a dashed line for the exact
+    threshold."""
     costs = sorted({row["cost"] for row in rows}, reverse=True)
     body = "".join(_panel(rows, cost, number) for number, cost in enumerate(costs))
     size = f'width="{len(costs) * (WIDTH + MARGIN) + MARGIN}" height="{HEIGHT + 2 * MARGIN}"'
@@ -39,7 +41,7 @@ def _panel(rows: Sequence[dict[str, Any]], cost: float, number: int) -> str:
 
 
 def _curve(rows: Sequence[dict[str, Any]], colour: str) -> list[str]:
-    """Dots, line and threshold of one credit."""
+    """Return the dots, the line and the threshold of one credit."""
     points = [(_x(row["discount"]), _y(fmean(row["probing"]))) for row in rows]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     parts = [f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>']

@@ -1,12 +1,12 @@
-"""At which discount does probing begin? Scout under two credits, swept over discounts and prices.
+"""Find the discount at which probing begins in Scout, under two credits and several prices.
 
     python -m bench.learning.scout_sweep [--run-dir DIR] [--parallel 2] [--only-report]
 
-Exact values (`mage_async/environments/games/scout.py`) say from which discount between episodes
-probing pays under each credit and price. Every cell is a short on-policy run in one process
-(`mage_async/algorithm.py`) from one warm start, by seed of tasks and sampling; a cell whose file is
-there is not run again. Prints the table, writes the baseline and `scout_sweep.svg`; exits with
-status 1 where what was learned is on the wrong side of a threshold by more than 0.05.
+The discount between episodes above which probing pays is known exactly for each credit and price
+(`mage_async/environments/games/scout.py`). Every cell is a short on-policy run in one process
+(`mage_async/algorithm.py`), all from one warm start; a cell whose file exists is not run again. The
+program prints a table, and writes the baseline and `scout_sweep.svg`. The exit status is 1 if a
+policy probes, or does not, more than 0.05 on the wrong side of a threshold.
 """
 
 import argparse
@@ -39,12 +39,12 @@ DISCOUNTS = {
     ("cumulative_paper", 2.0): (0.6, 1.0),
     ("cumulative_paper", 0.7): (0.6, 0.745, 0.845, 1.0),
 }
-"""By credit and price of probing: fine where the threshold is, coarse elsewhere."""
+"""Discounts by credit and price of probing: close together near the threshold, coarse elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run."""
+    """A run of the sweep: its credit, price of probing, discount and seed."""
 
     credit: str
     cost: float
@@ -52,17 +52,17 @@ class Cell:
     seed: int
 
     def file(self, folder: Path) -> Path:
-        """Where its result is kept."""
+        """Return the file of its result."""
         return folder / f"{self.credit}-{self.cost}-{self.discount}-{self.seed}.json"
 
     def distance(self) -> float:
-        """Distance from the threshold; the nearest cells run first."""
+        """Return the distance from the threshold; the nearest cells run first."""
         limit = threshold(self.credit, self.cost)
         return 1.0 if limit is None else abs(self.discount - limit)
 
 
 def main() -> int:
-    """Run what is missing, then report what there is."""
+    """Run the arms that have no results yet, then report all results."""
     given = _arguments()
     given.run_dir.mkdir(parents=True, exist_ok=True)
     cells = [
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def run(cell: Cell, policy: Path) -> Cell:
-    """Train one cell and write down what it does with codes it has not met."""
+    """Train one cell, and write what it does on held-out codes."""
     config = config_of(cell.credit, cell.cost, cell.discount, cell.seed, GROUPS)
     lab = InProcessRun(config, policy)
     lab.train()
@@ -99,7 +99,7 @@ def run(cell: Cell, policy: Path) -> Cell:
 
 
 def config_of(credit: str, cost: float, discount: float, seed: int, groups: int) -> Config:
-    """`scout.toml`, shortened, with what a cell changes."""
+    """Return `scout.toml` with fewer steps and the cell's keys."""
     return config_file.load(
         CONFIG,
         [
@@ -114,7 +114,7 @@ def config_of(credit: str, cost: float, discount: float, seed: int, groups: int)
 
 
 def threshold(credit: str, cost: float) -> float | None:
-    """The exact discount above which probing pays; None where it never does."""
+    """Return the exact discount above which probing pays; None if it never does."""
     payoffs = Payoffs(cost=cost)
     if credit == "differential":
         return differential_threshold(payoffs)
@@ -158,7 +158,7 @@ def _report(cells: Sequence[Cell], folder: Path) -> int:
 def _row(
     credit: str, cost: float, discount: float, limit: float | None, same: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """One discount's seeds; nearer to the threshold than the tolerance nothing is asked."""
+    """Return the row of one discount. Within the tolerance of the threshold it has no bound."""
     values = {key: [each[key] for each in same] for key in ("probing", "last", "total")}
     mean = fmean(values["probing"])
     pays = limit is not None and discount >= limit + TOLERANCE - 0.005

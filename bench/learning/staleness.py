@@ -1,13 +1,13 @@
-"""What staleness costs in learning: the findings of whole runs.
+"""Measure what staleness costs in learning, by whole runs of `mage ablate`.
 
     python -m bench.learning.staleness [--run-dir DIR] [--only quickstart …] [--seeds 0 1 2 3 4]
         [--for-s S]
 
-Each study below is a few cells of `mage ablate` over one configuration. This program runs the
-cells, reads them, and prints a table and the differences between settings, seed by seed. It
-resumes, as `mage ablate` does. What the baseline holds of other studies, and of runs that are gone,
-stays in the baseline. The study `matrix` is what `mage ablate` does by default: five bounds, three
-rules, three corrections and, with `--seeds 0 1 2`, three seeds.
+Each study below is a few cells of `mage ablate` over one configuration. The program runs the cells
+that have no results, and prints a table and the differences between settings, seed by seed. Figures
+in the baseline that are not measured again, and whose runs are deleted, stay there. The study
+`matrix` is what `mage ablate` does by default: five bounds, three rules, three corrections and,
+with `--seeds 0 1 2`, three seeds.
 """
 
 import argparse
@@ -30,13 +30,13 @@ from mage_services.cli.matrix_runs import run_matrix
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Cells of one configuration, and which of them are to be compared."""
+    """Cells of `mage ablate` over one configuration, and the settings that are compared."""
 
     name: str
     matrices: tuple[str, ...]
     """Arguments of `mage ablate`, without seeds."""
     pairs: tuple[tuple[str, str], ...]
-    """Settings by their labels, the one minus the other."""
+    """Labels of the settings that are compared: the first minus the second."""
 
 
 _FASTER = "--set learner.learning_rate=0.002 --set learner.final_learning_rate=0.0004"
@@ -122,7 +122,7 @@ STUDIES = (
 
 
 def main() -> int:
-    """Run and read the studies."""
+    """Run the studies, print them, and write the baseline."""
     options = _options()
     studies = [each for each in STUDIES if not options.only or each.name in options.only]
     outcomes = [
@@ -140,13 +140,13 @@ def main() -> int:
 
 
 def _known_studies() -> dict[str, Any]:
-    """What the baseline holds already."""
+    """Return the studies in the baseline."""
     file = FOLDER / f"staleness_{machine()}.json"
     return json.loads(file.read_text())["studies"] if file.exists() else {}
 
 
 def _ablation(study: Study, options: argparse.Namespace) -> Matrix:
-    """All cells of a study; matrices of one configuration share a folder."""
+    """Return all cells of a study; matrices of one configuration share a folder."""
     folder = options.run_dir / study.name.replace(" ", "_")
     seeds = " ".join(map(str, options.seeds))
     common = f"--run-dir {folder} --seeds {seeds} --parallel {options.parallel}"
@@ -158,7 +158,8 @@ def _ablation(study: Study, options: argparse.Namespace) -> Matrix:
 
 
 def _read(study: Study, ablation: Matrix, known: dict[str, Any]) -> dict[str, Any]:
-    """Figures by setting, and differences by seed; of runs that are gone, what is known."""
+    """Return figures by setting, and differences by seed; those of deleted runs are from the
+    baseline."""
     rows = {label: {row["seed"]: row for row in same} for label, same in known.items()}
     for setting, same in by_setting(ablation.finished_runs()).items():
         rows.setdefault(setting.label, {}).update({run.cell.seed: _row(run) for run in same})

@@ -1,1 +1,1 @@
-"""Benchmarks of pretrained language models: a step, the same beside TRL, and what one learns."""
+"""Benchmarks of pretrained language models: time and memory of a step, TRL's step, and learning."""

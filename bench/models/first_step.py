@@ -1,12 +1,12 @@
-"""How long the first step takes with a model of one's own, and how much memory a run then holds.
+"""Measure the time to the first step with a pretrained model, and the memory of the run.
 
     python -m bench.models.first_step MODEL_DIR           5 minutes on an idle machine, 6 GB
 
-Says nothing but which policy and which environment: `mage train --set policy.source=MODEL_DIR
---set environment.name=rps`. MODEL_DIR holds SmolLM2-135M-Instruct. Counts the seconds from the
-command to the line of its first step, the look at the policy included, and reads once a second what
-all processes hold. Ends the run then. Exits with status 1 where a step takes over 5 minutes, the
-processes hold over 6 GB, or the terminal does not say how many actions are valid.
+It starts `mage train --set policy.source=MODEL_DIR --set environment.name=rps` with no further
+settings; MODEL_DIR holds SmolLM2-135M-Instruct. It counts the seconds from the command to the line
+of the first step, which include the preflight check of the policy, reads the memory of all
+processes once a second, and then ends the run. The exit status is 1 if the first step takes over 5
+minutes, the processes hold over 6 GB, or the line does not say how many actions are valid.
 """
 
 import argparse
@@ -30,7 +30,7 @@ STEP, SHARE = re.compile(r"step=1/\d+"), re.compile(r"valid=[\d.]+%")
 
 
 def main() -> None:
-    """Start the run, wait for its first step, and print what that took."""
+    """Start the run, wait for its first step, and print time and memory."""
     given = _arguments()
     with tempfile.TemporaryDirectory() as folder:
         train = [sys.executable, "-m", "mage_async.launch", "--run-dir", f"{folder}/run"]
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _until_first_step(command: list[str]) -> tuple[float, int, str]:
-    """Seconds to the first step, most bytes held until then, and the line that tells of it.
+    """Return the seconds to the first step, the most bytes held until then, and the step's line.
 
     Raises:
         RuntimeError: the run ended before.
@@ -66,7 +66,7 @@ def _until_first_step(command: list[str]) -> tuple[float, int, str]:
 
 @contextmanager
 def _held() -> Iterator[list[int]]:
-    """Reads what all processes hold, in a thread, until the context ends."""
+    """Collect the memory of all processes once a second, in a thread, until the context ends."""
     most, is_over = [0], threading.Event()
 
     def read() -> None:

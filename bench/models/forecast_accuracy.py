@@ -1,16 +1,14 @@
-"""How far the forecast of a run's seconds is from what the run takes.
+"""Compare the forecast of a run's duration with the duration.
 
     python -m bench.models.forecast_accuracy                     nine configurations, 15 minutes
     python -m bench.models.forecast_accuracy --model DIR         and SmolLM2 there, 10 more
 
-Before a run with a pretrained model on cores starts, the command prints when the first step is
-expected, how long a step takes, and how long the run. Here each configuration is trained for a few
-steps as `mage train` does, on models of random weights and four sizes, and the three figures are
-compared with what was taken: to the first step's line, between the lines of the first and the last
-step, and to the end of the command. Work beside this changes between the forecast and the run, so
-measure on an idle machine; the load is recorded. Exits with status 1 where a figure is off by more
-than 25 %.
-"""
+Before a run with a pretrained model on CPU cores starts, `mage train` prints a forecast: the time
+to the first step, of a step, and of the run. Here each configuration is trained for a few steps, on
+models of four sizes with random weights, and the three figures are compared with the time to the
+first step's line, between the lines of the first and the last step, and to the end of the command.
+Other load may change between forecast and run, so measure on an idle machine; the load is recorded.
+The exit status is 1 if a figure is off by more than 25 %."""
 
 import argparse
 import json
@@ -62,7 +60,7 @@ CASES = (
     Case("boxes, middle, warm start", "middle", "boxes", ("warm_start=random",)),
 )
 WARM = ("warm_start.steps=10", "warm_start.trials=100", "warm_start.cache=false")
-"""A short warm start that no cache spares."""
+"""A short warm start that is not taken from the cache."""
 FORECAST = re.compile(
     r"first step is expected after (?P<first_step>[\d.:a-z ]+?)(?:, [^,]+ of it the warm start)?, "
     r"then one every (?P<step>[\d.:a-z ]+) \(.*evaluation take about (?P<run>[\d.:a-z ]+)$"
@@ -71,7 +69,7 @@ STEP = re.compile(r"step=(\d+)/\d+")
 
 
 def main() -> None:
-    """Run every case, and compare."""
+    """Run every case, and compare forecast and duration."""
     given = _arguments()
     rows: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder:
@@ -108,7 +106,7 @@ def _build(case: Case, directory: Path) -> None:
 
 
 def _measured(case: Case, model: Path, run: Path) -> dict[str, Any]:
-    """Train, and return forecast and taken seconds by figure."""
+    """Train, and return the forecast and the measured seconds of each figure."""
     keys = [f"policy.source={model}", f"environment.name={case.environment}"]
     keys += [f"learner.steps={STEPS}", "evaluation.every=0", *case.keys]
     keys += WARM if any(key.startswith("warm_start") for key in case.keys) else ()

@@ -1,8 +1,7 @@
-"""Batches of made-up trials, of which two benchmarks of a step train on the same.
+"""Make batches of synthetic trials, for benchmarks of a training step.
 
-Lengths and the opening are about those of trials of `configs/smollm2_boxes.toml` with SmolLM2's
-tokenizer: 356 tokens, of which the first 139 are the same in all trials.
-"""
+Their lengths and common beginning are about those of trials of `configs/smollm2_boxes.toml` with
+SmolLM2's tokenizer: 356 tokens, of which the first 139 are the same in all trials."""
 
 import numpy as np
 import torch
@@ -13,7 +12,8 @@ MEAN_TOKENS, SPREAD, OPENING = 340, 40, 136
 
 
 def batch(source: np.random.Generator, vocabulary: int, num_trials: int) -> list[TrainingSequence]:
-    """Segments of random tokens that begin alike; the last of every four others was sampled."""
+    """Return sequences of random tokens with a common opening; of the rest, every fourth token is
+    sampled."""
     opening = source.integers(0, vocabulary, OPENING)
     return [_trial(source, vocabulary, opening) for _ in range(num_trials)]
 

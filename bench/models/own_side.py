@@ -1,4 +1,4 @@
-"""Our side of `bench.models.trl_comparison`: the embedded engine and the trainer, timed."""
+"""Time the embedded engine and our trainer, for `bench.models.trl_comparison`."""
 
 import time
 from pathlib import Path
@@ -31,7 +31,7 @@ ADAPTERS = Lora(rank=16, alpha=32.0)
 
 
 def first_prompt(model: Path) -> np.ndarray:
-    """The tokens that a trial of boxes begins with: int32 [T]."""
+    """Return the tokens of the first prompt of a trial of boxes: int32 [T]."""
     config = config_file.load(config_file.find("smollm2_boxes"), [f"policy.source={model}"])
     environment, chat = environment_of(config), load_chat(model)
     rules = trial_config_of(config, environment, chat, config.trial.episodes)
@@ -42,7 +42,7 @@ def first_prompt(model: Path) -> np.ndarray:
 
 
 class Ours:
-    """The embedded engine and the trainer."""
+    """Sample with the embedded engine and train with `Trainer`, both timed."""
 
     def __init__(self, model: Path, prompt: np.ndarray, num_drawn: int) -> None:
         policy = load_policy(model, "float32", "cpu")
@@ -60,7 +60,7 @@ class Ours:
         self._prompt, self._num_drawn = prompt, num_drawn
 
     def sample(self) -> float:
-        """Seconds to draw a batch with the adapters of now."""
+        """Sample a batch with the present adapters; return the seconds."""
         version, engine = self.trainer.version, self._engine
         named = merged_tensors(self.trainer.model)
         served = engine.model
@@ -81,7 +81,7 @@ class Ours:
     def train(
         self, batch: list[TrainingSequence], adapters: dict[str, torch.Tensor]
     ) -> dict[str, float]:
-        """Seconds of an update that begins with given adapters, and its gradient's norm."""
+        """Make an update from given adapters; return its seconds and its gradient's norm."""
         for name, tensor in trained_tensors(self.trainer.model).items():
             tensor.copy_(adapters[name])
         began = time.monotonic()
@@ -90,7 +90,7 @@ class Ours:
 
 
 def sequenced(prompt: list[int], completion: list[int], advantage: float) -> TrainingSequence:
-    """A completion as our trainer takes it."""
+    """Return a completion as a sequence for our trainer."""
     count = len(completion)
     zeros = [np.zeros(count, np.int32) for _ in range(5)]
     return TrainingSequence(

@@ -1,15 +1,16 @@
-"""How far `mage plan` is from the memory that an update of the learner takes on a CPU.
+"""Compare the memory that `mage plan` computes for an update with the memory that one takes on a
+CPU.
 
     python -m bench.models.plan_accuracy MODEL         4 minutes, 6 GB
 
-The learner of four configurations trains two made-up steps in a process of its own. Measured is the
-peak of resident memory less what was resident before the model existed: weights, gradients,
-optimizer, activations and logits. Nearly every tensor is mapped by itself, so holes in the heap are
-not measured; the supervisor lets the learner keep up to 1 GB of them, which a plan counts apart.
-Planned is what `mage_async.plan` says from shapes alone. `MODEL` is a HuggingFace directory; the
-baseline's is SmolLM2-135M-Instruct.
+The learners of four configurations train two steps on synthetic trials, each in a process of its
+own. The measured memory is the peak of resident memory less what was resident before the model was
+made: weights, gradients, optimizer, activations and logits. Nearly every tensor has a memory map of
+its own, so fragmentation of the heap is not measured; a plan counts that separately, up to 1 GB.
+The planned memory is computed by `mage_async.plan` from shapes alone. `MODEL` is a HuggingFace
+directory; the baseline's is SmolLM2-135M-Instruct.
 
-    tiny        the quickstart's model of 95 thousand weights, 288 contexts a pass
+    tiny        the quickstart's model of 95 thousand weights, 288 contexts in a micro-batch
     30M         the same architecture, 8 layers of width 512
     adapters    MODEL under adapters of rank 16, activations checkpointed
     whole       MODEL, all weights trained
@@ -34,9 +35,10 @@ from mage_async.plan.model_shape import shape_of
 from mage_async.plan.update import Batch, made_up, update_of
 from mage_async.policy.lora import add_adapters
 
-MOST_APART = 0.1
-APART = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "4000000"}
-"""For glibc: nearly every tensor is mapped by itself and given back when it is freed."""
+MAX_GAP = 0.1
+OWN_MAPS = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "4000000"}
+"""Variables of glibc with which nearly every tensor has a memory map of its own, which is freed
+with it."""
 ONE_GROUP = ("admission.groups_per_step=1", "learner.minibatches=1")
 SHORT = (*ONE_GROUP, "engine.max_tokens=340", "learner.max_tokens_per_microbatch=1360")
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -51,13 +53,14 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 
 def configuration(variant: str, model: Path) -> Config:
-    """The quickstart with some keys changed."""
+    """Return the configuration of a variant: the quickstart with some keys changed."""
     source = () if variant in ("tiny", "30M") else (f"policy.source={model}",)
     return config_file.load(config_file.find(None), [*source, *VARIANTS[variant]])
 
 
 def measure(variant: str, model: Path) -> int:
-    """Train two steps in this process; the peak of resident memory beyond the first, in bytes."""
+    """Train two steps in this process; return the peak of resident memory beyond that before it, in
+    bytes."""
     torch.set_num_threads(1)
     config = configuration(variant, model)
     shape, batch = shape_of(config), Batch.of(config)
@@ -75,13 +78,13 @@ def measure(variant: str, model: Path) -> int:
 
 
 def _resident(name: str) -> int:
-    """A line of this process's status, in bytes."""
+    """Return a memory figure of this process's `/proc` status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def planned(variant: str, model: Path) -> int:
-    """What the plan says, in bytes."""
+    """Return the planned memory, in bytes."""
     config = configuration(variant, model)
     return update_of(config, shape_of(config), Batch.of(config)).parts.total()
 
@@ -98,20 +101,20 @@ def main() -> None:
     print(f"{'variant':<12}{'planned':>10}{'measured':>10}  MB{'apart':>10}")
     rows = {}
     for variant in VARIANTS:
-        plan, seen = planned(variant, given.model), _apart(variant, given.model)
+        plan, seen = planned(variant, given.model), _in_own_process(variant, given.model)
         rows[variant] = {"planned_bytes": plan, "measured_bytes": seen, "ratio": plan / seen}
         print(
             f"{variant:<12}{plan / 1e6:10.1f}{seen / 1e6:10.1f}{plan / seen - 1:+14.1%}", flush=True
         )
     write_baseline("plan_accuracy", {"model": given.model.name, "variants": rows})
-    sys.exit(any(abs(row["ratio"] - 1) > MOST_APART for row in rows.values()))
+    sys.exit(any(abs(row["ratio"] - 1) > MAX_GAP for row in rows.values()))
 
 
-def _apart(variant: str, model: Path) -> int:
+def _in_own_process(variant: str, model: Path) -> int:
     command = [sys.executable, "-m", "bench.models.plan_accuracy", str(model)]
     done = subprocess.run(
         [*command, "--variant", variant],
-        env={**os.environ, **APART, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **OWN_MAPS, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -1,13 +1,13 @@
-"""Does a real language model learn to adapt? Runs of SmolLM2 and of single-episode RL beside them.
+"""Train SmolLM2 by meta-RL and by single-episode RL, and check that it learns to adapt.
 
     python -m bench.models.real_model MODEL_DIR [--task rps] [--seeds 0 1 2] [--run-dir DIR]
         [--parallel 1] [--only-report]
 
-Runs `configs/smollm2_boxes.toml`, or `configs/smollm2_rps.toml`. MODEL_DIR holds
+It runs `configs/smollm2_boxes.toml`, or `configs/smollm2_rps.toml`. MODEL_DIR holds
 SmolLM2-135M-Instruct. Every run is `mage train` with one actor; its control has the same warm start
-and number of episodes, each a trial of its own. Prints the held-out return of every episode beside
-its controls, seed by seed, then what must hold. A run that has been measured is not run again;
-`--only-report` runs none. Exits with status 1 where a threshold is missed.
+and number of episodes, each a trial of its own. The program prints the held-out return of every
+episode and of its controls, seed by seed, then the checks. A run that was measured is not made
+again; `--only-report` makes none. The exit status is 1 if a threshold is missed.
 """
 
 import argparse
@@ -23,15 +23,15 @@ from bench.lib.options import option_parser
 from mage_async.results.intervals import interval
 
 TURNS = 8
-"""Actions of a trial in the evaluation, of either task."""
+"""Number of actions of a trial in the evaluation, in both tasks."""
 MOST_MINUTES = {"boxes": 45, "rps": 90}
 LEAST_RETURN, MOST_SWAPPED = 0.8, 0.5
-"""Of boxes; rock-paper-scissors has to be above its controls alone."""
+"""Bounds of boxes. Rock-paper-scissors only has to be above its controls."""
 SETS = ("train", "heldout", "heldout_blind", "heldout_swapped")
 
 
 def main() -> None:
-    """Run the tasks, print what each seed showed, and what had to be shown."""
+    """Run the tasks, print the figures of each seed, and check the thresholds."""
     given = _arguments()
     jobs = [
         (_case(given.task, control, given.model), seed)
@@ -96,7 +96,7 @@ def _rows(task: str, summaries: dict[tuple[str, int], Summary]) -> list[dict[str
 
 
 def _above(control: str, gaps: list[float]) -> list[dict[str, Any]]:
-    """How far the last episode is above a control, seed by seed and over seeds."""
+    """Return rows of the last episode's gap to a control, by seed and over seeds."""
     if len(gaps) < 2:
         return []
     mean, width = interval(gaps)

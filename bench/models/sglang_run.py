@@ -1,12 +1,13 @@
-"""Does SGLang serve a real language model to a run, with the log-probs that the learner computes?
+"""Train SmolLM2 with SGLang, and compare SGLang's log-probs with the learner's.
 
     ENV/bin/python -m bench.models.sglang_run MODEL_DIR [--engine embedded]     8 minutes, 8 GB
 
 ENV is an environment that has SGLang (`tests/sglang/make_env.py`), MODEL_DIR holds
 SmolLM2-135M-Instruct. `mage train --config smollm2_boxes` plays by SGLang on the processor, in
-float32, after a short warm start, for three steps of all weights: SGLang loads three published
-versions. Prints the largest difference between the engine's log-prob of a token and the learner's
-at equal version; exits with status 1 where it is over 1e-4 nats, or a step is missing.
+float32, after a short warm start, for three steps of all weights, so SGLang loads three published
+versions. The program prints the largest difference between the engine's and the learner's log-prob
+of a token under the same version. The exit status is 1 if it is over 1e-4 nats, or a step is
+missing.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from bench.learning.shipped import run
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 
-STEPS, CLOSE = 3, 1e-4
+STEPS, MAX_GAP = 3, 1e-4
 SHORT = (
     f"learner.steps={STEPS}",
     "policy.dtype=float32",
@@ -40,7 +41,7 @@ ENGINES = {"sglang": ("engine.kind=sglang",), "embedded": ("engine.arithmetic=fl
 
 
 def main() -> None:
-    """Run the three steps, print what the engine's log-probs are apart by, and judge it."""
+    """Run the three steps, and print and judge the difference of log-probs."""
     given = _arguments()
     changes = (*SHORT, *ENGINES[given.engine], f"policy.source={given.model.resolve()}")
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +49,7 @@ def main() -> None:
     measured = _measured(summary)
     for name, value in measured.items():
         print(f"{name:14} {value:.4g}")
-    is_ok = measured["steps"] == STEPS and 0 < measured["max_gap_nats"] <= CLOSE
+    is_ok = measured["steps"] == STEPS and 0 < measured["max_gap_nats"] <= MAX_GAP
     print("ok" if is_ok else "MISSED")
     if given.engine == "sglang":
         write_baseline("sglang_run", {"measured": measured})

@@ -1,20 +1,20 @@
-"""How much memory a step of a pretrained model takes.
+"""Measure the memory of a training step of a pretrained model.
 
     python -m bench.models.step_memory MODEL         15 minutes, 5 GB
 
-Batches of 32 made-up trials, 340 tokens each give or take 40, which begin with the same 136 tokens,
-in four minibatches: `Trainer.step` on the processor in float32, two steps a variant. `MODEL` is a
+Each variant makes two steps (`Trainer.step`) on the CPU in float32. A batch has 32 synthetic trials
+of 340 ± 40 tokens with the same 136 tokens at their beginning, in four minibatches. `MODEL` is a
 HuggingFace directory; the baseline's is SmolLM2-135M-Instruct.
 
-    passes           at most 1,360 tokens a pass, three to four trials
-    checkpointed     the same, and the activations of each layer computed again
-    adapters         passes, and adapters of rank 16 on the frozen model instead of all weights
-    opening          the same, and what the trials of a pass begin with goes through the model once
+    passes           micro-batches of at most 1,360 tokens, three to four trials
+    checkpointed     the same, with activation checkpointing
+    adapters         as passes, with LoRA adapters of rank 16 instead of all weights
+    opening          as adapters; the common beginning goes through the model once per micro-batch
 
-Every variant is a process of its own with the environment that the supervisor gives the learner of
-a pretrained model. "Beyond" is its peak of resident memory less what was resident when the model
-had been loaded and less the optimizer's state: gradients, activations, logits, and holes in the
-heap. "Slack" is what of it is still resident after the last step.
+Every variant is a process of its own with the environment variables of a learner of a pretrained
+model. "Beyond" is the peak of resident memory less the loaded model and the optimizer's state:
+gradients, activations, logits, and fragmentation of the heap. "Slack" is the part of it that is
+still resident after the last step.
 """
 
 import json
@@ -53,7 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def measure(model: Path, variant: str, threads: int) -> dict[str, Any]:
-    """Train two steps in this process."""
+    """Train two steps in this process, and return the memory figures."""
     torch.set_num_threads(threads)
     rules = Learner(minibatches=4, **VARIANTS[variant])
     policy = load_policy(model, "float32", "cpu")
@@ -62,7 +62,7 @@ def measure(model: Path, variant: str, threads: int) -> dict[str, Any]:
     trainer = Trainer(policy, Config(learner=rules))
     trained = sum(one.nbytes for one in policy.parameters() if one.requires_grad)
     weights = sum(one.nbytes for one in policy.parameters())
-    assert all(one.isfinite().all() for one in policy.parameters())  # a mapped file is read so
+    assert all(one.isfinite().all() for one in policy.parameters())  # reads the whole mapped file
     loaded = _resident("VmRSS")
     vocabulary, source = trainer.model.config.vocab_size, np.random.default_rng(0)
     took_s = []
@@ -83,7 +83,7 @@ def measure(model: Path, variant: str, threads: int) -> dict[str, Any]:
 
 
 def _resident(name: str) -> int:
-    """A line of this process's status, in bytes."""
+    """Return a memory figure of this process's `/proc` status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
@@ -98,7 +98,7 @@ def main() -> None:
     if given.variant:
         print(json.dumps(measure(given.model, given.variant, given.threads)))
         return
-    found = {name: _apart(name, given.model, given.threads) for name in VARIANTS}
+    found = {name: _in_own_process(name, given.model, given.threads) for name in VARIANTS}
     print(f"{'variant':<15}{'beyond':>8}{'slack':>8}{'peak':>8}  GB  seconds a step")
     for name, one in found.items():
         sizes = "".join(f"{one[f'{key}_bytes'] / 1e9:8.2f}" for key in ("beyond", "slack", "peak"))
@@ -112,7 +112,7 @@ def main() -> None:
     sys.exit(bool(missed))
 
 
-def _apart(name: str, model: Path, threads: int) -> dict[str, Any]:
+def _in_own_process(name: str, model: Path, threads: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.models.step_memory", str(model), "--variant", name]
     environment = {**os.environ, **LARGE_TENSORS, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(

@@ -1,19 +1,19 @@
-"""How much faster a step of a pretrained model is made by what is saved in it.
+"""Time a training step of a pretrained model without and with its optimisations.
 
     python -m bench.models.step_speed MODEL [--trials 32] [--repeats 3]        15 minutes, 7 GB
 
-Batches of 32 made-up trials, 340 tokens each give or take 40, which begin with the same 136 tokens,
-in two minibatches: `Trainer.step` on the processor in float32. `MODEL` is a HuggingFace directory;
-the baseline's is SmolLM2-135M-Instruct. Every arm saves what the one above it does, and more:
+A step (`Trainer.step`) runs on the CPU in float32. A batch has 32 synthetic trials of 340 ± 40
+tokens with the same 136 tokens at their beginning, in two minibatches. `MODEL` is a HuggingFace
+directory; the baseline's is SmolLM2-135M-Instruct. Every arm adds an optimisation:
 
-    before           all weights are trained; every pass has a forward of its own before training
-                     begins, for the log-probs that the loss compares with
-    first forward    the first minibatch takes those from the forward that trains it
-    adapters         adapters of rank 16 on the frozen model instead of all weights
-    opening          what the trials of a pass begin with goes through the model once
+    before           none: all weights are trained, and every micro-batch has a forward of its own
+                     for the proximal log-probs, before training begins
+    first forward    the first minibatch takes its proximal log-probs from its training forward
+    adapters         LoRA adapters of rank 16 are trained instead of all weights
+    opening          the common beginning goes through the model once per micro-batch
 
-Arms alternate on the same batches in one process. Prints seconds of a step, of the clock and of a
-core, and tokens of its trials a second; exits with status 1 where the last arm is less than 1.8
+Arms alternate on the same batches in one process. The program prints wall-clock and CPU seconds of
+a step, and the trained tokens per second. The exit status is 1 if the last arm is less than 1.8
 times as fast as the first.
 """
 
@@ -48,7 +48,7 @@ ARMS = ("before", "first forward", "adapters", "opening")
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Of every step, in seconds."""
+    """Hold the seconds of every step of an arm."""
 
     wall_s: list[float] = field(default_factory=list)
     processor_s: list[float] = field(default_factory=list)
@@ -56,10 +56,10 @@ class Took:
 
 
 class ForwardBefore(Trainer):
-    """A trainer that makes a forward of its own for every micro-batch before it trains."""
+    """Trainer that computes proximal log-probs by a forward of its own for every micro-batch."""
 
     def micro_batches(self, sequences: Sequence[TrainingSequence]) -> list[MicroBatch]:
-        """Make the micro-batches of a minibatch, with log-probs under the present weights."""
+        """Return the micro-batches of a minibatch, with log-probs under the present weights."""
         begin = super().with_proximal
         return [begin(each) for each in super().micro_batches(sequences)]
 
@@ -69,7 +69,7 @@ class ForwardBefore(Trainer):
 
 
 def trainer_of(arm: str, model: Path) -> Trainer:
-    """A trainer on a copy of the model of its own."""
+    """Return the trainer of an arm, with its own copy of the model."""
     policy = load_policy(model, "float32", "cpu")
     if arm in ("adapters", "opening"):
         add_adapters(policy, Lora(), 0)
@@ -79,7 +79,8 @@ def trainer_of(arm: str, model: Path) -> Trainer:
 
 
 def measure(model: Path, arms: Sequence[str], num_trials: int, repeats: int) -> dict[str, Took]:
-    """What every step took, by arm; the first step of each, on a quarter of a batch, warms up."""
+    """Return the times of every step, by arm, after a warm-up step of each on a quarter of a
+    batch."""
     trainers = {arm: trainer_of(arm, model) for arm in arms}
     vocabulary = next(iter(trainers.values())).model.config.vocab_size
     source = np.random.default_rng(0)
@@ -97,7 +98,7 @@ def measure(model: Path, arms: Sequence[str], num_trials: int, repeats: int) -> 
 
 
 def report(took: dict[str, Took], given: argparse.Namespace) -> float:
-    """Print the table and write the baseline; how many times as fast the last arm is."""
+    """Print the table and write the baseline; return how many times as fast the last arm is."""
     num_tokens = given.trials * MEAN_TOKENS
     first, *_, last = [median(each.wall_s) for each in (*took.values(), *took.values())]
     print(f"{'arm':<15}{'s a step':>10}{'of a core':>11}{'tokens/s':>10}{'ratio':>8}")
@@ -115,7 +116,7 @@ def report(took: dict[str, Took], given: argparse.Namespace) -> float:
 
 
 def main() -> None:
-    """Measure in a process with the learner's environment, and say whether the gain is enough."""
+    """Measure, and exit with 1 if the gain is too small."""
     parser = option_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--trials", type=int, default=32, help="of a batch")

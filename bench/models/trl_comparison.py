@@ -1,13 +1,13 @@
-"""The same steps by TRL's GRPOTrainer and by our engine and trainer: sampled and trained tokens/s.
+"""Compare TRL's GRPOTrainer with our engine and trainer on the same steps, in tokens per second.
 
     python -m venv DIR && DIR/bin/pip install trl -e .            in the root of a checkout
     DIR/bin/python -m bench.models.trl_comparison MODEL [--steps 4] [--completion 64]
 
 `MODEL` is a HuggingFace directory, for the baseline SmolLM2-135M-Instruct. Every step plays and
-trains 32 completions of 64 tokens, in 4 groups of 8, on the processor in float32 with adapters of
-rank 16: one turn each, for TRL plays several turns by calls of tools, which this model's template
-does not know. The prompt is the first of a trial of `configs/smollm2_boxes.toml`, alike in all its
-trials, as rules are.
+trains 32 completions of 64 tokens, in 4 groups of 8, on the CPU in float32 with LoRA adapters of
+rank 16. Each has one turn, because TRL plays several turns as tool calls only, which this model's
+chat template does not support. The prompt is the first one of `configs/smollm2_boxes.toml`, which
+is the same in all trials.
 
     sampled     TRL: transformers' `generate` on the batch; ours: the embedded engine, which draws
                 as many tokens for the same prompts
@@ -15,10 +15,9 @@ trials, as rules are.
                 update began with. TRL: 4 batches of 8, without checkpointed activations; ours:
                 passes of at most as many tokens
 
-Sides alternate, step by step, in one process; the first step warms up. The norms of both gradients
-are compared in every step. Exits with status 1 where ours samples or trains fewer than twice as
-many tokens a second, or a norm differs by more than 1 %.
-"""
+The two alternate, step by step, in one process; the first step warms up. The norms of both
+gradients are compared in every step. The exit status is 1 if ours samples or trains fewer than
+twice as many tokens per second, or a norm differs by more than 1 %."""
 
 import argparse
 import sys
@@ -47,7 +46,7 @@ WANTED, MOST_GAP = 2.0, 0.01
 
 
 def measure(model: Path, num_steps: int, num_drawn: int) -> list[dict[str, dict[str, float]]]:
-    """What each step took on both sides."""
+    """Hold the times of each step on both sides."""
     from bench.models.trl_side import TrlSide  # a library that only this benchmark needs
 
     prompt = first_prompt(model)
@@ -67,7 +66,7 @@ def measure(model: Path, num_steps: int, num_drawn: int) -> list[dict[str, dict[
 
 
 def report(steps: list[dict[str, dict[str, float]]], given: argparse.Namespace) -> list[str]:
-    """Print the table and write the baseline; what fell short."""
+    """Print the table and write the baseline; return the bounds that were missed."""
     num_tokens = BATCH * given.completion
     print(f"{'tokens/s':<10}{'TRL':>10}{'ours':>10}{'ratio':>8}")
     figures: dict[str, Any] = {}
@@ -90,7 +89,7 @@ def report(steps: list[dict[str, dict[str, float]]], given: argparse.Namespace) 
 
 
 def main() -> None:
-    """Measure in a process with the learner's environment, and say what fell short."""
+    """Measure, and exit with 1 if a bound was missed."""
     parser = option_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--steps", type=int, default=4, help="that are timed")

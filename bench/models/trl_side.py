@@ -1,4 +1,4 @@
-"""TRL's side of `bench.models.trl_comparison`: GRPOTrainer, timed, and what it trained on."""
+"""Time TRL's GRPOTrainer and record its batches, for `bench.models.trl_comparison`."""
 
 import random
 import time
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 PREFIX = "base_model.model."
-"""What peft's wrapper writes before the name of every weight."""
+"""Prefix that peft's wrapper adds to the name of every weight."""
 
 Ended = Callable[[dict[str, float], list[tuple[list[int], list[int], float]], dict[str, Any]], None]
 """Told after every step: seconds and the gradient's norm; prompt, completion and advantage of each
@@ -22,7 +22,7 @@ completion; the adapters that the step began with.
 
 
 class TimedTrainer(GRPOTrainer):
-    """The trainer, which notes how long `generate` and all that comes before training took."""
+    """GRPOTrainer that measures the seconds of `generate`, and of all that precedes training."""
 
     sampled_s = prepared_s = norm = 0.0
     batch: list[tuple[list[int], list[int], float]]
@@ -43,7 +43,7 @@ class TimedTrainer(GRPOTrainer):
 
 
 class Clock(TrainerCallback):
-    """Times each step and tells what it was made of."""
+    """Measure each step, and report its times and its batch."""
 
     def __init__(self, ended: Ended) -> None:
         self._ended = ended
@@ -60,11 +60,11 @@ class Clock(TrainerCallback):
         self._began = time.monotonic()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """The gradient was clipped: its norm before that is what clipping returned."""
+        """Record the gradient's norm before clipping, which the clipping function returned."""
         self._norm = float(self.trainer.norm)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Stop the clock. Training is what is left without generation and scores."""
+        """Stop the clock. The time of training is the step's without generation and scores."""
         trainer = self.trainer
         trained_s = time.monotonic() - self._began - trainer.prepared_s
         found = {"sampled_s": trainer.sampled_s, "trained_s": trained_s, "norm": self._norm}
@@ -72,7 +72,7 @@ class Clock(TrainerCallback):
 
 
 class TrlSide:
-    """GRPO on one prompt, with as many tokens a completion as said and random rewards."""
+    """Train GRPO on one prompt, with completions of a fixed number of tokens and random rewards."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class TrlSide:
         )
 
     def run(self, num_steps: int, folder: Path, ended: Ended) -> None:
-        """Train, one update a step."""
+        """Train with one update in each step."""
         num_groups, _ = self._groups
         clock = Clock(ended)
         trainer = TimedTrainer(

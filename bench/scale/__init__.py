@@ -1,1 +1,2 @@
-"""Benchmarks of scale: how many actors the learner's real code could serve, in simulated time."""
+"""Benchmarks of scale: the learner's real code with up to thousands of actors, in simulated
+time."""

@@ -1,23 +1,24 @@
-"""How many actors can the learner's admission code serve, and what does a rule make of them?
+"""Simulate runs of up to 4,096 actors: how many can the learner serve, and how old do groups
+become?
 
     python -m bench.scale.admission [--actors 1 4 16 64 256 1024 4096] [--rules overtake slots]
                                     [--bounds 2 4] [--add]
 
 Actors, training steps and publications take simulated time; every message goes through the real
 access control, decoder, coordinator and ledger, whose processor time is measured (not the socket's,
-the disk's and the model's). A step trains as many groups as the actors have places, and takes as
-long as they take to play it: neither side has slack, the hardest case for a rule.
+the disk's and the model's). A step trains as many groups as all actors play concurrently, and takes
+as long as they take to play them. So neither side has slack, which is the hardest case for a rule.
 
-    ideal    the smaller of two rates: a learner that never waits, and actors that always play
-    idle     by reason (`bench/scale/idleness.py`): what is missing to the ideal
-    of core  processor seconds of the learner's event loop in a second of the run; at 1 it breaks
-    limit    the number of actors over that share: where it would break at this cost a message
+    ideal    the smaller rate of a learner that never waits, and of actors that always play
+    idle     what is missing to the ideal, by reason (`bench/scale/idleness.py`)
+    of core  CPU seconds of the learner's event loop per second of the run, which must be below 1
+    limit    number of actors divided by that share: how many one core could serve
 
-The ideal knows no bound on staleness: no rule reaches it where the longest of a version's groups
-takes longer than the steps that may pass meanwhile, as at 1,024 actors with a bound of 2 or 4. A
-second table has these. `--add` keeps rows of the baseline that are not measured now. The exit
-status is 1 where a group is over the bound, or 1,024 actors under the rule `overtake` and a bound
-of 8 were simulated and had less than 0.95 of the ideal.
+The ideal ignores the bound on staleness. No rule reaches it if the longest of a version's groups
+takes longer than the steps that may pass meanwhile, as with 1,024 actors and a bound of 2 or 4,
+which a second table has. `--add` keeps rows of the baseline that are not measured again. The exit
+status is 1 if a group is over the bound, or if 1,024 actors under the rule `overtake` with a bound
+of 8 were simulated and reached less than 0.95 of the ideal.
 """
 
 import json
@@ -38,7 +39,7 @@ JUDGED, WANTED = (1024, 8, "overtake"), 0.95
 BOUNDS = (2, 4)
 RULES = ("overtake", "slots")
 VARIED = (64, 1024)
-"""Numbers of actors at which smaller bounds are tried, with heartbeats only as often as needed."""
+"""Numbers of actors of the second table, which has smaller bounds and fewer heartbeats."""
 NAME = "scale"
 COLUMNS = {
     "actors": "d",
@@ -60,7 +61,7 @@ COLUMNS = {
 
 
 def workload(actors: int, max_staleness: int, rule: str) -> Workload:
-    """A balanced run of so many actors; fewer steps where many trials make up for it."""
+    """Return the workload of a balanced run. Runs of many actors have fewer steps."""
     steps = max(8 if actors > 1024 else 24, min(200, 768 // actors))
     work = replace(
         BASE,
@@ -76,7 +77,7 @@ def workload(actors: int, max_staleness: int, rule: str) -> Workload:
 
 
 def figures(work: Workload) -> dict[str, Any]:
-    """One simulation, as a row."""
+    """Simulate a workload, and return its row."""
     simulation = Simulation(work)
     simulation.run()
     measured, costs = simulation.measured, simulation.site.costs
@@ -124,7 +125,7 @@ def _shares(ages: dict[int, int]) -> dict[str, float]:
 
 
 def kept_beside(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rows of this machine's baseline that were not measured now, and those that were."""
+    """Return the new rows together with the baseline's rows that were not measured again."""
     file = FOLDER / f"{NAME}_{machine()}.json"
     earlier = json.loads(file.read_text())["rows"] if file.exists() else []
     cases = {_case(row) for row in rows}
@@ -138,7 +139,7 @@ def _case(row: dict[str, Any]) -> tuple[int, int, str]:
 
 
 def faults(rows: list[dict[str, Any]]) -> list[str]:
-    """What was promised and does not hold, in sentences."""
+    """Return the bounds that were missed, as sentences."""
     found = [
         f"{row['actors']} actors: a group of staleness {row['staleness_max']}, the bound is "
         f"{row['bound']}"
@@ -153,7 +154,7 @@ def faults(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    """Simulate every number of actors; 1 where something promised does not hold."""
+    """Simulate every number of actors; return 1 if a bound was missed."""
     parser = option_parser(__doc__)
     parser.add_argument("--actors", type=int, nargs="+", default=ACTORS, metavar="N")
     parser.add_argument("--rules", nargs="+", default=RULES, metavar="RULE")

@@ -1,9 +1,9 @@
-"""Where time goes that neither trains nor plays: the learner's and the actors', by reason.
+"""Add up the time in which the learner does not train and actors do not play, by reason.
 
-The learner waits for groups that are being played, because fewer are complete than a batch has, or
-because the rule holds complete ones back for others: those granted before them, or those that are
-due. A place of an actor is idle because all slots are taken, because its group asks for newer
-weights than the actor has, or while messages are on their way.
+The learner waits because fewer groups are complete than a batch has, or because the admission rule
+holds complete groups back for others: those granted earlier, or those that must be trained next. A
+*place* is room for one group in an actor. It is idle because the rule grants no more groups,
+because its group needs newer weights than the actor has, or while messages are on their way.
 """
 
 from collections import Counter
@@ -14,27 +14,27 @@ from mage_async.admission.ledger import Ledger
 
 @dataclass(slots=True)
 class Idleness:
-    """Simulated seconds by reason: of the learner, and of places."""
+    """Hold simulated idle seconds by reason: of the learner, and of the actors' places."""
 
     learner: Counter[str] = field(default_factory=Counter)
     places: Counter[str] = field(default_factory=Counter)
 
     def learner_waited(self, seconds: float, ledger: Ledger) -> None:
-        """The learner had no batch for so long."""
+        """Add seconds in which the learner had no batch."""
         is_short = ledger.num_complete() < ledger.groups_per_step
         self.learner["too few complete" if is_short else "held back"] += seconds
 
     def actors_had(
         self, seconds: float, ledger: Ledger, *, places: int, playing: int, loading: int
     ) -> None:
-        """Of so many places so many played, or waited for weights, for so long."""
+        """Add seconds in which `playing` of all places played and `loading` waited for weights."""
         idle = places - playing - loading
         self.places["playing"] += playing * seconds
         self.places["newer weights"] += loading * seconds
         self.places["messages" if ledger.may_grant() else "no slot"] += idle * seconds
 
     def shares(self, seconds: float) -> dict[str, float]:
-        """The learner's waiting, of all its time, and what places did, of all theirs."""
+        """Return shares of all time: the learner's by reason, and the places' by reason."""
         had = max(1e-9, sum(self.places.values()))
         learner = {f"learner: {name}": each / seconds for name, each in self.learner.items()}
         return learner | {f"places: {name}": each / had for name, each in self.places.items()}

@@ -1,8 +1,8 @@
-"""The learner's real code for messages, without its socket, disk and model, and what it costs.
+"""Run the learner's real message code without socket, disk and model, and measure its CPU time.
 
-Frames go through the real access control and decoder to the real coordinator; what that sends is
-encoded as for a socket, and journal records are written to memory. Every call is timed in seconds
-of this thread's processor.
+Frames go through the real access control and decoder to the real coordinator. Its answers are
+encoded as for a socket, and journal records are encoded into memory. Every call is timed in CPU
+seconds of this thread.
 """
 
 import time
@@ -30,36 +30,36 @@ BUILD = "scale"
 
 @dataclass(slots=True)
 class Outbox:
-    """A `LearnerChannel` that hands on what it would have sent."""
+    """Stand in for `LearnerChannel`, and collect what it would send."""
 
     access: AccessControl = field(default_factory=lambda: AccessControl(BUILD, BUILD))
     encoder: LastEncoded = field(default_factory=LastEncoded)
     sent: list[tuple[Peer, Message]] = field(default_factory=list)
 
     def send(self, peer: Peer, message: Message) -> None:
-        """As `LearnerChannel.send`."""
+        """Encode and collect a message."""
         self.encoder.encode(message)
         self.access.sent(peer, message)
         self.sent.append((peer, message))
 
     def forget(self, peer: Peer) -> None:
-        """As `LearnerChannel.forget`."""
+        """Forget a peer, as `LearnerChannel.forget` does."""
         self.access.forget(peer)
 
     def take_notes(self) -> list[str]:
-        """As `LearnerChannel.take_notes`."""
+        """Return the notes of the access control, as `LearnerChannel.take_notes` does."""
         return self.access.take_notes()
 
 
 @dataclass(slots=True)
 class Costs:
-    """Calls, and processor seconds of this thread, by what they were for."""
+    """Count calls, and CPU seconds of this thread, by purpose."""
 
     calls: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
 
     def timed(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Make a call and count it."""
+        """Make a call, and add its CPU time."""
         began = time.thread_time()
         outcome = call(*args)
         self.seconds[name] += time.thread_time() - began
@@ -67,13 +67,13 @@ class Costs:
         return outcome
 
     def clear(self) -> None:
-        """Begin to measure."""
+        """Forget all counts."""
         self.calls.clear()
         self.seconds.clear()
 
 
 class LearnerSite:
-    """A coordinator at a simulated time."""
+    """Drive a coordinator and its ledger in simulated time."""
 
     def __init__(self, work: Workload) -> None:
         self.now = 0.0
@@ -105,23 +105,23 @@ class LearnerSite:
         self.coordinator.open(publication(0))
 
     def take(self, peer: Peer, frames: Sequence[Frame], name: str) -> None:
-        """A message has its turn in the inbox."""
+        """Handle a message of a peer."""
         self.costs.timed(name, self._take, peer, frames)
 
     def tick(self) -> None:
-        """The learner's clock."""
+        """Let the coordinator look at its deadlines."""
         self.costs.timed("tick", self.coordinator.tick)
 
     def take_batch(self) -> list[Group] | None:
-        """The next step's groups, if they are all there."""
+        """Return the next step's groups; None if they are not complete."""
         return self.costs.timed("take_batch", self.coordinator.ledger.take_batch)
 
     def trained(self, version: int, groups: list[Group]) -> None:
-        """A step is committed."""
+        """Commit a step."""
         self.costs.timed("commit", self._trained, version, groups)
 
     def announce(self, version: int) -> None:
-        """The weights of a version are there to be read."""
+        """Announce a version to all peers."""
         self.costs.timed("announce", self._announce, version)
 
     def _take(self, peer: Peer, frames: Sequence[Frame]) -> None:
@@ -132,7 +132,7 @@ class LearnerSite:
             self.coordinator.take(peer, verdict.message)
 
     def _trained(self, version: int, groups: list[Group]) -> None:
-        """As the training loop and the run's log do it, on the event loop."""
+        """Do what the training loop and the run's log do on the event loop after a step."""
         self.coordinator.durations.trained([group.grant for group in groups])
         self.coordinator.trained(version)
         self.coordinator.take_actors()
@@ -146,5 +146,5 @@ class LearnerSite:
 
 
 def publication(version: int) -> Publication:
-    """What peers are told of a version."""
+    """Return the message that announces a version."""
     return Publication(version=version, path=f"/weights/{version}", digest="0" * 32)

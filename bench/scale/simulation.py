@@ -1,8 +1,8 @@
-"""Actors and a training step in simulated time, around the learner's real code.
+"""Simulate actors and training steps around the learner's real code, in simulated time.
 
-Events are a heap of (time, number, call): nothing sleeps, and no clock is read but to time the real
-code. A message waits in the learner's inbox, first come, first served, while the ones before it and
-what the learner sends take their time.
+Events are a heap of (time, number, call). Nothing sleeps, and a clock is read only to time the real
+code. Messages wait in the learner's inbox, first come, first served, while the learner handles
+earlier ones and sends its own.
 """
 
 import heapq
@@ -41,7 +41,8 @@ TURNS = 6
 
 @dataclass(slots=True)
 class Inbox:
-    """Messages that wait for the learner: when each is done, and its bytes."""
+    """Hold the messages that wait for the learner: the time at which each is handled, and its
+    bytes."""
 
     waiting: deque[tuple[float, int]] = field(default_factory=deque)
     free_at: float = 0.0
@@ -50,7 +51,7 @@ class Inbox:
     most_bytes: int = 0
 
     def arrived(self, now: float, num_bytes: int, take_s: float) -> float:
-        """A message comes in; when its turn is over."""
+        """Add a message; return the time at which it will have been handled."""
         while self.waiting and self.waiting[0][0] <= now:
             self.bytes -= self.waiting.popleft()[1]
         self.free_at = max(now, self.free_at) + take_s
@@ -61,43 +62,43 @@ class Inbox:
         return self.free_at
 
     def clear(self) -> None:
-        """Begin to measure."""
+        """Forget the maxima so far."""
         self.most = self.most_bytes = 0
 
 
 @dataclass(slots=True)
 class Actor:
-    """An actor's books: what it draws with, and what waits for newer weights."""
+    """Hold an actor's weights over time, and the groups that wait for newer ones."""
 
     peer: Peer
     hello: Hello
     versions: list[tuple[float, int]] = field(default_factory=list)
-    """Since when it draws with which version, oldest first."""
+    """(time, version) since which the actor samples with it, oldest first."""
     waiting: list[GroupGrant] = field(default_factory=list)
 
     def version(self) -> int:
-        """What it draws with; -1: with nothing yet."""
+        """Return the version that the actor samples with; -1 before the first."""
         return self.versions[-1][1] if self.versions else -1
 
 
 @dataclass(slots=True)
 class Measured:
-    """What is counted from the first measured step on."""
+    """Hold the figures from the first measured step on."""
 
     began: float = 0.0
     ended: float = 0.0
     group_ages: Counter[int] = field(default_factory=Counter)
-    """Groups by staleness: the version trained from less the one their oldest token was drawn by.
-    """
+    """Number of groups by staleness: the version that a step begins with less that of the group's
+    oldest token."""
     token_ages: Counter[int] = field(default_factory=Counter)
     lives_s: list[float] = field(default_factory=list)
-    """Seconds of the trained groups, from their first weights to their longest trial's end."""
+    """Seconds of each trained group from its first token to the end of its longest trial."""
     num_grants: int = 0
     idle: Idleness = field(default_factory=Idleness)
 
 
 class Simulation:
-    """One run; `run` plays it to its last step."""
+    """Simulate one run."""
 
     def __init__(self, work: Workload) -> None:
         self.work, self.site, self.inbox = work, LearnerSite(work), Inbox()
@@ -109,9 +110,9 @@ class Simulation:
         self._lives_s: dict[int, float] = {}
         self._is_training = self._is_publishing = False
         self._trained: list[Group] | None = None
-        """A batch that is trained and waits for the publication before it."""
+        """A trained batch that waits until the version before it is announced."""
         self._playing = self._loading = 0
-        """Groups whose trials are played, and groups that wait for their actor's weights."""
+        """Number of groups being played, and of groups that wait for their actor's weights."""
         tokens = work.tokens
         self._arrays = (
             np.ones(tokens, np.int32), np.ones(tokens, bool), np.zeros(tokens, np.float32)
@@ -123,7 +124,7 @@ class Simulation:
         )
 
     def run(self) -> None:
-        """Play all steps."""
+        """Simulate all steps."""
         for number in range(self.work.num_actors):
             self._at(number * self.work.join_s, self._join, number)
         self._at(self.work.tick_s, self._tick)
@@ -147,7 +148,7 @@ class Simulation:
             seconds, ledger, places=places, playing=self._playing, loading=self._loading
         )
 
-    # the learner
+    # The learner.
 
     def _served(self, peer: Peer, frames: list[Frame], name: str) -> None:
         self.site.take(peer, frames, name)
@@ -160,7 +161,7 @@ class Simulation:
         self._at(self._now + self.work.tick_s, self._tick)
 
     def _deliver(self) -> None:
-        """What the learner has sent is on its way, and took its time."""
+        """Deliver what the learner has sent, and account for the time of sending."""
         sent, self.site.outbox.sent = self.site.outbox.sent, []
         begin = max(self._now, self.inbox.free_at)
         for number, (peer, message) in enumerate(sent, 1):
@@ -181,7 +182,7 @@ class Simulation:
         self._at(self._now + self.work.step_s, self._stepped, groups)
 
     def _stepped(self, groups: list[Group]) -> None:
-        """A step is trained; its commit waits until the version before it is announced."""
+        """Handle the end of a step, which is committed once the version before it is announced."""
         if self._is_publishing:
             self._trained = groups
             return
@@ -192,7 +193,7 @@ class Simulation:
         self.site.trained(self._version, groups)
         if self._version == self.work.settle:
             self._begin_to_measure()
-        self.site.coordinator.arrived.set()  # the training loop looks for a batch at once
+        self.site.coordinator.arrived.set()  # wakes the training loop, which looks for a batch
         self._try_to_train()
 
     def _announce(self, version: int) -> None:
@@ -204,7 +205,7 @@ class Simulation:
             self._stepped(groups)
 
     def _count(self, groups: list[Group]) -> None:
-        """The ages of a batch that is trained from `_version` on."""
+        """Count the staleness of a batch that is trained from `_version` on."""
         if self._version < self.work.settle:
             return
         for group in groups:
@@ -221,7 +222,7 @@ class Simulation:
         self.inbox.clear()
         self.site.costs.clear()
 
-    # the actors
+    # The actors.
 
     def _join(self, number: int) -> None:
         credits = self.work.groups_per_actor
@@ -246,7 +247,7 @@ class Simulation:
         self._send(actor, frames, type(message).__name__.lower())
 
     def _send(self, actor: Actor, frames: list[Frame], name: str) -> None:
-        """On its way, in the order in which it was sent: the link is equally long for all."""
+        """Send frames to the learner; all messages take equally long, so their order stays."""
         arrives = self._now + self.work.link_s
         done = self.inbox.arrived(arrives, sum(map(len, frames)), self.work.take_s)
         self._at(done, self._served, actor.peer, frames, name)
@@ -281,7 +282,7 @@ class Simulation:
             self._at(self._now + length_s, self._finish, actor, grant, index, self._now)
 
     def _end(self) -> None:
-        """A group's last trial is played."""
+        """Handle the end of a group's last trial."""
         self._playing -= 1
 
     def _finish(self, actor: Actor, grant: GroupGrant, index: int, began: float) -> None:
@@ -292,7 +293,7 @@ class Simulation:
         self._say(actor, TrialResult(grant.grant, grant.epoch, trial))
 
     def _runs(self, actor: Actor, began: float) -> tuple[VersionRun, ...]:
-        """Which versions drew a trial that ends now: tokens are drawn at an even pace."""
+        """Return the versions that sampled a trial that ends now, with tokens at an even pace."""
         length_s, tokens = self._now - began, self.work.tokens
         runs: list[VersionRun] = []
         for since, version in reversed(actor.versions):

@@ -1,10 +1,10 @@
-"""A run on two Ray nodes of this machine, beside the same run without Ray.
+"""Train on two Ray nodes of this machine, and once more without Ray, and compare the runs.
 
     python -m bench.scale.two_nodes                        # the quickstart
     python -m bench.scale.two_nodes --exact --steps 8      # a function of its configuration
 
-The learner and the evaluator fill the first node, so all actors are on the second one, where they
-see no file of the run. It prints the held-out return of each episode of both runs, and whether
+The learner and the evaluator fill the first node, so all actors are on the second one, where no
+file of the run is visible. It prints the held-out return of each episode of both runs, and whether
 their last weights are equal: with --exact they must be, byte by byte, or the exit status is 1.
 """
 
@@ -23,7 +23,7 @@ THREADS = ("learner.threads=1", "engine.threads=1")
 
 
 def main() -> int:
-    """Train twice, and compare."""
+    """Train with and without Ray, and compare returns and weights."""
     given = _arguments()
     settings = [*THREADS, *(EXACT if given.exact else ()), *given.set, f"seed={given.seed}"]
     settings += [] if given.steps is None else [f"learner.steps={given.steps}"]
@@ -58,7 +58,7 @@ def _train_on_nodes(run: Path, num_actors: int, settings: list[str]) -> None:
         assert nodes.stdout is not None
         address = nodes.stdout.readline().strip()
         _train(run, num_actors, settings, "--cluster", address)
-        nodes.communicate()  # the end of its input ends the nodes
+        nodes.communicate()  # the nodes end with the end of their stdin
 
 
 def _train(run: Path, num_actors: int, settings: list[str], *more: str) -> None:

@@ -1,17 +1,17 @@
-"""What durability costs a whole run.
+"""Measure what syncing the journal to disk costs a whole run.
 
     python -m bench.system.durability [--add]          4 minutes on an idle machine
 
-One quickstart whose `fsync` and `fdatasync` are switched on and off while it trains: a library
-loaded before libc, for its processes alone, looks at a shared byte (needs a C compiler). Blocks of
-`BLOCK` steps alternate, off on on off off …, so every pair is of neighbours in time, and neither
-imports nor the warm start dilute it. Of each block the steps after its first count.
+In one quickstart, `fsync` and `fdatasync` are switched on and off while it trains: a small library,
+loaded before libc in the run's processes only, checks a shared byte (this needs a C compiler).
+Blocks of `BLOCK` steps alternate (off on on off off …), so each pair is measured at about the same
+time, without imports and warm start. The first step of each block does not count.
 
-With `--add` the pairs of the baseline count too: several short measurements on a machine that is
-idle for minutes at a time. Printed are the mean ratio of a pair, synced over not synced, with its
-95 % interval (Student's t of the logarithms), and the share of the learner's life that is booked on
-the journal's sync. The last line is the verdict; the exit status is 1 where the interval is not
-below the bound.
+With `--add` the pairs of the baseline count too, for several short measurements on a machine that
+is idle for minutes at a time. The program prints the mean ratio of a step's time with syncing over
+that without, with its 95 % interval (Student's t of the logarithms), and the share of the learner's
+time that it spends on syncing. The last line is the verdict; the exit status is 1 if the interval
+is not below the bound.
 """
 
 import json
@@ -35,7 +35,7 @@ from mage_async.results.run_files import read_lines
 
 MOST = 0.05
 BLOCK, WARM = 8, 4
-"""Steps of a block; steps before the first one."""
+"""Number of steps of a block, and of steps before the first block."""
 LOOK_S = 0.01
 SOURCE = """
 #include <fcntl.h>
@@ -54,8 +54,8 @@ int fdatasync(int file) { return *is_on ? syscall(SYS_fdatasync, file) : 0; }
 """
 
 
-class Subject:
-    """The run, and the switch of its syncing."""
+class SwitchedRun:
+    """Run a quickstart, and switch its syncing on and off."""
 
     def __init__(self, folder: Path, num_steps: int) -> None:
         self.run = RunDirectory((folder / "run").resolve())
@@ -68,48 +68,48 @@ class Subject:
         self._process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, env=os.environ | own)
 
     def step(self) -> int:
-        """Steps written down so far."""
+        """Return the last step in the run's metrics."""
         return len(read_lines(self.run.metrics))
 
     def wait_for(self, step: int) -> None:
-        """Wait until the run has come there."""
+        """Wait until the run has trained a step."""
         while self.step() < step:
             if self._process.poll() is not None:
                 sys.exit("the run ended before the measurement did")
             time.sleep(LOOK_S)
 
     def block(self, *, is_synced: bool) -> tuple[int, int]:
-        """Switch, and let `BLOCK` steps pass; the first and the last that count."""
+        """Switch syncing, and wait for `BLOCK` steps; return the first and the last that count."""
         self._switch[0] = int(is_synced)
         first = self.step() + 1
         self.wait_for(first + BLOCK - 1)
         return first, first + BLOCK - 1
 
     def end(self) -> None:
-        """Wait for the run's own end."""
+        """Wait for the end of the run."""
         self._switch[0] = 1
         self._process.wait()
 
     def seconds(self, block: tuple[int, int]) -> float:
-        """A step of a block took so long, in the mean."""
+        """Return the mean seconds of a step of a block."""
         times = {line["step"]: line["time_s"] for line in read_lines(self.run.metrics)}
         first, last = block
         return (times[last] - times[first]) / (last - first)
 
     def sync_share(self) -> float:
-        """Share of the learner's life that is booked on the journal's sync, in either way."""
+        """Return the share of the learner's time that is spent on syncing the journal."""
         booked: dict[str, Any] = json.loads(self.run.learner.read_text())["blocked_s"]["learner"]
         return booked.get("journal sync", 0.0) / sum(booked.values())
 
 
 def main() -> None:
-    """Switch to and fro, and say the ratio."""
+    """Measure the pairs, and print the ratio."""
     parser = option_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--add", action="store_true", help="to the pairs of the baseline")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="mage-durability-"))
-    subject = Subject(folder, WARM + 2 * given.pairs * BLOCK + 2)
+    subject = SwitchedRun(folder, WARM + 2 * given.pairs * BLOCK + 2)
     subject.wait_for(WARM)
     blocks = []
     for number in range(given.pairs):

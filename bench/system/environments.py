@@ -1,10 +1,10 @@
-"""Turns per second of processor time of each environment, on one core and without a model.
+"""Measure turns per CPU-second of each environment, on one core and without a model.
 
 Each trial is three episodes of one task, played by uniformly random legal actions; eight trials
-share a task, as those of a group do, and members come in turn. A turn is one action of the agent
-with everything it leads to: the opponent's answer, the text, and its share of beginning the
-episode; choosing among the legal actions counts too. For Sokoban a turn is up to three steps of the
-player. Two thousand trials are played at once in one process, a turn of each in turn.
+share a task, as those of a group do, and tasks take all variants in order. A turn is one action of
+the agent with the opponent's answer, the text, a share of the episode's beginning, and the choice
+among the legal actions. In Sokoban a turn has up to three steps of the player. One process plays
+two thousand trials concurrently, one turn of each after the other.
 
     python -m bench.system.environments
 """
@@ -29,7 +29,7 @@ NUM_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Row:
-    """An environment with its options, and what must be reached."""
+    """An environment with its options, and its least turns per CPU-second."""
 
     title: str
     name: str
@@ -59,7 +59,7 @@ ROWS = (
 
 
 def turns_per_second(environment: Environment, num_trials: int) -> float:
-    """Play trials, all of them at once where there are no more than `NUM_AT_ONCE`."""
+    """Play trials, `NUM_AT_ONCE` of them concurrently; return turns per CPU-second."""
     members, seats = environment.members("train"), environment.seats()
     name, source = environment.facts.name, random.Random(0)
 
@@ -84,7 +84,7 @@ def turns_per_second(environment: Environment, num_trials: int) -> float:
 
 
 def main() -> None:
-    """Measure all rows in turn, several rounds; print the table and write the figures."""
+    """Measure all rows in several rounds; print the table and write the figures."""
     option_parser(__doc__).parse_args()
     speeds: dict[str, list[float]] = {row.title: [] for row in ROWS}
     for _ in range(NUM_ROUNDS):

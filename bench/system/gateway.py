@@ -1,4 +1,5 @@
-"""What the gateway costs beside in-process play, and which prefixes it reuses.
+"""Compare programs that call the gateway over HTTP with a class in the actor: speed, reused
+prefixes.
 
     python -m bench.system.gateway MODEL --name gateway              rates, with a model
     python -m bench.system.gateway --turn-s 1 --name gateway_waits   added time, without one
@@ -149,14 +150,15 @@ def observed(calls: list[CallTimes]) -> Iterator[None]:
 
 @dataclass
 class Clock:
-    """Milliseconds between an observation and the action behind it, without the engine's."""
+    """Collect milliseconds between an observation and the action that follows it, without the
+    engine's."""
 
     engine_s: dict[str, float] = field(default_factory=dict)
-    """Of the last completion of each trial."""
+    """Engine's seconds of the last completion of each trial."""
     added_ms: list[float] = field(default_factory=list)
 
     def note(self, task: int, since: float) -> None:
-        """Note an action whose observation was returned at `since`."""
+        """Record an action that follows an observation of time `since`."""
         self.added_ms.append((time.perf_counter() - since - self.engine_s[str(task)]) * 1e3)
 
 
@@ -186,7 +188,7 @@ class FixedLengths:
 
 
 def as_class(clock: Clock, turns: int, num_words: int) -> ResetStep:
-    """The trials of a class with `reset` and `step`."""
+    """Return the environment as a class with `reset` and `step`."""
 
     episodes: dict[int, int] = {}
 
@@ -211,7 +213,8 @@ def as_class(clock: Clock, turns: int, num_words: int) -> ResetStep:
 
 
 def as_program(clock: Clock, turns: int, num_words: int) -> AgentTasks:
-    """The trials of a program with its own loop, and a client for each episode."""
+    """Return the environment as a program with its own loop, and an HTTP client for each
+    episode."""
 
     async def run(
         self: Any, task: int, episode: int, seed: int, base_url: str, api_key: str
@@ -234,7 +237,7 @@ def as_program(clock: Clock, turns: int, num_words: int) -> AgentTasks:
 
 @dataclass
 class Played:
-    """One round of one way."""
+    """Hold the figures of one round of one way."""
 
     num_turns: int
     wall_s: float
@@ -245,7 +248,7 @@ class Played:
     calls: list[CallTimes]
     reuse: float
     tokens: float
-    """Of a trial, in the mean."""
+    """Mean number of tokens of a trial."""
 
 
 async def play(
@@ -256,7 +259,7 @@ async def play(
     clock: Clock,
     n: int,
 ) -> Played:
-    """Play `n` trials at once."""
+    """Play `n` trials concurrently."""
     chat = load_chat(folder)
     limits = trial_config_of(config, environment, chat, EPISODES)
     timed: Any = FixedLengths(engine, clock)
@@ -276,7 +279,8 @@ async def play(
 
 
 def reuse_of(trials: list[Trial]) -> float:
-    """Reused prompt tokens, of those that earlier turns of the same segment have computed."""
+    """Return the share of prompt tokens that were reused, of those that earlier turns of the
+    segment computed."""
     reused = could = 0
     for trial in trials:
         ends: dict[int, int] = {}
@@ -292,7 +296,7 @@ def reuse_of(trials: list[Trial]) -> float:
 async def measure(
     config: Config, folder: Path, given: argparse.Namespace
 ) -> dict[str, list[Played]]:
-    """Play rounds of both ways in turns, after one of each that is not counted."""
+    """Play rounds of both ways in alternation; the first of each warms up and is not counted."""
     found: dict[str, list[Played]] = {"class": [], "program": []}
     n, rounds, shape = given.trials, given.rounds, (given.turns, given.words)
     async with engine_of(config, folder, given.turn_s) as engine:
@@ -308,7 +312,7 @@ async def measure(
 
 
 def engine_of(config: Config, folder: Path, turn_s: float) -> EmbeddedEngine | ScriptedEngine:
-    """The engine with the model of a folder, or one that only takes its time."""
+    """Return the engine of a model directory, or one without a model whose turns take `turn_s`."""
     if not turn_s:
         return EmbeddedEngine(folder, config.engine)
     tokens = load_chat(folder).encode(" rock" * LENGTHS[-1])
@@ -316,7 +320,7 @@ def engine_of(config: Config, folder: Path, turn_s: float) -> EmbeddedEngine | S
 
 
 def figures_of(found: dict[str, list[Played]]) -> dict[str, Any]:
-    """Medians over rounds, and the spread of the ratios."""
+    """Return medians over rounds, and the spread of the ratios."""
 
     def rates(way: str, seconds: str) -> list[float]:
         return [each.num_turns / getattr(each, seconds) for each in found[way]]
@@ -393,7 +397,7 @@ def main() -> None:
 
 
 def policy_of(given: argparse.Namespace, folder: Path) -> tuple[Config, Path]:
-    """The configuration of the trials, and the directory of the model."""
+    """Return the configuration of the trials, and the model directory."""
     kind = [f"policy.source={given.model}"] if given.model else ["policy.kind=tiny"]
     changes = [*kind, *SETTINGS, f"engine.max_contexts={given.trials}"]
     config = config_file.load(config_file.find(None), changes)

@@ -1,11 +1,12 @@
-"""How many trials a second the journal holds durably.
+"""Measure how many trials per second the journal writes durably.
 
     python -m bench.system.journal                     20 seconds
 
 Trials of 8,192 tokens (those of `bench.system.wire`) are appended to a journal in the directory for
-temporary files, as the coordinator appends them: encoded, queued, written together, synced, told.
-At most `IN_FLIGHT` wait at a time, as slots bound them. For comparison the same bytes written by
-one thread with one fdatasync each, and not synced at all. Rounds take the variants in turn.
+temporary files as the coordinator does it: encoded, queued, written together, synced, and reported.
+At most `IN_FLIGHT` wait at a time, because the groups in flight are bounded. For comparison, the
+same bytes are written by one thread with an fdatasync for each trial, and without any. The variants
+alternate.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ LEAST_PER_S = 1000.0
 
 
 async def journal(folder: Path) -> tuple[float, int]:
-    """Seconds to append all trials durably, and the number of syncs."""
+    """Append all trials durably; return the seconds, and the number of syncs."""
     file = JournalFile(folder, [], first_segment_header(0, 0), 10**11, 10**11)
     credits, result = asyncio.Semaphore(IN_FLIGHT), example()
     began = time.perf_counter()
@@ -44,7 +45,7 @@ async def journal(folder: Path) -> tuple[float, int]:
 
 
 def plain(folder: Path, sync: Callable[[int], None] | None) -> float:
-    """Seconds to write the same, each trial by itself."""
+    """Write the same trials one by one; return the seconds."""
     result = example()
     file = os.open(folder / "plain", os.O_WRONLY | os.O_CREAT)
     began = time.perf_counter()

@@ -1,7 +1,7 @@
-"""An open page of `mage view`, as `static/view.js` keeps it.
+"""Request a page of `mage view` again and again, as a browser does that has it open.
 
-It is looked at again after an event, at most once in `LEAST_MS`. What a browser does to draw it is
-left out.
+As in `static/view.js`, the page is requested after an event, at most once in `LEAST_MS`. The
+browser's drawing is left out.
 """
 
 import re
@@ -23,19 +23,19 @@ LEAST_S = int(_FOUND[1]) / 1000
 
 @dataclass(slots=True)
 class OpenPage:
-    """What is seen of it."""
+    """Hold an open page: what was requested last, and how often."""
 
     address: str
     path: str
     asked: int = 0
-    """How often the page was there."""
+    """Number of answers."""
     text: str = ""
-    """As it was last."""
+    """Text of the last answer."""
     is_stale: threading.Event = field(default_factory=threading.Event)
     has_ended: bool = False
 
     def listen(self) -> None:
-        """Hear events until the server ends."""
+        """Receive events until the server ends."""
         events = Pages(self.address).events(run=self.path.split("/")[1])
         with suppress(HTTPException, ConnectionError):
             while line := events.readline():
@@ -45,7 +45,7 @@ class OpenPage:
         self.is_stale.set()
 
     def look(self) -> None:
-        """Ask for the page, and again when it is stale, until the server ends."""
+        """Request the page, and again whenever it is stale, until the server ends."""
         pages, pause = Pages(self.address), threading.Event()
         with suppress(HTTPException, ConnectionError):
             while not self.has_ended:
@@ -58,7 +58,7 @@ class OpenPage:
 
 
 def open_page(address: str, path: str) -> OpenPage:
-    """A page that stays open until its server ends."""
+    """Open a page, which stays open until its server ends."""
     page = OpenPage(address, path)
     for act in (page.listen, page.look):
         threading.Thread(target=act, daemon=True).start()

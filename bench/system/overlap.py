@@ -1,11 +1,11 @@
-"""What overlap of playing and training gains in whole runs on this machine.
+"""Measure how much faster whole runs are if playing and training overlap, on this machine.
 
     python -m bench.system.overlap [--rounds 4]        4 minutes on an idle machine
 
-The same configuration three ways, in turn: under `sync` (grant, wait, train, publish, repeat), as
-shipped, and as shipped with actors as eager as the learner (every `os.setpriority` of theirs does
-nothing), which is what overlap was worth before they gave way. The time is that of training, from
-the fifth to the last commit: neither imports nor the warm start dilute it.
+The same configuration is trained in three ways, in alternation: under `sync` (grant, wait, train,
+publish, repeat); as shipped, where actors have a lower priority than the learner; and as shipped
+with actors of the learner's priority ("eager": `os.setpriority` does nothing). The time is that
+from the fifth to the last commit, without imports and warm start.
 """
 
 import statistics
@@ -24,14 +24,14 @@ SOURCE = "int setpriority(int which, unsigned who, int nice) { return 0; }\n"
 def run_once(
     root: Path, way: str, steps: int, config: str, eager: dict[str, str]
 ) -> dict[str, float]:
-    """Train a few steps; trials/s, and seconds of a step in the trainer."""
+    """Train a few steps; return trials per second, and seconds of a step in the trainer."""
     rule = ["admission.rule=sync"] if way == "sync" else []
     variables = eager if way == "eager actors" else None
     return timed(root, steps, *rule, config=config, variables=variables)
 
 
 def main() -> None:
-    """Run the rounds, and say the ratios."""
+    """Run the rounds, and print the ratios."""
     parser = option_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=25)
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def said_of(rounds: list[dict[str, dict[str, float]]]) -> dict[str, list[float]]:
-    """The ratios of each round; their medians and ranges are printed."""
+    """Return the ratios of each round, and print their medians and ranges."""
     ratios = {
         f"{way} over sync": [
             row[way]["trials_per_s"] / row["sync"]["trials_per_s"] for row in rounds

@@ -1,13 +1,13 @@
-"""Environments that wait: how many trials one actor keeps in flight, and what a slow step delays.
+"""Measure how many waiting environments an actor keeps in flight, and what a slow step delays.
 
     python -m bench.system.slow_steps                  4 minutes
 
-A real actor on an engine without a model; the learner is in memory. First 512 trials at once, whose
-every step waits 1 s, in a thread or as a coroutine: steps a second from the first grant to the last
-result, and how much memory that took. Then 64 trials whose steps take no time and whose turns take
-20 ms of the engine, alone and beside 8 trials whose steps sleep 6 s: the 99th percentile of the
-time from one prompt of a trial to its next, and the longest time between two heartbeats. The three
-are played in turn, ROUNDS times.
+A real actor plays on an engine without a model, with a learner in memory. First it plays 512
+concurrent trials whose steps all wait 1 s, in a thread or as a coroutine; figures are steps per
+second from the first grant to the last result, and memory. Then it plays 64 trials whose steps take
+no time and whose turns take `TURN_S` in the engine, alone and beside 8 trials whose steps sleep
+6 s; figures are the 99th percentile of the time from one prompt of a trial to its next, and the
+longest time between two heartbeats. All alternate, ROUNDS times.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from tests.helpers.scripted_engine import ScriptedEngine
 NUM_TRIALS, GROUP, EPISODES, STEPS = 512, 8, 3, 4
 NUM_OTHERS, NUM_SLOW, SLOW_S, TURN_S, ROUNDS = 64, 8, 6.0, 0.1, 5
 SECONDS = {"none": 0.0, "second": 1.0, "slow": SLOW_S}
-"""How long a step waits, by task."""
+"""Seconds that a step waits, by task."""
 WANTED_SHARE, WANTED_DELAY, LONGEST_BEAT_S = 0.9, 1.1, 1.5
 
 
@@ -77,7 +77,7 @@ KINDS = {"plain": "Waits", "async": "AwaitsSteps"}
 
 
 class Watched:
-    """An engine that notes when each trial asks."""
+    """Engine that records when each trial sends a prompt."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine, self._complete = engine, engine.complete
@@ -97,7 +97,7 @@ def chat() -> ChatFormat:
 async def played(
     kind: str, counts: dict[str, int], pace_s: float, known: ChatFormat
 ) -> dict[str, Any]:
-    """Play groups by task; how long they took, what was seen meanwhile."""
+    """Play groups of each task; return their times, and what was measured meanwhile."""
     environment = load(f"bench.system.slow_steps:{KINDS[kind]}")
     source = random.Random(0)
     site = Site(environment, known, lambda trial: pace_s * source.uniform(0.5, 1.5), None)
@@ -139,7 +139,7 @@ def _own() -> int:
 
 
 def in_flight(kind: str, known: ChatFormat) -> dict[str, Any]:
-    """Many trials that wait 1 s a step."""
+    """Measure many trials whose steps wait 1 s."""
     found = uvloop.run(played(kind, {"second": NUM_TRIALS}, 0.0, known))
     rate = NUM_TRIALS * EPISODES * STEPS / found["took_s"]
     return {
@@ -152,7 +152,7 @@ def in_flight(kind: str, known: ChatFormat) -> dict[str, Any]:
 
 
 def beside_slow(known: ChatFormat) -> dict[str, Any]:
-    """Trials alone and beside slow ones, in turn."""
+    """Measure trials alone and beside slow ones, in alternation."""
     alone = {"none": NUM_OTHERS}
     ways = {
         f"{kind}, {name}": (kind, counts)
@@ -174,7 +174,7 @@ def beside_slow(known: ChatFormat) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure both, and say the verdict."""
+    """Measure both, and print the verdict."""
     option_parser(__doc__).parse_args()
     known = chat()
     flights = {kind: in_flight(kind, known) for kind in ("async", "plain")}

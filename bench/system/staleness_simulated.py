@@ -1,10 +1,10 @@
-"""Rules of admission side by side, simulated, beside what is known of them elsewhere.
+"""Simulate all admission policies, and compare them with figures published by other projects.
 
     python -m bench.system.staleness_simulated [--seeds 0 1 2 3 4]      90 seconds
 
 Actors, groups and training steps take simulated time (`tests/helpers/flow_simulation.py`); the
 policies are those of `mage_async.admission.policies`. The last line is the verdict; the exit status
-is 1 where a known figure is not reproduced, or `slots` breaks what it promises.
+is 1 if a known figure is not reproduced, or `slots` exceeds its bound.
 """
 
 import statistics
@@ -34,7 +34,8 @@ KNOWN: dict[tuple[str, int, float], dict[str, float]] = {
     ("strict", 4, 0.6): {"throughput": 0.65, "groups_over": 0.0},
     ("strict", 4, 1.2): {"throughput": 0.28, "groups_over": 0.0},
 }
-"""By rule, bound and sigma: measured on the peers' own classes and rules, 3 seeds of 500 steps."""
+"""By rule, bound and sigma: figures measured with the other projects' own code, 3 seeds of 500
+steps."""
 WASTED = {1: (0.49, 0.61), 2: (0.38, 0.55), 4: (0.19, 0.45)}
 """Published beside them for `drop`, sigma 0.6 and 1.2: it does not follow from their other figures.
 """
@@ -55,7 +56,7 @@ HEADINGS = (
 
 
 def main() -> int:
-    """Simulate all rules side by side; 1 where something known is not reproduced."""
+    """Simulate all policies; return 1 if a known figure is not reproduced."""
     parser = option_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     seeds = parser.parse_args().seeds
@@ -90,7 +91,7 @@ def main() -> int:
 
 
 def _against_known(key: tuple[str, int, float], seeds: list[int]) -> dict[str, tuple[float, float]]:
-    """Each known figure of a workload: ours, of one seed, and theirs."""
+    """Return each known figure of a workload: ours, and the other project's."""
     name, bound, sigma = key
     ours = _mean(name, Workload(max_staleness=bound, sigma=sigma), seeds)
     rows = {measure: (ours[measure], value) for measure, value in KNOWN[key].items()}
@@ -100,7 +101,7 @@ def _against_known(key: tuple[str, int, float], seeds: list[int]) -> dict[str, t
 
 
 def _mean(name: str, work: Workload, seeds: list[int]) -> dict[str, float]:
-    """Means over seeds, and the largest maximum."""
+    """Return means over seeds, and the largest maximum."""
     outcomes = [simulate(POLICIES[name], work, seed) for seed in seeds]
     return {measure: _over_seeds(measure, outcomes) for measure in asdict(outcomes[0])}
 

@@ -1,12 +1,12 @@
-"""The memory of a run whose learner stands still for minutes while actors play.
+"""Check that a run's memory does not grow while its learner is stopped for minutes.
 
     python -m bench.system.stall [--seconds 600]        11 minutes
 
-A run with four actors; after its third step the learner gets SIGSTOP. Actors play what they were
-granted and wait. The resident memory of every process is read all along; then the learner goes on
-and the run has to complete. The supervisor would end a learner that is silent for
-`supervision.silence_s`, so that is set beyond the stall. Flat: the median of the last tenth of the
-stall is within `FLAT` of that of the first tenth behind its first minute.
+In a run with four actors, the learner gets SIGSTOP after its third step. Actors play what they were
+granted, and wait. The program reads the resident memory of every process; then the learner is
+continued, and the run has to complete. `supervision.silence_s` is longer than the stall, because
+the supervisor would end a silent learner. Memory counts as flat if its median in the last tenth of
+the stall is within `FLAT` of that in the first tenth after the first minute.
 """
 
 import os
@@ -40,7 +40,7 @@ FLAT, LOOK_S, SETTLED_S = 0.05, 2.0, 60.0
 
 
 def processes(root: Path) -> dict[str, int]:
-    """Process ids of a run, by name."""
+    """Return the process ids of a run, by name."""
     found = {}
     for pid, words in command_lines():
         if str(root) in words and "mage_async.launch" in words:
@@ -51,7 +51,7 @@ def processes(root: Path) -> dict[str, int]:
 
 
 def resident_kib(pid: int) -> int:
-    """The resident memory of a process."""
+    """Return the resident memory of a process, in KiB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1])
@@ -59,7 +59,7 @@ def resident_kib(pid: int) -> int:
 
 
 def stall(root: Path, seconds: float) -> dict[str, list[tuple[float, int]]]:
-    """Stop the learner so long; seconds since then and KiB, of every process."""
+    """Stop the learner for `seconds`; return (seconds since, KiB) of every process, by name."""
     pids, memory = processes(root), defaultdict(list)
     os.kill(pids["learner"], signal.SIGSTOP)
     began = time.monotonic()
@@ -73,7 +73,7 @@ def stall(root: Path, seconds: float) -> dict[str, list[tuple[float, int]]]:
 
 
 def change(rows: list[tuple[float, int]], seconds: float) -> float:
-    """The last tenth over the first tenth behind the first minute, minus one."""
+    """Return the growth of the median, from the first tenth after a minute to the last tenth."""
     tenth, settled = seconds / 10, min(SETTLED_S, seconds / 5)
     first = [kib for at, kib in rows if settled <= at < settled + tenth]
     last = [kib for at, kib in rows if at >= seconds - tenth]
@@ -81,7 +81,7 @@ def change(rows: list[tuple[float, int]], seconds: float) -> float:
 
 
 def main() -> None:
-    """Stall a learner, and say the verdict."""
+    """Stop a learner, and print the verdict."""
     parser = option_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     given = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Asynchronous over synchronous training at equal work.
+"""Compare the speed of asynchronous and synchronous training with equal work.
 
     python -m bench.system.throughput                  75 seconds
 
-Both run the real coordinator, ledger, wire, ipc sockets and actors. Only two things are simulated:
-the engine, which says words and takes a log-normal time per trial, and the learner's step, which
-takes a fixed time. Every trial takes the same time in both, for it is drawn from the trial's name.
+Both run the real coordinator, ledger, messages, sockets and actors. Only two things are simulated:
+the engine, which returns words after a log-normal time for each trial, and the learner's step,
+which takes a fixed time. A trial takes the same time in both, which is a function of its name.
 
     sync     max_staleness = 0: grant a step's groups, wait for all, train, publish, repeat
     async    max_staleness = 2: three steps' worth of slots, one of them in training
@@ -71,7 +71,7 @@ SEEDS = (0, 1, 2)
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTiming:
-    """One schedule of one seed's work."""
+    """Hold the time of one schedule, and the staleness of its tokens."""
 
     wall_s: float
     staleness: np.ndarray
@@ -98,7 +98,7 @@ async def run_schedule(work: Work, max_staleness: int, directory: Path) -> Sched
 async def take_messages(
     channel: LearnerChannel, coordinator: Coordinator, all_joined: asyncio.Event
 ) -> None:
-    """The learner's inbox; says when all actors are there. Cancellation loses no message."""
+    """Receive messages as the learner does, and set `all_joined`. Cancellation loses no message."""
     while True:
         coordinator.take(*await channel.receive())
         if len(coordinator.peers) == SHAPE.num_actors:
@@ -106,7 +106,7 @@ async def take_messages(
 
 
 async def act(address: str, stage: Stage, number: int) -> None:
-    """A real actor on an engine of its own. Cancellation abandons its trials."""
+    """Run a real actor. Cancellation abandons its trials."""
     name = f"actor-{number}"
     hello = Hello(
         role="actor",
@@ -135,7 +135,7 @@ async def learn(coordinator: Coordinator, train_s: float) -> ScheduleTiming:
 
 
 def staleness_of(groups: Sequence[Group], version: int) -> np.ndarray:
-    """Staleness of each sampled token of a batch that is trained from `version` on."""
+    """Return the staleness of each sampled token of a batch that is trained from `version` on."""
     segments = [segment for group in groups for trial in group.trials for segment in trial.segments]
     drawn = [policy_per_token(s.versions, len(s.tokens))[s.is_sampled] for s in segments]
     return version - np.concatenate(drawn)
@@ -181,7 +181,7 @@ def make_coordinator(channel: LearnerChannel, stage: Stage, max_staleness: int) 
 
 
 def measure(sigma: float, seed: int) -> dict[str, float]:
-    """Both schedules of one seed's work, one after the other."""
+    """Time both schedules of one seed's work, one after the other."""
     work = draw_work(sigma, seed)
     outcomes = {}
     for name, max_staleness in (("sync", 0), ("async", SHAPE.max_staleness)):
@@ -205,7 +205,7 @@ def measure(sigma: float, seed: int) -> dict[str, float]:
 
 
 def spread(rows: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Median, least and most over the seeds, of everything measured."""
+    """Return median, least and largest value over seeds, of every figure."""
     names = [name for name in rows[0] if name not in ("sigma", "seed")]
     values = {name: [row[name] for row in rows] for name in names}
     return {n: {"median": median(v), "min": min(v), "max": max(v)} for n, v in values.items()}

@@ -1,14 +1,15 @@
-"""How fast is this checkout beside another one? Whole runs in pairs, in turn.
+"""Compare the speed of this checkout with another one, by pairs of whole runs.
 
     git worktree add --detach /tmp/before COMMIT
     python -m bench.system.two_trees /tmp/before --set-here sampling.restricted=false
 
 Both checkouts run with this Python and its packages. The same configuration is trained here, there,
-there, here, ...: every pair is of neighbours in time. Printed are trials per second, this checkout
-over the other, as the median of the pairs and the mean with its 95 % interval (Student's t of the
-logarithms), and the same of the processor seconds of whole runs, which other work on the machine
-disturbs less. The baseline is written after each pair; with `--add` its pairs count too. The last
-line is the verdict; the exit status is 1 if the median of trials per second is below the bound.
+there, here, ..., so the runs of a pair follow each other. The program prints the ratio of trials
+per second, this checkout over the other: the median of the pairs, and the mean with its 95 %
+interval (Student's t of the logarithms). It prints the same of the CPU seconds of whole runs, which
+other load disturbs less. The baseline is written after each pair; with `--add` its pairs count too.
+The last line is the verdict; the exit status is 1 if the median of trials per second is below the
+bound.
 """
 
 import json
@@ -27,11 +28,11 @@ from mage_async.results.intervals import interval
 
 WANTED = 0.98
 PARTS = ("", "services", "kernels")
-"""What of a checkout is on the path of its processes."""
+"""Folders of a checkout that are on `PYTHONPATH` of its processes."""
 
 
 def main() -> None:
-    """Run the pairs, and say the ratios."""
+    """Run the pairs, and print the ratios."""
     parser = option_parser(__doc__)
     parser.add_argument("other", type=Path, help="a checkout")
     parser.add_argument("--pairs", type=int, default=5)

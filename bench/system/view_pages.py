@@ -1,14 +1,15 @@
-"""How fast the pages of `mage view` are, at 10,000 trials and at 2 million, and how live.
+"""Time the pages of `mage view`, with 10,000 trials and with 2 million, and their live updates.
 
     python -m bench.system.view_pages                  10 minutes, 6 GB for temporary files
     python -m bench.system.view_pages --small          1 minute, without the 2 million
 
-Runs are made: scripted trials of the quickstart (106 tokens, 12 turns, 2.8 KB), grants and commits
-in a journal as a learner writes it, 144 trials a step. A run is served by `mage view` in a process
-of its own, with no index there. Every page is asked for over HTTP: the run's own page as soon as
-the address is printed ("opens" counts from the start of the command), then all of them while the
-index is built, then ROUNDS times when it is whole. At last lines of metrics are appended, one at a
-time: from the write to the answer that has the point, after an event has told of it.
+Runs are synthetic: scripted trials of the quickstart (106 tokens, 12 turns, 2.8 KB), with grants
+and commits, in a journal as a learner writes it, 144 trials in each step. `mage view` serves a run
+in a process of its own, without an index at first. The pages are requested over HTTP: the run's
+page as soon as the address is printed ("opens" counts from the start of the command), then all
+pages while the index is built, then ROUNDS times when it is complete. Finally lines of metrics are
+appended, one at a time ("live" counts from the write to the answer that has the new step, which is
+requested after the server's event).
 """
 
 import http.client
@@ -46,12 +47,12 @@ from tests.helpers.made_up_runs import make_run
 
 GROUPS, TRIALS, SEGMENT_BYTES, ROUNDS, STEPS_TOLD = 18, 8, 2**26, 7, 10
 WANTED = {"small": 0.3, "large": 0.5, "opens": 3.0, "live": 2.0}
-"""Seconds, at most."""
+"""Largest allowed seconds."""
 Packed = tuple[TrialHeader, list[Frame]]
 
 
 def made_run(root: Path, steps: int) -> RunDirectory:
-    """A run of so many steps with a whole journal; a line of metrics less, for the last step."""
+    """Make a run of `steps` steps with its journal, and all lines of metrics but the last."""
     run = RunDirectory(root)
     config = make_run(run, steps=steps)
     environment, chat = environment_of(config), load_chat(run.policy)
@@ -107,20 +108,20 @@ def _put(out: BinaryIO, record: Record) -> None:
 
 
 class Pages:
-    """A client of one server."""
+    """HTTP client of one server."""
 
     def __init__(self, address: str) -> None:
         _, _, host, token, _ = address.split("/")
         self._connection, self._base = http.client.HTTPConnection(host, timeout=120), f"/{token}/"
 
     def get(self, path: str) -> tuple[float, str]:
-        """Seconds until the whole page is there, and the page."""
+        """Request a page; return the seconds, and its text."""
         took, status, text = self._get(path)
         assert status == 200, f"{path}: {text}"
         return took, text
 
     def answered(self, path: str) -> float | None:
-        """Seconds until a page is there; None where the index has not come so far."""
+        """Return the seconds until a page is there; None if it is not indexed yet."""
         took, status, _ = self._get(path)
         return took if status == 200 else None
 
@@ -132,14 +133,14 @@ class Pages:
         return time.perf_counter() - began, answer.status, text
 
     def events(self, run: str = "run") -> http.client.HTTPResponse:
-        """The stream that tells of changes, with an empty name of all runs."""
+        """Return the stream of a run's events; of all runs for the name ""."""
         self._connection.request("GET", f"{self._base}events?run={run}")
         return self._connection.getresponse()
 
 
 @contextmanager
 def viewed(folder: Path) -> Iterator[tuple[str, float]]:
-    """`mage view` of a folder: its address, and when the command was started."""
+    """Serve a folder by `mage view`; yield the address, and the time of the command's start."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "mage_async.launch", "view", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -152,7 +153,7 @@ def viewed(folder: Path) -> Iterator[tuple[str, float]]:
 
 
 def paths_of(steps: int) -> list[str]:
-    """Every kind of page, of a step near the end, which is indexed first."""
+    """Return the paths of all kinds of pages, of a step near the end, which is indexed first."""
     step, group = steps - 3, (steps - 4) * GROUPS + 5
     below = (
         "", f"step/{step}", f"step/{step}?bin=1", f"group/{group}", f"group/{group}/trial/3/turn/7",
@@ -163,7 +164,7 @@ def paths_of(steps: int) -> list[str]:
 
 
 def measured(run: RunDirectory, steps: int) -> dict[str, float]:
-    """Seconds by what was asked for."""
+    """Return the seconds of all pages, by name."""
     with viewed(run.root) as (address, began):
         pages = Pages(address)
         _, text = pages.get("runs/run/")
@@ -183,7 +184,7 @@ def measured(run: RunDirectory, steps: int) -> dict[str, float]:
 
 
 def told(run: RunDirectory, address: str) -> Iterator[float]:
-    """Append lines of metrics; seconds from the write to the page that has the step."""
+    """Append lines of metrics; yield the seconds from each write to the page that has the step."""
     events, pages = Pages(address).events(), Pages(address)
     last = msgspec.json.decode(run.metrics.read_bytes().splitlines()[-1])
     for _ in range(STEPS_TOLD):
@@ -198,7 +199,7 @@ def told(run: RunDirectory, address: str) -> Iterator[float]:
 
 
 def verdict(name: str, figures: dict[str, float]) -> list[str]:
-    """What fell short."""
+    """Return the bounds that were missed."""
     limits = {"opens": WANTED["opens"], "live, most": WANTED["live"], "index": float("inf")}
     return [
         f"{name}, {what}: {took:.2f} s"
@@ -208,7 +209,7 @@ def verdict(name: str, figures: dict[str, float]) -> list[str]:
 
 
 def main() -> int:
-    """Measure, print a table, write the baseline; 1 where a page was too slow."""
+    """Measure, print a table and write the baseline; return 1 if a page was too slow."""
     parser = option_parser(__doc__)
     parser.add_argument("--small", action="store_true", help="without the 2 million trials")
     given = parser.parse_args()

@@ -1,27 +1,22 @@
-"""What it costs a run to be watched: by an open page of `mage view`, and by trackers.
+"""Measure how much an open page of `mage view`, and trackers, slow a run down.
 
     python -m bench.system.watching_cost                             8 minutes on an idle machine
     python -m bench.system.watching_cost --parts view trackers both  24 minutes
 
-One run of the quickstart is trained for as long as this takes. Blocks of BLOCK_S seconds with
-nobody watching and blocks with a watched run take turns, so both sides of a pair lie side by side
-in the same run. The trackers are all whose package is installed; all keep what they are told on
-this machine. The page is the run's own. It is asked for exactly as `static/view.js` asks: after an
-event, at most once in LEAST_MS. What a browser does to draw the page is not counted.
+One quickstart is trained for the whole time. Blocks of BLOCK_S seconds without a watcher and with
+one alternate in this run. The trackers are all whose package is installed, and all write to this
+machine. The page is the run's main page. It is requested as `static/view.js` does: after an event,
+at most once in LEAST_MS. The browser's drawing is not counted.
 
-A watcher starts before its block and is given the time to import its packages and to take in what
-happened meanwhile; this happens once in a run, and is printed apart, as processor seconds. The
-ratio is what is left of the speed while a run goes on. (Until this was so, runs of half a minute
-were compared, in which imports weigh as they do in no run that one would watch, and the page was
-asked for five times as often as a browser asks.)
+A watcher starts before its block, and first imports its packages and reads what happened before.
+This happens once in a run; its CPU seconds are printed separately and are not part of the ratio.
 
-Printed are, of each part, the mean ratio of steps a second, watched over the mean of the blocks
-before and behind, with its 95 % interval (Student's t of the logarithms), and the processor seconds
-of every process. Those say the same on a machine that does something else as well, and so does
-their ratio: processor seconds a step of all blocks alone over watched ones, the watchers' included,
-which is what is left of the speed where every core is busy; its interval is the narrower one. The
-last line is the verdict; the exit status is 1 where the ratio of the last part named, of the steps
-a second, is below the bound.
+For each part the program prints the mean ratio of steps per second, watched over the mean of the
+blocks before and after, with its 95 % interval (Student's t of the logarithms), and the CPU seconds
+of every process. It also prints a second ratio, which other load on the machine disturbs less: CPU
+seconds per step without a watcher over those with one, the watcher's included. This is what is left
+of the speed if every core is busy. The last line is the verdict; the exit status is 1 if the ratio
+of steps per second of the last part named is below the bound.
 """
 
 import math
@@ -61,26 +56,26 @@ LOCAL = (
 )
 MANY_STEPS = 1_000_000
 Seconds = dict[str, float]
-"""Of the processor, by process."""
+"""CPU seconds by process."""
 Ratio = tuple[float, float, float]
-"""Mean, and the ends of its interval."""
+"""Mean, and the bounds of its interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What happened meanwhile."""
+    """Hold the figures of one block."""
 
     num_steps: int
     rate: float
-    """Steps a second."""
+    """Steps per second."""
     used: Seconds
-    """While it lasted."""
+    """CPU seconds during the block."""
     before: Seconds
-    """Of each process from its start to the start of the block."""
+    """CPU seconds of each process from its start to the start of the block."""
 
 
 def main() -> None:
-    """Measure the parts that were asked for, print a table, and say the verdict."""
+    """Measure the chosen parts, print a table and the verdict."""
     parser = option_parser(__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=["both"])
     parser.add_argument("--pairs", type=int, default=8)
@@ -104,7 +99,7 @@ def main() -> None:
 
 @contextmanager
 def trained() -> Iterator[RunDirectory]:
-    """A run of the quickstart that trains by now."""
+    """Start a quickstart, and wait until it trains."""
     folder = Path(tempfile.mkdtemp(prefix="mage-watching-"))
     os.environ.update(variable.format(folder).split("=", 1) for variable in LOCAL)
     run = RunDirectory(folder / "runs" / "run")
@@ -126,7 +121,7 @@ def _until(is_so: Callable[[], bool], otherwise: str) -> None:
 
 
 def _blocks(run: RunDirectory, names: list[str], parts: list[str]) -> Iterator[Block]:
-    """A block without watchers, a watched one, and so on; the last has no watchers."""
+    """Yield blocks without a watcher and with one, in alternation; the last has none."""
     for part in parts:
         yield _block(run, "alone")
         with ExitStack() as watchers:
@@ -151,7 +146,7 @@ def _block(run: RunDirectory, what: str) -> Block:
 
 @contextmanager
 def _viewed(run: RunDirectory) -> Iterator[None]:
-    """Beside an open page, whose index is whole by now."""
+    """Keep a page open, whose index is complete at the start of the block."""
     with viewed(run.root.parent) as (address, _):
         page = open_page(address, f"runs/{run.root.name}/")
         _until(lambda: page.asked > 2 and "in the index so far" not in page.text, "no page came")
@@ -160,7 +155,7 @@ def _viewed(run: RunDirectory) -> Iterator[None]:
 
 @contextmanager
 def _told(run: RunDirectory, names: list[str]) -> Iterator[None]:
-    """Beside trackers that know all there is by now."""
+    """Run trackers, which have read all earlier steps at the start of the block."""
     followers = start(run, {name: TRACKERS.load(name)() for name in names}, PATIENCE_S)
     step = last_line(run.metrics)["step"]
     try:
@@ -176,12 +171,12 @@ def _step(run: RunDirectory, name: str) -> int:
 
 
 def _total_s(block: Block) -> float:
-    """Processor seconds of all processes but this one."""
+    """Return the CPU seconds of all processes but this one."""
     return sum(seconds for name, seconds in block.used.items() if name != "bench")
 
 
 def _ratio(values: list[float], places: range) -> Ratio:
-    """Mean and interval of watched blocks' values over their neighbours'."""
+    """Return mean and interval of the ratio of watched blocks' values to their neighbours'."""
     logs = [
         math.log(values[at]) - fmean(math.log(values[at + side]) for side in (-1, 1))
         for at in places
@@ -193,7 +188,7 @@ def _ratio(values: list[float], places: range) -> Ratio:
 def _shown(
     part: str, ratio: Ratio, busy: Ratio, blocks: list[Block], places: range
 ) -> dict[str, dict[str, float]]:
-    """Print a part; milliseconds a step and seconds once a run, by process."""
+    """Print a part; return milliseconds per step, and seconds once in a run, by process."""
     mean, low, high = ratio
     print(f"{part}: {mean:.3f} ({low:.3f} … {high:.3f}, {len(places)} pairs) of the steps a second")
     mean, low, high = busy
@@ -214,13 +209,13 @@ def _shown(
 
 
 def _once(watched: list[Block], alone: list[Block]) -> Seconds:
-    """Until its block began, by process that was started to watch."""
+    """Return the CPU seconds of each watcher before its block."""
     names = sorted(watched[0].before.keys() - alone[0].before.keys())
     return {name: fmean(block.before.get(name, 0.0) for block in watched) for name in names}
 
 
 def _a_step(blocks: list[Block]) -> Seconds:
-    """Milliseconds a step, by process."""
+    """Return CPU milliseconds per step, by process."""
     total: Seconds = defaultdict(float)
     for block in blocks:
         for name, seconds in block.used.items():

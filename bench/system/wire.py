@@ -1,4 +1,4 @@
-"""What a trajectory costs on the wire.
+"""Measure time and bytes to encode and decode a trial for the network, in several formats.
 
     python -m bench.system.wire                        20 seconds
 
@@ -45,14 +45,14 @@ ROUND_S = 0.02
 
 
 class Format(NamedTuple):
-    """One way to write a trial and to read it back."""
+    """Functions that write a trial and read it back."""
 
     write: Callable[[TrialResult], list[bytes]]
     read: Callable[[list[bytes]], TrialResult]
 
 
 class Columns(msgspec.Struct):
-    """A trial with its arrays as lists, typed."""
+    """A trial with its arrays as lists, for typed decoding."""
 
     grant: int
     epoch: int
@@ -68,7 +68,7 @@ class Columns(msgspec.Struct):
 
 
 def example() -> TrialResult:
-    """The trial that every format carries."""
+    """Return the trial that every format encodes."""
     source = np.random.default_rng(0)
     sampled = source.random(NUM_TOKENS) < 0.6
     logprobs = np.where(sampled, -source.exponential(size=NUM_TOKENS), 0).astype(np.float32)
@@ -83,7 +83,7 @@ def example() -> TrialResult:
 
 
 def turns() -> tuple[Turn, ...]:
-    """8 actions an episode, and a reflection after the first and the second."""
+    """Return the turns: 8 actions in each episode, and a reflection after the first two."""
     kinds = ([Kind.ACT] * 8 + [Kind.REFLECT]) * 3
     span = NUM_TOKENS // (len(kinds) - 1)
     return tuple(
@@ -168,7 +168,7 @@ def read_msgpack(frames: list[bytes]) -> TrialResult:
 
 
 def formats() -> dict[str, Format]:
-    """By name, ours first."""
+    """Return the formats by name, ours first."""
     written, reading = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Columns)
     return {
         "frames": Format(encode, decode),  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ def seconds_per_call(call: Callable[[], object], num_calls: int) -> float:
 
 
 def timed(calls: dict[str, Callable[[], object]]) -> dict[str, np.ndarray]:
-    """Microseconds of each call, by round; in each round every call has its turn."""
+    """Return microseconds of each call, by round; the calls alternate."""
     num_calls = {name: int(ROUND_S / seconds_per_call(call, 5)) + 1 for name, call in calls.items()}
     rounds = [
         [seconds_per_call(call, num_calls[name]) * 1e6 for name, call in calls.items()]
@@ -225,7 +225,7 @@ def spread(microseconds: np.ndarray) -> dict[str, float]:
 
 
 def measure() -> dict[str, dict[str, Any]]:
-    """Figures by format."""
+    """Return the figures by format."""
     sent, known = example(), formats()
     bytes_of = {name: [bytes(f) for f in made.write(sent)] for name, made in known.items()}
     calls: dict[str, Callable[[], object]] = {}
@@ -247,7 +247,7 @@ def measure() -> dict[str, dict[str, Any]]:
 
 
 def measure_checksums() -> dict[str, dict[str, float]]:
-    """CRC-32 of zlib over a trial's bytes; a crc32c package beside it where one is installed."""
+    """Time zlib's CRC-32 over a trial's bytes, and a crc32c package's if one is installed."""
     data = b"".join(map(bytes, encode(example())))
     calls: dict[str, Callable[[], object]] = {"zlib.crc32": lambda: zlib.crc32(data)}
     if find_spec("google_crc32c"):

@@ -1,4 +1,4 @@
-"""The work that each schedule of `bench.system.throughput` does: its sizes, and lower bounds."""
+"""Define the work of each schedule of `bench.system.throughput`, and lower bounds on its time."""
 
 import heapq
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from tests.helpers.scripted_engine import LogNormalPace
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of every run of this benchmark."""
+    """Hold the sizes of every run of this benchmark."""
 
     steps: int = 16
     groups_per_step: int = 16
@@ -21,7 +21,7 @@ class Shape:
     num_actors: int = 4
     groups_per_actor: int = 2
     max_staleness: int = 2
-    """The bound of async; sync has 0."""
+    """Bound on staleness of `async`; `sync` has 0."""
     turns_per_trial: int = 4
     """One episode of rock-paper-scissors."""
     mean_turn_s: float = 0.016
@@ -30,7 +30,7 @@ class Shape:
         return self.steps * self.groups_per_step
 
     def num_at_once(self) -> int:
-        """Groups the actors play at a time."""
+        """Return the number of groups that all actors play concurrently."""
         return self.num_actors * self.groups_per_actor
 
 
@@ -39,22 +39,22 @@ SHAPE = Shape()
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one seed has to be done, however it is scheduled."""
+    """Hold the work of one seed, which every schedule has to do."""
 
     pace: LogNormalPace
     group_s: Sequence[float]
-    """Seconds that each group takes, by grant; those begun and not trained among them."""
+    """Seconds of each group, by grant, groups that are begun and not trained included."""
 
     def trained_s(self) -> Sequence[float]:
-        """Seconds of the groups that are trained."""
+        """Return the seconds of the groups that are trained."""
         return self.group_s[: SHAPE.num_groups()]
 
     def train_s(self) -> float:
-        """Seconds of a training step: those the actors need to generate one."""
+        """Return the seconds of a training step: the time in which actors play its groups."""
         return SHAPE.groups_per_step * mean(self.trained_s()) / SHAPE.num_at_once()
 
     def ideal_s(self) -> float:
-        """The lower bound on any schedule, as `bench.system.throughput` derives it."""
+        """Return the lower bound on any schedule, which `bench.system.throughput` derives."""
         first = self.group_s[: SHAPE.groups_per_step]
         ready_s = max(sum(first) / SHAPE.num_at_once(), max(first))
         generate_s = sum(self.trained_s()) / SHAPE.num_at_once()
@@ -62,7 +62,7 @@ class Work:
 
 
 def draw_work(sigma: float, seed: int) -> Work:
-    """The seconds of every group, by the names that actors give their trials."""
+    """Draw the seconds of every group from the names that actors give their trials."""
     pace = LogNormalPace(SHAPE.mean_turn_s, sigma, seed)
     trials = range(SHAPE.trials_per_group)
     num_groups = SHAPE.num_groups() + (SHAPE.max_staleness + 1) * SHAPE.groups_per_step
@@ -71,7 +71,7 @@ def draw_work(sigma: float, seed: int) -> Work:
 
 
 def rule_alone_s(work: Work, max_staleness: int) -> float:
-    """Seconds that the real ledger takes to have the work done where nothing else takes time."""
+    """Return the seconds that the work takes under the real ledger if nothing else takes time."""
     ledger = Ledger(SHAPE.groups_per_step, max_staleness, trials_per_group=1)
     task, step = Task("rps", "anybody", 0), -1
     now, is_training, ends = 0.0, False, list[tuple[float, int]]()

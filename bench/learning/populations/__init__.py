@@ -1,1 +1,1 @@
-"""Who sits in the other seats: scripts, past policies, or the policy itself, in Kuhn poker."""
+"""Benchmarks of opponents in Kuhn poker: scripts, past policies, or the policy itself."""

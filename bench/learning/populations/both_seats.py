@@ -1,18 +1,18 @@
-"""Does training on both seats of self-play come nearer to an equilibrium, and does it cost anything
-against scripts? Kuhn poker against scripts only, with a third of the groups in both seats, and with
-all of them.
+"""Train on both seats of self-play in Kuhn poker: is the policy nearer to an equilibrium, and
+weaker against scripts? The arms have scripts only, a third of the groups in self-play, and all of
+them.
 
     python -m bench.learning.populations.both_seats [--run-dir DIR] [--seeds 0 1 2] [--parallel 1]
         [--only-report]
 
-Equal budget: `kuhn.toml` with fresh deals in every episode and every episode paid its own reward,
-so that the first hand of a trial is a hand of Kuhn poker and nothing else. Fresh deals say less
-of the opponent, so the warm start takes longer; and as two learners of one game go round its
-equilibrium, the entropy bonus stays. Each run is on-policy in one process
+All arms have the same number of steps and trials of `kuhn.toml`, changed so that every episode has
+fresh deals and its own reward: the first hand of a trial is then plain Kuhn poker. Fresh deals
+reveal less of the opponent, so the warm start is longer. The entropy bonus does not decay, because
+two learners of one game circle around its equilibrium. Each run is on-policy in one process
 (`mage_async/algorithm.py`); arms of a seed share their warm start, so differences are taken seed by
-seed. *Exploitability* is OpenSpiel's, of how the policy plays the first hand of a
-trial, in chips a hand; the *average* policy is that of the versions of the second half of training.
-Returns are against held-out scripts. With a DIR a run that has been measured is not run again.
+seed. *Exploitability*, by OpenSpiel, is that of the policy's first hand of a trial, in chips per
+hand; the *average* policy is that of all versions of the second half of training. Returns are
+against held-out scripts. With a DIR, a run that was measured is not made again.
 """
 
 import sys
@@ -65,14 +65,14 @@ MEASURES = (
 
 
 def main() -> int:
-    """Run what is missing, then report what there is."""
+    """Run the arms that have no results yet, then report all results."""
     given = arguments(__doc__, "both_seats", ARMS)
     run_missing(given, run, lambda job, folder: prepare(_config(*job), folder))
     return _report(results(given, ARMS))
 
 
 def run(job: Job, folder: Path) -> dict[str, Any]:
-    """Train one arm with one seed: how it plays the first hand, and what it earns."""
+    """Train one arm with one seed; return how its versions play the first hand, and its returns."""
     config = _config(*job)
     policy = prepare(config, folder)
     lab, chat = InProcessRun(config, policy), load_chat(policy)
@@ -93,7 +93,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def measured(hands: list[Hand]) -> dict[str, float]:
-    """What OpenSpiel says of the versions of a run, the warm start first."""
+    """Return exploitability and value of a run's versions, of which the first is the warm start."""
     mean = average(hands[len(hands) // 2 :])
     return {
         "exploitability at first": exploitability(hands[0]),

@@ -1,8 +1,8 @@
-"""How a policy plays the first hand of a trial of Kuhn poker, where it knows nothing of the other
-player, and what OpenSpiel says of that: exact values, in chips a hand.
+"""Read how a policy plays the first hand of a trial of Kuhn poker, before it knows the opponent,
+and compute its exact exploitability and value by OpenSpiel, in chips per hand.
 
-A game of Kuhn poker has twelve situations: a card, a seat, and whether a bet has to be faced.
-Probabilities are of the two legal words alone.
+A game of Kuhn poker has twelve information states: a card, a seat, and whether a bet has to be
+answered. Probabilities are normalised over the two legal words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,15 +22,15 @@ from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
 
 NASH_VALUE = -1 / 18
-"""What the seat that speaks first earns where both play an equilibrium."""
+"""Value of the first seat if both players play an equilibrium."""
 Hand = Mapping[str, float]
-"""The probability of betting, or of calling, by OpenSpiel's name of a situation: a card's number,
-then `p` for each pass and `b` for each bet.
+"""Probability of betting, or of calling, by OpenSpiel's name of an information state: the card's
+number, then `p` for each pass and `b` for each bet.
 """
 
 
 def first_hand(model: PreTrainedModel, chat: ChatFormat, rules: TrialConfig) -> Hand:
-    """How a policy plays the first hand of the first episode."""
+    """Return how a policy plays the first hand of the first episode."""
     hand: dict[str, float] = {}
     for number, card in enumerate(CARDS):
         opens, answers = f"you first {card}", f"you second {card}"
@@ -45,19 +45,21 @@ def first_hand(model: PreTrainedModel, chat: ChatFormat, rules: TrialConfig) -> 
 
 
 def exploitability(hand: Hand) -> float:
-    """What the best answer earns a hand, over both seats: 0 is an equilibrium."""
+    """Return the mean value of best responses over both seats, per hand; 0 is an equilibrium."""
     return float(pyspiel.exploitability(pyspiel.load_game("kuhn_poker"), _table(hand)))
 
 
 def value(hand: Hand) -> float:
-    """What the seat that speaks first earns where both play like this."""
+    """Return the value of the first seat if both players play like this."""
     state = pyspiel.load_game("kuhn_poker").new_initial_state()
     return float(pyspiel.expected_returns(state, _table(hand), -1, True)[0])
 
 
 def average(hands: Sequence[Hand]) -> Hand:
-    """The policy that draws one of several and plays a whole hand by it: in a situation that a
-    player comes to only by passing, each counts as often as it passes (Kuhn's theorem).
+    """Return the policy that chooses one of several policies and plays a whole hand by it.
+
+    In a state that a player reaches by passing, each policy has the weight of its probability to
+    pass (Kuhn's theorem).
     """
     mean: dict[str, float] = {}
     for name in hands[0]:
@@ -81,7 +83,7 @@ def _asked(chat: ChatFormat, rules: TrialConfig, said: str) -> Transcript:
 def _chance(
     model: PreTrainedModel, chat: ChatFormat, asked: Transcript, words: tuple[str, str]
 ) -> float:
-    """Probability of the second of two words."""
+    """Return the probability of the second of two words."""
     ids = torch.from_numpy(asked.tokens().astype(np.int64))[None]
     with torch.no_grad():
         boundaries = Boundaries.of(torch.tensor([ids.shape[1]]))

@@ -1,15 +1,15 @@
-"""Do past policies among the opponents help? Kuhn poker against scripts only, with past policies,
-and with the newest one (self-play), on the same held-out scripts.
+"""Train Kuhn poker against scripts only, with past policies among the opponents, and with the
+newest policy (self-play), and evaluate on the same held-out scripts.
 
     python -m bench.learning.populations.past_policies [--run-dir DIR] [--seeds 0 1 2]
         [--parallel 1] [--only-report]
 
-Equal budget: `kuhn.toml`, of whose groups some meet a version of the policy instead of a script.
-Each run is on-policy in one process (`mage_async/algorithm.py`); seeds share their warm start and
-tasks, so differences are taken seed by seed. Returns are in chips a hand. *Exploitability* is what
-the best answer earns, in chips a hand, against the first hand of a first episode, where neither
-player knows anything of the other (0 is an equilibrium); probabilities are of the two legal words
-alone. With a DIR a run that has been measured is not run again.
+All arms have the same number of steps and trials of `kuhn.toml`; in some, a share of the groups
+meets a version of the policy instead of a script. Each run is on-policy in one process
+(`mage_async/algorithm.py`). Runs of the same seed share warm start and tasks, so differences are
+taken seed by seed. Returns are in chips per hand. *Exploitability* is what a best response earns,
+in chips per hand, against the policy's first hand of a first episode, before either player knows
+the other (0 is an equilibrium). With a DIR, a run that was measured is not made again.
 """
 
 import sys
@@ -30,7 +30,7 @@ from mage_async.inference.chat_files import load_chat
 
 CONFIG = ROOT / "configs/kuhn.toml"
 STEPS, TRIALS = 30, 1024
-"""Half of the training of `kuhn.toml`."""
+"""Steps, half of those of `kuhn.toml`, and trials of an evaluation."""
 CONTROL = "scripts"
 ARMS = {
     CONTROL: (),
@@ -41,14 +41,14 @@ MEASURES = ("episode 1", "episode 2", "episode 3", "swapped episode 3", "exploit
 
 
 def main() -> int:
-    """Run what is missing, then report what there is."""
+    """Run the arms that have no results yet, then report all results."""
     given = arguments(__doc__, "population", ARMS)
     run_missing(given, run, lambda job, folder: prepare(_config(*job), folder))
     return _report(results(given, ARMS))
 
 
 def run(job: Job, folder: Path) -> dict[str, Any]:
-    """Train one arm with one seed: what it earns."""
+    """Train one arm with one seed; return its returns and its exploitability."""
     config = _config(*job)
     policy = prepare(config, folder)
     lab, chat = InProcessRun(config, policy), load_chat(policy)

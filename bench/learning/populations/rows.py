@@ -1,4 +1,4 @@
-"""Arms beside a control: every measure by seed, and what each arm gains over the control."""
+"""Compare arms with a control: every measure by seed, and the gains over the control."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from mage_async.results.intervals import interval, paired
 
 Found = Mapping[str, Mapping[int, dict[str, Any]]]
-"""What was measured, by arm and seed."""
+"""Measures by arm and seed."""
 
 
 def rows_of(found: Found, measures: Sequence[str], control: str) -> list[dict[str, Any]]:
-    """A row a measure: its values by arm and seed, and gains over the control, seed by seed."""
+    """Return a row for each measure: its values by arm and seed, and the gains over the control."""
     rows = []
     for measure in measures:
         values = {
@@ -23,7 +23,7 @@ def rows_of(found: Found, measures: Sequence[str], control: str) -> list[dict[st
 
 
 def show(rows: Sequence[Mapping[str, Any]], heading: str) -> None:
-    """Print the rows; gains are with 95 % intervals over seeds."""
+    """Print the rows, with 95 % intervals of the gains over seeds."""
     print(heading)
     for row in rows:
         print(row["measure"])
@@ -34,7 +34,7 @@ def show(rows: Sequence[Mapping[str, Any]], heading: str) -> None:
 
 
 def runs_by_name(found: Found) -> dict[str, dict[str, Any]]:
-    """What was measured, for a baseline."""
+    """Return all measures, for a baseline."""
     return {f"{arm}, seed {n}": each for arm, runs in found.items() for n, each in runs.items()}
 
 
