@@ -62,8 +62,8 @@ class Population(Section):
     """Share of groups that meet a past policy, in the opponent's seat, instead of a member; only
     the agent's side is trained on."""
     every: Natural = 0
-    """Every so many steps the policy is kept as a past policy; with 0 the only past policy is the
-    newest version (self-play)."""
+    """Number of steps between two versions that are kept as past policies; with 0 the only past
+    policy is the newest version (self-play)."""
     kept: Count = 8
     """Most past policies at once."""
     keep: Keep = "spread"

@@ -67,7 +67,7 @@ class Settings(Section):
     of return. A trial of an evaluation begins with `strategies` of them in both cases."""
     least_similarity: Share = 1.0
     """Least similarity of two parts of a mix (cosine of the word counts of their rules) at which
-    the strategies of one are told in the other; 1: each part has its own."""
+    the strategies of one are used in the other; 1: each part has its own."""
     guided: Share = 0.5
     """Share of a group's trials that begin with strategies, at least one trial and not all; the
     return of the others is what the use of a strategy is measured against. The same share of the

@@ -213,12 +213,13 @@ class ShownToken:
     number: int
     """Id of the token."""
     is_sampled: bool
-    """Whether the policy drew it; the template forces the others, which are not trained on."""
+    """Whether the policy sampled the token; the template forces the others, which are not trained
+    on."""
     logprob: float
-    """Log-prob under the policy that drew the token, in nats."""
+    """Log-prob under the policy that sampled the token, in nats."""
     version: int | None
     kv: int | None
-    """Oldest version of the KV cache that the token was drawn with."""
+    """Oldest version of the KV cache that the token was sampled with."""
     provenance: Provenance | None
     staleness: int | None
     """Version being trained minus `version`, in steps; None before a step trains it."""

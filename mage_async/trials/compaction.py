@@ -68,7 +68,7 @@ class Contexts:
         self._config, self._chat, self._transcript = config, chat, transcript
         self._legal_actions = legal_actions
         self._prompt_limit = math.inf
-        """If the next prompt would be longer than so many tokens, the current episode is cut."""
+        """Number of tokens; if the next prompt would be longer, the current episode is cut."""
         self._unanswered = "", ""
         """Outcome and observation with which a context begins once the agent has written its notes.
         """

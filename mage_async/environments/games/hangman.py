@@ -250,7 +250,7 @@ def random_return(lives: int) -> float:
 
     @cache
     def value(hits: int, misses: int) -> float:
-        """Return the expected return after so many hits and misses."""
+        """Return the expected return after the given numbers of hits and misses."""
         if hits == _WIDTH or misses == lives:
             return 0.0
         hit = (_WIDTH - hits) / (len(LETTERS) - hits - misses)

@@ -170,7 +170,7 @@ address of the learner, and the function that starts a process there.
 def site_of(
     run: RunDirectory, config: Config, num_actors: int, cluster: str, say: Callable[[str], None]
 ) -> Iterator[Site]:
-    """Set up the site of a run, and remove it in the end.
+    """Set up the site of a run, and remove it at the end of the block.
 
     Args:
         cluster: Address of a Ray cluster; "" for this machine. For a cluster, keys are made if the

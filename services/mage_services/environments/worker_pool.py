@@ -32,12 +32,12 @@ from mage_services.processes.child_process import (
 
 MODULE = "mage_services.environments.worker_process"
 START_S = 120.0
-"""A process that is not ready after so long is killed."""
+"""Seconds after which a process that is not ready is killed."""
 REPORTED_FAULT = f"reported a fault of its infrastructure, by exit code {os.EX_TEMPFAIL}"
 """Text for the end of a process whose class called `os._exit(os.EX_TEMPFAIL)`. `sysexits.h` defines
 this code for temporary failures; like `Fault`, it says that the infrastructure is to blame."""
 STUCK_S = 1.0
-"""A process that does not answer for so long is blocked by a user's code, and is killed."""
+"""Seconds without an answer after which a process is killed: a user's code blocks it."""
 
 
 class Ready(Fields):

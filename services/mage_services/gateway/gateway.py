@@ -216,7 +216,8 @@ class Gateway:
                         limit.reschedule(asyncio.get_running_loop().time())
 
                 def open_session() -> Session:
-                    """Begin an episode: the program of the one before is answered no more."""
+                    """Begin an episode: calls of the previous episode's program are refused from
+                    now on."""
                     for seat in seats:
                         seat.close()
                     key = PREFIX + secrets.token_hex(12)

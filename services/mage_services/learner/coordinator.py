@@ -67,7 +67,7 @@ from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
 # afterwards every actor is welcomed again and sends again what was not acknowledged.
 
 SILENCE_S = 4.0
-"""An actor that sends nothing for so long is away: its groups are granted again."""
+"""Seconds without a message after which an actor counts as away: its groups are granted again."""
 FIRST_HEARTBEAT_S = 60.0
 """The same before an actor's first heartbeat, because the actor loads its engine first."""
 LOST_INTERVALS = 30
@@ -156,7 +156,7 @@ class KnownPeer:
         return is_expected and now - self.last_heard > self.patience_s()
 
     def is_lost(self, now: float) -> bool:
-        """Return whether an actor has been away for so long that it is forgotten."""
+        """Return whether an actor has been away long enough to be forgotten."""
         return self.is_away and now - self.last_heard > LOST_INTERVALS * self.patience_s()
 
 

@@ -342,7 +342,7 @@ async def until_signalled(supervisor: Supervisor) -> int | None:
 # `times.json` says where the learner's time goes.
 
 TIMES_S = 1.0
-"""`times.json` is replaced at most once in so many seconds."""
+"""Least number of seconds between two writes of `times.json`."""
 RECORDED = {"started", "ready", "done", "failed", "restarting", "note", "policy", "evaluating"}
 """Status events that are written to `events.jsonl`."""
 RECORDED_FIELDS = ("event", "text", "reason", "version", "node")

@@ -159,7 +159,7 @@ class ListedTrial:
     num_tokens: int
     num_invalid: int
     oldest: int | None
-    """The oldest version that drew one of its tokens."""
+    """The oldest version that sampled one of its tokens."""
     newest: int | None
     duration_s: float
     step: int | None

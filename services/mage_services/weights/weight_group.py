@@ -142,7 +142,7 @@ class Receiver:
         """Request a version and receive its tensors by name, on the CPU.
 
         Raises:
-            UnreadableWeights: the learner is gone, or keeps this version no longer.
+            UnreadableWeights: the learner has ended, or has deleted this version.
         """
         store = connect(manifest.port)
         is_new = self._port != manifest.port  # another learner: the first, or a restarted one

@@ -1,1 +1,1 @@
-"""SGLang as an engine: its process, the messages to that process, and the turns it draws."""
+"""Serve an actor with SGLang: its process, the messages to that process, and the queue of turns."""
