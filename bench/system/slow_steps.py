@@ -43,6 +43,11 @@ NUM_OTHERS, NUM_SLOW, SLOW_S, TURN_S, ROUNDS = 64, 8, 6.0, 0.1, 5
 SECONDS = {"none": 0.0, "second": 1.0, "slow": SLOW_S}
 """Seconds that a step waits, by task."""
 WANTED_SHARE, WANTED_DELAY, LONGEST_BEAT_S = 0.9, 1.1, 1.5
+"""Bounds: least share of the ideal steps per second, largest ratio of the 99th percentile beside
+slow trials to that without, and longest time between two heartbeats."""
+
+
+# The docstrings of the two environments are the rules in their prompts.
 
 
 class Waits:
