@@ -1,5 +1,6 @@
 """Niceness, of real processes."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,10 +41,40 @@ def test_its_session_is_as_nice() -> None:
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="the kernel does not weigh sessions")
 def test_a_session_weighs_as_any_other_once_nothing_has_to_be_given_way_to() -> None:
-    name = "restore_session_priority"
+    name = "restore_priority"
     then = f"from mage_services.processes.process import {name}; {name}()\n"
     said = niceness_of_a_child(0, WATCHER, f"{then}print(open({str(AUTOGROUP)!r}).read())")
     assert (said.split()[0], said.split()[-1]) == (str(WATCHER), "0")
+
+
+THREAD = """
+import subprocess, threading, time
+from mage_services.processes.process import lower_priority, restore_priority
+
+def niceness():
+    return [os.getpriority(os.PRIO_PROCESS, each) for each in (thread.native_id, child.pid)]
+
+lower_priority(15)
+thread = threading.Thread(target=time.sleep, args=(3600,), daemon=True)
+thread.start()
+with subprocess.Popen(["sleep", "3600"]) as child:
+    before = niceness()
+    restore_priority()
+    print(before, niceness())
+    child.kill()
+"""
+
+
+def test_with_privileges_threads_and_children_that_began_meanwhile_are_as_nice_as_before() -> None:
+    command = [sys.executable, "-c", f"import os\n{THREAD}"]
+    try:
+        niceness = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, 0, min(19, niceness + 1))
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    except PermissionError:
+        pytest.skip("this process may not lower a niceness")
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert said == f"{[max(15, niceness)] * 2} {[niceness] * 2}\n"
 
 
 def test_the_evaluator_gives_way_to_actors_too() -> None:

@@ -3,8 +3,9 @@
 During training the evaluator adds a point to the curve (train and held-out) for every version that
 it is sent. At the end it plays the final sets with two causal controls: `blind` (earlier episodes
 are not in the context) and `swapped` (from the last episode on, another task variant is hidden).
-The return that a control takes away is adaptation. If `evaluation.every` is 0, there is no curve,
-and the engine is made only after training.
+The return that a control takes away is adaptation. Points of the curve that are still waiting at
+the end are played after the final sets. If `evaluation.every` is 0, there is no curve, and the
+engine is made only after training.
 """
 
 import asyncio
@@ -27,7 +28,14 @@ from mage_async.environments.options import harder
 from mage_async.errors import ConfigError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods, overriding
-from mage_async.protocol.messages import Goodbye, Heartbeat, Loaded, Publication, Welcome
+from mage_async.protocol.messages import (
+    Goodbye,
+    Heartbeat,
+    Loaded,
+    Message,
+    Publication,
+    Welcome,
+)
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines, write_whole
 from mage_async.results.score import (
@@ -57,6 +65,7 @@ from mage_services.processes.process import (
     TimeAccounting,
     append_lines,
     lower_priority,
+    restore_priority,
     run_process,
 )
 from mage_services.processes.startup import Startup, read_startup
@@ -349,6 +358,10 @@ class CurveEvaluator:
     def __init__(self, startup: Startup, status: Status, channel: PeerChannel) -> None:
         self._run, self._config, self._name = startup.run, startup.config, startup.name
         self._status, self._channel = status, channel
+        self._messages = asyncio.Queue[Message]()
+        """Messages that `_curve` has not handled yet; the last one is the learner's goodbye."""
+        self._is_over = False
+        """Whether the learner has said goodbye."""
         self._began = time.monotonic()
         self.time = TimeAccounting("preparing")
 
@@ -365,13 +378,25 @@ class CurveEvaluator:
     async def follow(
         self, evaluator: Evaluator, engine: Engine, environment: Environment, version: int
     ) -> None:
-        """Evaluate each version that the learner sends until its goodbye, then the final sets.
+        """Evaluate each version that the learner sends until its goodbye, then the final sets, and
+        last the points of the curve for which there was no time before the goodbye.
 
         Cancellation loses the current evaluation.
         """
         curve = self._curve(evaluator, engine, version)
-        version = await beating(self._channel, self._heartbeat, curve)
+        version, waiting = await beating(self._channel, self._heartbeat, curve)
+        for each in waiting[-1:]:
+            version = each.version
+            await self.load(engine, version, Path(each.path))
         await self.finish(evaluator, environment, version)
+        if points := [each for each in waiting if each.version < version]:
+            text = (
+                f"{self._run.evaluation.name} is written; {len(points)} points of the curve are "
+                "still to be played. To do without them, end the run with Ctrl-C"
+            )
+            self._status.send("note", text=text)
+        for each in points:
+            await self._load_and_measure(evaluator, engine, each)
 
     async def wait_for_end(self, version: int) -> None:
         """Receive messages until the learner's goodbye, without loading any weights. Safe to
@@ -388,25 +413,55 @@ class CurveEvaluator:
                 # Nothing was loaded, but the learner may delete older weights.
                 await self._channel.send(Loaded(version=version))
 
-    async def _curve(self, evaluator: Evaluator, engine: Engine, version: int) -> int:
-        """Measure points of the curve until the learner's goodbye; return the last version."""
-        self.time.enter("no version")
-        while not isinstance(message := await self._channel.receive(), Goodbye):
-            match message:
-                case Publication():
-                    version = message.version
-                    await self.load(engine, version, Path(message.path))
-                    self.time.enter("playing")
-                    await self._point(evaluator, version)
-                case Welcome() if message.weights_path and message.version > version:
-                    version = message.version  # the learner was restarted
-                    await self.load(engine, version, Path(message.weights_path))
-                case Welcome():  # a restarted learner without newer weights
-                    await self._channel.send(Loaded(version=version))
-                case _:
-                    raise RunError(f"an evaluator cannot take {type(message).__name__}")
+    async def _curve(
+        self, evaluator: Evaluator, engine: Engine, version: int
+    ) -> tuple[int, list[Publication]]:
+        """Measure points of the curve until the learner's goodbye.
+
+        Returns:
+            The version that the engine has, and newer ones that were not loaded, oldest first.
+        """
+        waiting: list[Publication] = []
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._receive(), name="messages of the learner")
+            await self.begin(evaluator, version)
             self.time.enter("no version")
-        return version
+            while not isinstance(message := await self._messages.get(), Goodbye):
+                match message:
+                    case Publication() if self._is_over:
+                        waiting.append(message)  # the final sets come first
+                    case Publication():
+                        version = message.version
+                        await self._load_and_measure(evaluator, engine, message)
+                    case Welcome() if message.weights_path and message.version > version:
+                        version = message.version  # the learner was restarted
+                        await self.load(engine, version, Path(message.weights_path))
+                    case Welcome():  # a restarted learner without newer weights
+                        await self._channel.send(Loaded(version=version))
+                    case _:
+                        raise RunError(f"an evaluator cannot take {type(message).__name__}")
+                self.time.enter("no version")
+        return version, waiting
+
+    async def _receive(self) -> None:
+        """Queue messages until the learner's goodbye, which restores this process's priority.
+
+        The learner's goodbye is noticed while a point of the curve is being played. Cancellation
+        loses no message.
+        """
+        while not isinstance(message := await self._channel.receive(), Goodbye):
+            self._messages.put_nowait(message)
+        self._is_over = True
+        restore_priority()
+        self._messages.put_nowait(message)
+
+    async def _load_and_measure(
+        self, evaluator: Evaluator, engine: Engine, publication: Publication
+    ) -> None:
+        """Load published weights and measure their point of the curve."""
+        await self.load(engine, publication.version, Path(publication.path))
+        self.time.enter("playing")
+        await self._point(evaluator, publication.version)
 
     async def load(self, engine: Engine, version: int, path: Path) -> None:
         """Load weights, and tell the learner, which may then delete older ones."""
@@ -465,6 +520,8 @@ async def main(startup: Startup, status: Status) -> None:
         if is_idle:
             status.send("ready")
             await curve_evaluator.wait_for_end(version)
+        if finished or is_idle:  # the training is over
+            restore_priority()
         environment = environment_of(config)
         chat = load_chat(startup.run.policy, thinking=config.transcript.thinking)
         made = await asyncio.to_thread(make_engine, config, startup.run.policy, startup.name)
@@ -474,11 +531,10 @@ async def main(startup: Startup, status: Status) -> None:
             evaluator = Evaluator(config, environment, chat, engine, workers, episodes)
             if finished is None and not is_idle:
                 await curve_evaluator.load(engine, version, weights)
-            if finished is None:  # if idle, the engine still has the policy that the run began with
-                await curve_evaluator.begin(evaluator, version)
-            if finished is None and not is_idle:
                 await curve_evaluator.follow(evaluator, engine, environment, version)
             else:
+                if is_idle:  # the engine still has the policy that the run began with
+                    await curve_evaluator.begin(evaluator, version)
                 version, weights = finished or _last(startup)
                 await engine.load(version, weights)
                 await curve_evaluator.finish(evaluator, environment, version)

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, overload
@@ -43,6 +43,7 @@ ACTOR, EVALUATOR, WATCHER = 10, 15, 15
 """Niceness of actors, of the evaluator, and of processes that only watch a run. Of two processes on
 one core, the one whose niceness is higher by 10 gets a tenth of it.
 """
+_NICENESS_AT_START = os.getpriority(os.PRIO_PROCESS, 0)
 _AUTOGROUP = Path("/proc/self/autogroup")
 """File by which the kernel schedules a session as one group, with a niceness of its own."""
 
@@ -59,12 +60,29 @@ def lower_priority(niceness: int) -> None:
     _set_session_niceness(own)
 
 
-def restore_session_priority() -> None:
-    """Reset the niceness of the session that this process leads.
+def restore_priority() -> None:
+    """Undo `lower_priority`, also for the processes that this one has started since.
 
-    The niceness of the process itself cannot be lowered without privileges.
+    The niceness of the session is reset by every process, that of threads only by one that has the
+    privilege to lower a niceness.
     """
     _set_session_niceness(0)
+    with suppress(PermissionError):
+        for thread in _threads(os.getpid()):
+            with suppress(ProcessLookupError):  # it has ended since
+                os.setpriority(os.PRIO_PROCESS, thread, _NICENESS_AT_START)
+
+
+def _threads(pid: int) -> Iterator[int]:
+    """Yield the ids of the threads of a process and of its descendants; on systems other than
+    Linux, where a niceness belongs to the process, the id of the process alone.
+    """
+    yield pid
+    for folder in Path(f"/proc/{pid}/task").glob("*"):
+        yield int(folder.name)
+        with suppress(OSError):  # it has ended since
+            for child in (folder / "children").read_text().split():
+                yield from _threads(int(child))
 
 
 def _set_session_niceness(niceness: int) -> None:

@@ -1,0 +1,70 @@
+"""An evaluator that has not played all points of the curve when the learner ends."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from mage_async.assembly import environment_of
+from mage_async.config import config_file
+from mage_async.protocol.messages import Goodbye, Hello, Publication
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
+from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.chat_format import ChatFormat
+from mage_services.actor.evaluator import CurveEvaluator, Evaluator
+from mage_services.environments.call_runner import CallRunner
+from mage_services.processes.process import Status
+from mage_services.processes.startup import Startup
+from tests.helpers.memory_channels import MemoryLearnerChannel
+from tests.helpers.scripted_engine import ScriptedEngine, UniformWords
+
+KEYS = ("learner.steps=30", "evaluation.trials=2", "evaluation.final_trials=2")
+
+
+class Noted(Status):
+    """Keeps the events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[dict[str, Any]] = []
+
+    def send(self, event: str, **fields: Any) -> None:
+        self.events.append({"event": event, **fields})
+
+
+def test_it_plays_the_final_sets_first_and_says_what_is_left(
+    tmp_path: Path, chat: ChatFormat
+) -> None:
+    async def main() -> list[dict[str, Any]]:
+        channel, status, run = MemoryLearnerChannel(), Noted(), RunDirectory(tmp_path)
+        hello = Hello(role="evaluator", name="e", build="test", config_digest="test", group_quota=0)
+        peer = channel.connect(hello)
+        who, _ = await channel.receive()
+        config = config_file.load(config_file.find(None), list(KEYS))
+        startup = Startup(run, config, "test", "test", "e", "", False)
+        environment, late = environment_of(config), CurveEvaluator(startup, status, peer)
+        words = UniformWords(chat, ActionParser("both"), ("rock", "paper", "scissors"))
+        async with CallRunner() as workers:
+            engine = ScriptedEngine(words)
+            evaluator = Evaluator(config, environment, chat, engine, workers, 3)
+            for version in (10, 20, 30):
+                channel.send(who, Publication(version=version, path="no-weights", digest="none"))
+            channel.send(who, Goodbye(reason="the run is complete"))
+            async with asyncio.timeout(60.0):
+                await late.follow(evaluator, engine, environment, 0)
+        assert json.loads(run.evaluation.read_text())["version"] == 30
+        assert [line["version"] for line in read_lines(run.curve)] == [0, 10, 20]
+        assert {line["version"] for line in read_lines(run.samples)} == {0, 30}
+        return status.events
+
+    events = asyncio.run(main())
+    found = [(each["event"], each.get("version")) for each in events]
+    assert found == [
+        ("curve", 0),
+        ("evaluating", 30),
+        ("note", None),
+        ("curve", 10),
+        ("curve", 20),
+    ]
+    assert "evaluation.json is written; 2 points of the curve are still to be" in events[2]["text"]
