@@ -27,7 +27,6 @@ from transformers import PreTrainedModel
 
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config.schema import Config, Embedded
-from mage_async.environments.catalogue import file_name
 from mage_async.environments.environment import Split
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
@@ -39,7 +38,7 @@ from mage_async.learning.trainer import trainer_of
 from mage_async.methods.method import Methods
 from mage_async.policy.load import load_frozen_policies
 from mage_async.policy.lora import load_trained
-from mage_async.policy.prepare import prepare_policy
+from mage_async.policy.prepare import policy_key, prepare_policy
 from mage_async.results.score import Score, score
 from mage_async.tasks.league import League
 from mage_async.tasks.task_stream import (
@@ -59,12 +58,13 @@ OnBatch = Callable[[list[Group]], None]
 
 
 def prepare(config: Config, folder: Path) -> Path:
-    """Return the model directory of the warm-started policy; it is made once in a folder."""
-    policy = folder / f"policy-{file_name(config.environment.name)}-{config.seed}"
+    """Return the model directory of the warm-started policy.
+
+    It is made once in a folder for each configuration, source of the user's classes and program.
+    """
+    policy = folder / f"policy-{policy_key(config)}"
     if not policy.exists():
-        # The third argument is part of the key under which policies are cached. A whole run gives
-        # the digest of its program there.
-        prepare_policy(config, policy, "in one process", lambda progress: None)
+        prepare_policy(config, policy, lambda progress: None)
     return policy
 
 

@@ -15,6 +15,8 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import blake2s
+from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
@@ -131,6 +133,23 @@ def import_own(module_name: str, what: str) -> ModuleType:
                 f"{what}: cannot import {module_name!r}: {error}; "
                 "start in the folder it lies in, or put that on PYTHONPATH"
             ) from None
+
+
+def source_digest() -> str:
+    """Return a digest of the sources of the three packages: part of what peers compare, and of the
+    key of a cached warm start.
+
+    The packages are located without importing them, because the kernels import torch. If a package
+    lies in two checkouts on the path, the first is read, which is also the one that is imported.
+    """
+    state = blake2s(digest_size=6)
+    for package in _PROGRAM:
+        spec = find_spec(package)
+        assert spec is not None, f"{package} is not installed"
+        folders = iter(spec.submodule_search_locations or ())
+        for file in sorted(Path(next(folders)).rglob("*.py")):
+            state.update(file.read_bytes())
+    return state.hexdigest()
 
 
 def own_sources(module_name: str, what: str) -> dict[str, str]:

@@ -130,7 +130,7 @@ def main() -> None:
     began, used = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy"
-        prepare_policy(load[0], policy, "a benchmark", lambda progress: None)
+        prepare_policy(load[0], policy, lambda progress: None)
         found, seen = asyncio.run(play(policy, load, numbers, given.seed, given.at_once))
     figures = figures_of(found, seen)
     for key, value in figures.items():

@@ -403,7 +403,7 @@ def policy_of(given: argparse.Namespace, folder: Path) -> tuple[Config, Path]:
     config = config_file.load(config_file.find(None), changes)
     if given.model:
         return config, given.model
-    prepare_policy(config, folder / "policy", "a benchmark", lambda progress: None)
+    prepare_policy(config, folder / "policy", lambda progress: None)
     return config, folder / "policy"
 
 

@@ -46,21 +46,31 @@ from mage_async.policy.warm_start import (
     read_examples,
     warm_start,
 )
+from mage_async.registry import source_digest
 from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import random_task, scripted_trial, word_tokens
 
 
-def prepare_policy(
-    config: Config, directory: Path, build: str, report: Callable[[Progress], None]
-) -> str:
-    """Write the model directory of version 0 into `directory`; return its origin in a few words.
+def prepare_policy(config: Config, directory: Path, report: Callable[[Progress], None]) -> str:
+    """Write the model directory of version 0 as `directory`; return its origin in a few words.
 
     Args:
-        build: Digest of the program's sources: a changed program does not take a cached warm start.
         report: Function that is called after each step of a warm start.
     """
-    config = with_warm_start(config)
+    # A process may be killed while it writes: the directory gets its name only when it is whole.
+    working = directory.with_name(f".{directory.name}.part")
+    # A pretrained policy that is not cloned is a link to its source, which `rmtree` leaves alone.
+    if working.is_symlink():
+        working.unlink()
+    shutil.rmtree(working, ignore_errors=True)
+    origin = _write(with_warm_start(config), working, report)
+    os.replace(working, directory)
+    return origin
+
+
+def _write(config: Config, directory: Path, report: Callable[[Progress], None]) -> str:
+    """Write the model directory of version 0 as `prepare_policy` describes it, bit by bit."""
     policy, warm = config.policy, config.warm_start
     if warm is None and isinstance(policy, Pretrained):
         source = source_directory(policy.source)
@@ -68,7 +78,7 @@ def prepare_policy(
             load_chat(source).offering(tools)  # raises if the template offers no tools
         directory.symlink_to(source, target_is_directory=True)
         return f"{policy.source}, as it is"
-    cached = cache_folder() / _key(config, build)
+    cached = cache_folder() / policy_key(config)
     if warm and warm.cache and (cached / "config.json").is_file():
         shutil.copytree(cached, directory)
         return "from the cache of an earlier warm start"
@@ -171,11 +181,12 @@ def source_directory(name: str) -> Path:
         ) from error
 
 
-def _key(config: Config, build: str) -> str:
-    """Return a digest of everything that a warm start depends on.
+def policy_key(config: Config) -> str:
+    """Return a digest of everything that version 0 depends on.
 
     This includes the program, the source of the user's own classes, and the files of a local model.
     """
+    config = with_warm_start(config)
     source = local_policy(config.policy.source) if isinstance(config.policy, Pretrained) else None
     read = sorted(source.iterdir()) if source else []
     if isinstance(config.warm_start, FromData):
@@ -191,7 +202,7 @@ def _key(config: Config, build: str) -> str:
         config.warm_start,
         {name: config.methods[name] for name in overriding(config, "guide_demonstration")},
         config.learner.shared_opening,
-        build,
+        source_digest(),
         # A class may read its words from a file that is no source.
         environment_of(config).facts.words,
         own_sources(config),

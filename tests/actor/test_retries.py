@@ -255,7 +255,7 @@ def test_under_exact_arithmetic_faults_change_no_bit(
     own(RPS)
     changes = ["environment.name=flaky:Own", "engine.arithmetic=exact", "warm_start.steps=0"]
     config, policy = config_file.load(config_file.find(None), changes), tmp_path / "policy"
-    prepare_policy(config, policy, "a test", lambda progress: None)
+    prepare_policy(config, policy, lambda progress: None)
     plain = played_embedded(config, policy, Retries())
     sys.modules["flaky"].FAILING.update(begin={2, 9}, act={5, 30})
     counts = sys.modules["flaky"].COUNTS

@@ -71,7 +71,7 @@ def config() -> Config:
 @pytest.fixture(scope="module")
 def policy(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "policy"
-    prepare_policy(config, folder, "a test", lambda progress: None)
+    prepare_policy(config, folder, lambda progress: None)
     save_file(changed(folder, seed=0), folder / "model.safetensors", {"format": "pt"})
     return folder
 

@@ -50,7 +50,7 @@ class Played(NamedTuple):
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
     folder = tmp_path_factory.mktemp("tiny") / "policy"
     config = config_file.load(config_file.find(None), list(SETTINGS))
-    prepare_policy(config, folder, "a test", lambda progress: None)
+    prepare_policy(config, folder, lambda progress: None)
     return Policy(config, folder, load_chat(folder))
 
 

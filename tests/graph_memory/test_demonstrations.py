@@ -18,7 +18,7 @@ BOXES = ("environment.name=boxes", "methods.graph_memory.strategies=4", "warm_st
 def trials(tmp_path):
     """200 demonstrations in order, each with what it was told."""
     config = config_file.load(config_file.find("quickstart"), BOXES)
-    prepare_policy(config, tmp_path / "policy", "tests", lambda progress: None)
+    prepare_policy(config, tmp_path / "policy", lambda progress: None)
     environment, chat = environment_of(config), load_chat(tmp_path / "policy")
     rules = trial_config_of(config, environment, chat, 3)
     earlier, source, found = Methods(config, environment), random.Random(1), []

@@ -35,7 +35,7 @@ def _threads() -> Iterator[None]:
 def test_a_journal_and_a_checkpoint_lead_to_the_same_weights(tmp_path: Path) -> None:
     config = config_file.load(config_file.find(None), SMALL, "sac_glam")
     run = RunDirectory(tmp_path)
-    prepare_policy(config, run.policy, "in a test", lambda progress: None)
+    prepare_policy(config, run.policy, lambda progress: None)
     batches = [InProcessRun(config, run.policy).play_batch() for _ in range(2)]
     first, commits = Training.of(run, config, None), []
     assert first.step(batches[0])["replay_trials"] == 4.0
@@ -59,7 +59,7 @@ def test_a_reward_that_is_not_finite_spoils_neither_policy_nor_critic(
 ) -> None:
     config = config_file.load(config_file.find(None), SMALL, "sac_glam")
     run = RunDirectory(tmp_path)
-    prepare_policy(config, run.policy, "in a test", lambda progress: None)
+    prepare_policy(config, run.policy, lambda progress: None)
     training, transitions = Training.of(run, config, None), Transitions.of
 
     def spoilt(parts: Sequence[SoftSequence], device: torch.device) -> Transitions:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from mage_async import algorithm
 from mage_async.assembly import WORDS, check_keys, environment_of
 from mage_async.config import config_file
 from mage_async.config.policy import FromScript, Tiny
@@ -39,13 +40,13 @@ SHUT = ("warm_start.gate=0.1", "warm_start.max_steps=3", "warm_start.episodes=2"
 
 def test_a_pretrained_model_is_cloned_under_adapters_and_merged(tmp_path: Path) -> None:
     tiny = config_file.load(config_file.find(None), ["warm_start=none"])
-    assert prepare_policy(tiny, tmp_path / "tiny", "build", print) == "built here"
+    assert prepare_policy(tiny, tmp_path / "tiny", print) == "built here"
     # In 16 bits, which are the default on some processors, weights without adapters are rounded.
     changes = [f"policy.source={tmp_path / 'tiny'}", "policy.lora.rank=2", "policy.dtype=float32"]
     changes += ["transcript.forced_tags=both"]
     config = config_file.load(config_file.find(None), [*changes, *WARM_START])
     said: list[Progress] = []
-    prepare_policy(config, tmp_path / "cloned", "build", said.append)
+    prepare_policy(config, tmp_path / "cloned", said.append)
     assert [(progress.step, math.isfinite(progress.gate)) for progress in said] == [
         (1, False),
         (2, True),
@@ -68,7 +69,7 @@ def test_cloning_in_micro_batches_or_in_16_bits_under_adapters_has_the_same_loss
     tmp_path: Path, changed: str, tolerance: float
 ) -> None:
     tiny = config_file.load(config_file.find(None), ["warm_start=none"])
-    prepare_policy(tiny, tmp_path / "tiny", "build", print)
+    prepare_policy(tiny, tmp_path / "tiny", print)
     source = [f"policy.source={tmp_path / 'tiny'}", "transcript.forced_tags=both", *WARM_START]
     # Four examples have some 500 tokens each.
     source += [
@@ -82,7 +83,7 @@ def test_cloning_in_micro_batches_or_in_16_bits_under_adapters_has_the_same_loss
             config_file.find(None), [*source, "policy.dtype=float32", *settings]
         )
         said: list[Progress] = []
-        prepare_policy(config, tmp_path / f"cloned {number}", "build", said.append)
+        prepare_policy(config, tmp_path / f"cloned {number}", said.append)
         losses.append([progress.loss for progress in said])
     assert losses[0] == pytest.approx(losses[1], rel=tolerance)
     assert losses[0] != losses[1]
@@ -91,7 +92,7 @@ def test_cloning_in_micro_batches_or_in_16_bits_under_adapters_has_the_same_loss
 def test_a_warm_start_that_does_not_look_back_says_what_to_raise(tmp_path: Path) -> None:
     config = config_file.load(config_file.find(None), [*WARM_START, *SHUT])
     with pytest.raises(DeterministicFailure, match=r"after 3 steps .* raise warm_start.steps = 2,"):
-        prepare_policy(config, tmp_path / "policy", "build", lambda progress: None)
+        prepare_policy(config, tmp_path / "policy", lambda progress: None)
 
 
 def cloned(directory: Path, weights: list[float], steps: int) -> "tuple[Progress, PreTrainedModel]":
@@ -170,7 +171,7 @@ def test_a_changed_class_never_gets_the_model_of_the_old_one(
         shutil.rmtree(folder / "__pycache__", ignore_errors=True)
         given = ("environment.name=own_cards:Own", "warm_start.cache=true", *changes)
         config = config_file.load(config_file.find(None), [*WARM_START, *given])
-        found.append(prepare_policy(config, tmp_path / str(len(found)), "build", lambda at: None))
+        found.append(prepare_policy(config, tmp_path / str(len(found)), lambda at: None))
         return found[-1].partition(" ")[0]
 
     for name, text in FILES.items():
@@ -191,6 +192,41 @@ def test_a_changed_class_never_gets_the_model_of_the_old_one(
     assert prepare() == "from"
 
 
+def test_a_run_in_one_process_gets_a_new_model_when_class_options_or_program_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one_process_cards.py").write_text(OWN.replace("from cards", "from one_cards"))
+    (tmp_path / "one_cards.py").write_text(FILES["cards.py"])
+    (tmp_path / "chance").mkdir()
+    for name in ("chance/__init__.py", "chance/drawing.py"):
+        (tmp_path / name).write_text(FILES[name])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    given = ("environment.name=one_process_cards:Own", "warm_start=none")
+
+    def prepared(*changes: str) -> Path:
+        for name in ("one_process_cards", "one_cards", "chance", "chance.drawing"):
+            sys.modules.pop(name, None)
+        return algorithm.prepare(config_file.load(QUICKSTART, [*given, *changes]), tmp_path)
+
+    found = [prepared()]
+    assert prepared("learner.steps=7") == found[0]
+    found.append(prepared("environment.options.size=3"))
+    (tmp_path / "one_cards.py").write_text(f"{FILES['cards.py']}\n# changed\n")
+    found.append(prepared())
+    monkeypatch.setattr("mage_async.policy.prepare.source_digest", lambda: "another program")
+    found.append(prepared())
+    assert len(set(found)) == 4
+
+
+def test_a_warm_start_that_fails_in_one_process_leaves_no_model_behind(tmp_path: Path) -> None:
+    config = config_file.load(config_file.find(None), [*WARM_START, *SHUT])
+    for _ in range(2):
+        with pytest.raises(DeterministicFailure, match="after 3 steps"):
+            algorithm.prepare(config, tmp_path)
+
+
 SHORT = (*WARM_START, "evaluation.every=0", "warm_start.trials=8")
 
 
@@ -198,7 +234,7 @@ SHORT = (*WARM_START, "evaluation.every=0", "warm_start.trials=8")
 def test_each_kind_of_play_warm_starts_a_model(tmp_path: Path, kind: str) -> None:
     config = config_file.load(config_file.find(None), [f"warm_start={kind}", *SHORT])
     said: list[Progress] = []
-    assert prepare_policy(config, tmp_path / "policy", "build", said.append) == "warm-started here"
+    assert prepare_policy(config, tmp_path / "policy", said.append) == "warm-started here"
     assert [progress.step for progress in said] == [1, 2]
     assert (tmp_path / "policy" / "model.safetensors").is_file()
 
@@ -304,7 +340,7 @@ def test_a_model_is_warm_started_on_data_that_must_be_there(tmp_path: Path) -> N
     config = config_file.load(config_file.find(None), [*given, f"warm_start.path={file}"])
     check_keys(config)
     said: list[Progress] = []
-    prepare_policy(config, tmp_path / "policy", "build", said.append)
+    prepare_policy(config, tmp_path / "policy", said.append)
     assert len(said) == 2
     with pytest.raises(ConfigError, match=r"warm_start.path = '': no data set is there"):
         check_keys(config_file.load(config_file.find(None), given))

@@ -6,8 +6,6 @@ committed. Meanwhile the ledger, the league and the states of methods are filled
 
 import json
 import math
-import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,7 +97,7 @@ def prepare(
     run.journal.mkdir(exist_ok=True)
     origin = "as prepared before"
     if not run.policy.exists():
-        origin = _prepare_policy(startup, report)
+        origin = prepare_policy(config, run.policy, report)
     newest = next(reversed(checkpoints(run.checkpoints)), None)
     training = Training.of(run, config, newest, gang.begin(config, newest))
     if newest:
@@ -194,19 +192,6 @@ def _sums_in_same_order(committed: Committed, own: Config) -> bool:
     """Return whether a step adds floating-point numbers in the same order as the first time."""
     has_as_many_ranks = config_file.loads(committed.config).learner.ranks == own.learner.ranks
     return has_as_many_ranks and not is_on_gpu(own)
-
-
-def _prepare_policy(startup: Startup, report: Callable[[Progress], None]) -> str:
-    """Make the policy's folder and return where its weights came from."""
-    # A learner may be killed while it writes: the folder gets its name only when it is whole.
-    working = startup.run.policy.with_name(f".{startup.run.policy.name}.part")
-    # A pretrained policy that is not cloned is a link to its source, which `rmtree` leaves alone.
-    if working.is_symlink():
-        working.unlink()
-    shutil.rmtree(working, ignore_errors=True)
-    origin = prepare_policy(startup.config, working, startup.build, report)
-    os.replace(working, startup.run.policy)
-    return origin
 
 
 def _remove_lines_after(file: Path, key: str, version: int) -> None:

@@ -7,8 +7,6 @@ decodes it by type: it reads no file, adds no default and applies no preset.
 import argparse
 import asyncio
 from dataclasses import dataclass
-from hashlib import blake2s
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,13 +17,11 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config, digest
 from mage_async.errors import RunError
 from mage_async.protocol.messages import Hello
+from mage_async.registry import source_digest
 from mage_async.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from mage_services.processes.process import Status
-
-PACKAGES = ("mage_async", "mage_services", "mage_kernels")
-"""Packages whose sources make the build digest."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -112,19 +108,8 @@ def read_startup(description: str, status: "Status") -> Startup:
 
 
 def build_digest() -> str:
-    """Return the version and a digest of the sources of the three packages, which peers compare.
-
-    The packages are located without importing them, because the kernels import torch. If a package
-    lies in two checkouts on the path, the first is read, which is also the one that is imported.
-    """
-    state = blake2s(mage_async.__version__.encode(), digest_size=6)
-    for package in PACKAGES:
-        spec = find_spec(package)
-        assert spec is not None, f"{package} is not installed"
-        folders = iter(spec.submodule_search_locations or ())
-        for file in sorted(Path(next(folders)).rglob("*.py")):
-            state.update(file.read_bytes())
-    return f"{mage_async.__version__}+{state.hexdigest()}"
+    """Return the version and the digest of the program's sources, which peers compare."""
+    return f"{mage_async.__version__}+{source_digest()}"
 
 
 class RunFiles:
