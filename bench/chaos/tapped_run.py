@@ -1,7 +1,8 @@
 """Supervise a run whose peers reach the learner through a tap (`bench/chaos/tap.py`).
 
-`bench.chaos.kills` starts this module as `python -m bench.chaos.tapped_run RUN_DIR --actors N
-[--resume]`; the environment variable `MAGE_CHAOS_TAP` says where the tap listens.
+`bench.chaos.kills` starts this module as `python -m bench.chaos.tapped_run RUN_DIR --actors N`, to
+begin a run and to go on with it; the environment variable `MAGE_CHAOS_TAP` says where the tap
+listens.
 """
 
 import argparse
@@ -40,16 +41,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--actors", type=int, required=True)
-    parser.add_argument("--resume", action="store_true")
     given = parser.parse_args()
     run = RunDirectory(given.run_dir)
     config = config_file.load_recorded(run.config)
     start_to_report.Supervisor = Tapped
     try:
         take_lock(run)
-        return start_to_report.run_to_end(
-            run, config, num_actors=given.actors, is_resumed=given.resume
-        )
+        return start_to_report.run_to_end(run, config, num_actors=given.actors)
     except MageError as error:
         print(f"mage: {error}", file=sys.stderr)
         return 1

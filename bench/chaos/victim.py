@@ -87,7 +87,7 @@ class Victim:
             self.process.wait()
             self._wait_for_the_end()
             self.torn.append(tear(self.run, self.tap, self.source))
-            self.process = self._start("--resume")
+            self.process = self._start()
         return True
 
     def stop(self, role: str, seconds: float) -> None:
@@ -151,11 +151,11 @@ class Victim:
         print((self.run.root.parent / "output").read_text()[-3000:])
         sys.exit(f"FAILED: {reason}; see {self.run.root}")
 
-    def _start(self, *more: str) -> "subprocess.Popen[bytes]":
+    def _start(self) -> "subprocess.Popen[bytes]":
         script = [sys.executable, "-m", MODULES["supervisor"], str(self.run.root)]
         with (self.run.root.parent / "output").open("ab") as out:
             return subprocess.Popen(
-                [*script, "--actors", str(self.actors), *more],
+                [*script, "--actors", str(self.actors)],
                 stdout=out,
                 stderr=out,
                 env=self.environment,

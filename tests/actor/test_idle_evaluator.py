@@ -19,7 +19,7 @@ def test_versions_are_let_go_without_being_loaded(tmp_path: Path) -> None:
         peer = channel.connect(hello)
         who, _ = await channel.receive()
         config = config_file.load(config_file.find(None), ["evaluation.every=0"])
-        startup = Startup(RunDirectory(tmp_path), config, "test", "test", "e", "", False)
+        startup = Startup(RunDirectory(tmp_path), config, "test", "test", "e", "")
         follower = CurveEvaluator(startup, Status(), peer)
         channel.send(who, Publication(version=3, path="no-weights", digest="none"))
         channel.send(who, Welcome(version=2, weights_path="no-weights"))  # of an older life

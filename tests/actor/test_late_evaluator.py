@@ -42,7 +42,7 @@ def test_it_plays_the_final_sets_first_and_says_what_is_left(
         peer = channel.connect(hello)
         who, _ = await channel.receive()
         config = config_file.load(config_file.find(None), list(KEYS))
-        startup = Startup(run, config, "test", "test", "e", "", False)
+        startup = Startup(run, config, "test", "test", "e", "")
         environment, late = environment_of(config), CurveEvaluator(startup, status, peer)
         words = UniformWords(chat, ActionParser("both"), ("rock", "paper", "scissors"))
         async with CallRunner() as workers:

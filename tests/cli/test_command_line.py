@@ -38,9 +38,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of actors of the runs that were started; no process is."""
     numbers: list[int] = []
 
-    def run_to_end(
-        run: RunDirectory, config: object, *, num_actors: int, is_resumed: bool, cluster: str
-    ) -> int:
+    def run_to_end(run: RunDirectory, config: object, *, num_actors: int, cluster: str) -> int:
         numbers.append(num_actors)
         return 0
 

@@ -95,7 +95,7 @@ def test_a_run_that_ends_on_a_full_disk_says_why_and_leaves_nothing_in_shared_me
         site_of(run, config, 1, "", view.line) as (address, start),
     ):
         start_to_report._supervise(
-            Supervisor(run, config, 1, address, view, False, Doctor.of(config), start)
+            Supervisor(run, config, 1, address, view, Doctor.of(config), start)
         )
     assert view.said == [f"{run.supervisor} cannot be written: File too large"]
     assert not run.shared_weights.exists()
@@ -129,7 +129,7 @@ def test_a_configuration_that_cannot_be_written_leaves_the_old_one(
 def test_what_the_evaluator_measures_stands_behind_whole_lines(
     run: RunDirectory, config: Config
 ) -> None:
-    startup = Startup(run, config, "", "", "evaluator", "", resume=False)
+    startup = Startup(run, config, "", "", "evaluator", "")
     follower = CurveEvaluator(startup, Status(), None)
     run.curve.write_text(WHOLE + HALF)
     asyncio.run(follower._point(Measures(), 30))

@@ -94,7 +94,7 @@ def test_a_journal_that_is_full_as_a_learner_begins_is_freed(
     tmp_path: Path, checkpoint: int, made: list[int]
 ) -> None:
     config = config_file.load(config_file.find(None), list(SMALL))
-    startup = Startup(RunDirectory(tmp_path), config, "", "", "learner", "", False)
+    startup = Startup(RunDirectory(tmp_path), config, "", "", "learner", "")
 
     async def main() -> None:
         await fill(startup)
@@ -130,7 +130,7 @@ def test_segments_stay_until_a_checkpoint_that_is_written_beside_the_training_is
     tmp_path: Path,
 ) -> None:
     config = config_file.load(config_file.find(None), list(SMALL))
-    startup = Startup(RunDirectory(tmp_path), config, "", "", "learner", "", False)
+    startup = Startup(RunDirectory(tmp_path), config, "", "", "learner", "")
 
     async def main() -> None:
         await fill(startup)

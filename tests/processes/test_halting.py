@@ -39,6 +39,12 @@ def test_a_finding_is_a_line_and_changes_nothing(site: Site) -> None:
     assert "doctor: truncation since step 1: 50% of actions used up their 1 tokens" in line
 
 
+def test_a_resumed_run_starts_its_processes_with_the_arguments_of_a_new_run(site: Site) -> None:
+    site.says("learner", *events(1, 2, share=0.0))
+    assert run(site).returncode == 0
+    assert [each.split()[::2] for each in site.lives("learner")] == [["--address"]]
+
+
 def test_a_named_signature_ends_the_run_with_a_sentence_and_a_status(site: Site) -> None:
     site.says("learner", *events(1, 2, share=0.0), *events(3, 8))
     ended = run(site, HALT)

@@ -111,9 +111,7 @@ def start_run(
                 f"{directory.root} cannot be written: {error.strerror}; choose another --run-dir, "
                 "or make room"
             ) from error
-        code = run_to_end(
-            directory, config, num_actors=num_actors, is_resumed=is_resumed, cluster=cluster, **more
-        )
+        code = run_to_end(directory, config, num_actors=num_actors, cluster=cluster, **more)
     return directory, code
 
 
@@ -218,7 +216,6 @@ def run_to_end(
     config: Config,
     *,
     num_actors: int,
-    is_resumed: bool = False,
     cluster: str = "",
     view: View | None = None,
     until: Until | None = None,
@@ -245,7 +242,7 @@ def run_to_end(
         try:
             with site_of(run, config, num_actors, cluster, view.line) as (address, start):
                 code = _supervise(
-                    Supervisor(run, config, num_actors, address, view, is_resumed, doctor, start),
+                    Supervisor(run, config, num_actors, address, view, doctor, start),
                     until,
                 )
             _finish(run, doctor, view, time.monotonic() - began)

@@ -60,7 +60,6 @@ class Startup:
     """Name of the process, such as "actor-0"."""
     address: str
     """Address at which the learner listens."""
-    resume: bool
     keys: str = ""
     """Directory of the keys on this machine; "" for none."""
     is_remote: bool = False
@@ -86,7 +85,6 @@ def read_startup(description: str, status: "Status") -> Startup:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--name", required=True)
     parser.add_argument("--address", default="")
-    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--keys", default="")
     parser.add_argument("--remote", action="store_true")
     given = parser.parse_args()
@@ -101,7 +99,6 @@ def read_startup(description: str, status: "Status") -> Startup:
         build_digest(),
         given.name,
         given.address,
-        given.resume,
         given.keys or config.transport.keys,
         given.remote,
     )

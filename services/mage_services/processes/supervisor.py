@@ -86,7 +86,6 @@ class Supervisor:
     """Address at which the learner listens."""
     view: View
     """Shows the events of the processes."""
-    resume: bool = False
     doctor: Doctor | None = None
     """Examines every step; None if no step is examined."""
     start: Callable[[ProcessSpec], Awaitable[RunningProcess]] = SupervisedProcess.start
@@ -304,8 +303,7 @@ class Supervisor:
         self, name: str, module: str, threads: int, devices: tuple[int, ...] = ()
     ) -> ProcessSpec:
         """Return the description of one process, with its arguments and environment variables."""
-        resume = ("--resume",) if self.resume else ()
-        arguments = (str(self.run.root), "--name", name, "--address", self.address, *resume)
+        arguments = (str(self.run.root), "--name", name, "--address", self.address)
         trains_large = name == "learner" and isinstance(self.config.policy, Pretrained)
         variables = LARGE_TENSORS if trains_large else {}
         log = self.run.log_of(name)
