@@ -4,7 +4,7 @@
 `mage_async/results/certificate.py` describes the arms, and computes what the page shows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mage_async.pages.charts import Series, duration, figure, line_chart, percent, signed
@@ -72,7 +72,7 @@ def render_certificate(document: Mapping[str, Any]) -> str:
 
 
 def warnings_of(
-    turns: Mapping[str, Sequence[int]], costs: Mapping[str, Any], max_tokens: int
+    turns: Mapping[str, Sequence[int]], costs: Mapping[str, Any], limits: Iterable[int]
 ) -> list[str]:
     """Return sentences about what makes a measurement doubtful.
 
@@ -80,7 +80,7 @@ def warnings_of(
         turns: For each game, the number of actions, of invalid actions, of trials, and of trials
             that were cut short.
         costs: Value of `costs` in the document.
-        max_tokens: Largest number of tokens of a completion.
+        limits: Largest numbers of tokens of a completion: of an action, and of notes.
     """
     found = []
     for label, (num_turns, invalid, trials, cut) in turns.items():
@@ -98,7 +98,8 @@ def warnings_of(
     calls = max(1, costs["calls"])
     if costs["cut"] / calls > MANY:
         share = percent(costs["cut"] / calls)
-        found.append(f"{share} of the answers were cut at {max_tokens} tokens (--max-tokens)")
+        limit = " or ".join(map(str, sorted(limits)))
+        found.append(f"{share} of the answers were cut at {limit} tokens (--max-tokens)")
     if costs["empty"] / calls > MANY:
         found.append(f"{percent(costs['empty'] / calls)} of the answers were empty")
     return found

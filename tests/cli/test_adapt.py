@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mage_async.assembly import WORDS, environment_of
+from mage_async.config import config_file
+from mage_async.config.policy import Tiny
+from mage_async.policy.load import build_tiny
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli.adapt import _num_tasks, add_arguments
 from mage_services.cli.main import main
@@ -143,6 +147,36 @@ def test_notes_replace_the_history(tmp_path: Path) -> None:
     noted = [each for each in contexts if "remark 1: red left" in each[0]["content"]]
     assert len(noted) == 12 * 4 * 3  # the second episode of own, swapped and noise
     assert all("needs" not in each[0]["content"] for each in noted)
+
+
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        ((), "at 1 tokens"),
+        (("--memory", "notes"), "at 1 or 3 tokens"),
+        (("--memory", "notes", "--max-tokens", "1"), "at 1 tokens"),
+    ],
+)
+def test_a_model_directory_that_is_cut_off_names_the_limits_it_has(
+    tmp_path: Path, given: tuple[str, ...], limits: str
+) -> None:
+    config = config_file.load(config_file.find(None))
+    words, model = (*environment_of(config).facts.words, *WORDS), tmp_path / "model"
+    build_tiny(Tiny(), words, 0, model)
+    command = ["adapt", "--model", str(model), "--games", "rps", "--trials", "2", *given]
+    if "--max-tokens" not in given:
+        keys = ("transcript.max_action_tokens=1", "transcript.max_reflection_tokens=3")
+        command += [word for key in keys for word in ("--set", key)]
+    command += ["--out", str(tmp_path / "out"), "--set", "engine.max_tokens=4096"]
+    # A restricted action is never cut off.
+    command += ["--set", "sampling.restricted=false"]
+    assert main(command) == 0
+    (warning,) = [
+        each
+        for each in json.loads((tmp_path / "out" / "certificate.json").read_text())["warnings"]
+        if "were cut" in each
+    ]
+    assert limits in warning
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,9 @@ class _Recorded:
             text = "".join(map(chr, completion.tokens.tolist()))
         else:
             num_tokens, reused = len(prompt.tokens), completion.num_reused
-            usage, served, text = Usage(1, num_tokens, reused, len(completion.tokens)), None, None
+            cut = int(completion.finish == "length")
+            usage = Usage(1, num_tokens, reused, len(completion.tokens), cut)
+            served, text = None, None
         self._record.add_answer(self._name, completion, text, usage, served)
         return completion
 

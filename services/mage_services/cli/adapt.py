@@ -199,7 +199,6 @@ def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
         patience_s=given.patience,
         **limits,
     )
-    max_tokens = given.max_tokens or 512
 
     def config(name: str, options: dict[str, Any]) -> "Config":
         """Return the configuration for a game; it describes the trials, and no policy."""
@@ -210,10 +209,8 @@ def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
             'policy.kind="pretrained"',
             'policy.source="endpoint"',
             'transcript.forced_tags="none"',
-            f"transcript.max_action_tokens={max_tokens}",
-            f"transcript.max_reflection_tokens={max_tokens}",
         ]
-        assignments = [*keys, *_assignments(given, name, options)]
+        assignments = [*keys, *_assignments(given, name, options, given.max_tokens or 512)]
         return config_file.load(config_file.find(None), assignments)
 
     return _Player(model, _named(given.games or GAMES, given.option), config, endpoint=endpoint)
@@ -245,8 +242,14 @@ def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
     return _Player(run.root.name, games, config, policy=policy, version=version)
 
 
-def _assignments(given: argparse.Namespace, name: str, options: dict[str, Any]) -> list[str]:
-    """Return the changes to the configuration that the command line makes for one game."""
+def _assignments(
+    given: argparse.Namespace, name: str, options: dict[str, Any], max_tokens: int | None = None
+) -> list[str]:
+    """Return the changes to the configuration that the command line makes for one game.
+
+    Args:
+        max_tokens: Largest length of an answer; None for that of the command line, if it has one.
+    """
     import tomli_w
 
     # A game's options replace those of the file, key by key of one inline table.
@@ -256,7 +259,10 @@ def _assignments(given: argparse.Namespace, name: str, options: dict[str, Any]) 
     )
     # The configuration calls the notes that a model writes between episodes reflections.
     memory = "history" if given.memory == "history" else "reflection"
-    lengths = [f"transcript.max_action_tokens={given.max_tokens}"] if given.max_tokens else []
+    longest = max_tokens or given.max_tokens
+    lengths = [
+        f"transcript.max_{kind}_tokens={longest}" for kind in ("action", "reflection") if longest
+    ]
     return [
         f"environment.name={json.dumps(name)}",
         f"environment.options={{{table}}}",
@@ -487,6 +493,8 @@ def _document(
     money = None if given.price is None else _money(usage, given.price)
     costs = usage | {"wall_s": wall_s, "money": money}
     turns = {label: measurement.turns(label) for label in tasks}
+    limits = {game.config.sampling.max_tokens for game in games}
+    limits |= {game.config.max_reflection_tokens for game in games if game.config.reflects}
     named = zip(games, player.games, strict=True)
     return {
         "model": player.name,
@@ -495,7 +503,7 @@ def _document(
         "margin": given.margin,
         "episodes": given.episodes,
         "memory": given.memory,
-        "warnings": warnings_of(turns, costs, given.max_tokens or 512),
+        "warnings": warnings_of(turns, costs, limits),
         "returns": arm_returns(every),
         "games": [
             {
