@@ -1,7 +1,9 @@
 """Cells of a matrix as processes: what is done is read, what is missing is run."""
 
+import asyncio
 import operator
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -13,7 +15,7 @@ import pytest
 from mage_async.config import config_file
 from mage_async.config.presets import presets
 from mage_async.errors import RunError
-from mage_async.results.matrix import Matrix
+from mage_async.results.matrix import Cell, Matrix
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli import matrix_runs
 from mage_services.cli.ablate import ablation_of
@@ -94,6 +96,25 @@ def test_a_cell_that_a_killed_call_left_alive_is_not_removed(tmp_path: Path) -> 
         matrix_runs.run_matrix(ablation)
     os.close(lock)
     assert matrix_runs.run_matrix(ablation) == 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_matrix_that_a_signal_ends_has_the_exit_status_of_the_signal(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+    status: int,
+) -> None:
+    async def run(matrix: Matrix, cell: Cell) -> matrix_runs.RunEnd:
+        os.kill(os.getpid(), number)
+        await asyncio.Event().wait()
+        return "done"
+
+    monkeypatch.setattr(matrix_runs, "_run", run)
+    ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path)])
+    assert matrix_runs.run_matrix(ablation) == status
+    assert capsys.readouterr().out.endswith("stopped; the same call goes on\n")
 
 
 @pytest.mark.slow

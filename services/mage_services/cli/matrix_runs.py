@@ -37,6 +37,7 @@ from mage_async.results.matrix import (
     is_done,
 )
 from mage_async.results.sweep import Axis, Range, combination
+from mage_services.processes.process import until_signalled
 from mage_services.processes.run_lock import hold, take_lock
 
 
@@ -95,7 +96,10 @@ RunEnd = Literal["done", "failed", "left for later"]
 
 
 def run_matrix(matrix: Matrix) -> int:
-    """Run the missing cells of a matrix, and write the report; return 1 if a run failed, else 0.
+    """Run the missing cells of a matrix, and write the report.
+
+    Returns:
+        1 if a run failed, 128 + N if signal N ended the runs, else 0.
 
     Raises:
         RunError: a cell's directory holds another run or a damaged one, or another process runs the
@@ -112,11 +116,12 @@ def run_matrix(matrix: Matrix) -> int:
         num_runs = len(matrix.configs)
         progress = Progress(num_runs, num_runs - len(missing), matrix.parallel)
         print(progress.begin(), flush=True)
+        outcomes = list[RunEnd]()
+        all_runs = _run_all(matrix, missing, progress, outcomes)
         try:
-            outcomes = asyncio.run(_run_all(matrix, missing, progress))
-        except asyncio.CancelledError:
-            print("stopped; the same call goes on")
-            return 128 + signal.SIGTERM
+            if number := asyncio.run(until_signalled(all_runs, signal.SIGINT, signal.SIGTERM)):
+                print("stopped; the same call goes on")
+                return 128 + number
         finally:
             finished = write_files(matrix)
             if finished and matrix.subject.is_about_age:
@@ -132,12 +137,17 @@ def _alone(root: Path) -> IO[str]:
     return os.fdopen(hold(root / ".lock", refusal))
 
 
-async def _run_all(matrix: Matrix, missing: Sequence[Cell], progress: Progress) -> list[RunEnd]:
-    """Run the missing cells, and return how each ended. Cancellation ends the current runs."""
+async def _run_all(
+    matrix: Matrix, missing: Sequence[Cell], progress: Progress, outcomes: list[RunEnd]
+) -> None:
+    """Run the missing cells, and add how each ended to `outcomes`.
+
+    Cancellation ends the current runs.
+    """
     room = asyncio.Semaphore(matrix.parallel)
     until = time.monotonic() + matrix.for_s
 
-    async def one(cell: Cell) -> RunEnd:
+    async def one(cell: Cell) -> None:
         """Run a cell when there is room, and print how it ended."""
         async with room:
             began = time.monotonic()
@@ -150,15 +160,11 @@ async def _run_all(matrix: Matrix, missing: Sequence[Cell], progress: Progress) 
             with matrix.failures_of(cell).open("a") as failures:
                 failures.write(f"{time.time():.0f}: see {matrix.log_of(cell).name}\n")
             print(progress.failed(cell, str(matrix.log_of(cell))), flush=True)
-        return outcome
+        outcomes.append(outcome)
 
-    whole = asyncio.current_task()
-    assert whole is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, whole.cancel)
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(one(cell), name=cell.name()) for cell in missing]
-    return [task.result() for task in running]
+        for cell in missing:
+            tasks.create_task(one(cell), name=cell.name())
 
 
 async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
