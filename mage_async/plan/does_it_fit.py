@@ -202,6 +202,6 @@ def check_outline(config: Config, directory: Path) -> Outline:
     """
     outline = outline_of(directory)
     check_head(directory, outline.tensors, is_tied=not outline.says_untied)
-    if config.policy.lora and outline.tensors:
+    if config.policy.lora:
         check_targets(outline.model_type, config.policy.lora.targets, outline.linear())
     return outline

@@ -6,7 +6,7 @@ A directory that cannot be used is thus refused within a second.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class Outline:
 
     model_type: str
     tensors: dict[str, list[int]]
-    """Shapes of tensors by name; empty if there are no safetensors files."""
+    """Shapes of tensors by name."""
     kv_token_bytes: int
     """Bytes of one token's keys and values in float32; 0 if `config.json` does not define them."""
     says_untied: bool
@@ -50,18 +50,22 @@ def outline_of(directory: Path) -> Outline:
     """Read `config.json` and the safetensors headers.
 
     Raises:
-        PolicyError: `config.json` is no JSON object, there are no weights, or a file is truncated
-            or not safetensors.
+        PolicyError: `config.json` is no JSON object, there are no weights, they lie in `*.bin`
+            files alone, or a file is truncated or not safetensors.
     """
     config = _config(directory)
-    # `*.bin` counts as weights too, although it has no header that could be read.
-    files = [file for kind in ("*.safetensors", "*.bin") for file in sorted(directory.glob(kind))]
+    files = sorted(directory.glob("*.safetensors"))
+    if not files and any(directory.glob("*.bin")):
+        # They have no header, and the embedded engine reads safetensors alone.
+        raise PolicyError(
+            f"{directory}: weights in *.bin cannot be looked at before a run: save them as "
+            "safetensors, with AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)"
+        )
     if not files:
         raise PolicyError(f"{directory}: no *.safetensors: take a whole model directory")
     tensors = {
         name: entry["shape"]
         for file in files
-        if file.suffix == ".safetensors"
         for name, entry in _header(file)
         if name != "__metadata__"
     }
@@ -70,19 +74,18 @@ def outline_of(directory: Path) -> Outline:
     return Outline(model_type, tensors, _kv_token_bytes(config), is_untied)
 
 
-def check_head(directory: Path, names: Iterable[str], *, is_tied: bool) -> None:
+def check_head(directory: Path, names: Container[str], *, is_tied: bool) -> None:
     """Refuse a model whose LM head is in no file and not tied to the embedding.
 
     Without this check, transformers would initialise the LM head at random.
 
     Args:
-        names: Names of the tensors in the files; if empty, nothing is checked.
+        names: Names of the tensors in the files.
 
     Raises:
         PolicyError: the LM head is missing.
     """
-    known = set(names)
-    if known and HEAD not in known and not is_tied:
+    if HEAD not in names and not is_tied:
         raise PolicyError(
             f"{directory}: config.json says tie_word_embeddings = false, but no file holds "
             f"{HEAD}: set it to true where the head is the embedding, or add the head"

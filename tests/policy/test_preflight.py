@@ -57,6 +57,14 @@ def test_weights_that_are_missing_or_cut_short_are_told_before_they_are_loaded(
         run_preflight(pretrained(directory), 1, say=print)
 
 
+def test_weights_in_bin_files_alone_are_refused_with_what_to_do(directory: Path) -> None:
+    (directory / "training_args.bin").write_bytes(b"not weights")
+    outline_of(directory)
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(PolicyError, match=r"in \*\.bin cannot .*\.save_pretrained\(DIR\)"):
+        outline_of(directory)
+
+
 def test_a_chat_template_that_is_no_template_is_one_sentence(directory: Path) -> None:
     (directory / "chat_template.jinja").write_text("{% for message in messages %}")
     with pytest.raises(PolicyError, match=r"the chat template cannot be read: .*mend it in"):
