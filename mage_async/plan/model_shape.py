@@ -58,6 +58,12 @@ class Shape:
     num_weights: int
     """Number of elements of all weight tensors, without adapters; a tied LM head counts once."""
 
+    @property
+    def num_layer_weights(self) -> int:
+        """Number of weights without the embedding and the LM head."""
+        matrices = 1 if self.config.tie_word_embeddings else 2
+        return self.num_weights - matrices * int(self.config.vocab_size * self.config.hidden_size)
+
     def kv_token_bytes(self, itemsize: int, gpus: int = 1) -> int:
         """Return the bytes of a token's keys and values on each of `gpus` that share the model."""
         shape = self.config

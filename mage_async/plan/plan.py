@@ -267,19 +267,28 @@ def processes_of(
     names = {number: f"engine of actor-{number}" for number in range(num_actors)}
     for number, name in (names | {-1: "engine of the evaluator"}).items():
         if isinstance(engine, Embedded):
-            processes.append(_embedded(config, shape, name))
+            meets_rivals = number >= 0 and config.population.rivals > 0
+            processes.append(_embedded(config, shape, name, meets_rivals=meets_rivals))
             continue
         gpus = engine.devices_of(number) or range(engine.num_gpus)
         processes += [_sglang(config, shape, device, name, gpu, gpu == gpus[0]) for gpu in gpus]
     return processes
 
 
-def _embedded(config: Config, shape: Shape, name: str) -> ProcessMemory:
-    """Plan an embedded engine, which computes in float32 on CPU cores."""
+def _embedded(config: Config, shape: Shape, name: str, *, meets_rivals: bool) -> ProcessMemory:
+    """Plan an embedded engine, which computes in float32 on CPU cores.
+
+    Args:
+        meets_rivals: Whether past versions of the policy play in it. Where adapters are published,
+            they are computed beside the matrices of their base, which the engine holds once,
+            besides the merged ones of the current version.
+    """
     token = shape.kv_token_bytes(ITEMSIZE["float32"])
     tokens = config.engine.max_contexts * config.engine.max_tokens
     weights = ITEMSIZE["float32"] * shape.num_weights
     parts = Counter({"weights": weights, "keys and values": tokens * token})
+    if meets_rivals and config.policy.lora is not None:
+        parts["base of rivals"] = ITEMSIZE["float32"] * shape.num_layer_weights
     parts["process"] = ENGINE_BYTES
     return ProcessMemory(name, CPU, parts, tokens, token)
 

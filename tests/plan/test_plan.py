@@ -175,6 +175,21 @@ def test_a_gpu_without_bfloat16_has_no_tf32() -> None:
     assert GPUS["v100"].tflops("float32", is_rounded=True) == GPUS["v100"].tflops("float32")
 
 
+def test_an_engine_with_rivals_as_adapters_holds_the_layers_of_their_base_too() -> None:
+    keys = ("policy.source=Qwen/Qwen3-0.6B", "environment.name=kuhn", "policy.lora.rank=8")
+    device, update = Device("machine", 24 * GB), Update(Counter(), 1e9, GB)
+
+    def found(*more: str) -> list[int]:
+        config = config_file.load(config_file.find(None), [*keys, *more])
+        planned = processes_of(config, shape_of(config), update, device, 1)
+        return [each.parts["base of rivals"] for each in planned]
+
+    assert found() == [0, 0, 0]
+    # Learner, actor, evaluator: without the embedding, which is the head too.
+    layers = 596_049_920 - 151_936 * 1024
+    assert found("population.rivals=0.5") == [0, 4 * layers, 0]
+
+
 def test_gpus_that_share_a_model_hold_a_part_each() -> None:
     eight = ("engine.devices=[0, 1, 2, 3, 4, 5, 6, 7]", "transport.weights=tensor")
     small = ("policy.source=Qwen/Qwen3-0.6B", *eight)
