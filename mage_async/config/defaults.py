@@ -185,10 +185,22 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
 
 
 def _has_foreign_environment(whole: Table) -> bool:
-    """Return whether the environment is named as `module:Class` or `library:name`."""
+    """Return whether the environment, or any part of a mix, is named as `module:Class` or
+    `library:name`.
+
+    One such part is enough: its contexts may be longer than those of this package's environments,
+    and its rewards may come in an early episode alone.
+    """
     environment = whole.get("environment", {})
-    name = environment.get("name", "") if isinstance(environment, dict) else ""
-    return isinstance(name, str) and ":" in name
+    environment = environment if isinstance(environment, dict) else {}
+    options = environment.get("options", {})
+    parts = options.get("parts", []) if isinstance(options, dict) else []
+    tables = [environment, *(parts if isinstance(parts, list) else [])]
+    return any(
+        ":" in name
+        for table in tables
+        if isinstance(table, dict) and isinstance(name := table.get("name"), str)
+    )
 
 
 def stated_absent(tree: Table) -> Table:

@@ -99,6 +99,16 @@ def test_the_tiny_policy_is_paid_for_all_episodes_of_a_class_that_is_not_ours_an
     assert stated.credit.kind == "final_only"
 
 
+@pytest.mark.parametrize(("second", "room"), [("boxes", 160), ("guess:Guess", 512)])
+def test_a_mix_with_one_class_that_is_not_ours_has_the_defaults_of_such_a_class(
+    second: str, room: int
+) -> None:
+    parts = f'environment.options.parts=[{{name="rps"}}, {{name="{second}"}}]'
+    config = quickstart("environment.name=mix", parts)
+    assert config.engine.max_tokens == room
+    assert config.credit.kind == ("final_only" if room == 160 else "cumulative_paper")
+
+
 def test_a_pretrained_policy_on_cores_has_defaults_that_fit_two_of_them(tmp_path: Path) -> None:
     config, on_gpu = mine(tmp_path, ""), mine(tmp_path, "", "learner.device=cuda:0")
     assert 0 < config.engine.max_tokens <= config.learner.max_tokens_per_microbatch
