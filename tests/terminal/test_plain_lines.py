@@ -64,6 +64,13 @@ def test_a_plain_line_has_the_returns_of_each_environment_of_a_mix(config, run):
     assert "boxes=+0.250,+0.500,+0.500 rps=+0.000,+0.000,-1.000" in out.getvalue()
 
 
+def test_a_plain_line_of_many_episodes_has_the_first_the_last_and_the_mean(config, run):
+    process, event = step(10)
+    event["metrics"]["return_by_episode"] = [index / 10 for index in range(30)]
+    _, out = plain_lines(config, run, [POLICY, (process, event)])
+    assert " return=+0.000..+2.900,mean=+1.450 trials_per_s" in out.getvalue()
+
+
 def test_slow_steps_are_each_a_line(config, run):
     _, out = plain_lines(config, run, [POLICY, *(step(n) for n in range(1, 4))], every_s=6.0)
     assert out.getvalue().count(" step=") == 3

@@ -8,6 +8,7 @@ import atexit
 import math
 import time
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any, Protocol
 
 from rich.console import Console, RenderableType
@@ -26,6 +27,8 @@ EVERY_STEPS = 10
 """Number of steps after which plain lines show a step."""
 EVERY_S = 5.0
 """Seconds after which plain lines show a step, even if fewer steps were trained."""
+MOST_NUMBERS = 6
+"""Largest number of episodes whose returns a plain line has one by one."""
 QUIET_S = 20.0
 """Seconds without such a line after which a line says what the run waits for."""
 
@@ -206,5 +209,9 @@ def _by_name(point: Event) -> str:
 
 
 def _numbers(values: list[float]) -> str:
-    """Return values with a sign and three digits, separated by commas."""
+    """Return values with a sign and three digits, separated by commas; of more than `MOST_NUMBERS`
+    the first, the last and the mean.
+    """
+    if len(values) > MOST_NUMBERS:
+        return f"{values[0]:+.3f}..{values[-1]:+.3f},mean={fmean(values):+.3f}"
     return ",".join(f"{value:+.3f}" for value in values)
