@@ -335,7 +335,8 @@ class AgentRun:
             if self._num_calls <= most:
                 what = f"{MAX_LINEAGES} conversations in a trial"
             raise CallFault(f"{self.place()} made more than {what}", kind="too many calls")
-        digests, (end, new) = _digests(policy_call), self._continuation_of(policy_call)
+        digests = _digests(policy_call)
+        number, end, new = self._continuation_of(policy_call, digests)
         room = self._longest_prompt(policy_call)
         if end is None and len(new) > room:
             raise ContextFull(
@@ -343,12 +344,11 @@ class AgentRun:
                 f"fit: the rest of {self._config.room} is for the answer and for notes. Raise "
                 "trial.room, or lower transcript.max_reflection_tokens"
             )
-        contents = (message.content for message in policy_call.messages)
+        contents = (message.content for message in policy_call.messages[number:])
         self._counts.num_injections += any(map(self._chat.holds_special_token, contents))
         # A sequence that another call goes on with is copied.
         lineage = end[0] if end is not None and _is_free(end) else self._new_lineage(policy_call)
-        before = end[0].segment.tokens[: end[1]].tolist() if end is not None else []
-        tokens = np.array([*before, *new], np.int32)
+        tokens = _joined(end, new)
         lineages = [
             lineage,
             *(self._new_lineage(policy_call) for _ in range(policy_call.num_choices - 1)),
@@ -364,12 +364,12 @@ class AgentRun:
         """
         if self._config.compaction != "notes":
             return None
-        end, new = self._continuation_of(policy_call)
+        _, end, new = self._continuation_of(policy_call, _digests(policy_call))
         if end is None or end[1] + len(new) <= self._longest_prompt(policy_call):
             return None
         lineage = end[0] if _is_free(end) else self._new_lineage(policy_call)
         request = self._continued(end, [Message("user", self._request_for_notes(end))], ())
-        tokens = np.array([*end[0].segment.tokens[: end[1]], *request], np.int32)
+        tokens = _joined(end, request)
         lineage.is_busy = True
         most = self._config.max_reflection_tokens
         fresh = self._config.refresh_kv == "turn"
@@ -479,16 +479,22 @@ class AgentRun:
         carried = [f"remark {n}: {text}" for n, text in enumerate(self._remarks, 1)]
         return "\n".join(filter(None, [self._config.prompts.guidance, *carried]))
 
-    def _continuation_of(self, policy_call: PolicyCall) -> tuple[_End | None, Sequence[int]]:
-        """Return the end of the sequence that a call continues, and the tokens that it adds; the
-        end is None where the call begins a sequence.
+    def _continuation_of(
+        self, policy_call: PolicyCall, digests: Sequence[bytes]
+    ) -> tuple[int, _End | None, Sequence[int]]:
+        """Find what a call continues.
+
+        Returns:
+            The number of its first messages that came in earlier calls; the end of the sequence
+            that it continues, None where it begins one; and the tokens that it adds.
         """
-        found = self._longest_known(_digests(policy_call)[:-1])
+        found = self._longest_known(digests[:-1])
         if found is None:
-            return self._begin_conversation(policy_call)
+            return 0, *self._begin_conversation(policy_call)
         number, end = found
         if end not in self._notes:
-            return end, self._continued(end, policy_call.messages[number:], policy_call.tools)
+            following = policy_call.messages[number:]
+            return number, end, self._continued(end, following, policy_call.tools)
         # Notes replace all that came between the first messages of the conversation and the new.
         first = next(n for n, each in enumerate(policy_call.messages) if each.role == "assistant")
         kept = list(policy_call.messages[:first])
@@ -497,7 +503,7 @@ class AgentRun:
             said.insert(0, kept.pop().content)
         kept.append(Message("user", "\n\n".join(said)))
         memory = [self._memory_text(), self._notes_text(self._notes[end])]
-        return None, self._opening(kept, memory, policy_call.tools)
+        return number, None, self._opening(kept, memory, policy_call.tools)
 
     def _opening(
         self, messages: Sequence[Message], remembered: Sequence[str], tools: Tools
@@ -736,7 +742,7 @@ class AgentRun:
         lineage, _ = self._main_end
         config, request = self._config, f"{self._reward_of_last()} {self._config.prompts.reflect}"
         new = self._continued(self._main_end, [Message("user", request)], ())
-        tokens = np.array([*lineage.segment.tokens, *new], np.int32)
+        tokens = _joined((lineage, len(lineage.segment.tokens)), new)
         most = config.max_reflection_tokens
         if lineage.is_busy or (config.max_tokens and len(tokens) + most > config.max_tokens):
             self._remarks.append("")
@@ -786,6 +792,12 @@ def _is_free(end: _End) -> bool:
     return not end[0].is_busy and len(end[0].segment.tokens) == end[1]
 
 
+def _joined(end: _End | None, new: Sequence[int]) -> np.ndarray:
+    """Return the tokens of a sequence up to an end, and new ones: int32."""
+    known = () if end is None else end[0].segment.tokens[: end[1]]
+    return np.concatenate([np.array(known, np.int32), np.array(new, np.int32)])
+
+
 def _with_memory(messages: Sequence[Message], memory: str) -> tuple[list[Message], bool]:
     """Return messages with a text at the places for it, and whether they hold it."""
     # A program that was given the text may have written it itself.
@@ -808,7 +820,9 @@ def _digests(policy_call: PolicyCall) -> list[bytes]:
 
 
 def _next_digest(digest: bytes, message: Message) -> bytes:
-    return blake2s(digest + json.dumps(message.identity()).encode(), digest_size=16).digest()
+    # `repr` also writes what UTF-8 cannot, and costs less than JSON: each call digests all of its
+    # messages.
+    return blake2s(digest + repr(message.identity()).encode(), digest_size=16).digest()
 
 
 def _sorted_json(text: str) -> str:

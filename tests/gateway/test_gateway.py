@@ -299,6 +299,26 @@ def test_special_tokens_in_a_clients_words_stay_plain_text(chat: ChatFormat) -> 
     assert trial.num_injections == 2
 
 
+def test_a_call_tokenises_what_is_new_in_its_conversation_and_nothing_else(
+    chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    whole = ChatFormat.holds_special_token
+    monkeypatch.setattr(
+        ChatFormat, "holds_special_token", lambda self, text: read.append(text) or whole(self, text)
+    )
+
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        talk = said("<|user|> a")
+        for turn in range(3):
+            talk += [await asked(url, talk), {"role": "user", "content": f"turn {turn}"}]
+        return 1.0
+
+    trial = one(chat, run, " rock", changes=("trial.memory=none",))
+    assert read == ["<|user|> a", "turn 0", "turn 1"] * 2
+    assert trial.num_injections == 2, "a special token counts in the call that brings it"
+
+
 SCHEMA = {"type": "object", "properties": {"box": {"enum": [1, 22]}}, "required": ["box"]}
 FORCED = {
     "chat/completions": {
