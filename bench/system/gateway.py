@@ -24,7 +24,8 @@ reuse                prompt tokens whose keys were cached, of those that an earl
 
 MODEL is a model directory, such as SmolLM2-135M-Instruct; without it the tiny model plays, whose
 turns cost about as much as an HTTP request. With `--turn-s` the model is not asked: turns take that
-many seconds in the mean, log-normally, as with an engine that computes elsewhere. Exits with 1
+many seconds in the mean, log-normally, as with an engine that computes elsewhere, and trials begin
+one after another within one such time (`--together`: in the same instant). Exits with 1
 where, with a MODEL that is asked, the program plays less than 0.9 of the class's turns per
 processor second, or less than 0.99 is reused; and where, with `--turn-s`, the 99th percentile of
 the milliseconds inside is over 5. Other work on the machine is in all figures but those of
@@ -81,7 +82,6 @@ SETTINGS = (
     "transcript.forced_tags=both",
     "transcript.rules=false",
     f"transcript.max_action_tokens={LENGTHS[-1]}",
-    "engine.max_tokens=1024",
 )
 
 
@@ -258,8 +258,9 @@ async def play(
     engine: Any,
     clock: Clock,
     n: int,
+    spread_s: float,
 ) -> Played:
-    """Play `n` trials concurrently."""
+    """Play `n` trials concurrently, which begin within `spread_s` seconds."""
     chat = load_chat(folder)
     limits = trial_config_of(config, environment, chat, EPISODES)
     timed: Any = FixedLengths(engine, clock)
@@ -268,8 +269,13 @@ async def play(
         async with CallRunner(600.0) as workers:
             stage = Stage(environment, limits, chat, timed, workers)
             runs = [stage.begin(Task("own", str(task), task), 0, f"{task}.") for task in range(n)]
+
+            async def one(run: Any, number: int) -> Trial:
+                await asyncio.sleep(spread_s * number / n)
+                return await play_trial(run, timed, workers)
+
             began, used, own = time.perf_counter(), time.process_time(), time.thread_time()
-            trials = await asyncio.gather(*(play_trial(run, timed, workers) for run in runs))
+            trials = await asyncio.gather(*(one(run, number) for number, run in enumerate(runs)))
             seconds, used = time.perf_counter() - began, time.process_time() - used
             own = time.thread_time() - own
     num_turns = sum(len(trial.turns) for trial in trials)
@@ -299,12 +305,16 @@ async def measure(
     """Play rounds of both ways in alternation; the first of each warms up and is not counted."""
     found: dict[str, list[Played]] = {"class": [], "program": []}
     n, rounds, shape = given.trials, given.rounds, (given.turns, given.words)
+    # In a training run, trials begin as others end.
+    spread_s = 0.0 if given.together else given.turn_s
     async with engine_of(config, folder, given.turn_s) as engine:
         for number in range(rounds + 1):
             clock = Clock()
-            one = await play(as_class(clock, *shape), config, folder, engine, clock, n)
+            one = await play(as_class(clock, *shape), config, folder, engine, clock, n, spread_s)
             clock = Clock()
-            other = await play(as_program(clock, *shape), config, folder, engine, clock, n)
+            other = await play(
+                as_program(clock, *shape), config, folder, engine, clock, n, spread_s
+            )
             if number:
                 found["class"].append(one)
                 found["program"].append(other)
@@ -366,6 +376,9 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=8, help="of an observation (8)")
     parser.add_argument("--rounds", type=int, default=4, help="of each way (4)")
     parser.add_argument("--turn-s", type=float, default=0.0, help="seconds of a turn; 0: a model's")
+    parser.add_argument(
+        "--together", action="store_true", help="all trials begin in the same instant"
+    )
     parser.add_argument("--name", help="write the figures as this baseline")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -382,6 +395,7 @@ def main() -> None:
             "turns": given.turns,
             "words": given.words,
             "turn_s": given.turn_s,
+            "together": given.together,
         }
         write_baseline(given.name, what | figures)
     ratio, reuse = figures["processor"]["ratio"], figures["program_reuse"]
@@ -399,7 +413,10 @@ def main() -> None:
 def policy_of(given: argparse.Namespace, folder: Path) -> tuple[Config, Path]:
     """Return the configuration of the trials, and the model directory."""
     kind = [f"policy.source={given.model}"] if given.model else ["policy.kind=tiny"]
-    changes = [*kind, *SETTINGS, f"engine.max_contexts={given.trials}"]
+    # In the tiny model's tokens a word that is none of its own has one for each letter.
+    room = max(1024, EPISODES * given.turns * (5 * given.words + 60))
+    limits = [f"engine.max_contexts={given.trials}", f"engine.max_tokens={room}"]
+    changes = [*kind, *SETTINGS, *limits]
     config = config_file.load(config_file.find(None), changes)
     if given.model:
         return config, given.model
