@@ -26,6 +26,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from mage_async.config.playing import Environment
+from mage_async.environments.agent import AgentProgram
 from mage_async.environments.user_calls import Answered, Call, Callee, Request
 from mage_async.environments.user_class import UserObject
 from mage_async.errors import CallFault, NoRoom
@@ -439,11 +440,17 @@ class CallRunner:
                 self._known_slow.add(call.name)
                 num_others = len(self._unreturned) - 1
                 more = f"; {num_others} other calls wait too" if num_others else ""
+                cure = "raise engine.max_contexts, so that more of them wait at the same time"
+                if isinstance(call.callee, AgentProgram):
+                    cure = (
+                        "raise that; if they hold each other up, lower environment.most_open, and "
+                        "create clients once, not in each episode"
+                    )
                 self._say(
                     f"{call.place} has not returned for {SLOW_S:g} s{more}. After "
                     f"environment.step_deadline_s = {self._deadline_s:g} s a call has failed, and "
                     "its trial is played again; if calls hang, lower that, and if they are merely "
-                    "slow, raise engine.max_contexts, so that more of them wait at the same time"
+                    f"slow, {cure}"
                 )
         others = [began for _, began in self._unreturned.values() if began > latest]
         self._is_looking = bool(others)

@@ -46,7 +46,7 @@ CHANNEL_CLOSED = (
 """Reason for the failure of a process that still runs after its channel was closed."""
 OWN_PROCESS = (
     ". With environment.workers = 1 a class with `reset` and `step` plays in a process of its own, "
-    "whose end costs a trial and no actor"
+    "whose end costs a trial and no actor; a program that is the agent does behind --agent-url"
 )
 """Advice in a note on an actor or evaluator that hangs in foreign code."""
 END_THEM = "If the environment started them, end them in its `close()`."
