@@ -10,12 +10,13 @@ program measures
 
 - the lines of code of the class;
 - the seconds to the first step, and the longest time without a line of output;
-- the held-out return of the last episode, with the half-width of its 95 % interval: before
-  training, after it, and after it with every episode played without memory of the earlier ones
-  (`blind`).
+- the held-out return of the last episode, with the half-width of its 95 % interval: of random play,
+  before training (after a warm start, if there is one), after it, and after it with every episode
+  played without memory of the earlier ones (`blind`).
 
-A task learns if the last episode after training is above the one before it and above `blind`, each
-by more than the two intervals together.
+A task learns if the last episode after training is above `blind` and above that from which the
+weights began, each by more than the two intervals together: a pretrained model begins as it is
+before training, a tiny one, whose weights are random before its warm start, as random play.
 
 A task whose result is in `--run-dir` is not trained again. `--set` changes configuration keys of
 every run, and is written to the baseline.
@@ -24,22 +25,30 @@ every run, and is written to the baseline.
 import argparse
 import inspect
 import json
+import random
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from math import hypot
 from pathlib import Path
 from typing import Any
 
+import mage_async as mage
 from bench.learning.first_hour_tasks import PRETRAINED, TINY
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
+from mage_async.assembly import environment_of, trial_config_of
+from mage_async.results.score import score
+from mage_async.trials.scripted import chat_in_words, random_play, random_task, scripted_trial
 
 STEP = re.compile(r"step=\d+/\d+")
 """Matches a line of progress. A fast run prints one line for several steps."""
+NUM_RANDOM = 400
+"""Trials of random play."""
 Return = tuple[float, float]
 """Mean, and the half-width of its 95 % interval."""
 
@@ -113,9 +122,29 @@ def _measured(kind: str, task: type, given: argparse.Namespace, run: Path) -> di
         "wall_s": lines[-1],
         "longest_silence_s": max(after - before for before, after in pairwise([*lines, lines[-1]])),
         "num_steps": len(steps),
-        "returns": _returns(run),
+        "returns": _returns(run) | {"random": _random_return(task)},
     }
-    return row | {"has_learned": _has_learned(row["returns"])}
+    return row | {"has_learned": _has_learned(row["returns"], kind)}
+
+
+def _random_return(task: type) -> Return:
+    """Return what the last episode of random play earns on held-out tasks."""
+    config = mage.configure(keys={"policy.kind": "tiny"}, environment=task)
+    environment, source = environment_of(config), random.Random(config.seed)
+    rules = replace(trial_config_of(config, environment, chat_in_words(), 3), restricted=False)
+    trials = [
+        scripted_trial(
+            environment,
+            random_task(environment, "heldout", source),
+            index,
+            rules,
+            chat_in_words(),
+            player=random_play,
+        )
+        for index in range(NUM_RANDOM)
+    ]
+    found = score(trials, environment)
+    return found.return_by_episode[-1], found.ci95_by_episode[-1]
 
 
 def _returns(run: Path) -> dict[str, Return]:
@@ -132,9 +161,10 @@ def _returns(run: Path) -> dict[str, Return]:
     }
 
 
-def _has_learned(returns: dict[str, Return]) -> bool:
-    """Return whether `heldout` is above "start" and above "heldout_blind", beyond the intervals."""
-    end, others = returns.get("heldout"), [returns.get(name) for name in ("start", "heldout_blind")]
+def _has_learned(returns: dict[str, Return], kind: str) -> bool:
+    """Return whether the last episode ends above `blind` and above what it began from."""
+    began = "random" if kind == "tiny" else "start"
+    end, others = returns.get("heldout"), [returns.get(name) for name in (began, "heldout_blind")]
     return end is not None and all(
         other is not None and end[0] - other[0] > hypot(end[1], other[1]) for other in others
     )
@@ -154,7 +184,7 @@ def _line_of_output(name: str, row: dict[str, Any]) -> str:
     returns = "  ".join(
         f"{name} {mean:+.3f} ±{half:.3f}"
         for name, (mean, half) in row["returns"].items()
-        if name in ("start", "heldout", "heldout_blind")
+        if name in ("random", "start", "heldout", "heldout_blind")
     )
     first = f"{row['first_step_s']:.0f} s" if row["started"] else "never"
     verdict = "learned" if row["has_learned"] else "not learned"
