@@ -12,7 +12,14 @@ from msgspec import structs
 from mage_async import registry
 from mage_async.completion import Sampling
 from mage_async.config import policy
-from mage_async.config.policy import FromData, FromScript, FromScriptIfAny, Tiny
+from mage_async.config.policy import (
+    FromData,
+    FromScript,
+    FromScriptIfAny,
+    FromWinStay,
+    Tiny,
+    WarmStart,
+)
 from mage_async.config.schema import Config, Embedded
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.catalogue import LOADERS, load
@@ -135,14 +142,18 @@ def trial_config_of(
 
 
 def with_warm_start(config: Config) -> Config:
-    """Return the configuration with `warm_start = "auto"` replaced by "script", or by no warm start
-    if an environment has no script.
+    """Return the configuration with `warm_start = "auto"` replaced by "script", or by "win_stay" if
+    an environment has no script; a program that plays its own episodes has no warm start.
     """
     warm = config.warm_start
     if not isinstance(warm, FromScriptIfAny):
         return config
-    has_script = all(_has_script(part) for _, part in named_parts(config))
-    found = FromScript(**structs.asdict(warm)) if has_script else None
+    parts = [part for _, part in named_parts(config)]
+    found: WarmStart | None = None
+    if all(map(_has_script, parts)):
+        found = FromScript(**structs.asdict(warm))
+    elif not any(isinstance(part, AgentTasks) for part in parts):
+        found = FromWinStay(cache=warm.cache, episodes=warm.episodes, threads=warm.threads)
     return structs.replace(config, warm_start=found)
 
 
@@ -240,7 +251,7 @@ def _check_environment(config: Config, name: str, environment: Environment) -> N
     if needs_script and not _has_script(environment):
         raise ConfigError(
             f"environment {name!r} has no `script` to warm-start on: write one, or set warm_start "
-            'to "random", "best" or "none"'
+            'to "win_stay", "random", "best" or "none"'
         )
     for split in ("train", "heldout"):
         if not environment.members(split):

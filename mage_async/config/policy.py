@@ -95,11 +95,28 @@ class FromScript(WarmStart, tag="script"):
 
 
 class FromScriptIfAny(FromScript, tag="auto"):
-    """The environment's script plays, if it has one; if it has none, there is no warm start."""
+    """The environment's script plays; if it has none, what "win_stay" does, or no warm start if
+    repeating what paid earns no more than random play."""
 
 
 class FromRandom(WarmStart, tag="random"):
     """Random legal play, which teaches the form of a trial and what the environment answers."""
+
+
+class FromWinStay(WarmStart, tag="win_stay"):
+    """A player without knowledge of the task, which repeats an action that paid in an earlier
+    episode and tries another one where none did: it teaches to look earlier episodes up. Nothing is
+    cloned if it earns no more than random play, or if an episode takes long."""
+
+    steps: Natural = 400
+    """Steps of cloning, over which the learning rate falls to a tenth. 0 is the same as no
+    section."""
+    trials: Count = 1000
+    """Number of trials that are played to be cloned."""
+    batch_size: Count = 32
+    """Trials a step."""
+    learning_rate: Positive = 0.004
+    """AdamW's rate while cloning."""
 
 
 class FromBest(WarmStart, tag="best"):
@@ -120,7 +137,7 @@ class FromData(WarmStart, tag="data"):
 
 DATA_ENDINGS = (".jsonl", ".parquet")
 """Endings of the names of a data set's files."""
-AnyWarmStart = FromScriptIfAny | FromScript | FromRandom | FromBest | FromData
+AnyWarmStart = FromScriptIfAny | FromScript | FromRandom | FromWinStay | FromBest | FromData
 
 
 def check(policy: Policy) -> None:

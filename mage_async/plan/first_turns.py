@@ -28,7 +28,7 @@ from mage_async.policy.lora import load_trained
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TrialInProgress, begin_trial
-from mage_async.trials.scripted import random_task, scripted_trial
+from mage_async.trials.scripted import random_play, random_task, scripted_trial
 
 NUM_TURNS = 2
 """Number of turns of each trial: one that reads the rules, and one of those that follow."""
@@ -157,7 +157,7 @@ def _random_play(
                 index,
                 trial_config,
                 chat,
-                is_random=True,
+                player=random_play,
             )
             for index in range(NUM_RANDOM_TRIALS)
         ]

@@ -3,8 +3,10 @@
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2s
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from mage_async.config.policy import (
     FromBest,
     FromData,
     FromRandom,
+    FromWinStay,
     Pretrained,
     Tiny,
     WarmStart,
@@ -32,7 +35,7 @@ from mage_async.config.policy import (
     local_policy,
 )
 from mage_async.config.schema import Config
-from mage_async.errors import PolicyError
+from mage_async.errors import PolicyError, TrialFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods, overriding
 from mage_async.policy.load import build_tiny, export_hf, load_policy
@@ -45,18 +48,42 @@ from mage_async.policy.warm_start import (
     examples_of,
     read_examples,
     warm_start,
+    win_stay_examples,
 )
 from mage_async.registry import source_digest
 from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.scripted import random_task, scripted_trial, word_tokens
+from mage_async.trials.scripted import (
+    own_script,
+    random_play,
+    random_task,
+    scripted_trial,
+    word_tokens,
+)
+from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, win_stay
+
+NUM_TIMED, QUICK_S = 8, 0.6
+"""Number of trials of random play that tell how fast an environment is, before hundreds are played,
+and seconds that each of them may take."""
+LATE_S = 5.0
+"""Seconds that any later trial of the warm start may take."""
+InTime = Callable[[Iterator[Trial], float], Iterator[Trial]]
+"""Yields what an iterator yields, until an item takes longer than some seconds."""
+WIN_STAY_TEMPLATE_WEIGHT = 0.02
+"""`TEMPLATE_WEIGHT` of trials in which few other tokens have a weight of 1."""
 
 
-def prepare_policy(config: Config, directory: Path, report: Callable[[Progress], None]) -> str:
+def prepare_policy(
+    config: Config,
+    directory: Path,
+    report: Callable[[Progress], None],
+    in_time: InTime = lambda trials, seconds: trials,
+) -> str:
     """Write the model directory of version 0 as `directory`; return its origin in a few words.
 
     Args:
         report: Function that is called after each step of a warm start.
+        in_time: Function that ends the play of a class that hangs; the default waits for ever.
     """
     # A process may be killed while it writes: the directory gets its name only when it is whole.
     working = directory.with_name(f".{directory.name}.part")
@@ -64,12 +91,14 @@ def prepare_policy(config: Config, directory: Path, report: Callable[[Progress],
     if working.is_symlink():
         working.unlink()
     shutil.rmtree(working, ignore_errors=True)
-    origin = _write(with_warm_start(config), working, report)
+    origin = _write(with_warm_start(config), working, report, in_time)
     os.replace(working, directory)
     return origin
 
 
-def _write(config: Config, directory: Path, report: Callable[[Progress], None]) -> str:
+def _write(
+    config: Config, directory: Path, report: Callable[[Progress], None], in_time: InTime
+) -> str:
     """Write the model directory of version 0 as `prepare_policy` describes it, bit by bit."""
     policy, warm = config.policy, config.warm_start
     if warm is None and isinstance(policy, Pretrained):
@@ -89,10 +118,15 @@ def _write(config: Config, directory: Path, report: Callable[[Progress], None]) 
         source = source_directory(policy.source)
     if warm is None:
         return "built here"
-    _clone(config, warm, source, directory, report)
+    examples, origin = _examples(config, warm, source, in_time)
+    if not examples:
+        if source != directory:
+            directory.symlink_to(source, target_is_directory=True)
+        return origin
+    _clone(config, warm, examples, source, directory, report)
     if warm.cache:
         _store(directory, cached)
-    return "warm-started here"
+    return origin
 
 
 def cache_folder() -> Path:
@@ -104,6 +138,7 @@ def cache_folder() -> Path:
 def _clone(
     config: Config,
     warm: WarmStart,
+    examples: Sequence[Example],
     source: Path,
     directory: Path,
     report: Callable[[Progress], None],
@@ -120,7 +155,7 @@ def _clone(
         add_adapters(model, lora, config.seed)
     warm_start(
         model,
-        _examples(config, warm, source),
+        examples,
         warm,
         config.seed,
         report,
@@ -130,17 +165,31 @@ def _clone(
     export_hf(model, source, directory)
 
 
-def _examples(config: Config, warm: WarmStart, directory: Path) -> list[Example]:
-    """Return the examples to clone: rows of a data set, or trials on training tasks."""
-    chat = load_chat(directory, thinking=config.transcript.thinking)
+def _examples(
+    config: Config, warm: WarmStart, directory: Path, in_time: InTime
+) -> tuple[list[Example], str]:
+    """Return the examples to clone, which are rows of a data set, or trials on training tasks, and
+    the origin of the policy in a few words.
+
+    There are no examples if no rule of win-stay, lose-shift is worth cloning.
+    """
+    chat, origin = load_chat(directory, thinking=config.transcript.thinking), "warm-started here"
+    is_tiny = isinstance(config.policy, Tiny)
     if isinstance(warm, FromData):
-        return read_examples(warm.path, chat, config.engine.max_tokens)
+        return read_examples(warm.path, chat, config.engine.max_tokens), origin
+    words = word_tokens(environment_of(config), chat)
+    if isinstance(warm, FromWinStay):
+        played = _win_stay_trials(config, warm, chat, in_time)
+        if isinstance(played, str):
+            return [], f"without a warm start: {played}"
+        rule, trials = played
+        weight = WIN_STAY_TEMPLATE_WEIGHT if is_tiny else 0.0
+        return win_stay_examples(trials, rule, words, weight), f"{origin}, to {rule}"
     if isinstance(warm, FromBest):
         trials = best_trials(config, warm, directory, chat)
     else:
         trials = _demonstrations(config, warm, chat)
-    weight = TEMPLATE_WEIGHT if isinstance(config.policy, Tiny) else 0.0
-    return examples_of(trials, word_tokens(environment_of(config), chat), weight)
+    return examples_of(trials, words, TEMPLATE_WEIGHT if is_tiny else 0.0), origin
 
 
 def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[Trial]:
@@ -148,7 +197,8 @@ def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[T
 
     Methods may give some of the trials guidance.
     """
-    environment, is_random = environment_of(config), isinstance(warm, FromRandom)
+    environment = environment_of(config)
+    player = random_play if isinstance(warm, FromRandom) else own_script
     trial_config = trial_config_of(config, environment, chat, warm.episodes)
     trial_config = replace(trial_config, max_tokens=0)  # no limit: no engine plays these trials
     source = random.Random(f"{config.seed}/demonstrations")
@@ -156,12 +206,37 @@ def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[T
     for index in range(warm.trials):
         task = random_task(environment, "train", source)
         guidance = methods.guide_demonstration(task)
-        trial = scripted_trial(
-            environment, task, index, trial_config, chat, guidance, is_random=is_random
-        )
+        trial = scripted_trial(environment, task, index, trial_config, chat, guidance, player)
         trials.append(trial)
         methods.learn_demonstration(trial)
     return trials
+
+
+def _win_stay_trials(
+    config: Config, warm: FromWinStay, chat: ChatFormat, in_time: InTime
+) -> tuple[Rule, list[Trial]] | str:
+    """Return the best rule of win-stay, lose-shift, and trials that it played; or why none is worth
+    cloning.
+    """
+    environment = environment_of(config)
+    trial_config = trial_config_of(config, environment, chat, warm.episodes)
+
+    def play(rule: Rule | None, count: int = NUM_COMPARED) -> Iterator[Trial]:
+        source = random.Random(f"{config.seed}/win-stay")
+        player = random_play if rule is None else partial(win_stay, rule)
+        for index in range(count):
+            task = random_task(environment, "train", source)
+            # A class that fails now and then is played again by actors; here it is left out.
+            with suppress(TrialFault):
+                yield scripted_trial(environment, task, index, trial_config, chat, player=player)
+
+    # All but one, because an environment may fail now and then.
+    if len(list(in_time(play(None, NUM_TIMED), QUICK_S))) < NUM_TIMED - 1:
+        return f"of {NUM_TIMED} trials of random play several failed, or one took over {QUICK_S} s"
+    rule = best_rule(lambda rule: in_time(play(rule), LATE_S))
+    if rule is None:
+        return "a player that repeats what paid earns no more than random play"
+    return rule, list(in_time(play(rule, warm.trials), LATE_S))
 
 
 def source_directory(name: str) -> Path:

@@ -2,9 +2,9 @@
 
 import random
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from mage_async.environments.games.game import TrialScript
 from mage_async.environments.mix import Mix, component_of
 from mage_async.errors import ConfigError
 from mage_async.policy_version import VersionRun
-from mage_async.trajectory import Guidance, Kind, Task, Trial
+from mage_async.trajectory import Guidance, Kind, Task, Trial, Turn
 from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat, Message, Tokens, Tools
 from mage_async.trials.duels import make_calls
@@ -66,6 +66,29 @@ class RandomScript:
         raise ConfigError(
             "random play needs to know what an action may be: declare `legal_actions` or `words`"
         )
+
+
+@runtime_checkable
+class TurnReader(Protocol):
+    """Script that reads the turns of its trial, with their rewards."""
+
+    def read(self, turns: Sequence[Turn], episode: int) -> None:
+        """Read the turns of the trial so far, of which `episode` is the current episode."""
+        ...
+
+
+Player = Callable[[Environment, random.Random], Script | None]
+"""Makes the script that plays a trial of an environment."""
+
+
+def own_script(environment: Environment, source: random.Random) -> Script | None:
+    """Return the environment's own script."""
+    return environment.script(source)
+
+
+def random_play(environment: Environment, source: random.Random) -> Script:
+    """Return a script that chooses any legal action."""
+    return RandomScript(source, environment.facts.words)
 
 
 CARE = (0.3, 0.6, 0.9)
@@ -121,8 +144,7 @@ def scripted_trial(
     config: TrialConfig,
     chat: ChatFormat,
     guidance: Guidance | None = None,
-    *,
-    is_random: bool = False,
+    player: Player = own_script,
 ) -> Trial:
     """Return a trial in which a script of the environment chooses every action.
 
@@ -132,14 +154,15 @@ def scripted_trial(
 
     Args:
         guidance: strategies with which the prompts begin, and which the script follows.
-        is_random: whether to choose any legal action instead of the script's.
+        player: makes the script that chooses the actions.
     """
     source = random.Random(f"{task.seed}/{index}/script")
     part = component_of(environment, task.member)
-    script = RandomScript(source, part.facts.words) if is_random else part.script(source)
+    script = player(part, source)
     assert script is not None, "a warm start and a measured script are checked to have one"
     if guidance is not None:
         script = GuidedScript(script, dict(guidance.decisions))
+    reader = script if isinstance(script, TurnReader) else None
     run = TrialRun(environment, task, index, config.with_guidance(guidance), chat, name="script")
     words = word_tokens(part, chat)
     notes = NoteTaker(script, chat, random.Random(f"{task.seed}/{index}/notes"))
@@ -147,6 +170,8 @@ def scripted_trial(
     while (prompt := run.next_prompt()) is not None:
         run.receive(_completion(_answer(run, prompt, script, words, chat, config.parser, notes)))
         make_calls(run)
+        if reader is not None:
+            reader.read(run.turns, run.episode)
     return run.trial()
 
 

@@ -229,6 +229,11 @@ class TrialRun:
         return self._pending_action is not None
 
     @property
+    def turns(self) -> Sequence[Turn]:
+        """The turns so far."""
+        return self._turns
+
+    @property
     def num_turns(self) -> int:
         """Number of turns so far."""
         return len(self._turns)

@@ -68,7 +68,8 @@ def test_what_is_written_passes_its_own_tests_and_the_check(
         "  script        no warm start",
         "the first 5 turns",
         "  <|user|> episode 1 room 1<|assistant|><action>",
-        "  random  +",
+        "  random   +",
+        "  win-stay +",
         "8 held-out tasks compared with 19 trained ones: each hides something that none",
         "ready: ",
     ):

@@ -10,7 +10,7 @@ import pytest
 
 from mage_async.assembly import check, environment_of, with_warm_start
 from mage_async.config import config_file
-from mage_async.config.policy import FromScript
+from mage_async.config.policy import FromScript, FromWinStay
 from mage_async.config.schema import Config
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Outcome
@@ -159,12 +159,14 @@ def test_a_tiny_model_needs_words_and_a_warm_start_by_a_script_needs_one(
         check(config)
 
 
-def test_the_tiny_model_begins_with_a_script_if_there_is_one(write: Callable[..., Config]) -> None:
+def test_the_tiny_model_begins_with_a_script_or_else_with_what_paid(
+    write: Callable[..., Config],
+) -> None:
     with_script = with_warm_start(write(WHOLE, "policy.kind=tiny"))
     assert type(with_script.warm_start) is FromScript
     without = write(WHOLE + "\n    del script\n", "policy.kind=tiny")
     check(without)
-    assert with_warm_start(without).warm_start is None
+    assert type(with_warm_start(without).warm_start) is FromWinStay
 
 
 def own(inside: str) -> str:

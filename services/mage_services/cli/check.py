@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mage_async.config.schema import Config
     from mage_async.environments.environment import Environment
     from mage_async.trials.chat_format import ChatFormat
+    from mage_async.trials.scripted import Player
+    from mage_async.trials.win_stay import Rule
 
 HELP = "Rehearse an environment of your own, and say what its declarations switch on."
 NUM_TURNS = 5
@@ -34,7 +36,7 @@ WIDTH = 100
 PARTS = (
     ("legal_actions", "only these are sampled, so every action is valid", "any text is an action"),
     ("words", "the tiny model can play", "open text: only a pretrained model can play"),
-    ("script", 'warm_start = "script" works', 'no warm start by a script; "random" needs none'),
+    ("script", 'warm_start = "script" works', 'no warm start by a script; "win_stay" needs none'),
     ("members", "your own tasks and held-out split", "1,024 train and 256 held-out numbers"),
     ("max_turns", "an episode is truncated after so many steps", "32 steps"),
     ("rules", "the rules in the prompt", "the docstring"),
@@ -154,9 +156,10 @@ def _chat(config: "Config", environment: "Environment", folder: Path) -> "ChatFo
 def _print_turns(config: "Config", environment: "Environment", chat: "ChatFormat") -> None:
     """Print the first turns of a trial of random play, as the model reads them."""
     from mage_async.trajectory import Kind
+    from mage_async.trials.scripted import random_play
 
     try:
-        trial = next(_trials(config, environment, chat, is_random=True))
+        trial = next(_trials(config, environment, chat, random_play))
     except (CallFault, ConfigError) as fault:
         print(f"no turns are shown: {fault}")
         return
@@ -172,7 +175,7 @@ def _print_turns(config: "Config", environment: "Environment", chat: "ChatFormat
 
 
 def _trials(
-    config: "Config", environment: "Environment", chat: "ChatFormat", *, is_random: bool
+    config: "Config", environment: "Environment", chat: "ChatFormat", player: "Player"
 ) -> Iterator[Any]:
     """Play trials of training tasks without a model, one after the other.
 
@@ -190,7 +193,7 @@ def _trials(
     source = random.Random(config.seed)
     for index in itertools.count():
         task = random_task(environment, "train", source)
-        yield scripted_trial(environment, task, index, trial_config, chat, is_random=is_random)
+        yield scripted_trial(environment, task, index, trial_config, chat, player=player)
 
 
 def _within_budget(items: Iterator[Any]) -> list[Any]:
@@ -204,25 +207,36 @@ def _within_budget(items: Iterator[Any]) -> list[Any]:
 
 
 def _print_returns(config: "Config", environment: "Environment", chat: "ChatFormat") -> None:
-    """Print what random and scripted play earn by episode, and how long the calls take."""
-    from mage_async.results.score import score
+    """Print what random and scripted play earn by episode, and how long the calls take.
 
-    seconds, players = 0.0, [("random", True)]
-    players += [("script", False)] if environment.script(random.Random(0)) is not None else []
+    Without a script, win-stay, lose-shift is played, if it earns more than random play.
+    """
+    from mage_async.results.score import score
+    from mage_async.trials.scripted import own_script, random_play
+
+    seconds = 0.0
+    has_script = environment.script(random.Random(0)) is not None
+    players: list[tuple[str, Player | None]] = [("random", random_play)]
+    players.append(("script", own_script) if has_script else ("win-stay", None))
     print("return per unit by episode, on training tasks:")
-    for name, is_random in players:
+    for name, given in players:
+        player = given or _win_stay(config, environment, chat)
+        if player is None:
+            print("  win-stay: to repeat what paid earns no more than random play")
+            continue
         began = time.monotonic()
         try:
-            trials = _within_budget(_trials(config, environment, chat, is_random=is_random))
+            trials = _within_budget(_trials(config, environment, chat, player))
         except (CallFault, ConfigError) as fault:
-            print(f"  {name:<8}not played: {fault}")
+            print(f"  {name:<9}not played: {fault}")
             continue
         seconds = max(seconds, (time.monotonic() - began) / len(trials))
         found = score(trials, environment)
         pairs = zip(found.return_by_episode, found.ci95_by_episode, strict=True)
         returns = "  ".join(f"{mean:+.3f} ±{half:.3f}" for mean, half in pairs)
-        print(f"  {name:<8}{returns}  ({len(trials)} trials)")
-        if is_random and not any(map(any, (trial.episode_rewards() for trial in trials))):
+        print(f"  {name:<9}{returns}  ({len(trials)} trials)")
+        has_earned = any(any(trial.episode_rewards()) for trial in trials)
+        if player is random_play and not has_earned:
             print("  random play never earned anything: begin with easier tasks or part rewards")
     size = config.admission.groups_per_step * config.admission.trials_per_group
     if not seconds:
@@ -231,6 +245,24 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
         f"a step trains on {size} trials; without a model, one took {seconds:.2g} s here, so the "
         f"environment's part of a step is about {size * seconds:.2g} s on one core"
     )
+
+
+def _win_stay(config: "Config", environment: "Environment", chat: "ChatFormat") -> "Player | None":
+    """Return the best player of win-stay, lose-shift; `None` if none is better than random play."""
+    from functools import partial
+
+    from mage_async.trials.scripted import random_play
+    from mage_async.trials.win_stay import NUM_COMPARED, best_rule, win_stay
+
+    def play(rule: "Rule | None") -> Iterator[Any]:
+        player = random_play if rule is None else partial(win_stay, rule)
+        return itertools.islice(_trials(config, environment, chat, player), NUM_COMPARED)
+
+    try:
+        rule = best_rule(play)
+    except (CallFault, ConfigError):
+        return None
+    return None if rule is None else partial(win_stay, rule)
 
 
 def _print_heldout(environment: "Environment") -> None:

@@ -34,7 +34,7 @@ from mage_async.trajectory import Group
 from mage_services.journal.reader import JournalOnDisk, open_journal
 from mage_services.journal.writer import make_durable
 from mage_services.learner.ranks.gang import Gang
-from mage_services.learner.trainer_thread import Training, is_on_gpu
+from mage_services.learner.trainer_thread import Training, in_time, is_on_gpu
 from mage_services.processes.startup import Startup
 
 NOTE_S = 20.0
@@ -97,7 +97,7 @@ def prepare(
     run.journal.mkdir(exist_ok=True)
     origin = "as prepared before"
     if not run.policy.exists():
-        origin = prepare_policy(config, run.policy, report)
+        origin = prepare_policy(config, run.policy, report, in_time)
     newest = next(reversed(checkpoints(run.checkpoints)), None)
     training = Training.of(run, config, newest, gang.begin(config, newest))
     if newest:

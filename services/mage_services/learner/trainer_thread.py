@@ -6,11 +6,13 @@ an actor or the evaluator.
 """
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from mage_async.inference.weight_fingerprint import AdapterBase
     from mage_async.policy.snapshot import Snapshot
     from mage_services.learner.ranks.rank_writers import JoinedRank, SharedSnapshot
+
+Item = TypeVar("Item")
 
 
 class Training:
@@ -281,3 +285,31 @@ class TrainerThread:
     def close(self) -> None:
         """End the thread; calls that have not begun are dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def in_time(items: Iterator[Item], seconds: float) -> Iterator[Item]:
+    """Yield what an iterator yields, until an item takes longer than some seconds.
+
+    The iterator runs in a thread, which is abandoned if it hangs.
+    """
+    found = SimpleQueue[tuple[Item] | Exception | None]()
+
+    def run() -> None:
+        try:
+            for item in items:
+                found.put((item,))
+            found.put(None)
+        except Exception as error:  # raised again below
+            found.put(error)
+
+    threading.Thread(target=run, daemon=True, name="scripted play").start()
+    while True:
+        try:
+            item = found.get(timeout=seconds)
+        except Empty:
+            return
+        if isinstance(item, Exception):
+            raise item
+        if item is None:
+            return
+        yield from item

@@ -1,0 +1,172 @@
+"""Play trials by win-stay, lose-shift, a script for environments that bring none of their own.
+
+The player repeats an action that paid in an earlier episode and tries another one where none did
+(Robbins 1952; Nowak & Sigmund 1993). It knows nothing of the task: a `Rule` says in which places an
+action is the same choice, and what counts as its pay. All rules are played and compared, because
+the better of them differ from task to task: where one arm pays everywhere, the place does not
+matter; where each of three boxes has its own button, it is all that matters.
+
+Trials of the best rule teach a model with random weights to look its earlier episodes up, which
+RL alone discovers late and suddenly.
+"""
+
+import itertools
+import math
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mage_async.environments.environment import Environment, Play
+from mage_async.errors import ConfigError
+from mage_async.trajectory import Kind, Trial, Turn
+
+Place = Literal["state", "turn", "anywhere"]
+"""Where an action is the same choice: in the same state (`Play.anchor`), at the same turn of an
+episode, or anywhere."""
+Pay = Literal["reward", "return"]
+"""What an action earned: its turn's reward, or the rewards from its turn to the episode's end."""
+
+NUM_COMPARED = 64
+"""Number of trials by which a rule is compared with the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Say what the player takes for the same choice, and for a win."""
+
+    place: Place
+    pay: Pay
+    usual: float
+    """Mean pay of an action of random play; an action that earned more has won."""
+
+    def __str__(self) -> str:
+        where = {"state": "in the same state", "turn": "at the same turn", "anywhere": "anywhere"}
+        return f"repeat what earned a good {self.pay} {where[self.place]}"
+
+
+class WinStay:
+    """Script that repeats the action that paid best where it did, and tries others elsewhere.
+
+    Args:
+        source: of the choices among untried actions.
+        rule: says where, and what pays.
+        words: declared words of the environment, for turns that list no actions; may be empty.
+    """
+
+    def __init__(self, source: random.Random, rule: Rule, words: Sequence[str]) -> None:
+        self._source, self._rule, self._words = source, rule, words
+        self._pays: defaultdict[Hashable, dict[str, list[float]]] = defaultdict(dict)
+        self._open: list[Turn] = []
+        """Actions of the current episode."""
+        self._num_read = 0
+
+    def read(self, turns: Sequence[Turn], episode: int) -> None:
+        """Read the turns of the trial so far, of which `episode` is the current episode."""
+        for turn in itertools.islice(turns, self._num_read, None):
+            if turn.kind is not Kind.ACT:
+                continue
+            self._open.append(turn)
+            if self._rule.pay == "reward":
+                self._add(turn, turn.reward)
+        self._num_read = len(turns)
+        if self._open and self._open[-1].episode < episode:
+            if self._rule.pay == "return":
+                for turn, pay in zip(self._open, returns_to_go(self._open), strict=True):
+                    self._add(turn, pay)
+            self._open = []
+
+    def choose(self, play: Play) -> str:
+        """Return the next action.
+
+        Raises:
+            ConfigError: nothing says what an action may be.
+        """
+        legal = play.legal_actions() or self._words
+        if not legal:
+            raise ConfigError(
+                "win-stay play needs to know what an action may be: declare `legal_actions` or "
+                "`words`"
+            )
+        known = self._mean_pays(play.anchor, len(self._open))
+        known = {action: pay for action, pay in known.items() if action in legal}
+        untried = [action for action in legal if action not in known]
+        best = max(known.values(), default=-math.inf)
+        if best > self._rule.usual or not untried:
+            return self._source.choice([action for action in known if known[action] == best])
+        return self._source.choice(untried)
+
+    def is_win(self, turn: Turn) -> bool:
+        """Return whether a turn that has not been read repeats an action that won."""
+        known = self._mean_pays(turn.anchor, turn.index)
+        return known.get(turn.action, -math.inf) > self._rule.usual
+
+    def _mean_pays(self, state: str, index: int) -> dict[str, float]:
+        """Return the mean pay of each action that was taken in a place."""
+        pays = self._pays.get(self._place(state, index), {})
+        return {action: statistics.fmean(each) for action, each in pays.items()}
+
+    def _add(self, turn: Turn, pay: float) -> None:
+        self._pays[self._place(turn.anchor, turn.index)].setdefault(turn.action, []).append(pay)
+
+    def _place(self, state: str, index: int) -> Hashable:
+        return {"state": state, "turn": index, "anywhere": None}[self._rule.place]
+
+
+def win_stay(rule: Rule, environment: Environment, source: random.Random) -> WinStay:
+    """Return a player of a rule, as `scripted_trial` takes it."""
+    return WinStay(source, rule, environment.facts.words)
+
+
+def repeated_wins(trial: Trial, rule: Rule) -> frozenset[int]:
+    """Return the indices of the turns of a trial that repeat an action that won."""
+    player, found = WinStay(random.Random(), rule, ()), set[int]()
+    for number, turn in enumerate(trial.turns):
+        player.read(trial.turns[:number], turn.episode)
+        if turn.kind is Kind.ACT and player.is_win(turn):
+            found.add(number)
+    return frozenset(found)
+
+
+def returns_to_go(turns: Sequence[Turn]) -> list[float]:
+    """Return, for each turn of an episode, the sum of rewards from it to the end."""
+    sums = list(itertools.accumulate(turn.reward for turn in reversed(turns)))
+    return sums[::-1]
+
+
+def best_rule(play: Callable[[Rule | None], Iterable[Trial]]) -> Rule | None:
+    """Return the rule whose last episodes earn most; `None` if no rule earns more than random play
+    by twice the standard error of the difference.
+
+    Args:
+        play: plays `NUM_COMPARED` trials by a rule or, for `None`, at random.
+    """
+    by_random = list(play(None))
+    if len(by_random) < 2:
+        return None
+    episodes = [
+        [turn for turn in trial.turns if turn.is_act_of(episode)]
+        for trial in by_random
+        for episode in range(len(trial.episode_rewards()))
+    ]
+    usual: dict[Pay, float] = {
+        "reward": statistics.fmean(turn.reward for turns in episodes for turn in turns),
+        "return": statistics.fmean(pay for turns in episodes for pay in returns_to_go(turns)),
+    }
+    base = [trial.episode_rewards()[-1] for trial in by_random]
+    found: tuple[float, Rule] | None = None
+    places: tuple[Place, ...] = ("anywhere", "turn", "state")
+    for place, (pay, mean) in itertools.product(places, usual.items()):
+        rule = Rule(place, pay, mean)
+        earned = [trial.episode_rewards()[-1] for trial in play(rule)]
+        if len(earned) < 2:
+            return None
+        error = math.sqrt(
+            statistics.variance(base) / len(base) + statistics.variance(earned) / len(earned)
+        )
+        last = statistics.fmean(earned)
+        if last - statistics.fmean(base) > 2 * error and (found is None or last > found[0]):
+            found = last, rule
+    return found[1] if found else None

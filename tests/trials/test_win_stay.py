@@ -1,0 +1,177 @@
+"""A player that repeats what paid: which rule it finds in which task, and what a model clones."""
+
+import random
+import time
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import mage_async as mage
+from mage_async.assembly import environment_of, trial_config_of
+from mage_async.inference.chat_files import load_chat
+from mage_async.policy.prepare import prepare_policy
+from mage_async.policy.warm_start import TRIED_WEIGHT, win_stay_examples
+from mage_async.trials.scripted import random_play, random_task, scripted_trial, word_tokens
+from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, repeated_wins, win_stay
+from mage_services.learner.trainer_thread import in_time
+
+ARMS = ("red", "green", "blue", "black")
+
+
+class Arms:
+    """Pull one of four arms four times; one pays, the same in all episodes."""
+
+    legal_actions = ARMS
+    words = (*ARMS, "pull", "paid", "nothing")
+    max_turns = 4
+
+    def reset(self, seed, task):
+        self.arm, self.left = random.Random(task).choice(ARMS), 4
+        return "pull"
+
+    def step(self, action):
+        self.left -= 1
+        pays = action == self.arm
+        return "paid" if pays else "nothing", float(pays), not self.left
+
+
+class Boxes(Arms):
+    """Open four boxes in a row; each has its own arm."""
+
+    def reset(self, seed, task):
+        self.arms = random.Random(task).choices(ARMS, k=4)
+        return "pull"
+
+    def step(self, action):
+        pays = action == self.arms.pop(0)
+        return "pull", float(pays), not self.arms
+
+
+class Late(Boxes):
+    """Open four boxes in a row, and be paid for all of them at the end."""
+
+    def reset(self, seed, task):
+        self.earned = 0.0
+        return super().reset(seed, task)
+
+    def step(self, action):
+        said, reward, is_over = super().step(action)
+        self.earned += reward
+        return said, self.earned if is_over else 0.0, is_over
+
+
+class Luck(Arms):
+    """Be paid at random."""
+
+    def step(self, action):
+        said, _, is_over = super().step(action)
+        return said, float(random.random() < 0.3), is_over
+
+
+class Hangs(Arms):
+    """Never answer."""
+
+    def step(self, action):
+        time.sleep(30)
+
+
+class Raises(Arms):
+    """Fail at each step."""
+
+    def step(self, action):
+        raise OSError("the server is down")
+
+
+def configured(kind, **keys):
+    return mage.configure(keys={"policy.kind": "tiny"} | keys, environment=kind)
+
+
+def player(kind, chat):
+    """Return a function that plays trials of a rule, or of random play."""
+    config = configured(kind)
+    environment = environment_of(config)
+    rules = trial_config_of(config, environment, chat, 3)
+
+    def play(rule, count=NUM_COMPARED):
+        source = random.Random(0)
+        made = random_play if rule is None else partial(win_stay, rule)
+        for index in range(count):
+            task = random_task(environment, "train", source)
+            yield scripted_trial(environment, task, index, rules, chat, player=made)
+
+    return play
+
+
+@pytest.mark.parametrize(("kind", "place"), [(Arms, "anywhere"), (Boxes, "turn")])
+def test_the_best_rule_is_that_of_the_task(chat, kind, place):
+    play = player(kind, chat)
+    rule = best_rule(play)
+    assert (rule.place, rule.pay) == (place, "reward")
+    earned = np.mean([trial.episode_rewards() for trial in play(rule)], axis=0)
+    by_random = np.mean([trial.episode_rewards() for trial in play(None)], axis=0)
+    assert earned[-1] > 2 * by_random[-1]
+
+
+def test_a_reward_at_the_end_of_an_episode_is_that_of_its_actions(chat):
+    assert best_rule(player(Late, chat)).pay == "return"
+
+
+def test_no_rule_is_better_than_random_play_where_pay_is_luck(chat):
+    random.seed(0)
+    assert best_rule(player(Luck, chat)) is None
+
+
+def test_the_player_repeats_what_paid_and_tries_what_it_has_not_tried(chat):
+    for trial in player(Arms, chat)(Rule("anywhere", "reward", 0.25), 20):
+        tried = set()
+        for turn, following in pairwise(trial.turns):
+            tried.add(turn.action)
+            if turn.reward:
+                assert following.action == turn.action
+            else:
+                assert following.action not in tried
+
+
+def test_actions_that_are_only_tried_have_little_weight(chat):
+    rule = Rule("anywhere", "reward", 0.25)
+    trials = list(player(Arms, chat)(rule, 20))
+    words = word_tokens(environment_of(configured(Arms)), chat)
+    examples = win_stay_examples(trials, rule, words, 0.0)
+    for trial, example in zip(trials, examples, strict=True):
+        wins, paid = repeated_wins(trial, rule), set()
+        for number, turn in enumerate(trial.turns):
+            assert (number in wins) == (turn.action in paid)
+            places = np.flatnonzero(trial.segments[0].is_sampled[turn.start : turn.stop])
+            weights = example.weights[turn.start + places]
+            assert np.allclose(weights, 1.0 if number in wins else TRIED_WEIGHT)
+            if turn.reward:
+                paid.add(turn.action)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [(Hangs, "several failed"), (Raises, "several failed"), (Luck, "no more than random play")],
+)
+def test_a_run_begins_without_a_warm_start_where_there_is_nothing_to_clone(tmp_path, kind, why):
+    random.seed(0)
+    origin = prepare_policy(configured(kind), tmp_path / "policy", lambda progress: None, in_time)
+    assert origin.startswith("without a warm start: ")
+    assert why in origin
+    assert load_chat(tmp_path / "policy").encode(" red")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_tiny_model_that_has_cloned_the_player_uses_its_earlier_episodes(tmp_path):
+    config = configured(
+        Boxes, **{"warm_start.cache": False, "learner.steps": 1, "evaluation.final_trials": 64}
+    )
+    run = mage.train(config, actors=1, run_dir=tmp_path / "run", progress=False)
+    found = run.evaluate(trials=200)
+    rows = found if isinstance(found, list) else found.to_dict("records")
+    # Rows of a set are in the order of its episodes.
+    last = {row["set"]: row["return"] for row in rows}
+    assert last["heldout"] > 2.0
+    assert last["heldout_blind"] < 1.6
