@@ -108,9 +108,14 @@ class FromWinStay(WarmStart, tag="win_stay"):
     episode and tries another one where none did: it teaches to look earlier episodes up. Nothing is
     cloned if it earns no more than random play, or if an episode takes long."""
 
-    steps: Natural = 400
-    """Steps of cloning, over which the learning rate falls to a tenth. 0 is the same as no
-    section."""
+    steps: Natural = 200
+    """Steps of cloning after the gate has opened, over which the learning rate falls to a tenth. 0
+    is the same as no section."""
+    gate: Share = 0.5
+    """The learning rate is constant until the loss on repeated actions is at most this share of the
+    loss on actions that are only tried: then the model looks earlier episodes up."""
+    max_steps: Natural = 800
+    """Steps after which the learning rate falls although the gate is shut."""
     trials: Count = 1000
     """Number of trials that are played to be cloned."""
     batch_size: Count = 32

@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from mage_async.assembly import environment_of, trial_config_of
-from mage_async.config.policy import FromBest, WarmStart, data_files
+from mage_async.config.policy import FromBest, FromWinStay, WarmStart, data_files
 from mage_async.config.schema import Config
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.model import Model
@@ -52,7 +52,8 @@ class Progress:
     """
     loss: float
     gate: float
-    """Loss on observations of the last episode over that of the first; NaN before it is known."""
+    """Loss on observations of the last episode over that of the first, or on repeated actions over
+    that on actions that are only tried; NaN before it is known."""
     num_skipped: int = 0
     """Number of steps so far whose gradient was not finite, and which changed nothing."""
 
@@ -64,8 +65,8 @@ has to learn the form of a trial; a pretrained model has read chats, and does no
 
 TRIED_WEIGHT = 0.05
 """Weight of an action that win-stay, lose-shift only tries. No context predicts it, so that its
-loss is noise beside that of repeated actions: with weights of 1 a tiny model learns to repeat in
-400 steps what it learns in 100 with these.
+loss is noise beside that of repeated actions: with weights of 1 a tiny model learns in 300 steps to
+repeat what it learns to repeat in 100 with these.
 """
 OBSERVED_WEIGHT = 0.3
 """Weight of observed words in trials of win-stay, lose-shift."""
@@ -80,7 +81,8 @@ class Example:
     weights: np.ndarray
     """float32 [T]: weight of the loss of predicting each token"""
     episodes: np.ndarray
-    """int64 [T]: episode that an observed word belongs to; -1 for other tokens"""
+    """int64 [T]: episode that an observed word belongs to; -1 for other tokens. In trials of
+    win-stay, lose-shift: 1 for a repeated action, 0 for one that was only tried, -1 for others."""
 
 
 def warm_start(
@@ -94,6 +96,9 @@ def warm_start(
     shares_opening: bool = False,
 ) -> Progress:
     """Clone examples, in place; continue past `warm.steps` until the gate opens.
+
+    With win-stay, lose-shift the learning rate is constant until the gate opens, or for
+    `warm.max_steps`, and falls in the `warm.steps` after that.
 
     Args:
         max_tokens: Tokens that go through the model together, at most; the gradient of a step is
@@ -112,12 +117,17 @@ def warm_start(
     sums = np.zeros((2, 1 + max(0, *(int(each.episodes.max()) for each in examples))))
     progress = Progress(0, warm.steps, math.nan, math.nan)
     step = num_skipped = in_a_row = 0
+    waits = isinstance(warm, FromWinStay)
+    # The step from which on the learning rate falls.
+    falls_at: float = math.inf if waits else 0
     # A gate of 1.0 is none: the warm start then ends after its steps.
-    while step < warm.steps or (progress.gate > warm.gate and warm.gate < 1.0):
-        if step >= max(warm.max_steps, warm.steps):
+    while step < falls_at + warm.steps or (
+        progress.gate > warm.gate and warm.gate < 1.0 and not waits
+    ):
+        if step >= max(warm.max_steps, warm.steps) and not waits:
             raise DeterministicFailure(_gate_is_shut(progress, warm))
         chosen = source.integers(len(examples), size=warm.batch_size)
-        set_rate(optimizer, _learning_rate(warm, step))
+        set_rate(optimizer, _learning_rate(warm, step, falls_at))
         parts = split_minibatch(
             [examples[i] for i in chosen], max_tokens, shares_opening=shares_opening
         )
@@ -137,7 +147,12 @@ def warm_start(
         if step % GATE_EVERY == 0 or step == warm.steps:
             gate = _gate(sums)
             sums[:] = 0
-        most = warm.steps if step <= warm.steps else max(warm.max_steps, warm.steps)
+        if falls_at == math.inf and (gate <= warm.gate or step >= warm.max_steps):
+            falls_at = step
+        if waits:
+            most = int(min(falls_at, warm.max_steps)) + warm.steps
+        else:
+            most = warm.steps if step <= warm.steps else max(warm.max_steps, warm.steps)
         progress = Progress(step, most, loss, gate, num_skipped)
         report(progress)
     return progress
@@ -163,9 +178,11 @@ def _gate(sums: np.ndarray) -> float:
     return float(means[-1] / means[0]) if len(means) > 1 and means[0] > 0 else 0.0
 
 
-def _learning_rate(warm: WarmStart, step: int) -> float:
-    """Return the learning rate: linear over 20 steps, then a cosine to a tenth, then constant."""
-    done = min(1.0, step / max(1, warm.steps))
+def _learning_rate(warm: WarmStart, step: int, falls_at: float) -> float:
+    """Return the learning rate: linear over 20 steps, constant until the step `falls_at`, then a
+    cosine to a tenth, then constant.
+    """
+    done = min(1.0, max(0.0, step - falls_at) / max(1, warm.steps))
     cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * done))
     return warm.learning_rate * min(1.0, (step + 1) / 20) * cosine
 
@@ -281,10 +298,16 @@ def win_stay_examples(
         examples, wins = examples_of([trial], words, template_weight), repeated_wins(trial, rule)
         for example in examples:
             example.weights[example.episodes >= 0] = OBSERVED_WEIGHT
+            example.episodes[:] = -1
         for number, turn in enumerate(trial.turns):
-            if turn.kind is Kind.ACT and number not in wins:
-                is_sampled = trial.segments[turn.segment].is_sampled[turn.start : turn.stop]
-                examples[turn.segment].weights[turn.start : turn.stop][is_sampled] = TRIED_WEIGHT
+            if turn.kind is not Kind.ACT:
+                continue
+            sampled = np.flatnonzero(trial.segments[turn.segment].is_sampled[: turn.stop])
+            sampled = sampled[sampled >= turn.start]
+            # The gate compares repeated actions with those that were only tried.
+            examples[turn.segment].episodes[sampled] = number in wins
+            if number not in wins:
+                examples[turn.segment].weights[sampled] = TRIED_WEIGHT
         found += examples
     return found
 
