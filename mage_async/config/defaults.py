@@ -59,6 +59,9 @@ WITH_TINY: Table = {
 WITH_FOREIGN_ENVIRONMENT: Table = {
     "credit": {"kind": "cumulative_paper"},
     "engine": {"max_tokens": 512},
+    # The player that a class without a script clones (`trials/win_stay.py`) explores. With the
+    # entropy of `WITH_TINY` RL made Password's choices certain before they covered all its words.
+    "learner": {"entropy": 0.05, "final_entropy": 0.02},
 }
 """Defaults over `WITH_TINY` for a class of the user's own, or an environment of another library."""
 

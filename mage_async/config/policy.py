@@ -106,7 +106,7 @@ class FromRandom(WarmStart, tag="random"):
 class FromWinStay(WarmStart, tag="win_stay"):
     """A player without knowledge of the task, which repeats an action that paid in an earlier
     episode and tries another one where none did: it teaches to look earlier episodes up. Nothing is
-    cloned if it earns no more than random play, or if an episode takes long."""
+    cloned if it earns no more than random play, or if a trial takes long."""
 
     steps: Natural = 200
     """Steps of cloning after the gate has opened, over which the learning rate falls to a tenth. 0

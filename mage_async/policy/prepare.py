@@ -62,13 +62,21 @@ from mage_async.trials.scripted import (
 )
 from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, win_stay
 
-NUM_TIMED, QUICK_S = 8, 0.6
-"""Number of trials of random play that tell how fast an environment is, before hundreds are played,
-and seconds that each of them may take."""
+NUM_TIMED, QUICK_S = 8, 0.3
+"""Number of trials of random play that tell how fast an environment is, before a thousand are
+played, and seconds that the fastest of them may take: on a busy machine the others tell little."""
 LATE_S = 5.0
-"""Seconds that any later trial of the warm start may take."""
-InTime = Callable[[Iterator[Trial], float], Iterator[Trial]]
-"""Yields what an iterator yields, until an item takes longer than some seconds."""
+"""Seconds after which a trial of win-stay, lose-shift counts as hanging."""
+InTime = Callable[[Iterator[Trial], float], Iterator[tuple[Trial, float]]]
+"""Yields each trial of an iterator and the seconds that it took, until one takes longer than the
+given seconds."""
+
+
+def _wait(trials: Iterator[Trial], _: float) -> Iterator[tuple[Trial, float]]:
+    """Yield trials however long they take."""
+    return ((trial, 0.0) for trial in trials)
+
+
 WIN_STAY_TEMPLATE_WEIGHT = 0.02
 """`TEMPLATE_WEIGHT` of trials in which few other tokens have a weight of 1."""
 
@@ -77,7 +85,7 @@ def prepare_policy(
     config: Config,
     directory: Path,
     report: Callable[[Progress], None],
-    in_time: InTime = lambda trials, seconds: trials,
+    in_time: InTime = _wait,
 ) -> str:
     """Write the model directory of version 0 as `directory`; return its origin in a few words.
 
@@ -230,13 +238,15 @@ def _win_stay_trials(
             with suppress(TrialFault):
                 yield scripted_trial(environment, task, index, trial_config, chat, player=player)
 
-    # All but one, because an environment may fail now and then.
-    if len(list(in_time(play(None, NUM_TIMED), QUICK_S))) < NUM_TIMED - 1:
-        return f"of {NUM_TIMED} trials of random play several failed, or one took over {QUICK_S} s"
-    rule = best_rule(lambda rule: in_time(play(rule), LATE_S))
+    seconds = [each for _, each in in_time(play(None, NUM_TIMED), LATE_S)]
+    if len(seconds) < NUM_TIMED // 2:
+        return f"{NUM_TIMED - len(seconds)} of {NUM_TIMED} trials of random play failed or hang"
+    if min(seconds) > QUICK_S:
+        return f"each of {NUM_TIMED} trials of random play took over {QUICK_S} s"
+    rule = best_rule(lambda rule: (trial for trial, _ in in_time(play(rule), LATE_S)))
     if rule is None:
         return "a player that repeats what paid earns no more than random play"
-    return rule, list(in_time(play(rule, warm.trials), LATE_S))
+    return rule, [trial for trial, _ in in_time(play(rule, warm.trials), LATE_S)]
 
 
 def source_directory(name: str) -> Path:

@@ -46,7 +46,7 @@ class Boxes(Arms):
 
     def step(self, action):
         pays = action == self.arms.pop(0)
-        return "pull", float(pays), not self.arms
+        return "paid" if pays else "nothing", float(pays), not self.arms
 
 
 class Late(Boxes):
@@ -75,6 +75,14 @@ class Hangs(Arms):
 
     def step(self, action):
         time.sleep(30)
+
+
+class Slow(Arms):
+    """Take as long as a call of a server."""
+
+    def step(self, action):
+        time.sleep(0.04)
+        return super().step(action)
 
 
 class Raises(Arms):
@@ -152,7 +160,12 @@ def test_actions_that_are_only_tried_have_little_weight(chat):
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [(Hangs, "several failed"), (Raises, "several failed"), (Luck, "no more than random play")],
+    [
+        (Hangs, "8 of 8 trials of random play failed or hang"),
+        (Raises, "failed or hang"),
+        (Slow, "took over"),
+        (Luck, "no more than random play"),
+    ],
 )
 def test_a_run_begins_without_a_warm_start_where_there_is_nothing_to_clone(tmp_path, kind, why):
     random.seed(0)

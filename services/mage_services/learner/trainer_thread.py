@@ -287,17 +287,20 @@ class TrainerThread:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def in_time(items: Iterator[Item], seconds: float) -> Iterator[Item]:
-    """Yield what an iterator yields, until an item takes longer than some seconds.
+def in_time(items: Iterator[Item], seconds: float) -> Iterator[tuple[Item, float]]:
+    """Yield each item of an iterator and the seconds that it took, until one takes longer than the
+    given seconds.
 
     The iterator runs in a thread, which is abandoned if it hangs.
     """
-    found = SimpleQueue[tuple[Item] | Exception | None]()
+    found = SimpleQueue[tuple[Item, float] | Exception | None]()
 
     def run() -> None:
+        began = time.monotonic()
         try:
             for item in items:
-                found.put((item,))
+                found.put((item, time.monotonic() - began))
+                began = time.monotonic()
             found.put(None)
         except Exception as error:  # raised again below
             found.put(error)
@@ -312,4 +315,4 @@ def in_time(items: Iterator[Item], seconds: float) -> Iterator[Item]:
             raise item
         if item is None:
             return
-        yield from item
+        yield item
