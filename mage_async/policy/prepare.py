@@ -107,7 +107,7 @@ def prepare_policy(
 def _write(
     config: Config, directory: Path, report: Callable[[Progress], None], in_time: InTime
 ) -> str:
-    """Write the model directory of version 0 as `prepare_policy` describes it, bit by bit."""
+    """Write the files of version 0 into a directory, one after another; return their origin."""
     policy, warm = config.policy, config.warm_start
     if warm is None and isinstance(policy, Pretrained):
         source = source_directory(policy.source)
@@ -246,7 +246,8 @@ def _win_stay_trials(
     rule = best_rule(lambda rule: (trial for trial, _ in in_time(play(rule), LATE_S)))
     if rule is None:
         return "a player that repeats what paid earns no more than random play"
-    return rule, [trial for trial, _ in in_time(play(rule, warm.trials), LATE_S)]
+    trials = [trial for trial, _ in in_time(play(rule, warm.trials), LATE_S)]
+    return (rule, trials) if trials else "the trials of the player that repeats what paid hang"
 
 
 def source_directory(name: str) -> Path:
