@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from hashlib import blake2s
 from pathlib import Path
 
@@ -42,6 +41,7 @@ from mage_async.policy.load import build_tiny, export_hf, load_policy
 from mage_async.policy.lora import add_adapters
 from mage_async.policy.warm_start import (
     TEMPLATE_WEIGHT,
+    WIN_STAY_TEMPLATE_WEIGHT,
     Example,
     Progress,
     best_trials,
@@ -54,13 +54,14 @@ from mage_async.registry import source_digest
 from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import (
+    Player,
     own_script,
     random_play,
     random_task,
     scripted_trial,
     word_tokens,
 )
-from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, win_stay
+from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, player_of
 
 NUM_TIMED, QUICK_S = 8, 0.3
 """Number of trials of random play that tell how fast an environment is, before a thousand are
@@ -75,10 +76,6 @@ given seconds."""
 def _wait(trials: Iterator[Trial], _: float) -> Iterator[tuple[Trial, float]]:
     """Yield trials however long they take."""
     return ((trial, 0.0) for trial in trials)
-
-
-WIN_STAY_TEMPLATE_WEIGHT = 0.02
-"""`TEMPLATE_WEIGHT` of trials in which few other tokens have a weight of 1."""
 
 
 def prepare_policy(
@@ -229,24 +226,23 @@ def _win_stay_trials(
     environment = environment_of(config)
     trial_config = trial_config_of(config, environment, chat, warm.episodes)
 
-    def play(rule: Rule | None, count: int = NUM_COMPARED) -> Iterator[Trial]:
+    def play(player: Player, count: int = NUM_COMPARED) -> Iterator[Trial]:
         source = random.Random(f"{config.seed}/win-stay")
-        player = random_play if rule is None else partial(win_stay, rule)
         for index in range(count):
             task = random_task(environment, "train", source)
             # A class that fails now and then is played again by actors; here it is left out.
             with suppress(TrialFault):
                 yield scripted_trial(environment, task, index, trial_config, chat, player=player)
 
-    seconds = [each for _, each in in_time(play(None, NUM_TIMED), LATE_S)]
+    seconds = [each for _, each in in_time(play(random_play, NUM_TIMED), LATE_S)]
     if len(seconds) < NUM_TIMED // 2:
         return f"{NUM_TIMED - len(seconds)} of {NUM_TIMED} trials of random play failed or hang"
     if min(seconds) > QUICK_S:
         return f"each of {NUM_TIMED} trials of random play took over {QUICK_S} s"
-    rule = best_rule(lambda rule: (trial for trial, _ in in_time(play(rule), LATE_S)))
+    rule = best_rule(lambda player: (trial for trial, _ in in_time(play(player), LATE_S)))
     if rule is None:
         return "a player that repeats what paid earns no more than random play"
-    trials = [trial for trial, _ in in_time(play(rule, warm.trials), LATE_S)]
+    trials = [trial for trial, _ in in_time(play(player_of(rule), warm.trials), LATE_S)]
     return (rule, trials) if trials else "the trials of the player that repeats what paid hang"
 
 

@@ -63,6 +63,8 @@ TEMPLATE_WEIGHT = 0.1
 has to learn the form of a trial; a pretrained model has read chats, and does not clone them.
 """
 
+WIN_STAY_TEMPLATE_WEIGHT = 0.02
+"""`TEMPLATE_WEIGHT` of trials of win-stay, lose-shift, in which few other tokens weigh 1."""
 TRIED_WEIGHT = 0.05
 """Weight of an action that win-stay, lose-shift only tries. No context predicts it, so that its
 loss is noise beside that of repeated actions: with weights of 1 a tiny model learns in 300 steps to
@@ -118,13 +120,12 @@ def warm_start(
     progress = Progress(0, warm.steps, math.nan, math.nan)
     step = num_skipped = in_a_row = 0
     waits = isinstance(warm, FromWinStay)
+    # Whether a shut gate is an error. A gate of 1.0 is none: the warm start ends after its steps.
+    has_to_open = warm.gate < 1.0 and not waits
     # The step from which on the learning rate falls.
     falls_at: float = math.inf if waits else 0
-    # A gate of 1.0 is none: the warm start then ends after its steps.
-    while step < falls_at + warm.steps or (
-        progress.gate > warm.gate and warm.gate < 1.0 and not waits
-    ):
-        if step >= max(warm.max_steps, warm.steps) and not waits:
+    while step < falls_at + warm.steps or (has_to_open and progress.gate > warm.gate):
+        if has_to_open and step >= max(warm.max_steps, warm.steps):
             raise DeterministicFailure(_gate_is_shut(progress, warm))
         chosen = source.integers(len(examples), size=warm.batch_size)
         set_rate(optimizer, _learning_rate(warm, step, falls_at))

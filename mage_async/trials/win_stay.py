@@ -19,9 +19,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mage_async.environments.environment import Environment, Play
+from mage_async.environments.environment import Play
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Kind, Trial, Turn
+from mage_async.trials.scripted import Player, random_play
 
 Place = Literal["state", "turn", "anywhere"]
 """Where an action is the same choice: in the same state (`Play.anchor`), at the same turn of an
@@ -115,9 +116,9 @@ class WinStay:
         return {"state": state, "turn": index, "anywhere": None}[self._rule.place]
 
 
-def win_stay(rule: Rule, environment: Environment, source: random.Random) -> WinStay:
-    """Return a player of a rule, as `scripted_trial` takes it."""
-    return WinStay(source, rule, environment.facts.words)
+def player_of(rule: Rule) -> Player:
+    """Return the player of a rule, as `scripted_trial` takes it."""
+    return lambda environment, source: WinStay(source, rule, environment.facts.words)
 
 
 def repeated_wins(trial: Trial, rule: Rule) -> frozenset[int]:
@@ -136,14 +137,14 @@ def returns_to_go(turns: Sequence[Turn]) -> list[float]:
     return sums[::-1]
 
 
-def best_rule(play: Callable[[Rule | None], Iterable[Trial]]) -> Rule | None:
+def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Rule | None:
     """Return the rule whose last episodes earn most; `None` if no rule earns more than random play
     by twice the standard error of the difference.
 
     Args:
-        play: plays `NUM_COMPARED` trials by a rule or, for `None`, at random.
+        play: lets a player play `NUM_COMPARED` trials.
     """
-    by_random = list(play(None))
+    by_random = list(play(random_play))
     if len(by_random) < 2:
         return None
     episodes = [
@@ -160,7 +161,7 @@ def best_rule(play: Callable[[Rule | None], Iterable[Trial]]) -> Rule | None:
     places: tuple[Place, ...] = ("anywhere", "turn", "state")
     for place, (pay, mean) in itertools.product(places, usual.items()):
         rule = Rule(place, pay, mean)
-        earned = [trial.episode_rewards()[-1] for trial in play(rule)]
+        earned = [trial.episode_rewards()[-1] for trial in play(player_of(rule))]
         if len(earned) < 2:
             return None
         error = math.sqrt(

@@ -2,7 +2,6 @@
 
 import random
 import time
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +13,7 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.policy.prepare import prepare_policy
 from mage_async.policy.warm_start import TRIED_WEIGHT, win_stay_examples
 from mage_async.trials.scripted import random_play, random_task, scripted_trial, word_tokens
-from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, repeated_wins, win_stay
+from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, player_of, repeated_wins
 from mage_services.learner.trainer_thread import in_time
 
 ARMS = ("red", "green", "blue", "black")
@@ -97,14 +96,13 @@ def configured(kind, **keys):
 
 
 def player(kind, chat):
-    """Return a function that plays trials of a rule, or of random play."""
+    """Return a function that lets a player play trials."""
     config = configured(kind)
     environment = environment_of(config)
     rules = trial_config_of(config, environment, chat, 3)
 
-    def play(rule, count=NUM_COMPARED):
+    def play(made, count=NUM_COMPARED):
         source = random.Random(0)
-        made = random_play if rule is None else partial(win_stay, rule)
         for index in range(count):
             task = random_task(environment, "train", source)
             yield scripted_trial(environment, task, index, rules, chat, player=made)
@@ -117,8 +115,8 @@ def test_the_best_rule_is_that_of_the_task(chat, kind, place):
     play = player(kind, chat)
     rule = best_rule(play)
     assert (rule.place, rule.pay) == (place, "reward")
-    earned = np.mean([trial.episode_rewards() for trial in play(rule)], axis=0)
-    by_random = np.mean([trial.episode_rewards() for trial in play(None)], axis=0)
+    earned = np.mean([trial.episode_rewards() for trial in play(player_of(rule))], axis=0)
+    by_random = np.mean([trial.episode_rewards() for trial in play(random_play)], axis=0)
     assert earned[-1] > 2 * by_random[-1]
 
 
@@ -132,7 +130,7 @@ def test_no_rule_is_better_than_random_play_where_pay_is_luck(chat):
 
 
 def test_the_player_repeats_what_paid_and_tries_what_it_has_not_tried(chat):
-    for trial in player(Arms, chat)(Rule("anywhere", "reward", 0.25), 20):
+    for trial in player(Arms, chat)(player_of(Rule("anywhere", "reward", 0.25)), 20):
         tried = set()
         for turn, following in pairwise(trial.turns):
             tried.add(turn.action)
@@ -144,7 +142,7 @@ def test_the_player_repeats_what_paid_and_tries_what_it_has_not_tried(chat):
 
 def test_actions_that_are_only_tried_have_little_weight(chat):
     rule = Rule("anywhere", "reward", 0.25)
-    trials = list(player(Arms, chat)(rule, 20))
+    trials = list(player(Arms, chat)(player_of(rule), 20))
     words = word_tokens(environment_of(configured(Arms)), chat)
     examples = win_stay_examples(trials, rule, words, 0.0)
     for trial, example in zip(trials, examples, strict=True):

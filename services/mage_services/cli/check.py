@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mage_async.environments.environment import Environment
     from mage_async.trials.chat_format import ChatFormat
     from mage_async.trials.scripted import Player
-    from mage_async.trials.win_stay import Rule
 
 HELP = "Rehearse an environment of your own, and say what its declarations switch on."
 NUM_TURNS = 5
@@ -249,20 +248,16 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
 
 def _win_stay(config: "Config", environment: "Environment", chat: "ChatFormat") -> "Player | None":
     """Return the best player of win-stay, lose-shift; `None` if none is better than random play."""
-    from functools import partial
+    from mage_async.trials.win_stay import NUM_COMPARED, best_rule, player_of
 
-    from mage_async.trials.scripted import random_play
-    from mage_async.trials.win_stay import NUM_COMPARED, best_rule, win_stay
-
-    def play(rule: "Rule | None") -> Iterator[Any]:
-        player = random_play if rule is None else partial(win_stay, rule)
+    def play(player: "Player") -> Iterator[Any]:
         return itertools.islice(_trials(config, environment, chat, player), NUM_COMPARED)
 
     try:
         rule = best_rule(play)
     except (CallFault, ConfigError):
         return None
-    return None if rule is None else partial(win_stay, rule)
+    return None if rule is None else player_of(rule)
 
 
 def _print_heldout(environment: "Environment") -> None:
