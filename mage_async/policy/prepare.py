@@ -277,9 +277,11 @@ def policy_key(config: Config) -> str:
     parts = (
         config.seed,
         config.environment,
-        config.trial.memory,
-        config.trial.room,
+        # A warm start has its own number of episodes, so that a control on single episodes begins
+        # from the same policy.
+        msgspec.structs.replace(config.trial, episodes=1),
         config.transcript,
+        config.engine.max_tokens,
         config.policy,
         config.warm_start,
         {name: config.methods[name] for name in overriding(config, "guide_demonstration")},

@@ -22,7 +22,7 @@ from mage_async.config.policy import FromScript, Tiny
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.load import build_tiny, load_policy
-from mage_async.policy.prepare import prepare_policy
+from mage_async.policy.prepare import policy_key, prepare_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy.warm_start import Example, best_trials, read_examples, warm_start
 from mage_async.trials.chat_format import ChatFormat
@@ -190,6 +190,15 @@ def test_a_changed_class_never_gets_the_model_of_the_old_one(
     assert prepare() == "warm-started"
     (folder / "own_cards.py").write_text(f"{OWN}\n# changed\n")
     assert prepare() == "from"
+
+
+def test_the_key_of_a_warm_start_has_every_setting_that_changes_the_cloned_trials() -> None:
+    def key(*changes: str) -> str:
+        return policy_key(config_file.load(QUICKSTART, list(changes)))
+
+    for change in ("engine.max_tokens=300", "trial.strategy=episode", "trial.memory=reflection"):
+        assert key(change) != key(), change
+    assert key("trial.episodes=1") == key("learner.steps=7") == key()
 
 
 def test_a_run_in_one_process_gets_a_new_model_when_class_options_or_program_change(
