@@ -54,9 +54,10 @@ QUESTION = re.compile(r"^\| .*? \| [^|]*?`([\w/.]+\.py)` \| (?:`([^`/]+)`)?", re
 
 
 def pages() -> list[Path]:
-    """Every Markdown file of the repository."""
-    found = ROOT.rglob("*.md")
-    return sorted(page for page in found if not IGNORED & set(page.relative_to(ROOT).parts))
+    """Every Markdown file of the repository, without those of virtual environments in it."""
+    environments = {file.parent.name for file in ROOT.glob("*/pyvenv.cfg")}
+    ignored, found = IGNORED | environments, ROOT.rglob("*.md")
+    return sorted(page for page in found if not ignored & set(page.relative_to(ROOT).parts))
 
 
 def expanded(path: str) -> Iterator[str]:

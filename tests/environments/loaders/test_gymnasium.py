@@ -5,7 +5,6 @@ import sys
 from typing import Any
 
 import pytest
-from gymnasium import spaces
 
 from mage_async.environments import catalogue
 from mage_async.environments.loaders.gymnasium import reader, sayer
@@ -13,6 +12,7 @@ from mage_async.errors import ConfigError
 from tests.environments.loaders.playing import begin, play, rehearsed
 
 gymnasium = pytest.importorskip("gymnasium")
+spaces = gymnasium.spaces
 
 
 TOYS = {

@@ -3,14 +3,13 @@
 import random
 
 import pytest
-from reasoning_gym.factory import create_dataset
 
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Split
 from mage_async.errors import ConfigError
 from tests.environments.loaders.playing import play, rehearsed
 
-pytest.importorskip("reasoning_gym")
+create_dataset = pytest.importorskip("reasoning_gym.factory").create_dataset
 
 DATASETS = ("chain_sum", "spell_backward", "countdown", "mini_sudoku", "pool_matrix", "maze")
 SPLITS: tuple[Split, Split] = ("train", "heldout")
