@@ -2,17 +2,20 @@
 
 import random
 import sys
+from importlib import import_module
 from typing import Any
 
 import pytest
 
 from mage_async.environments import catalogue
-from mage_async.environments.loaders.gymnasium import reader, sayer
 from mage_async.errors import ConfigError
 from tests.environments.loaders.playing import begin, play, rehearsed
 
 gymnasium = pytest.importorskip("gymnasium")
 spaces = gymnasium.spaces
+# This module cannot be imported without Gymnasium.
+loader = import_module("mage_async.environments.loaders.gymnasium")
+reader, sayer = loader.reader, loader.sayer
 
 
 TOYS = {
