@@ -1,4 +1,9 @@
-"""Run training with processes that are killed and stopped, and a disk that is filled."""
+"""Run training with processes that are killed and stopped, and a disk that is filled.
+
+All messages between the learner and its peers pass a tap (`tap.py`), which records what the peers
+were told and can damage messages. After a kill of the whole run, the journal loses some of what no
+peer was told of (`torn_tail.py`), as a power cut would have it.
+"""
 
 import atexit
 import os
@@ -33,6 +38,7 @@ MODULES = {
 }
 NO_LIMIT_ON_RESTARTS = ("supervision.max_restarts=100000",)
 LOOK_S = 0.02
+"""Seconds between two looks at the run."""
 
 
 class Victim:
@@ -61,7 +67,9 @@ class Victim:
         self.kills: Counter[str] = Counter()
         self.stops: Counter[str] = Counter()
         self.torn: list[int] = []
+        """Bytes cut off or appended at the journal's end after each kill of the whole run."""
         self._stopped: list[tuple[float, int]] = []
+        """Stopped processes: when each is to go on, and its id."""
         self._full_until = 0.0
         self.process = self._start()
         atexit.register(lambda: self.process.poll() is None and self.process.terminate())
@@ -164,7 +172,9 @@ class Victim:
     def _wait_for_the_end(self) -> None:
         """Wait until all processes have ended, which end with their supervisor."""
         while any(self._pids(role) for role in MODULES):
-            self._continue()  # one that was stopped before it had bound its life to its parent's
+            # A process that was stopped early has not yet asked the kernel to end it with its
+            # parent; it ends once it goes on.
+            self._continue()
             time.sleep(LOOK_S)
 
     def _continue(self) -> None:

@@ -54,6 +54,7 @@ from mage_async.inference.scheduler import Scheduler
 from mage_services.engines.embedded import EmbeddedEngine
 
 TRIALS, TRIAL_TURNS = 72, 18
+"""Concurrent trials of `async`, and turns of each."""
 ENGINE = Embedded(
     arithmetic="float32",
     max_contexts=96,
@@ -115,9 +116,10 @@ async def play(engine: EmbeddedEngine, name: str, turns: list[np.ndarray]) -> No
 async def async_rates(directory: Path, repeats: int) -> tuple[list[float], list[float]]:
     """Return turns per second, and per CPU-second, of concurrent trials; one of each a repeat."""
     source, walls, processors = np.random.default_rng(0), [], []
-    first = source.integers(0, 320, FIRST, np.int32)
+    vocabulary = SHAPE["vocab_size"]
+    first = source.integers(0, vocabulary, FIRST, np.int32)
     turns = [
-        [first, *source.integers(0, 320, (TRIAL_TURNS - 1, FORCED), np.int32)]
+        [first, *source.integers(0, vocabulary, (TRIAL_TURNS - 1, FORCED), np.int32)]
         for _ in range(TRIALS)
     ]
     async with EmbeddedEngine(directory, ENGINE) as engine:

@@ -82,6 +82,7 @@ def measure(engine: EmbeddedEngine, paths: list[Path], contexts: int, rounds: in
     computed beside the base's matrices and of merged weights, over the probe tokens, in nats.
     """
     current = engine._scheduler.model
+    # `_read` returns weights and adapters, and then a receipt: only the weights are used.
     merged = [engine._read(version, path)[0][0] for version, path in enumerate(paths)]
 
     def scheduler(weights) -> Scheduler:

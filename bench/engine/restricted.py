@@ -52,12 +52,12 @@ def contexts(engine: Engine, vocabulary: int, count: int, round_: str, *, is_res
     # The embedded engine computes in this process, in one thread.
     clock = time.process_time if isinstance(engine, EmbeddedEngine) else time.perf_counter
     random = np.random.default_rng(count)
-    settings = random.integers(3, vocabulary, FIRST, np.int32)
+    first = random.integers(3, vocabulary, FIRST, np.int32)
     tokens = random.choice(np.arange(3, vocabulary), (SAMPLED, WIDTH), replace=False)
     trie = TokenTrie(product(*tokens.tolist())) if is_restricted else None
 
     async def play_context(number: int) -> list[Turn]:
-        appended, seen, turns = np.random.default_rng(number), settings, []
+        appended, seen, turns = np.random.default_rng(number), first, []
         name = f"{round_}.{is_restricted}.{number}"
         for turn in range(TURNS):
             seen = np.concatenate([seen, appended.integers(3, vocabulary, APPENDED, np.int32)])

@@ -130,7 +130,7 @@ MAX_NOTES = 100
 STATES = {
     "started": "starting",
     "ready": "ready",
-    "policy": "training",
+    "policy": "training",  # the learner has made its policy, and begins to train it
     "evaluating": "plays the final sets",
     "done": "done",
     "failed": "failed",

@@ -5,8 +5,8 @@ them.
     python -m bench.learning.populations.both_seats [--run-dir DIR] [--seeds 0 1 2] [--parallel 1]
         [--only-report]
 
-All arms have the same number of steps and trials of `kuhn.toml`, changed so that every episode has
-fresh deals and its own reward: the first hand of a trial is then plain Kuhn poker. Fresh deals
+All arms have the same number of steps and of trials. They change `kuhn.toml`: every episode has
+fresh deals and its own reward, so that the first hand of a trial is plain Kuhn poker. Fresh deals
 reveal less of the opponent, so the warm start is longer. The entropy bonus does not decay, because
 two learners of one game circle around its equilibrium. Each run is on-policy in one process
 (`mage_async/algorithm.py`); arms of a seed share their warm start, so differences are taken seed by
@@ -42,8 +42,11 @@ CONFIG = ROOT / "configs/kuhn.toml"
 STEPS, TRIALS = 60, 1024
 SETTING = (
     *("warm_start.steps=1000", "warm_start.max_steps=2000", "learner.final_entropy=0.05"),
+    # As in `kuhn.toml`, but with fresh deals.
     'environment.options={hands = 2, opponents = "contrasts", redeals = true}',
     "credit.kind=single_episode",
+    # The default, and "seat" in both: a hand's two seats earn opposite amounts, so a mean over both
+    # is zero, and each seat is compared with itself only.
     'advantage.baseline=["group", "seat", "kind", "episode", "index"]',
     'advantage.scale=["member", "seat"]',
 )

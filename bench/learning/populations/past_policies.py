@@ -9,7 +9,8 @@ meets a version of the policy instead of a script. Each run is on-policy in one 
 (`mage_async/algorithm.py`). Runs of the same seed share warm start and tasks, so differences are
 taken seed by seed. Returns are in chips per hand. *Exploitability* is what a best response earns,
 in chips per hand, against the policy's first hand of a first episode, before either player knows
-the other (0 is an equilibrium). With a DIR, a run that was measured is not made again.
+the other (0 is an equilibrium). *Swapped* is a control of adaptation: the last episode is against
+another script than the first two. With a DIR, a run that was measured is not made again.
 """
 
 import sys

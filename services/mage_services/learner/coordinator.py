@@ -66,6 +66,9 @@ from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
 # of the learner. While the journal's disk is full, no result is taken in and no group is granted;
 # afterwards every actor is welcomed again and sends again what was not acknowledged.
 
+# The silence below is that of a peer. `processes/supervised_process.py` has that of a process
+# (`supervision.silence_s`), `transport/sockets.py` that of a connection (`CONNECTION_SILENCE_MS`).
+
 SILENCE_S = 4.0
 """Seconds without a message after which an actor counts as away: its groups are granted again."""
 FIRST_HEARTBEAT_S = 60.0
@@ -122,11 +125,6 @@ def segment_header(
         population=league.state() if league.is_on else None,
         methods=methods.states(),
     )
-
-
-# Other silences are those of a process (`supervision.silence_s`, in
-# `processes/supervised_process.py`) and of a connection (`CONNECTION_SILENCE_MS`, in
-# `transport/sockets.py`).
 
 
 @dataclass(slots=True)
@@ -263,9 +261,10 @@ class Coordinator:
     def announce(self, publication: Publication) -> None:
         """Journal that the weights of a version can be read, and announce them to the peers.
 
-        The first announcement is of the version that this process begins with, so it is journaled
-        only if groups wait for that version as an opponent. It opens the store, for which the peers
-        have waited; with `admission.lag`, actors then begin with older versions.
+        The first announcement is of the version that this process begins with. It is journaled
+        only if the league awaits it as an opponent: otherwise the record would change nothing.
+        The first announcement opens the store, for which the peers have waited; with
+        `admission.lag`, actors then begin with older versions.
         """
         version, is_open = publication.version, self.weights.is_open
         if is_open or self.league.awaits(version):

@@ -147,9 +147,11 @@ class Server:
     async def _runs(self, _: web.Request) -> web.StreamResponse:
         """Answer with the list of all runs, or redirect to the only one."""
         runs = self._watcher.runs
+        # A run in the folder "/" has the name "", which is no address, so it is listed.
         if len(runs) == 1 and (name := next(iter(runs))):
             raise web.HTTPFound(f"{self._base}{run_address(name)}")
-        frame = Frame(self._base, "all runs", change=self._watcher.changes[""])
+        changes_of_all = self._watcher.changes[""]
+        frame = Frame(self._base, "all runs", change=changes_of_all)
         return await self._in_thread(partial(self._list, frame))
 
     def _list(self, frame: Frame) -> Markup:
@@ -160,7 +162,7 @@ class Server:
             Series(
                 run.name,
                 [(float(version), value) for version, value, _ in run.curve],
-                f"s{number}",
+                f"s{number}",  # the class of the style sheet that has the colour
                 [half for _, _, half in run.curve],
                 has_dots=True,
             )
@@ -296,5 +298,6 @@ async def _indexed(watcher: RunWatcher, credits: CreditCache) -> None:
         if name := watcher.name_of(Path(message.run)):
             if message.fault:
                 watcher.faults[name] = message.fault
+            # Credit that could not be computed may have lacked trials that the index has now.
             credits.forget_faults(watcher.runs[name])
             watcher.notify(name)

@@ -84,6 +84,8 @@ class Nccl(WeightTransport, tag="nccl"):
 
         backend = "nccl" if config.learner.device.startswith("cuda") else "gloo"
         every, last = config.evaluation.every, config.learner.steps
+        # Versions that the evaluator plays are written as files too. Several ranks gather each
+        # version in a folder before it is sent.
         return WeightSender(
             run.weights,
             backend,
