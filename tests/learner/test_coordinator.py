@@ -212,8 +212,8 @@ def test_drops_in_a_row_end_the_run_with_the_last_reason() -> None:
         last = GroupDrop(grant=third.grant, epoch=0, reason="rps: raised KeyError: 'spock'")
         with pytest.raises(
             RunError,
-            match=r"3 groups in a row were dropped, and admission\.max_drops_in_a_row = 3; the "
-            r"last one: rps: raised KeyError: 'spock'\. Mend .* go on with --resume",
+            match=r"3 groups in a row were dropped, and 3 end a run; the last one: rps: "
+            r"raised KeyError: 'spock'\. Mend .* go on with --resume",
         ):
             await site.say(actor, last)
 

@@ -587,9 +587,8 @@ class Coordinator:
         if counts.drops_in_a_row >= most:
             cure = drop_kind(counts.last_drop).cure or "Mend the cause."
             raise DeterministicFailure(
-                f"{counts.drops_in_a_row} groups in a row were dropped, and "
-                f"admission.max_drops_in_a_row = {most}; the last one: "
-                f"{counts.last_drop.rstrip('.')}. {cure} Then go on with --resume"
+                f"{counts.drops_in_a_row} groups in a row were dropped, and {most} end a run; the "
+                f"last one: {counts.last_drop.rstrip('.')}. {cure} Then go on with --resume"
             )
 
     # Results.
