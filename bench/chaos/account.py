@@ -39,7 +39,7 @@ class Books:
     commits: dict[int, tuple[int, ...]] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
-    num_heads: int = 0
+    num_segments: int = 0
 
     @staticmethod
     def of(records: Iterable[Record]) -> "Books":
@@ -52,7 +52,7 @@ class Books:
     def _take(self, record: Record) -> None:
         match record:
             case SegmentHeader():
-                self.num_heads += 1
+                self.num_segments += 1
             case Granted():
                 self.granted.add(record.grant.grant)
             case TrialResult():
@@ -76,7 +76,9 @@ class Books:
 def account(
     run: RunDirectory, acknowledged: set[tuple[int, int]], published: set[int]
 ) -> dict[str, int]:
-    """Return all figures of a finished run; those of `bench.chaos.verdict.FAULTS` must be 0."""
+    """Return all figures of a finished run; those of `bench.chaos.verdict.FAULTS`, where each is
+    explained, must be 0.
+    """
     config = config_file.load(run.config, [])
     count, bound = config.admission.trials_per_group, config.admission.max_staleness
     books = Books.of(open_journal(run.journal).records(0))
@@ -113,5 +115,6 @@ def account(
         + abs(own["acknowledged"] - len(books.trials)),
         "steps": len(books.commits),
         "steps_missing": len(books.commits.keys() ^ {line["step"] for line in lines}),
-        "learner_lives": books.num_heads,
+        # Each learner process begins a segment. Runs as short as these begin no other.
+        "learner_lives": books.num_segments,
     }

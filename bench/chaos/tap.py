@@ -23,6 +23,9 @@ from mage_services.processes.process import ticks
 
 GREETING_BYTES = 64
 MORE, LONG, COMMAND = 1, 2, 4
+"""Flags of a ZMTP frame: more frames of its message follow; its size has 8 bytes, not 1; it is a
+command, no part of a message.
+"""
 LOOK_S = 0.05
 DAMAGES = ("twice", "late", "short", "flipped", "cut")
 
@@ -154,6 +157,7 @@ class Tap:
 def _listens(path: Path) -> bool:
     """Return whether a process listens at a socket, by the kernel's table, without connecting."""
     lines = Path("/proc/net/unix").read_text().split("\n")
+    # Flag 00010000 marks a listening socket (__SO_ACCEPTCON).
     return any(line.endswith(f" {path}") and " 00010000 " in line for line in lines)
 
 

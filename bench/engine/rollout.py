@@ -50,10 +50,14 @@ class Work:
 
     trials: int
     rules: int
+    """Tokens with which every trial begins."""
     told: int
+    """Tokens that a turn appends, as an environment would."""
     drawn: int
+    """Tokens that a turn samples."""
     vocabulary: int
     turns_a_version: int
+    """Turns of all trials together from one load of weights to the next."""
 
     def longest(self) -> int:
         """Return the tokens of a whole trial."""
@@ -142,6 +146,7 @@ def _nonce(work: Work, number: int) -> np.ndarray:
 async def play(engine: Engine, work: Work, way: str, name: str, weights: Weights) -> WayFigures:
     """Play all trials in one way."""
     found = WayFigures()
+    # Plays with different names have trials with different numbers, and so different tokens.
     first = sum(name.encode()) * work.trials
     trials = [Trial(work, way, f"{name}.{n}", first + n) for n in range(work.trials)]
     began = time.perf_counter()

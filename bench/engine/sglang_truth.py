@@ -40,7 +40,7 @@ MAX_GAP = 1e-4
 def next_turn(
     current: Prompt, completion: Completion, seed: int, *, refresh_kv: bool = False
 ) -> Prompt:
-    """Return the next turn's prompt: the context so far, and eight tokens chosen by `told`."""
+    """Return the next turn's prompt: the context so far, and eight random tokens by `seed`."""
     tokens = np.concatenate([current.tokens, completion.tokens, words(seed, 8)])
     return prompt(current.context, tokens, 8, refresh_kv=refresh_kv)
 

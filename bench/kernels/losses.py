@@ -48,8 +48,15 @@ def random_tokens(inputs: HeadInputs, advantages: torch.Tensor) -> Tokens:
         proximal = linear_logprob(inputs.hidden, inputs.head, inputs.targets)[0]
     behaviour = proximal + 0.1 * advantages.flip(0)
     turns = torch.arange(len(advantages), device=advantages.device) // 4
-    # The current policy still is the proximal one, as at the beginning of a step.
-    return Tokens(proximal, proximal, behaviour, advantages, turns % 3, turns, turns)
+    return Tokens(
+        logprobs=proximal,  # the current policy still is the proximal one, as when a step begins
+        proximal=proximal,
+        behaviour=behaviour,
+        advantages=advantages,
+        staleness=turns % 3,
+        turns=turns,
+        sequences=turns,
+    )
 
 
 def step(loss_of: CorrectedLoss, inputs: HeadInputs, tokens: Tokens) -> None:

@@ -114,7 +114,7 @@ def parts(options: argparse.Namespace) -> Iterator[Part]:
         from bench.kernels.losses import measure_loss
 
         for case in cases(options):
-            if not case.masked:
+            if not case.masked:  # the learner's loss is of sampled tokens alone
                 yield "loss", case.name(), partial(measure_loss, case, device, rounds)
 
 

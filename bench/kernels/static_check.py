@@ -53,6 +53,7 @@ class Specimen:
     bf16: frozenset[str] = frozenset()
     """Names of pointers to bf16. Others point to `floats`, or to int64 if INT64 names them."""
     descriptors: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Block shapes of bf16 matrices that are read or written through tensor descriptors (TMA)."""
     floats: str = "*fp32"
     is_gemm: bool = False
 
@@ -92,6 +93,7 @@ class Resources:
     num_mma: int
     """Number of the architecture's matrix instructions (`MATRIX_UNITS`)."""
     num_tma: int
+    """Number of loads and stores by the tensor memory accelerator."""
     architecture: int = 90
 
     def faults(self, *, is_gemm: bool) -> list[str]:

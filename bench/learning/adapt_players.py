@@ -91,7 +91,11 @@ def _verdict(rows: list[dict[str, Any]]) -> int:
 
 
 def _task(player: str, source: random.Random) -> TaskReturns:
-    """Play one task with all its controls, as `mage adapt` does."""
+    """Play one task with all its controls, as `mage adapt` does.
+
+    The controls are episodes without history, episodes as independent trials, the last episode
+    after the history of another task (`noise`), and another task after this history (`swapped`).
+    """
     choose = PLAYERS[player][0]
     member = source.getrandbits(40)
     box, other = SignedBoxes(), SignedBoxes()
@@ -99,6 +103,7 @@ def _task(player: str, source: random.Random) -> TaskReturns:
     other.reset(0, source.getrandbits(40))
 
     def episode(hidden: SignedBoxes, told: list[dict[str, str]]) -> float:
+        """Play an episode after the episodes in `told`, and append what it told."""
         told.append({})
         right = 0
         for thing, code, sign in zip(THINGS, hidden.code, hidden.signs, strict=True):
@@ -108,6 +113,7 @@ def _task(player: str, source: random.Random) -> TaskReturns:
 
     history: list[dict[str, str]] = []
     own = [episode(box, history) for _ in range(EPISODES)]
+    # `blind` and `retry`: without history these players answer alike in both.
     alone = [[episode(box, []) for _ in range(EPISODES)] for _ in range(2)]
     others: list[dict[str, str]] = []
     for _ in range(EPISODES - 1):
@@ -130,13 +136,13 @@ def _through_http(player: str, size: int, seed: int) -> dict[str, Any]:
         ChatServer(reply_of(player, seed)).in_thread() as url,
         (Path(folder) / "log").open("w") as log,
     ):
-        said, sys.stdout = sys.stdout, log
-        told, sys.stderr = sys.stderr, log
+        own_stdout, sys.stdout = sys.stdout, log
+        own_stderr, sys.stderr = sys.stderr, log
         try:
             model = ["--model", f"openai:{url}#{player}", "--games", GAMES]
             status = mage(["adapt", *model, "--trials", str(size // 3), "--out", folder])
         finally:
-            sys.stdout, sys.stderr = said, told
+            sys.stdout, sys.stderr = own_stdout, own_stderr
         assert status == 0, (Path(folder) / "log").read_text()
         document = json.loads((Path(folder) / "certificate.json").read_text())
     names = ("verdict", "sentence", "differences")

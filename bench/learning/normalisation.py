@@ -90,7 +90,7 @@ def _gains(values: dict[str, dict[int, float]]) -> dict[str, tuple[float, float]
 
 
 def _mean(by_member: dict[str, float], kuhn: Kuhn, half: str) -> float:
-    middle = STAKES**0.5
+    middle = STAKES**0.5  # stakes rise in geometric steps from 1 to `STAKES`
     wanted = {"all": (0.0, STAKES), "cheap": (0.0, middle), "dear": (middle, STAKES)}
     low, high = wanted[half]
     chosen = [value for name, value in by_member.items() if low <= kuhn.stake(name) <= high]

@@ -62,7 +62,7 @@ def begin_trial(
     Args:
         after: see `TrialRun`; None for a trial of two sides, which is never continued.
     """
-    if MIXED in task.member:
+    if MIXED in task.member:  # a mixed group, in which each trial has a member of its own
         task = task_of(task, index)
     version = version_of(task.member)
     if isinstance(component_of(environment, task.member), AgentTasks):
@@ -347,7 +347,7 @@ class TwoMemoriesRun(TwoSidedRun):
         """The duel of each episode so far. One side may be an episode ahead of the other."""
         self._side_to_sample: Side = AGENT
         """The side of the last prompt."""
-        # In self-play the agent's trial and this one have neighbouring indices in the group.
+        # In self-play this side is the group's next trial: the same task from the other seat.
         task, index = self._task.across(), index + 1
         if self._version is not None:
             task, index = replace(task, seed=_group_sampling_seed(task)), 0

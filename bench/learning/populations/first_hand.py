@@ -52,6 +52,7 @@ def exploitability(hand: Hand) -> float:
 def value(hand: Hand) -> float:
     """Return the value of the first seat if both players play like this."""
     state = pyspiel.load_game("kuhn_poker").new_initial_state()
+    # -1 is no limit of depth; True looks the policy up by information state.
     return float(pyspiel.expected_returns(state, _table(hand), -1, True)[0])
 
 
