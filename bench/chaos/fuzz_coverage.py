@@ -19,7 +19,7 @@ MEMORY_MIB = 1024
 
 
 def main() -> None:
-    """Feed inputs to the target until `INPUTS` were tried, or one of them breaks it."""
+    """Feed inputs to the target until all inputs were tried, or one of them breaks it."""
     name, corpus, num_inputs, seed = sys.argv[1:]
     target = next(one for one in targets(config_file.find(None)) if one.name == name)
     options = [
