@@ -89,16 +89,16 @@ class FaultyTrials:
         """Play all trials, and count their results. Tasks with even numbers have the fault.
 
         Args:
-            environment: Environment of the faulty trials; None: the programs without a fault, which
-                then have the fault in even tasks.
+            environment: Environment of the faulty trials; None: the same program for all trials,
+                which has the fault itself in even tasks.
         """
-        good = tasks_of(self._runner())
+        own = tasks_of(self._runner())
         engine = scripted(self._chat, " rock")
         async with CallRunner(DEADLINE_S if self._fault == "hang" else PATIENT_S) as workers:
             await asyncio.gather(
                 *(
                     self._play_one(
-                        good if number % 2 or not environment else environment,
+                        own if number % 2 or not environment else environment,
                         number,
                         engine,
                         workers,

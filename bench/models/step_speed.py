@@ -100,7 +100,8 @@ def measure(model: Path, arms: Sequence[str], num_trials: int, repeats: int) -> 
 def report(took: dict[str, Took], given: argparse.Namespace) -> float:
     """Print the table and write the baseline; return how many times as fast the last arm is."""
     num_tokens = given.trials * MEAN_TOKENS
-    first, *_, last = [median(each.wall_s) for each in (*took.values(), *took.values())]
+    arm_medians = [median(each.wall_s) for each in took.values()]
+    first, last = arm_medians[0], arm_medians[-1]
     print(f"{'arm':<15}{'s a step':>10}{'of a core':>11}{'tokens/s':>10}{'ratio':>8}")
     for arm, each in took.items():
         wall_s, processor_s = median(each.wall_s), median(each.processor_s)

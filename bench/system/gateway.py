@@ -86,14 +86,14 @@ SETTINGS = (
 
 
 def told(task: int, episode: int, turn: int, num_words: int) -> str:
-    """An observation."""
+    """Return an observation: random words, which task, episode and turn determine."""
     source = random.Random(f"{task} {episode} {turn}")
     return " ".join(source.choices(WORDS, k=num_words))
 
 
 @dataclass
 class CallTimes:
-    """When a request passed the borders of the gateway, in seconds."""
+    """Hold the times at which a request passed the borders of the gateway, in seconds."""
 
     arrived: float
     """Its last byte."""
@@ -103,17 +103,20 @@ class CallTimes:
     """The last byte of its answer."""
 
     def inside_ms(self) -> tuple[float, float]:
-        """Milliseconds in the gateway before the engine, and behind it."""
+        """Return the milliseconds in the gateway before the engine, and behind it."""
         return (self.submitted - self.arrived) * 1e3, (self.answered - self.completed) * 1e3
 
 
 CURRENT: ContextVar[CallTimes | None] = ContextVar("current", default=None)
-"""The call whose prompt an engine gets."""
+"""The call that the current task answers; the engine's wrapper notes its times there."""
 
 
 @contextmanager
 def observed(calls: list[CallTimes]) -> Iterator[None]:
-    """Context manager: note the times of each call that a gateway answers."""
+    """Add the times of each call that a gateway answers to `calls`, as a context manager.
+
+    Methods of aiohttp and of the gateway are replaced meanwhile.
+    """
     arrived: dict[RequestHandler, float] = {}
     under_way: dict[RequestHandler, CallTimes] = {}
     receive, finish = RequestHandler.data_received, RequestHandler.finish_response

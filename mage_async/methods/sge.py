@@ -85,7 +85,8 @@ class Sge(Method):
         words = _WORDS if self.config.transcript.rules else dict.fromkeys(_WORDS, "{} ")
         room = self.settings.max_bytes // len(decisions)
         text = "".join(_cut(words[how], strategy, room) for how, strategy in decisions)
-        return Guidance(self._version, guided, tuple(decisions), text, 0.0)
+        # Nothing is sampled here, so the log-prob of the decisions is 0.
+        return Guidance(self._version, guided, tuple(decisions), text, logprob=0.0)
 
     def begin(self, state: bytes | None, version: int) -> None:
         """Replace the strategies by those of the journal."""

@@ -40,6 +40,7 @@ def turn_texts(trial: Trial, decode: Decode) -> tuple[list[TurnText], str]:
 
 def trial_as_dict(trial: Trial, chat: ChatFormat, version: int) -> dict[str, Any]:
     """Return a trial as plain data: the task, rewards, turns, and the text of every context."""
+    # Actions that a method's adviser named at some turns, beside those that were taken.
     alternatives = {each.turn: each.action for each in trial.alternatives}
     texts, ending = turn_texts(trial, chat.decode)
     return {

@@ -186,7 +186,8 @@ class ShardedFiles:
         receipt = fingerprint_of(trainer.version, places, None, scored)  # not written yet
         digests = {place.name: NO_DIGEST for place in places}
         # The tensors are written before their digests are known. A header of the final length says
-        # at which offset they begin.
+        # at which offset they begin. A scored version has a digest of each tensor, another version
+        # one of a sample of them all (`fingerprint_of`).
         draft = replace(receipt, **({"tensors": digests} if scored else {"sample": NO_DIGEST}))
         start = len(head_of(places, version=str(trainer.version), receipt=draft.text()))
         part_of(file).unlink(missing_ok=True)
