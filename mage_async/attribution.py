@@ -166,8 +166,7 @@ def attributed(step: JournalStep, decode: Decode) -> Iterator[AttributedTrial]:
     """Yield the trials of a step, group by group; text is decoded lazily.
 
     Raises:
-        ConfigError: the returns need the environment (`methods.metacure.information_bonus`), which
-            cannot be created here.
+        ConfigError: a method's rewards need the environment, which cannot be created here.
     """
     table = credited(step.groups, step.config)
     advantages: list[float | None] = [None] * len(table)

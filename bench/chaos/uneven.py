@@ -38,7 +38,7 @@ class Uneven:
         self._source = random.Random(os.urandom(8))
 
     def family(self, task: int) -> str:
-        """Kind of a task."""
+        """Return the kind of a task."""
         return "long" if task % 2 else "short"
 
     def reset(self, seed: int, task: int) -> str:

@@ -54,7 +54,7 @@ class Workload:
         return self.num_actors * self.groups_per_actor
 
     def trials_per_step(self) -> int:
-        """Number of trials that a step trains."""
+        """Return the number of trials that a step trains."""
         return self.groups_per_step * self.trials_per_group
 
     def learner_bound(self) -> float:
