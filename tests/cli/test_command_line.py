@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401  Imported in a test, its log would go to the captured stderr for good.
 
 from mage_async import launch
 from mage_async.config import config_file
@@ -61,6 +62,13 @@ def test_help_of_every_command_needs_neither_torch_nor_numpy() -> None:
     command = [sys.executable, "-c", HELP_OF_ALL]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_the_supervisor_starts_without_torch() -> None:
+    imports = "import sys, mage_services.api.start_to_report; print('torch' in sys.modules)"
+    command = [sys.executable, "-c", imports]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

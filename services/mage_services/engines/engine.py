@@ -5,15 +5,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from hashlib import blake2s
 from pathlib import Path
-from typing import Any, Self
-
-import torch
+from typing import TYPE_CHECKING, Any, Self
 
 from mage_async.completion import Completion, Prompt
 from mage_async.config.schema import Config, Embedded
 from mage_async.errors import RunError
-from mage_async.inference.scheduler import Statistics
-from mage_async.inference.weight_fingerprint import AcceptedWeights
+
+# The supervisor imports this module, and starts a second earlier without torch.
+if TYPE_CHECKING:
+    from mage_async.inference.scheduler import Statistics
+    from mage_async.inference.weight_fingerprint import AcceptedWeights
 
 
 class Engine(ABC):
@@ -34,7 +35,7 @@ class Engine(ABC):
         """Sample a completion. Cancellation aborts it; the sequence keeps its keys and values."""
 
     @abstractmethod
-    async def load(self, version: int, path: Path) -> AcceptedWeights | None:
+    async def load(self, version: int, path: Path) -> "AcceptedWeights | None":
         """Load weights; return when the next token will be sampled with them, or with newer ones.
 
         Cancellation leaves either the old weights or the new ones.
@@ -66,7 +67,7 @@ class Engine(ABC):
         """Forget a sequence; return at once."""
 
     @abstractmethod
-    def statistics(self) -> Statistics:
+    def statistics(self) -> "Statistics":
         """Return the statistics up to now."""
 
     @abstractmethod
@@ -144,6 +145,9 @@ def make_engine(config: Config, directory: Path, name: str, base: Path | None = 
 
     if isinstance(config.engine, Embedded):
         return EmbeddedEngine(directory, config.engine, name, base)
+    # As above.
+    import torch
+
     own = blake2s(f"{config.seed}/{name}".encode(), digest_size=4).digest()
     return SglangEngine(
         directory,
