@@ -9,7 +9,7 @@ thinking) would write them differently the second time.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
@@ -66,6 +66,9 @@ class ChatFormat:
         self.tokenizer_file = tokenizer_file
         self.stop_tokens = tuple(stop_tokens)
         self._tokenize = lru_cache(maxsize=4096)(tokenize)
+        # Environments repeat their messages, and each one is encoded twice: to find out whether the
+        # context has room for it, and to append it.
+        self._encode_between = lru_cache(maxsize=1024)(partial(encode_between, self._tokenize))
         self.decode = decode
         self._render, self._with_tools = render, dict[str, ChatFormat]()
         self._offers: dict[str, bool] = {}
@@ -235,7 +238,7 @@ class ChatFormat:
         self, last_token: int, forced: str, pieces: Sequence[str], contents: Sequence[str]
     ) -> tuple[int, ...]:
         """Encode what follows a completion, without a stop token that it ends with already."""
-        ids = encode_between(self._tokenize, pieces, contents)
+        ids = self._encode_between(tuple(pieces), tuple(contents))
         # The template ends a turn with a stop token. If the policy has sampled it already, a second
         # one would be a text that the template never writes.
         is_ended = not forced and last_token in self.stop_tokens and ids[0] == last_token

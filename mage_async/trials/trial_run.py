@@ -333,12 +333,12 @@ class TrialRun:
         if fault := _outcome_fault(outcome):
             raise EnvironmentFault(f"{_place_text(self._task)}{self._turn_name()}: act() {fault}")
         self._counts.num_injections += self._chat.holds_special_token(outcome.observation)
-        outcome = replace(outcome, observation=self._config.prompts.layout(outcome.observation))
+        laid_out = self._config.prompts.layout(outcome.observation)
+        if laid_out != outcome.observation:  # in few environments; `replace` is slow
+            outcome = replace(outcome, observation=laid_out)
+        info = self._bounded_info(outcome.info)
         self._turns.append(
-            replace(
-                self._turn(start, completion, outcome.reward, outcome.is_valid, action, anchor),
-                info=self._bounded_info(outcome.info),
-            )
+            self._turn(start, completion, outcome.reward, outcome.is_valid, action, anchor, info)
         )
         self._index_in_episode += 1
         self._earned += outcome.reward
@@ -475,6 +475,7 @@ class TrialRun:
         is_valid: bool,
         action: str,
         anchor: str,
+        info: str = "",
     ) -> Turn:
         """Return the turn of a completion that begins at `start` in its segment."""
         episode, index = self.episode, self._index_in_episode
@@ -497,6 +498,7 @@ class TrialRun:
             action,
             anchor,
             completion.num_reused,
+            info=info,
         )
 
     def _bounded_info(self, info: str) -> str:
