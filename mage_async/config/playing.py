@@ -25,8 +25,9 @@ class Environment(Section):
     """Number of steps on each rung of the curriculum before the next one; the last rung stays."""
     step_deadline_s: Positive = 60.0
     """Timeout in seconds of one call of `reset`, `step` or `close` of a class with `reset` and
-    `step`, and of `begin` or `act` of your own class, of TextWorld or of ALFWorld. A call that
-    times out has failed."""
+    `step`, and of `begin` or `act` of your own class, of TextWorld or of ALFWorld. Of a program
+    that is the agent, it is the timeout of an episode without the time in which the program waits
+    for the policy. A call that times out has failed."""
     retries: Natural = 8
     """How often the same trial, with the same task and seed, is played again with fresh objects
     after a call of its environment has failed, or its engine has lost a turn or missed

@@ -7,7 +7,8 @@ would find any other model, and runs once for each episode (`mage_async/trials/a
 import inspect
 import math
 import numbers
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,10 @@ class Session:
     """Text that replaces `{memory}` in a message."""
     full: str = ""
     """Why a call was refused whose conversation outgrew its context; "" if none was."""
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Returns the context manager within which a call waits for the policy's answer; its time is
+    not the program's.
+    """
 
 
 class AgentProgram(Callee):

@@ -46,7 +46,7 @@ TRY_AGAIN_S = 1.0
 """Seconds after which a `reset` that found no room is repeated, unless an object is closed before.
 """
 SLOW_S = 10.0
-"""Seconds after which a call that has not returned is reported, long before its deadline."""
+"""Seconds on a call's clock after which it is reported, long before its deadline."""
 STUCK_S = 1.0
 """Seconds after which an event loop that does not answer is abandoned: a coroutine blocks it."""
 
@@ -275,6 +275,23 @@ class Leases:
         self.reap(callee)
 
 
+@dataclass(slots=True, eq=False)
+class CallClock:
+    """Clock of a call, which stands still while a program waits for the policy's answers: that is
+    the engine's time.
+    """
+
+    call: Call
+    limit: asyncio.Timeout
+    """Ends the call at its deadline."""
+    began: float
+    """When the call began, in the event loop's time, plus the seconds for which the clock stood."""
+    stopped_at: float
+    """When the clock last stopped."""
+    num_holds: int = 1
+    """The clock runs while this is 0."""
+
+
 class CallRunner:
     """Makes calls, each within a deadline. Threads and processes are started when they are needed.
 
@@ -299,12 +316,12 @@ class CallRunner:
     ) -> None:
         self._deadline_s, self._wait_for_room_s = deadline_s, wait_for_room_s
         self._say = say
-        self._unreturned: dict[int, tuple[Call, float]] = {}
-        """Calls that have not returned, with the time of each, the oldest first; by their id."""
+        self._running: set[CallClock] = set()
+        """Clocks of calls that have not returned; those that stand still are left out."""
         self._calling_s, self._calling_since = 0.0, 0.0
-        """Seconds with calls under way, until `_calling_since`, when the present ones began."""
-        self._is_looking = False
-        """Whether a timer will look for slow calls."""
+        """Seconds in which a clock ran, until `_calling_since`, when the present ones began to."""
+        self._next_look: asyncio.TimerHandle | None = None
+        """Timer that looks for slow calls."""
         self._known_slow: set[str] = set()
         """Names of functions of which a slow call was reported."""
         self._leases = Leases(most_open, idle_s, self._reap)
@@ -395,67 +412,113 @@ class CallRunner:
             free_if_stuck = self._leave_blocked_loop if call.is_async else None
         async with self._serial[callee.serial_group] if callee.serial_group else nullcontext():
             try:
-                deadline_s = None if math.isinf(self._deadline_s) else self._deadline_s
-                async with asyncio.timeout(deadline_s):
-                    with self._watched(call):
+                async with asyncio.timeout(None) as limit:
+                    with self._watched(call, limit):
                         return await answer()
             except TimeoutError:  # the deadline: an exception of the call is a `CallFault`
                 if free_if_stuck is not None:
                     self._in_background(free_if_stuck(), "checking what is stuck")
-                limit = f"environment.step_deadline_s = {self._deadline_s:g}"
+                said = f"environment.step_deadline_s = {self._deadline_s:g}"
                 raise CallFault(
-                    f"{call.place} took longer than {limit}", kind=f"{call.name}() took too long"
+                    f"{call.place} took longer than {said}", kind=f"{call.name}() took too long"
                 ) from None
 
     def calling_s(self) -> float:
-        """Return the seconds so far in which at least one call had not returned."""
-        if not self._unreturned:
+        """Return the seconds so far in which at least one call had not returned. A program that
+        waits for the policy does not count.
+        """
+        if not self._running:
             return self._calling_s
         return self._calling_s + asyncio.get_running_loop().time() - self._calling_since
 
     @contextmanager
-    def _watched(self, call: Call) -> Iterator[None]:
-        """Account for the time of a call within the context, and report the call if it is slow."""
-        loop = asyncio.get_running_loop()
-        if not self._unreturned:
-            self._calling_since = loop.time()
-        self._unreturned[id(call)] = call, loop.time()
-        if not self._is_looking:
-            self._is_looking = True
-            loop.call_later(SLOW_S, self._look)
+    def _watched(self, call: Call, limit: asyncio.Timeout) -> Iterator[None]:
+        """Account for the time of a call within the context, end it at its deadline, and report it
+        if it is slow.
+        """
+        now = asyncio.get_running_loop().time()
+        clock = CallClock(call, limit, now, now)
+        if isinstance(call.callee, AgentProgram):
+            call.callee.session.waiting = partial(self._held, clock)
+        self._go_on(clock)
         try:
             yield
         finally:
-            del self._unreturned[id(call)]
-            if not self._unreturned:
-                self._calling_s += loop.time() - self._calling_since
+            # For good: calls of the policy may wait after the program's own call has ended.
+            self._hold(clock)
+
+    @contextmanager
+    def _held(self, clock: CallClock) -> Iterator[None]:
+        """Let a clock stand still within the context; several may overlap."""
+        self._hold(clock)
+        try:
+            yield
+        finally:
+            self._go_on(clock)
+
+    def _hold(self, clock: CallClock) -> None:
+        clock.num_holds += 1
+        if clock.num_holds > 1:
+            return
+        clock.stopped_at = asyncio.get_running_loop().time()
+        self._running.remove(clock)
+        if not self._running:
+            self._calling_s += clock.stopped_at - self._calling_since
+        if not clock.limit.expired():  # a timeout that has expired cannot be changed
+            clock.limit.reschedule(None)
+
+    def _go_on(self, clock: CallClock) -> None:
+        clock.num_holds -= 1
+        if clock.num_holds:
+            return
+        now = asyncio.get_running_loop().time()
+        clock.began += now - clock.stopped_at
+        if not self._running:
+            self._calling_since = now
+        self._running.add(clock)
+        self._look_when_slow(clock)
+        if not clock.limit.expired() and not math.isinf(self._deadline_s):
+            clock.limit.reschedule(clock.began + self._deadline_s)
+
+    def _look_when_slow(self, clock: CallClock) -> None:
+        """Let `_look` be called when a call will be slow, or earlier; unless a slow call of the
+        same function was reported.
+        """
+        due, timer = clock.began + SLOW_S, self._next_look
+        if (timer and timer.when() <= due) or clock.call.name in self._known_slow:
+            return
+        if timer:
+            timer.cancel()
+        self._next_look = asyncio.get_running_loop().call_at(due, self._look)
 
     def _look(self) -> None:
         """Report slow calls, and look again when the next call may have become slow."""
-        loop = asyncio.get_running_loop()
-        latest = loop.time() - SLOW_S
-        slow = [call for call, began in self._unreturned.values() if began <= latest]
-        for call in slow:
-            if call.name not in self._known_slow:
-                self._known_slow.add(call.name)
-                num_others = len(self._unreturned) - 1
-                more = f"; {num_others} other calls wait too" if num_others else ""
-                cure = "raise engine.max_contexts, so that more of them wait at the same time"
-                if isinstance(call.callee, AgentProgram):
-                    cure = (
-                        "raise that; if they hold each other up, lower environment.most_open, and "
-                        "create clients once, not in each episode"
-                    )
-                self._say(
-                    f"{call.place} has not returned for {SLOW_S:g} s{more}. After "
-                    f"environment.step_deadline_s = {self._deadline_s:g} s a call has failed, and "
-                    "its trial is played again; if calls hang, lower that, and if they are merely "
-                    f"slow, {cure}"
-                )
-        others = [began for _, began in self._unreturned.values() if began > latest]
-        self._is_looking = bool(others)
-        if others:
-            loop.call_at(others[0] + SLOW_S, self._look)
+        self._next_look = None
+        latest = asyncio.get_running_loop().time() - SLOW_S
+        for clock in sorted(self._running, key=lambda each: each.began):
+            if clock.began > latest:
+                self._look_when_slow(clock)
+            elif clock.call.name not in self._known_slow:
+                self._known_slow.add(clock.call.name)
+                self._report_slow(clock.call)
+
+    def _report_slow(self, call: Call) -> None:
+        num_others = len(self._running) - 1
+        others = f"; {num_others} other calls wait too" if num_others else ""
+        slow = f"has not returned for {SLOW_S:g} s{others}"
+        cure = "raise engine.max_contexts, so that more of them wait at the same time"
+        if isinstance(call.callee, AgentProgram):
+            others = f"; {num_others} other programs run too" if num_others else ""
+            slow = f"has taken {SLOW_S:g} s, its waits for the policy not counted{others}"
+            cure = (
+                "raise that; if they hold each other up, lower environment.most_open, and create "
+                "clients once, not in each episode"
+            )
+        self._say(
+            f"{call.place} {slow}. After environment.step_deadline_s = {self._deadline_s:g} s a "
+            "call has failed, and its trial is played again; if calls hang, lower that, and if "
+            f"they are merely slow, {cure}"
+        )
 
     async def _answer(self, call: Call) -> Answered:
         """Make a call in this process."""

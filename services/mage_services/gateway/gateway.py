@@ -97,8 +97,9 @@ class Seat:
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
         try:
-            # Unlike `await task`, this does not raise when `close` cancels the task.
-            await asyncio.wait([task])
+            with self.session.waiting():
+                # Unlike `await task`, this does not raise when `close` cancels the task.
+                await asyncio.wait([task])
         finally:
             task.cancel()
         if task.cancelled():
