@@ -1,5 +1,6 @@
 """A policy served over OpenAI's chat completions, and a model pushed to a stand-in of the hub."""
 
+import asyncio
 import base64
 import json
 import os
@@ -12,8 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from mage_services.gateway.chat_completions import BadRequest, Message, read_request
-from mage_services.serving.chat_server import said_in
+from mage_async.config import config_file
+from mage_services.gateway.chat_completions import BadRequest, ChatRequest, Message, read_request
+from mage_services.serving.chat_server import Conversations, said_in
+from tests.helpers.agent_site import scripted, small_chat
 from tests.helpers.recorded_runs import unpack
 
 MAGE = [sys.executable, "-m", "mage_async.launch"]
@@ -98,6 +101,25 @@ def test_a_bad_request_is_answered_with_the_reason(address, body, reason):
 def test_the_models_are_listed(address):
     with urllib.request.urlopen(f"{address}/models", timeout=60) as answer:
         assert [each["id"] for each in json.load(answer)["data"]] == ["finished"]
+
+
+def test_equal_requests_with_equal_answers_leave_one_context_open(tmp_path):
+    chat = small_chat(tmp_path)
+    engine = scripted(chat, " rock")
+    conversations = Conversations(config_file.load(config_file.find(None), []), chat, engine)
+
+    async def main():
+        whole, say = ChatRequest([Message("user", "a")], temperature=0), conversations.answer
+        answers = [await say(whole) for _ in range(10)]
+        assert engine.statistics().num_contexts == 1
+        together = [say(whole) for _ in range(10)]
+        assert {*answers, *await asyncio.gather(*together)} == {answers[0]}
+        assert engine.statistics().num_contexts == 1
+        more = [Message("user", "a"), Message("assistant", answers[0].text), Message("user", "b")]
+        await say(ChatRequest(more))
+        assert engine.completions[-1][1].num_reused, "the context that is kept goes on"
+
+    asyncio.run(main())
 
 
 def test_messages_of_one_side_are_joined_and_the_system_speaks_first():

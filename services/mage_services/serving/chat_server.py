@@ -113,8 +113,10 @@ class Conversations:
             self._busy.discard(session or context.name)
             self._keep(session or context.texts, context)
 
-    def forget(self, session: str) -> None:
-        """Forget a session; does nothing if there is no such session."""
+    def forget(self, session: str | Texts) -> None:
+        """Forget a session, or the conversation with these messages; does nothing if there is
+        none.
+        """
         if (context := self._kept.pop(session, None)) is not None:
             self._engine.release(context.name)
 
@@ -156,6 +158,8 @@ class Conversations:
     def _keep(self, key: str | Texts, context: _Context) -> None:
         """Remember a context, unless it is empty, and forget the least recently used ones."""
         if context.texts:
+            # Equal requests without a session that got equal answers have one key.
+            self.forget(key)
             self._kept[key] = context
         while len(self._kept) > self._most:
             _, oldest = self._kept.popitem(last=False)
