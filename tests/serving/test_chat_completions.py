@@ -12,10 +12,12 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
 from mage_async.config import config_file
+from mage_async.errors import TurnLost
 from mage_services.gateway.chat_completions import BadRequest, ChatRequest, Message, read_request
-from mage_services.serving.chat_server import Conversations, said_in
+from mage_services.serving.chat_server import ChatServer, Conversations, said_in
 from tests.helpers.agent_site import scripted, small_chat
 from tests.helpers.recorded_runs import unpack
 
@@ -119,6 +121,33 @@ def test_equal_requests_with_equal_answers_leave_one_context_open(tmp_path):
         await say(ChatRequest(more))
         assert engine.completions[-1][1].num_reused, "the context that is kept goes on"
 
+    asyncio.run(main())
+
+
+def test_a_first_request_that_the_engine_loses_leaves_no_context_open(tmp_path):
+    chat = small_chat(tmp_path)
+    engine = scripted(chat, " rock")
+    complete = engine.complete
+    conversations = Conversations(config_file.load(config_file.find(None), []), chat, engine)
+
+    async def lose(prompt):
+        await complete(prompt)
+        raise TurnLost("SGLang died while it was drawn")
+
+    async def main():
+        server = TestServer(ChatServer(conversations, "policy").application)
+        async with TestClient(server) as client:
+            for session in ("", "a"):
+                answer = await client.post(
+                    "/v1/chat/completions",
+                    json={"messages": [user("a")]},
+                    headers={"X-Session-Id": session},
+                )
+                assert answer.status == 503
+                assert "SGLang died" in (await answer.json())["error"]["message"]
+        assert engine.statistics().num_contexts == 0
+
+    engine.complete = lose
     asyncio.run(main())
 
 

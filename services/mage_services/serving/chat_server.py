@@ -19,7 +19,7 @@ from aiohttp import web
 from mage_async.assembly import sampling_of
 from mage_async.completion import Prompt, Sampling
 from mage_async.config.schema import Config
-from mage_async.errors import ContextFull, RunError
+from mage_async.errors import ContextFull, InfrastructureFault, RunError
 from mage_async.methods.method import Methods
 from mage_async.trajectory import Kind
 from mage_async.trials.action_parser import ActionParser
@@ -94,6 +94,7 @@ class Conversations:
             BadRequest: the messages are no conversation, or an earlier request of the session has
                 not been answered yet.
             ContextFull: the conversation has outgrown the engine's context.
+            InfrastructureFault: the engine has lost the completion.
         """
         texts = said_in(request.messages)
         if session in self._busy:
@@ -156,11 +157,13 @@ class Conversations:
         return Answer(text, finish, len(tokens), len(sampled))
 
     def _keep(self, key: str | Texts, context: _Context) -> None:
-        """Remember a context, unless it is empty, and forget the least recently used ones."""
-        if context.texts:
-            # Equal requests without a session that got equal answers have one key.
-            self.forget(key)
-            self._kept[key] = context
+        """Remember a context, and forget the least recently used ones."""
+        if not context.texts:  # its first request has failed
+            self._engine.release(context.name)
+            return
+        # Equal requests without a session that got equal answers have one key.
+        self.forget(key)
+        self._kept[key] = context
         while len(self._kept) > self._most:
             _, oldest = self._kept.popitem(last=False)
             self._engine.release(oldest.name)
@@ -244,6 +247,8 @@ class ChatServer:
             answer = await self._conversations.answer(chat_request, session)
         except (BadRequest, ContextFull) as error:
             return error_response(400, str(error))
+        except InfrastructureFault as fault:
+            return error_response(503, str(fault))
         return completion_response([answer], self._model, is_streamed=bool(chat_request.stream))
 
     async def _list_models(self, request: web.Request) -> web.Response:
