@@ -151,6 +151,23 @@ def test_a_first_request_that_the_engine_loses_leaves_no_context_open(tmp_path):
     asyncio.run(main())
 
 
+def test_a_session_may_have_any_name_but_answers_one_request_at_a_time(tmp_path):
+    chat = small_chat(tmp_path)
+    engine = scripted(chat, " rock")
+    conversations = Conversations(config_file.load(config_file.find(None), []), chat, engine)
+
+    async def main():
+        request, say = ChatRequest([Message("user", "a")]), conversations.answer
+        names = ("", "", "c0", "c1", "c2", "c2")
+        *answers, refused = await asyncio.gather(
+            *(say(request, name) for name in names), return_exceptions=True
+        )
+        assert [each.finish for each in answers] == ["stop"] * 5
+        assert str(refused) == "session 'c2' still waits for an answer"
+
+    asyncio.run(main())
+
+
 def test_messages_of_one_side_are_joined_and_the_system_speaks_first():
     messages = [Message("system", "s"), Message("user", "u"), Message("assistant", "a")]
     later = [Message("user", "v"), Message("user", "w")]

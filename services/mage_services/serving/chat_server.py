@@ -78,9 +78,7 @@ class Conversations:
         """Contexts by the name of their session or, without a session, by their messages; the least
         recently used is first."""
         self._busy: set[str] = set()
-        """Names of sessions, or of contexts without a session, whose completion is being
-        sampled.
-        """
+        """Names of sessions whose completion is being sampled."""
         self._ids, self._seeds = count(), random.SystemRandom()
 
     async def answer(self, request: ChatRequest, session: str = "") -> Answer:
@@ -97,7 +95,7 @@ class Conversations:
             InfrastructureFault: the engine has lost the completion.
         """
         texts = said_in(request.messages)
-        if session in self._busy:
+        if session and session in self._busy:
             raise BadRequest(f"session {session!r:.60} still waits for an answer")
         # The context is removed until its completion has come. Another request with the same
         # messages then finds none, and gets a context of its own.
@@ -105,13 +103,11 @@ class Conversations:
         # A request with all messages repeats those of the context; one with new messages does not.
         known = len(context.texts)
         new = texts[known:] if texts[:known] == context.texts else texts
-        if len(new) % 2 == 0:  # messages alternate, and the first one is the user's
-            raise BadRequest("`messages` must end with one of the user's")
-        self._busy.add(session or context.name)
+        self._busy.add(session)
         try:
             return await self._continue(context, new, request)
         finally:
-            self._busy.discard(session or context.name)
+            self._busy.discard(session)
             self._keep(session or context.texts, context)
 
     def forget(self, session: str | Texts) -> None:
