@@ -184,7 +184,9 @@ def json_form(schema: dict[str, Any]) -> str:
 def regex_form(pattern: str) -> str:
     """Return the form of a text that a regular expression matches."""
     # llguidance writes it between slashes in one line, so slashes and line breaks are escaped.
-    body = re.sub(r"(?<!\\)/", r"\/", pattern).replace("\n", "\\n")
+    # An escape is one match, so the slash behind an escaped backslash counts as not escaped.
+    escaped = {"/": r"\/", "\n": r"\n"}
+    body = re.sub(r"(?s)\\.|[/\n]", lambda found: escaped.get(found[0][-1], found[0]), pattern)
     return f"/(?:{body})/"
 
 

@@ -12,6 +12,7 @@ from mage_async.trials.allowed_tokens import restriction_of
 
 BOTH = ActionParser("both")
 PATTERNS = ["[0-9]{1,3} [a-c]", "north|south", "x/y|z", "é{1,2}", "[1-9] [1-9]( [1-9]){0,2}"]
+PATTERNS += [r"a\/b|c", r"a\\/b|c", r"[\\/]{1,2}", r"\\\/\\\\/[/]|c", "a\nb|c", "a\\\nb|c"]
 
 
 class Play:
