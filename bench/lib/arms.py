@@ -1,5 +1,8 @@
-"""Run the arms of a study once for each seed, in processes of their own; each leaves a JSON
-file."""
+"""Run the arms of a study once for each seed, each run in a process of its own.
+
+An arm is a named setting that a study compares with others. Each run leaves a JSON file, and is not
+repeated if its file is there.
+"""
 
 import argparse
 import itertools
@@ -33,8 +36,8 @@ def arguments(
     parser.add_argument("--run-dir", type=Path, default=Path("runs") / folder, metavar="DIR")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=names, default=names, help="these alone")
-    parser.add_argument("--parallel", type=int, default=1, help="runs side by side")
-    parser.add_argument("--only-report", action="store_true", help="of the runs there are")
+    parser.add_argument("--parallel", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--only-report", action="store_true", help="run nothing")
     if named:
         parser.add_argument(
             "--name", default="", help="of the baseline; without it none is written"
@@ -61,11 +64,14 @@ def run_missing(
     for job in missing:
         prepare(job, given.run_dir)
     with ProcessPoolExecutor(given.parallel, mp_context=get_context("spawn")) as pool:
-        for job in pool.map(_one, itertools.repeat(run), missing, itertools.repeat(given.run_dir)):
+        for job in pool.map(
+            _run_one, itertools.repeat(run), missing, itertools.repeat(given.run_dir)
+        ):
             print(job, flush=True)
 
 
-def _one(run: Run, job: Job, folder: Path) -> Job:
+def _run_one(run: Run, job: Job, folder: Path) -> Job:
+    """Run a job and write its result; return the job, to be printed."""
     _file(job, folder).write_text(json.dumps(run(job, folder)))
     return job
 

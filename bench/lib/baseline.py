@@ -12,6 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "bench" / "baselines"
+# Packages whose versions stand in every baseline.
 PACKAGES = ("torch", "transformers", "triton", "numpy", "pyzmq", "msgspec", "open_spiel", "sglang")
 
 
@@ -27,6 +28,7 @@ def write_baseline(name: str, figures: dict[str, Any]) -> Path:
 def machine() -> str:
     """Return a short name of this machine: its GPU, such as "h100", or its number of CPUs:
     "cpu2"."""
+    # A benchmark that has not imported torch computes nothing on a GPU.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return torch.cuda.get_device_name(0).removeprefix("NVIDIA ").split()[0].lower()

@@ -13,6 +13,7 @@ from bench.lib.options import option_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("mage_async", "kernels", "services")
+# Types of tokens that are no code.
 LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -32,7 +32,7 @@ def processor_s() -> dict[str, float]:
 
 
 def held_bytes() -> int:
-    """Return the bytes of memory of all live descendants of this process.
+    """Return the bytes of resident memory of all live descendants of this process.
 
     Memory that several of them share is counted once (Linux's proportional set size).
     """
@@ -59,6 +59,8 @@ def _descendants() -> Iterator[tuple[int, list[str], float]]:
 def _stat(pid: int) -> tuple[int, float] | None:
     """Return the parent's id and the CPU seconds of a process; None if it has ended."""
     try:
+        # Behind the program's name in parentheses, which may hold spaces: the state, the parent,
+        # and from the 12th field on the ticks in user mode and in the kernel (`man proc_pid_stat`).
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -76,5 +78,6 @@ def _name(words: list[str]) -> str:
         return words[words.index("--name") + 1]
     if "-m" in words:
         module, argument = words[words.index("-m") + 1 :][:2]
+        # `mage view` and a run are the same module: the command tells them apart.
         return " ".join([module.rpartition(".")[2], *([argument] if argument == "view" else [])])
     return words[0].rpartition("/")[2]

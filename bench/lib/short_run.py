@@ -21,7 +21,10 @@ SETTINGS = (
     "warm_start.max_steps=20",
     "warm_start.trials=200",
 )
-"""Settings without evaluation, and with a very short warm start."""
+"""Settings without evaluation, and with a very short warm start.
+
+A gate of 1.0 is no gate: the warm start ends after its steps, whatever the policy has learned.
+"""
 
 
 def command(run_dir: Path, steps: int, *settings: str, config: str = "quickstart") -> list[str]:
@@ -63,6 +66,7 @@ def timed(
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, process.args)
     lines = list(read_lines(run.metrics))
+    # All steps train equally many trials, the untimed ones too.
     trials_of_a_step = json.loads(run.learner.read_text())["totals"]["trials"] / len(lines)
     seconds = lines[-1]["time_s"] - lines[FIRST]["time_s"]
     return {

@@ -1,4 +1,4 @@
-"""Simulate runs of up to 4,096 actors: how many can the learner serve, and how old do groups
+"""Simulate runs of up to 4,096 actors: how many can one learner serve, and how stale do groups
 become?
 
     python -m bench.scale.admission [--actors 1 4 16 64 256 1024 4096] [--rules overtake slots]
@@ -7,18 +7,24 @@ become?
 Actors, training steps and publications take simulated time; every message goes through the real
 access control, decoder, coordinator and ledger, whose processor time is measured (not the socket's,
 the disk's and the model's). A step trains as many groups as all actors play concurrently, and takes
-as long as they take to play them. So neither side has slack, which is the hardest case for a rule.
+as long as they take to play them. Neither side has slack, which is the hardest case for an
+admission rule (`slots`, `overtake`). Each simulated run is a row; some of its columns:
 
-    ideal    the smaller rate of a learner that never waits, and of actors that always play
-    idle     what is missing to the ideal, by reason (`bench/scale/idleness.py`)
-    of core  CPU seconds of the learner's event loop per second of the run, which must be below 1
-    limit    number of actors divided by that share: how many one core could serve
+    of_ideal      trials per second over the ideal: the smaller rate of a learner that never waits,
+                  and of actors that always play
+    inbox_most    largest number of messages, and of bytes, that waited for the learner
+    us_per_grant  CPU microseconds of the learner for all its work, per granted group
+    of_core       CPU seconds of the learner's event loop per second of the run; above 1 it cannot
+                  keep up
+    limit_actors  number of actors divided by that share: how many one core could serve
+    idle          (below the row) share of the time in which the learner did not train and actors
+                  did not play, by reason (`bench/scale/idleness.py`)
 
 The ideal ignores the bound on staleness. No rule reaches it if the longest of a version's groups
-takes longer than the steps that may pass meanwhile, as with 1,024 actors and a bound of 2 or 4,
-which a second table has. `--add` keeps rows of the baseline that are not measured again. The exit
-status is 1 if a group is over the bound, or if 1,024 actors under the rule `overtake` with a bound
-of 8 were simulated and reached less than 0.95 of the ideal.
+takes longer than the steps that may pass meanwhile, as with 1,024 actors and a bound of 2 or 4;
+the last rows have these bounds. `--add` keeps rows of the baseline that are not measured again. The
+exit status is 1 if a group is over the bound, or if 1,024 actors under the rule `overtake` with a
+bound of 8 were simulated and reached less than 0.95 of the ideal.
 """
 
 import json
@@ -36,10 +42,11 @@ from bench.scale.workload import Workload
 ACTORS = (1, 4, 16, 64, 256, 1024, 4096)
 BASE = Workload(trials_per_group=4, max_staleness=8)
 JUDGED, WANTED = (1024, 8, "overtake"), 0.95
+"""Actors, bound and rule of the row that has a least share of the ideal, and that share."""
 BOUNDS = (2, 4)
 RULES = ("overtake", "slots")
 VARIED = (64, 1024)
-"""Numbers of actors of the second table, which has smaller bounds and fewer heartbeats."""
+"""Numbers of actors that are also simulated with each of `BOUNDS`, with fewer heartbeats."""
 NAME = "scale"
 COLUMNS = {
     "actors": "d",
@@ -61,7 +68,8 @@ COLUMNS = {
 
 
 def workload(actors: int, max_staleness: int, rule: str) -> Workload:
-    """Return the workload of a balanced run. Runs of many actors have fewer steps."""
+    """Return the workload of a run in which neither the learner nor the actors have slack."""
+    # The time to simulate a run grows with actors times steps.
     steps = max(8 if actors > 1024 else 24, min(200, 768 // actors))
     work = replace(
         BASE,
@@ -73,6 +81,7 @@ def workload(actors: int, max_staleness: int, rule: str) -> Workload:
         settle=steps // 2,
         heartbeat_s=BASE.heartbeat_s if max_staleness == BASE.max_staleness else 3.0,
     )
+    # A step takes as long as all actors take to play its groups.
     return replace(work, step_s=work.groups_per_step * work.mean_group_s() / work.places())
 
 
@@ -83,7 +92,7 @@ def figures(work: Workload) -> dict[str, Any]:
     measured, costs = simulation.measured, simulation.site.costs
     seconds = measured.ended - measured.began
     rate = (work.steps - work.settle) * work.trials_per_step() / seconds
-    bounds = work.learner_bound(), work.actors_bound(fmean(measured.lives_s))
+    rates_without_waiting = work.learner_bound(), work.actors_bound(fmean(measured.lives_s))
     busy = sum(costs.seconds.values())
     messages = sum(costs.calls[name] for name in costs.calls if name in MESSAGES)
     of_message = sum(costs.seconds[name] for name in costs.calls if name in MESSAGES)
@@ -92,7 +101,7 @@ def figures(work: Workload) -> dict[str, Any]:
         "bound": work.max_staleness,
         "rule": work.rule,
         "trials_per_s": rate,
-        "of_ideal": rate / min(bounds),
+        "of_ideal": rate / min(rates_without_waiting),
         "idle": measured.idle.shares(seconds),
         "staleness_mean": _mean(measured.token_ages),
         "staleness_max": max(measured.group_ages),
@@ -113,6 +122,7 @@ def figures(work: Workload) -> dict[str, Any]:
 
 
 MESSAGES = ("hello", "heartbeat", "loaded", "trialresult")
+"""Calls of the learner that handle a peer's message: the message's class in lower case."""
 
 
 def _mean(ages: dict[int, int]) -> float:

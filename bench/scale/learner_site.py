@@ -26,6 +26,7 @@ from mage_services.weights.weight_store import WeightStore
 from tests.helpers.memory_channels import MemoryJournal, MemoryWeights
 
 BUILD = "scale"
+"""Name of the build and digest of the configuration: the learner admits peers with its own."""
 
 
 @dataclass(slots=True)

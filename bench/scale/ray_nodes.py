@@ -19,10 +19,11 @@ VARIABLES = {
     "RAY_raylet_start_wait_time_s": "100",
     "RAY_worker_niceness": "0",
 }
-"""Variables of Ray. By default it would run its workers, and the processes that they start, at a
-niceness of 15."""
+"""Environment variables of Ray: no statistics for its makers, patience with a loaded machine, and
+no lower priority (by default workers, and the processes that they start, have a niceness of 15)."""
 PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port")
 STORE_BYTES = 100_000_000
+"""Size of each node's object store, which only has to hold the files of a tiny policy."""
 
 
 def main(nodes: list[dict[str, Any]]) -> None:

@@ -37,6 +37,7 @@ from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
 from mage_services.transport.channels import Peer
 
 TURNS = 6
+"""Turns of a trial: they only make its message as long as a real one."""
 
 
 @dataclass(slots=True)
@@ -46,8 +47,10 @@ class Inbox:
 
     waiting: deque[tuple[float, int]] = field(default_factory=deque)
     free_at: float = 0.0
+    """Time at which the learner will have handled all messages so far."""
     bytes: int = 0
     most: int = 0
+    """Largest number of messages that have waited at a time."""
     most_bytes: int = 0
 
     def arrived(self, now: float, num_bytes: int, take_s: float) -> float:
@@ -98,7 +101,7 @@ class Measured:
 
 
 class Simulation:
-    """Simulate one run."""
+    """Simulate the run of one workload: `run`, then read `measured`."""
 
     def __init__(self, work: Workload) -> None:
         self.work, self.site, self.inbox = work, LearnerSite(work), Inbox()
@@ -108,6 +111,7 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._actors: dict[Peer, Actor] = {}
         self._lives_s: dict[int, float] = {}
+        """Seconds of the longest trial of each group that is not trained yet, by grant."""
         self._is_training = self._is_publishing = False
         self._trained: list[Group] | None = None
         """A trained batch that waits until the version before it is announced."""
@@ -235,6 +239,7 @@ class Simulation:
         self._say(actor, hello)
         beat = Heartbeat(name=name, counters=Statistics().counters(), blocked_s={"engine": 1.0})
         frames = [bytes(frame) for frame in encode(beat)]
+        # Heartbeats of different actors do not coincide.
         phase = self._source.random() * self.work.heartbeat_s
         self._at(self._now + phase, self._beat, actor, frames)
 

@@ -1,10 +1,11 @@
-"""Train on two Ray nodes of this machine, and once more without Ray, and compare the runs.
+"""Check that a run on a Ray cluster learns what it learns on one machine.
 
     python -m bench.scale.two_nodes                        # the quickstart
     python -m bench.scale.two_nodes --exact --steps 8      # a function of its configuration
 
-The learner and the evaluator fill the first node, so all actors are on the second one, where no
-file of the run is visible. It prints the held-out return of each episode of both runs, and whether
+The same configuration is trained on two Ray nodes, both on this machine, and without Ray. The
+learner and the evaluator fill the first node, so all actors are on the second one, where no file of
+the run is visible. The program prints the held-out return of each episode of both runs, and whether
 their last weights are equal: with --exact they must be, byte by byte, or the exit status is 1.
 """
 

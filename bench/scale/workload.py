@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 SAMPLED_GROUPS = 4000
+"""Number of groups whose durations are drawn to estimate the mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Workload:
     seed: int = 0
 
     def places(self) -> int:
-        """Largest number of groups that all actors play concurrently."""
+        """Return the largest number of groups that all actors play concurrently."""
         return self.num_actors * self.groups_per_actor
 
     def trials_per_step(self) -> int:
@@ -69,6 +70,7 @@ class Workload:
         """Return the duration of a trial."""
         if not self.sigma:
             return self.trial_s
+        # Without the first term, the mean would grow with sigma.
         return self.trial_s * math.exp(source.gauss(-self.sigma * self.sigma / 2, self.sigma))
 
     def mean_group_s(self) -> float:

@@ -1,21 +1,23 @@
-"""Whether trials of random conversations hold what the engine drew, each token trained on once.
+"""Check that trials of random conversations hold what the engine drew, each token trained on once.
 
     python -m bench.system.captured_tokens --name captured_tokens       10,000 conversations
 
-A conversation is a trial of two episodes with a tiny model and the embedded engine, in which a
-client of OpenAI's chat completions, OpenAI's responses or Anthropic's messages, or of all three in
-turns, makes up to six steps an episode, over HTTP as a user's program does: it goes on, calls
+A conversation is a trial of two episodes with a tiny model and the embedded engine. A client calls
+the policy over HTTP, as a user's program does, in up to six steps an episode, by OpenAI's chat
+completions, OpenAI's responses, Anthropic's messages, or all three in turns. It goes on, calls
 tools and sends their results, demands regular expressions and JSON schemas, uses `n` and stop
 texts, repeats calls, makes two calls at once behind one answer, begins sub-conversations, forges
-answers of the policy, writes the text of special tokens, and leaves before its answer. Half of the
-answers are streamed. The four forms of memory take turns, notes with too little room among them.
+answers of the policy, writes the text of special tokens, and leaves before its answer
+(`tests/helpers/random_clients.py`). Half of the answers are streamed. The four forms of memory
+(`MEMORIES`) take turns.
 
-Every drawn token is compared in id, log-prob and restriction with the trial's, and every token of
-the learner's training sequences with the drawn ones, both behind all tokens before them.
+Every token that the engine drew is compared with the trial's in id, log-prob and restriction, and
+every token of the learner's training sequences with the drawn ones; all tokens before it have to be
+equal too.
 
-Exits with 1 where a token differs, is not trained on or twice, where a turn is one that the engine
-did not draw, an answer is lost or reads otherwise for its client, or a call behind an answer of the
-policy does not continue its tokens.
+The exit status is 1 if a token differs, is not trained on or twice, if a turn is one that the
+engine did not draw, an answer is lost or reads otherwise for its client, or a call behind an answer
+of the policy does not continue its tokens.
 """
 
 import asyncio
@@ -48,8 +50,13 @@ MEMORIES = (
     ("trial.memory=history",),
     ("trial.memory=history_and_reflection",),
     ("trial.memory=none",),
-    ("trial.memory=notes", "trial.room=600"),
+    ("trial.memory=notes", "trial.room=600"),  # too little room for many conversations
 )
+"""Settings of each form of memory between the episodes of a trial."""
+
+
+EPISODES = 2
+"""Episodes of a trial."""
 
 
 async def play(
@@ -57,18 +64,18 @@ async def play(
 ) -> tuple[Found, Seen]:
     """Play the conversations of some numbers, and check each one behind its end."""
     found, seen = Found(), defaultdict[int, Seen](Seen)
-    chat, room = load_chat(folder), asyncio.Semaphore(at_once)
+    chat, free_places = load_chat(folder), asyncio.Semaphore(at_once)
 
     def steps(task: int, episode: int) -> list[Step]:
         return steps_of(Random(f"{seed} {task} {episode}"))
 
     environment = clients(steps, seen, num_tasks=max(8, numbers.stop))
-    limits = [trial_config_of(each, environment, chat, 2) for each in configs]
+    trial_configs = [trial_config_of(each, environment, chat, EPISODES) for each in configs]
 
-    async def one(number: int, embedded: EmbeddedEngine, workers: CallRunner) -> None:
+    async def converse(number: int, embedded: EmbeddedEngine, workers: CallRunner) -> None:
         engine, which = Drawn(embedded), number % len(configs)
-        async with room:
-            stage = Stage(environment, limits[which], chat, embedded, workers)
+        async with free_places:
+            stage = Stage(environment, trial_configs[which], chat, embedded, workers)
             run = stage.begin(Task("own", str(number), number), 0, f"{number}.0")
             trial = await play_trial(run, engine, workers)
         sequences = training_sequences([Group(0, 0, (trial,))], configs[which], "cpu")
@@ -80,7 +87,7 @@ async def play(
         asyncio.TaskGroup() as tasks,
     ):
         for number in numbers:
-            tasks.create_task(one(number, embedded, workers))
+            tasks.create_task(converse(number, embedded, workers))
     return found, sum_of(seen)
 
 
@@ -126,12 +133,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     numbers = range(given.first, given.first + given.conversations)
-    load = [config_file.load(config_file.find(None), [*SETTINGS, *each]) for each in MEMORIES]
+    configs = [config_file.load(config_file.find(None), [*SETTINGS, *each]) for each in MEMORIES]
     began, used = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy"
-        prepare_policy(load[0], policy, lambda progress: None)
-        found, seen = asyncio.run(play(policy, load, numbers, given.seed, given.at_once))
+        prepare_policy(configs[0], policy, lambda progress: None)
+        found, seen = asyncio.run(play(policy, configs, numbers, given.seed, given.at_once))
     figures = figures_of(found, seen)
     for key, value in figures.items():
         print(f"{key:32} {value}")

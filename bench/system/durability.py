@@ -1,4 +1,4 @@
-"""Measure what syncing the journal to disk costs a whole run.
+"""Measure by how much syncing the journal to disk slows a whole run down.
 
     python -m bench.system.durability [--add]          4 minutes on an idle machine
 
@@ -34,9 +34,12 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
 
 MOST = 0.05
+"""Largest allowed share of additional time."""
 BLOCK, WARM = 8, 4
 """Number of steps of a block, and of steps before the first block."""
 LOOK_S = 0.01
+"""Seconds between two looks at the run's metrics."""
+# The library that replaces both functions of libc. `MAGE_SYNC_SWITCH` names the file with the byte.
 SOURCE = """
 #include <fcntl.h>
 #include <stdlib.h>
@@ -63,6 +66,7 @@ class SwitchedRun:
         switch.write_bytes(b"\1")
         with switch.open("r+b") as file:
             self._switch = mmap.mmap(file.fileno(), 1)
+        # Checkpoints are synced too, and would fall into some blocks only, so there are none.
         asked = command(self.run.root, num_steps, "learner.checkpoint_every=100000")
         own = preloaded(folder, "sync", SOURCE) | {"MAGE_SYNC_SWITCH": str(switch)}
         self._process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, env=os.environ | own)
@@ -113,7 +117,7 @@ def main() -> None:
     subject.wait_for(WARM)
     blocks = []
     for number in range(given.pairs):
-        ways = (True, False) if number % 2 else (False, True)
+        ways = (True, False) if number % 2 else (False, True)  # is it synced?
         blocks.append({way: subject.block(is_synced=way) for way in ways})
     subject.end()
     pairs = [{way: subject.seconds(block) for way, block in pair.items()} for pair in blocks]

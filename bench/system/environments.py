@@ -24,6 +24,7 @@ from mage_async.trajectory import Task
 NUM_AT_ONCE = 2000
 NUM_EPISODES = 3
 GROUP = 8
+"""Number of trials that share a task."""
 NUM_ROUNDS = 3
 
 
@@ -35,6 +36,7 @@ class Row:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     least: int = 0
+    """Wanted turns per CPU-second; 0 if there is no bound."""
     num_trials: int = NUM_AT_ONCE
 
 
@@ -52,8 +54,7 @@ ROWS = (
         "tictactoe against mcts-100",
         "openspiel",
         {"game": "tic_tac_toe", "train": ["mcts-100"]},
-        0,
-        200,
+        num_trials=200,  # the opponent's search is slow
     ),
 )
 

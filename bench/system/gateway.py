@@ -1,15 +1,14 @@
-"""Compare programs that call the gateway over HTTP with a class in the actor: speed, reused
-prefixes.
+"""Compare programs that call the policy over HTTP with a class in the actor: speed, prefix reuse.
 
     python -m bench.system.gateway MODEL --name gateway              rates, with a model
     python -m bench.system.gateway --turn-s 1 --name gateway_waits   added time, without one
 
-The same trials of three episodes are played in two ways, in turns, on one engine in this process:
-by a class with `reset` and `step`, and by a program with its own loop that calls the
-policy over HTTP, with the conversation growing from call to call and the history carried from
-episode to episode. All trials are played at once. A completion has 4 to 12 tokens in both ways, and
-the program writes the tags of an action that the class's transcript has, so that both do the same
-work.
+The gateway is the HTTP server at which a user's program finds the policy. The same trials of three
+episodes are played in two ways, in alternation, on one engine in this process: by a class with
+`reset` and `step`, and by a program with its own loop that calls the gateway. The conversation
+grows from call to call, and the history is carried from episode to episode. All trials are played
+at once. A completion has 4 to 12 tokens in both ways, and the program writes the tags of an action
+that the class's transcript has, so that both do the same work.
 
 turns a second       of wall time, and of processor time of this process, which other work on the
                      machine disturbs less
@@ -19,16 +18,16 @@ processor ms a turn  of the thread that plays the trials, in which the gateway i
                      with their clients, run in another one
 added milliseconds   from an observation to the action behind it, less the engine's time: by the
                      program as its HTTP client sees it, and by the class
-reuse                prompt tokens whose keys were cached, of those that an earlier call of the same
-                     sequence has computed
+reuse                prompt tokens that came from the engine's prefix cache, as a share of those
+                     that an earlier call of the same sequence has computed
 
 MODEL is a model directory, such as SmolLM2-135M-Instruct; without it the tiny model plays, whose
 turns cost about as much as an HTTP request. With `--turn-s` the model is not asked: turns take that
 many seconds in the mean, log-normally, as with an engine that computes elsewhere, and trials begin
-one after another within one such time (`--together`: in the same instant). Exits with 1
-where, with a MODEL that is asked, the program plays less than 0.9 of the class's turns per
-processor second, or less than 0.99 is reused; and where, with `--turn-s`, the 99th percentile of
-the milliseconds inside is over 5. Other work on the machine is in all figures but those of
+one after another within one such time (`--together`: in the same instant). The exit status is 1 if,
+with a MODEL that is asked, the program plays less than 0.9 of the class's turns per processor
+second, or less than 0.99 is reused; and if, with `--turn-s`, the 99th percentile of the
+milliseconds inside is over 5. Other work on the machine is in all figures but those of
 processor time: on a busy one, run it with a priority (`chrt --fifo 50`).
 """
 
@@ -73,7 +72,10 @@ EPISODES = 3
 LENGTHS = range(4, 13)
 """Tokens of a completion."""
 WORDS = ("and", "is", "on", "paper", "rock", "the")
+"""Words of the observations; the tiny tokenizer has a token for each."""
 LEAST_RATE, MOST_INSIDE_MS, LEAST_REUSE = 0.9, 5.0, 0.99
+"""Bounds: turns per processor second of the program over the class's, the 99th percentile of the
+milliseconds inside, and the reuse."""
 SETTINGS = (
     "warm_start=none",
     "environment.name=rps",
@@ -85,7 +87,7 @@ SETTINGS = (
 )
 
 
-def told(task: int, episode: int, turn: int, num_words: int) -> str:
+def observation_of(task: int, episode: int, turn: int, num_words: int) -> str:
     """Return an observation: random words, which task, episode and turn determine."""
     source = random.Random(f"{task} {episode} {turn}")
     return " ".join(source.choices(WORDS, k=num_words))
@@ -98,7 +100,9 @@ class CallTimes:
     arrived: float
     """Its last byte."""
     submitted: float = 0.0
+    """Its prompt reached the engine."""
     completed: float = 0.0
+    """Its completion left the engine."""
     answered: float = 0.0
     """The last byte of its answer."""
 
@@ -195,7 +199,7 @@ def as_class(clock: Clock, turns: int, num_words: int) -> ResetStep:
 
     episodes: dict[int, int] = {}
 
-    class Told:
+    class RandomWords:
         max_turns = turns
 
         def reset(self, seed: int, task: int) -> str:
@@ -210,9 +214,9 @@ def as_class(clock: Clock, turns: int, num_words: int) -> ResetStep:
 
         def _observation(self) -> str:
             self.since = time.perf_counter()
-            return told(self.task, self.episode, self.turn, num_words)
+            return observation_of(self.task, self.episode, self.turn, num_words)
 
-    return ResetStep(Told, {})
+    return ResetStep(RandomWords, {})
 
 
 def as_program(clock: Clock, turns: int, num_words: int) -> AgentTasks:
@@ -226,7 +230,8 @@ def as_program(clock: Clock, turns: int, num_words: int) -> AgentTasks:
         async with aiohttp.ClientSession() as http:
             for turn in range(turns):
                 since = time.perf_counter()
-                own = told(task, episode, turn, num_words)
+                own = observation_of(task, episode, turn, num_words)
+                # As in the class's transcript, the policy's last answer has no closing tag yet.
                 text = f"{'</action>' if turn else ''} {own} <action>"
                 messages.append({"role": "user", "content": text})
                 async with http.post(url, json={"messages": messages}) as response:
@@ -273,12 +278,12 @@ async def play(
             stage = Stage(environment, limits, chat, timed, workers)
             runs = [stage.begin(Task("own", str(task), task), 0, f"{task}.") for task in range(n)]
 
-            async def one(run: Any, number: int) -> Trial:
+            async def play_later(run: Any, number: int) -> Trial:
                 await asyncio.sleep(spread_s * number / n)
                 return await play_trial(run, timed, workers)
 
             began, used, own = time.perf_counter(), time.process_time(), time.thread_time()
-            trials = await asyncio.gather(*(one(run, number) for number, run in enumerate(runs)))
+            trials = await asyncio.gather(*(play_later(run, i) for i, run in enumerate(runs)))
             seconds, used = time.perf_counter() - began, time.process_time() - used
             own = time.thread_time() - own
     num_turns = sum(len(trial.turns) for trial in trials)
@@ -290,16 +295,16 @@ async def play(
 def reuse_of(trials: list[Trial]) -> float:
     """Return the share of prompt tokens that were reused, of those that earlier turns of the
     segment computed."""
-    reused = could = 0
+    num_reused = num_reusable = 0
     for trial in trials:
         ends: dict[int, int] = {}
         for turn in trial.turns:
             if turn.segment in ends:
-                # The engine computes no keys of the last token of a completion.
-                could += ends[turn.segment] - 1
-                reused += turn.num_reused
+                # No forward pass has read the last token of a completion, so it is not cached.
+                num_reusable += ends[turn.segment] - 1
+                num_reused += turn.num_reused
             ends[turn.segment] = turn.stop
-    return reused / could
+    return num_reused / num_reusable
 
 
 async def measure(
@@ -328,6 +333,7 @@ def engine_of(config: Config, folder: Path, turn_s: float) -> EmbeddedEngine | S
     """Return the engine of a model directory, or one without a model whose turns take `turn_s`."""
     if not turn_s:
         return EmbeddedEngine(folder, config.engine)
+    # Always the same tokens, as many as the longest completion has, of log-prob -1.
     tokens = load_chat(folder).encode(" rock" * LENGTHS[-1])
     return ScriptedEngine(lambda prompt, turn: Answer(tokens, -1.0), LogNormalPace(turn_s, 0.5))
 

@@ -1,4 +1,4 @@
-"""Measure how many trials per second the journal writes durably.
+"""Measure how many trials per second the journal writes to disk durably.
 
     python -m bench.system.journal                     20 seconds
 
@@ -26,16 +26,19 @@ from mage_services.journal.writer import JournalFile
 
 NUM_TRIALS, NUM_ROUNDS, IN_FLIGHT = 1000, 5, 128
 LEAST_PER_S = 1000.0
+"""Wanted number of durable trials per second."""
 
 
 async def journal(folder: Path) -> tuple[float, int]:
     """Append all trials durably; return the seconds, and the number of syncs."""
+    # A new journal without bounds on the size of the whole and of one segment.
     file = JournalFile(folder, [], first_segment_header(0, 0), 10**11, 10**11)
     credits, result = asyncio.Semaphore(IN_FLIGHT), example()
     began = time.perf_counter()
     for _ in range(NUM_TRIALS):
         await credits.acquire()
         file.append(result, credits.release)
+    # Every trial has given its credit back once it is durable: wait for the last ones.
     for _ in range(IN_FLIGHT):
         await credits.acquire()
     took = time.perf_counter() - began
@@ -63,7 +66,7 @@ def main() -> None:
     option_parser(__doc__).parse_args()
     seconds: dict[str, list[float]] = {"journal": [], "one sync each": [], "no sync": []}
     syncs: list[int] = []
-    for _ in range(NUM_ROUNDS + 1):
+    for _ in range(NUM_ROUNDS + 1):  # the first one warms up
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             took, count = asyncio.run(journal(folder))

@@ -15,6 +15,7 @@ from pathlib import Path
 import mage_services.view.server
 from bench.system.view_pages import Pages
 
+# The script of the pages, from which the pause is read.
 SCRIPT = Path(mage_services.view.server.__file__).parent / "static" / "view.js"
 _FOUND = re.search(r"^const LEAST_MS = (\d+);", SCRIPT.read_text(), re.MULTILINE)
 assert _FOUND is not None, f"{SCRIPT} names no LEAST_MS"

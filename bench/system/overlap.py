@@ -4,8 +4,9 @@
 
 The same configuration is trained in three ways, in alternation: under `sync` (grant, wait, train,
 publish, repeat); as shipped, where actors have a lower priority than the learner; and as shipped
-with actors of the learner's priority ("eager": `os.setpriority` does nothing). The time is that
-from the fifth to the last commit, without imports and warm start.
+with actors of the learner's priority ("eager actors": `setpriority` does nothing). The time is that
+from the fifth to the last commit, without imports and warm start. The program prints the ratios of
+trials per second over those under `sync`: medians and ranges over rounds.
 """
 
 import statistics
@@ -48,15 +49,15 @@ def main() -> None:
                 for way in order
             }
         )
-        said = {way: f"{rounds[-1][way]['trials_per_s']:.0f} trials/s" for way in WAYS}
-        print(f"round {number + 1}: {said}", flush=True)
+        rates = {way: f"{rounds[-1][way]['trials_per_s']:.0f} trials/s" for way in WAYS}
+        print(f"round {number + 1}: {rates}", flush=True)
     write_baseline(
         "overlap",
-        {"config": given.config, "steps": given.steps, "rounds": rounds} | said_of(rounds),
+        {"config": given.config, "steps": given.steps, "rounds": rounds} | ratios_of(rounds),
     )
 
 
-def said_of(rounds: list[dict[str, dict[str, float]]]) -> dict[str, list[float]]:
+def ratios_of(rounds: list[dict[str, dict[str, float]]]) -> dict[str, list[float]]:
     """Return the ratios of each round, and print their medians and ranges."""
     ratios = {
         f"{way} over sync": [

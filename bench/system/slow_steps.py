@@ -3,11 +3,12 @@
     python -m bench.system.slow_steps                  4 minutes
 
 A real actor plays on an engine without a model, with a learner in memory. First it plays 512
-concurrent trials whose steps all wait 1 s, in a thread or as a coroutine; figures are steps per
-second from the first grant to the last result, and memory. Then it plays 64 trials whose steps take
-no time and whose turns take `TURN_S` in the engine, alone and beside 8 trials whose steps sleep
-6 s; figures are the 99th percentile of the time from one prompt of a trial to its next, and the
-longest time between two heartbeats. All alternate, ROUNDS times.
+concurrent trials whose steps all wait 1 s, in a thread ("plain") or as a coroutine ("async");
+figures are steps per second from the first grant to the last result, over the ideal of 512, and
+additional memory. Then it plays 64 trials whose steps take no time and whose turns take about
+`TURN_S` in the engine, alone and beside 8 trials whose steps sleep 6 s in their first episode;
+figures are the 99th percentile of the time from one prompt of one of the 64 trials to its next, and
+the longest time between two heartbeats of the actor. These alternate, ROUNDS times.
 """
 
 import asyncio
@@ -39,9 +40,12 @@ from tests.helpers.actor_site import Site, grant
 from tests.helpers.scripted_engine import ScriptedEngine
 
 NUM_TRIALS, GROUP, EPISODES, STEPS = 512, 8, 3, 4
+"""Trials of the first measurement; trials of a group, episodes of a trial, steps of an episode."""
 NUM_OTHERS, NUM_SLOW, SLOW_S, TURN_S, ROUNDS = 64, 8, 6.0, 0.1, 5
+"""The second measurement: trials whose delay is measured, slow trials, seconds of a slow step, mean
+seconds of a turn, and rounds."""
 SECONDS = {"none": 0.0, "second": 1.0, "slow": SLOW_S}
-"""Seconds that a step waits, by task."""
+"""Seconds that a step waits, by task; those of "slow" only in the first episode."""
 WANTED_SHARE, WANTED_DELAY, LONGEST_BEAT_S = 0.9, 1.1, 1.5
 """Bounds: least share of the ideal steps per second, largest ratio of the 99th percentile beside
 slow trials to that without, and longest time between two heartbeats."""
@@ -81,19 +85,20 @@ class AwaitsSteps(Waits):
 KINDS = {"plain": "Waits", "async": "AwaitsSteps"}
 
 
-class Watched:
+class RecordingEngine:
     """Engine that records when each trial sends a prompt."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine, self._complete = engine, engine.complete
-        self.asked: dict[str, list[float]] = defaultdict(list)
+        self.prompted_at: dict[str, list[float]] = defaultdict(list)
 
     async def complete(self, prompt: Prompt) -> Completion:
-        self.asked[prompt.context].append(time.perf_counter())
+        self.prompted_at[prompt.context].append(time.perf_counter())
         return await self._complete(prompt)
 
 
 def chat() -> ChatFormat:
+    """Return the chat format of a tiny tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(build_tokenizer([*load("rps").facts.words, *WORDS]), Path(folder))
         return load_chat(Path(folder))
@@ -106,8 +111,8 @@ async def played(
     environment = load(f"bench.system.slow_steps:{KINDS[kind]}")
     source = random.Random(0)
     site = Site(environment, known, lambda trial: pace_s * source.uniform(0.5, 1.5), None)
-    watched = Watched(site.engine)
-    site.engine.complete = watched.complete  # type: ignore[method-assign]
+    recording = RecordingEngine(site.engine)
+    site.engine.complete = recording.complete  # type: ignore[method-assign]
     before, began = resident_kib(_own()), time.perf_counter()
     tasks = [task for task, count in counts.items() for _ in range(count // GROUP)]
     for number, task in enumerate(tasks):
@@ -123,10 +128,11 @@ async def played(
     took_s = time.perf_counter() - began
     grown, num_threads = resident_kib(_own()) - before, threading.active_count()
     await site.goodbye()
+    # The name of a context begins with the number of its group.
     slow = {str(number) for number, task in enumerate(tasks) if task == "slow"}
     turns = [
         later - early
-        for context, times in watched.asked.items()
+        for context, times in recording.prompted_at.items()
         if context.split(".")[0] not in slow
         for early, later in pairwise(times)
     ]
@@ -149,7 +155,7 @@ def in_flight(kind: str, known: ChatFormat) -> dict[str, Any]:
     rate = NUM_TRIALS * EPISODES * STEPS / found["took_s"]
     return {
         "steps_per_s": rate,
-        "share_of_ideal": rate / NUM_TRIALS,
+        "share_of_ideal": rate / NUM_TRIALS,  # ideally each trial makes a step a second
         "grown_mib": found["grown_mib"],
         "num_threads": found["num_threads"],
         "longest_beat_s": found["longest_beat_s"],

@@ -37,6 +37,8 @@ SETTINGS = (
     "supervision.silence_s=100000.0",
 )
 FLAT, LOOK_S, SETTLED_S = 0.05, 2.0, 60.0
+"""Largest change of memory that counts as none; seconds between two looks at it; seconds after
+which the actors have played what they were granted."""
 
 
 def processes(root: Path) -> dict[str, int]:
@@ -96,6 +98,7 @@ def main() -> None:
         code = process.wait()
     changes = {name: change(rows, given.seconds) for name, rows in memory.items()}
     for name, rows in sorted(memory.items()):
+        # Of each process: its memory at the end of the stall, and by how much it has changed.
         print(f"{name:<12}{rows[-1][1] / 1024:>8.1f} MiB {changes[name]:>+8.2%}")
     steps = len(read_lines(run.metrics))
     is_flat = all(abs(one) <= FLAT for one in changes.values())

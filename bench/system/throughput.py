@@ -9,12 +9,13 @@ which takes a fixed time. A trial takes the same time in both, which is a functi
     sync     max_staleness = 0: grant a step's groups, wait for all, train, publish, repeat
     async    max_staleness = 2: three steps' worth of slots, one of them in training
 
-Which sizes, and why. 16 groups a step on actors that play 8 at a time: half as many as a step
-needs, since groups are trained in order of grant and the slots bound, in steps, how long a slow one
-may hold up the later ones; so steps should be long beside a group. (The rule alone reaches 0.94 of
-ideal with 8 at a time, 0.79 with 16 and 0.53 with 32; with a bound of 1 step, 0.78.) Training takes
-as long as the actors need to generate a step, T = B * mean(D) / C: neither side waits for the other
-on average, which is where overlap wins most and where no slack hides a delay.
+Which sizes (`bench/system/workload.py`), and why. A step has 16 groups, of which the actors play 8
+at a time. Groups are trained in order of grant, and the bound on staleness limits, in steps, how
+long a slow group may hold up the later ones, so a step should be long beside a group. (The rule
+alone reaches 0.94 of ideal with 8 at a time, 0.79 with 16 and 0.53 with 32; with a bound of 1 step,
+0.78.) Training takes as long as the actors need to generate a step, T = B * mean(D) / C: neither
+side waits for the other on average, which is where overlap wins most and where no slack hides a
+delay.
 
 Ideal is a lower bound on any schedule that plays at most C groups at a time and trains the same
 batches in the same order, whatever it knows of the future:
@@ -66,6 +67,7 @@ from tests.helpers.memory_channels import MemoryJournal, MemoryWeights
 from tests.helpers.scripted_engine import LogNormalPace, ScriptedEngine, UniformWords, action_words
 
 SIGMAS = (0.6, 1.2)
+"""Standard deviations of the logarithm of a trial's seconds."""
 SEEDS = (0, 1, 2)
 
 

@@ -48,13 +48,17 @@ from mage_services.tracking.tracker_worker import read_position, start
 from mage_services.view.run_watcher import last_line
 
 LEAST, BLOCK_S, PATIENCE_S = 0.97, 20.0, 600.0
+"""Bound on the ratio of steps per second, seconds of a block, and seconds after which a run or a
+watcher that has not begun is given up."""
 PARTS = ("view", "trackers", "both")
 LOCAL = (
     "WANDB_MODE=offline",
     "MLFLOW_TRACKING_URI=sqlite:///{}/mlflow.db",
     "TRACKIO_DIR={}/trackio",
 )
+# Environment variables that keep trackers on this machine; {} is a temporary folder.
 MANY_STEPS = 1_000_000
+"""More steps than the measurement takes; at its end the run is interrupted."""
 Seconds = dict[str, float]
 """CPU seconds by process."""
 Ratio = tuple[float, float, float]
@@ -87,6 +91,7 @@ def main() -> None:
         blocks = list(_blocks(run, names, given.parts * given.pairs))
     figures, ratio = {}, (0.0, 0.0, 0.0)
     for number, part in enumerate(given.parts):
+        # Watched blocks have odd numbers, and the parts take turns.
         places = range(2 * number + 1, len(blocks), 2 * len(given.parts))
         ratio = _ratio([block.rate for block in blocks], places)
         busy = _ratio([block.num_steps / _total_s(block) for block in blocks], places)

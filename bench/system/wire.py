@@ -40,8 +40,10 @@ from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
 
 NUM_TOKENS = 8192
 LIMIT_US = 100.0
+"""Largest allowed microseconds to encode and decode a trial as frames."""
 NUM_ROUNDS = 60
 ROUND_S = 0.02
+"""Seconds of a round of one call."""
 
 
 class Format(NamedTuple):

@@ -25,6 +25,7 @@ class Shape:
     turns_per_trial: int = 4
     """One episode of rock-paper-scissors."""
     mean_turn_s: float = 0.016
+    """Short, so that the benchmark is, and still long beside the milliseconds of a message."""
 
     def num_groups(self) -> int:
         return self.steps * self.groups_per_step
@@ -65,6 +66,7 @@ def draw_work(sigma: float, seed: int) -> Work:
     """Draw the seconds of every group from the names that actors give their trials."""
     pace = LogNormalPace(SHAPE.mean_turn_s, sigma, seed)
     trials = range(SHAPE.trials_per_group)
+    # As many as may have been granted when the last step is trained.
     num_groups = SHAPE.num_groups() + (SHAPE.max_staleness + 1) * SHAPE.groups_per_step
     groups = [max(pace(f"{grant}.0.{i}") for i in trials) for grant in range(num_groups)]
     return Work(pace, [SHAPE.turns_per_trial * turn_s for turn_s in groups])
@@ -73,7 +75,7 @@ def draw_work(sigma: float, seed: int) -> Work:
 def rule_alone_s(work: Work, max_staleness: int) -> float:
     """Return the seconds that the work takes under the real ledger if nothing else takes time."""
     ledger = Ledger(SHAPE.groups_per_step, max_staleness, trials_per_group=1)
-    task, step = Task("rps", "anybody", 0), -1
+    task, step = Task("rps", "anybody", 0), -1  # -1: the end of a step, no group's number
     now, is_training, ends = 0.0, False, list[tuple[float, int]]()
     while ledger.version < SHAPE.steps:
         while ledger.may_grant() and len(ledger.played_by("all")) < SHAPE.num_at_once():
