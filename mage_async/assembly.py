@@ -11,16 +11,18 @@ from msgspec import structs
 
 from mage_async import registry
 from mage_async.completion import Sampling
-from mage_async.config import policy
-from mage_async.config.policy import (
+from mage_async.config.schema import (
+    Config,
+    Embedded,
     FromData,
     FromScript,
     FromScriptIfAny,
     FromWinStay,
     Tiny,
     WarmStart,
+    check_widths,
+    data_files,
 )
-from mage_async.config.schema import Config, Embedded
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.catalogue import LOADERS, load
 from mage_async.environments.environment import Environment
@@ -191,9 +193,9 @@ def check_keys(config: Config) -> None:
     _check_memory(config, environment)
     _check_budget(config, environment, methods.self_play_share())
     methods.check()
-    policy.check(config.policy)
+    check_widths(config.policy)
     if isinstance(config.warm_start, FromData):
-        policy.data_files(config.warm_start.path)
+        data_files(config.warm_start.path)
 
 
 def check_room(config: Config) -> None:

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from bench.lib.baseline import ROOT, write_baseline
 from bench.lib.options import option_parser
-from mage_async.config.policy import Lora
+from mage_async.config.schema import Lora
 from mage_async.inference.arithmetic import Kind
 from mage_async.inference.model import Model, Rows
 from mage_async.inference.weights import as_weights

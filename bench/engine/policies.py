@@ -21,8 +21,7 @@ import torch
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.completion import Prompt, Sampling
-from mage_async.config.policy import Lora
-from mage_async.config.schema import Embedded
+from mage_async.config.schema import Embedded, Lora
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, advance_together
 from mage_async.inference.weight_fingerprint import difference, probe_logprobs

@@ -44,8 +44,7 @@ import torch
 from bench.engine.serving import random_model
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
-from mage_async.config.policy import Lora
-from mage_async.config.schema import Embedded
+from mage_async.config.schema import Embedded, Lora
 from mage_async.errors import WeightsRefused
 from mage_async.inference.architecture import read_architecture
 from mage_async.inference.arithmetic import ARITHMETICS

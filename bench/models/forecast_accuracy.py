@@ -26,7 +26,7 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.assembly import WORDS, environment_of
 from mage_async.config import config_file
-from mage_async.config.policy import Tiny
+from mage_async.config.schema import Tiny
 from mage_async.policy.load import build_tiny
 
 MOST_OFF = 0.25

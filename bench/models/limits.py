@@ -36,9 +36,7 @@ from bench.lib.baseline import write_baseline
 from bench.lib.learner_process import become_learner
 from bench.lib.options import option_parser
 from bench.models.made_up_trials import MEAN_TOKENS, OPENING, batch
-from mage_async.config.learning import Learner
-from mage_async.config.policy import Lora
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Learner, Lora
 from mage_async.learning.packing import TrainingSequence
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import load_policy

@@ -9,9 +9,7 @@ import torch
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Prompt, Sampling
 from mage_async.config import config_file
-from mage_async.config.learning import Learner
-from mage_async.config.policy import Lora
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Learner, Lora
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler

@@ -1,34 +1,489 @@
 """Define the configuration of a run: all sections in one struct.
 
-Every key has a default that suits a pretrained model; `mage_async/config/defaults.py` has those of
-a tiny policy where they differ.
+`mage_async/config/playing.py` has the sections of environment, trials, sampling and engine. Every
+key has a default that suits a pretrained model; `mage_async/config/defaults.py` has those of a tiny
+policy where they differ.
 """
 
 from hashlib import blake2s
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
-from msgspec import field
+from msgspec import Meta, field
 
-from mage_async.config.components import CREDITS, ESTIMATORS, AnyAdvantage, AnyCredit
-from mage_async.config.learning import Admission, Population
-from mage_async.config.learning import Learner as Learner
+from mage_async.config.components import (
+    CORRECTIONS,
+    CREDITS,
+    ESTIMATORS,
+    MATCHMAKERS,
+    TRACKERS,
+    WEIGHT_TRANSPORTS,
+    AnyAdvantage,
+    AnyCorrection,
+    AnyCredit,
+    AnyMatchmaker,
+    AnyTracker,
+    AnyWeightTransport,
+)
 from mage_async.config.playing import Embedded as Embedded
 from mage_async.config.playing import Environment, SamplingConfig, Transcript, TrialShape
 from mage_async.config.playing import Sglang as Sglang
-from mage_async.config.policy import AnyWarmStart
-from mage_async.config.policy import Pretrained as Pretrained
-from mage_async.config.policy import Tiny as Tiny
-from mage_async.config.running import (
-    Doctor,
-    Evaluation,
-    Hardware,
-    Journal,
-    Supervision,
-    Tracking,
-    Transport,
-)
-from mage_async.config.section import Natural, Section
+from mage_async.config.section import Count, Natural, NonNegative, Positive, Section, Share, Variant
 from mage_async.config.tables import METHOD_TABLES
+from mage_async.errors import ConfigError, PolicyError
+
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Names of the linear layers in a transformer block of the Llama family."""
+
+
+class Lora(Section):
+    """Low-rank adapters that are trained instead of the model's own weights (Hu et al. 2021,
+    arXiv 2106.09685). Optimizer state and checkpoints are then a small part of their usual size."""
+
+    rank: Count = 16
+    """Rank of an adapter."""
+    alpha: Positive = 32.0
+    """An adapter's output is scaled by `alpha / rank`."""
+    targets: list[str] = field(default_factory=lambda: [*LINEAR_LAYERS])
+    """Linear layers that get an adapter, by the last part of their name."""
+
+
+class Policy(Variant):
+    """The agent's weights."""
+
+    lora: Lora | None = None
+    """Adapters to train; None trains all weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which the learner trains. At learning rates of 1e-6 bfloat16 rounds updates to zero,
+    unless `learner.float32_masters` is on."""
+
+
+class Tiny(Policy, tag="tiny"):
+    """A model of Qwen3's architecture with random weights, built for the environment's words."""
+
+    hidden_size: Count = 64
+    """Width of the residual stream; a multiple of `heads`."""
+    layers: Count = 2
+    """Transformer blocks."""
+    heads: Count = 4
+    """Attention heads; a multiple of `kv_heads`."""
+    kv_heads: Count = 2
+    """Heads of keys and values."""
+    mlp_size: Count = 128
+    """Width of the MLP."""
+    rope_theta: Positive = 100.0
+    """Base of the rotary embedding."""
+
+
+class Pretrained(Policy, tag="pretrained"):
+    """A HuggingFace causal LM."""
+
+    source: str = ""
+    """Directory of the model, or its id on the hub. No other model is ever downloaded."""
+
+
+class WarmStart(Variant):
+    """Behaviour cloning before RL; without this section RL begins at once."""
+
+    steps: Natural = 150
+    """Steps of cloning before the gate is checked, over which the learning rate falls to a tenth.
+    0 is the same as no section."""
+    episodes: Count = 3
+    """Episodes of a cloned trial. A single-episode RL baseline sets more than `trial.episodes`,
+    so that it begins from the same policy."""
+    trials: Count = 3000
+    """Number of trials that are played to be cloned."""
+    batch_size: Count = 64
+    """Trials a step."""
+    learning_rate: Positive = 0.002
+    """AdamW's rate while cloning."""
+    gate: Share = 1.0
+    """Go on until the loss on observations in the last episode is at most this share of the loss in
+    the first episode: then the model uses earlier episodes. 1.0 is no gate."""
+    max_steps: Natural = 400
+    """Steps after which an unmet gate is an error; those beyond `steps` go on at a tenth of the
+    rate."""
+    cache: bool = True
+    """Keep the result under the user's cache directory, for later runs of the same warm start."""
+    threads: Count = 1
+    """Threads of the cloning: two are a quarter faster on two idle cores, and three times slower
+    than one on busy ones."""
+
+
+class FromScript(WarmStart, tag="script"):
+    """The environment's script plays."""
+
+    gate: Share = 0.8
+    """Go on until the loss on observations in the last episode is at most this share of the loss in
+    the first episode: then the model uses earlier episodes. 1.0 is no gate."""
+
+
+class FromScriptIfAny(FromScript, tag="auto"):
+    """The environment's script plays; if it has none, what "win_stay" does, or no warm start if
+    repeating what paid earns no more than random play."""
+
+
+class FromRandom(WarmStart, tag="random"):
+    """Random legal play, which teaches the form of a trial and what the environment answers."""
+
+
+class FromWinStay(WarmStart, tag="win_stay"):
+    """A player without knowledge of the task, which repeats an action that paid in an earlier
+    episode and tries another one where none did: it teaches to look earlier episodes up. Nothing is
+    cloned if it earns no more than random play, or if a trial takes long."""
+
+    steps: Natural = 200
+    """Steps of cloning after the gate has opened, over which the learning rate falls to a tenth. 0
+    is the same as no section."""
+    gate: Share = 0.5
+    """The learning rate is constant until the loss on repeated actions is at most this share of the
+    loss on actions that are only tried: then the model looks earlier episodes up."""
+    max_steps: Natural = 800
+    """Steps after which the learning rate falls although the gate is shut."""
+    trials: Count = 1000
+    """Number of trials that are played to be cloned."""
+    batch_size: Count = 32
+    """Trials a step."""
+    learning_rate: Positive = 0.004
+    """AdamW's rate while cloning."""
+
+
+class FromBest(WarmStart, tag="best"):
+    """The best of the model's own trials: those with the largest return of the last episode."""
+
+    kept: Share = 0.1
+    """Share of the trials that is cloned, at least one trial."""
+
+
+class FromData(WarmStart, tag="data"):
+    """A data set: rows with `messages`, of which what the assistant says is cloned, or with
+    `text`, which is cloned whole."""
+
+    path: str = ""
+    """A file of JSON lines or Parquet, or a folder of such files, as HuggingFace's hub has them and
+    `mage journal --export` writes them."""
+
+
+DATA_ENDINGS = (".jsonl", ".parquet")
+"""Endings of the names of a data set's files."""
+AnyWarmStart = FromScriptIfAny | FromScript | FromRandom | FromWinStay | FromBest | FromData
+
+
+def check_widths(policy: Policy) -> None:
+    """Refuse a tiny model whose widths do not divide.
+
+    Raises:
+        ConfigError: they do not divide; the error has the keys and their values.
+    """
+    if not isinstance(policy, Tiny):
+        return
+    if policy.heads % policy.kv_heads or policy.hidden_size % policy.heads:
+        raise ConfigError(
+            "policy: hidden_size must be a multiple of heads, and heads of kv_heads; "
+            f"got {policy.hidden_size}, {policy.heads}, {policy.kv_heads}"
+        )
+
+
+def data_files(path: str) -> list[Path]:
+    """Return the files of a data set: the file at `path`, or all files in and below a folder.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    place = Path(path)
+    files = sorted(place.rglob("*")) if place.is_dir() else [place]
+    found = [file for file in files if file.suffix in DATA_ENDINGS and file.is_file()]
+    if not path or not found:
+        raise ConfigError(
+            f"warm_start.path = {path!r}: no data set is there: give a file that ends in "
+            f"{' or '.join(DATA_ENDINGS)}, or a folder of such files"
+        )
+    return found
+
+
+def check_source(policy: Policy) -> None:
+    """Refuse a `policy.source` that is neither a model directory nor a hub id.
+
+    Raises:
+        PolicyError: as `local_policy`.
+    """
+    if isinstance(policy, Pretrained):
+        local_policy(policy.source)
+
+
+def local_policy(source: str) -> Path | None:
+    """Return the model directory that a source names, or None for a hub id.
+
+    Raises:
+        PolicyError: no source is given, or it is a path at which there is no model.
+    """
+    if not source:
+        raise PolicyError(
+            "policy.source is not set: give the directory of a model, or its id on the hub, or set "
+            'policy.kind = "tiny" for a small model that is built for the environment'
+        )
+    if Path(source).is_dir():
+        if not (Path(source) / "config.json").is_file():
+            raise PolicyError(
+                f"{source}: no config.json, so this is no HuggingFace model directory"
+            )
+        return Path(source).resolve()
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise PolicyError(f"policy.source {source!r} is no directory; give one, or a hub id")
+    return None
+
+
+Keep = Literal["newest", "best", "spread"]
+
+
+class Admission(Section):
+    """How many groups are in flight, and how stale they may become."""
+
+    groups_per_step: Count = 16
+    """Groups in the batch of a step."""
+    trials_per_group: Count = 8
+    """Trials of one task, which are compared with each other."""
+    rule: Literal[
+        "sync", "one_step", "count", "window", "strict", "drop", "slots", "overtake", "unbounded"
+    ] = "slots"
+    """Rule by which groups are granted to actors and accepted into a batch;
+    `mage_async/admission/policies.py` states the guarantee of each."""
+    max_staleness: Natural = 2
+    """Bound on the staleness of a group, in steps; the rules "slots" and "overtake" never exceed
+    it."""
+    replaced_groups: Natural = 0
+    """Most groups of a step that are dropped because all their trials earned the same in every
+    episode, and are replaced by new ones (dynamic sampling of DAPO, arXiv 2503.14476): compared
+    with each other, such trials teach nothing. 0 replaces none."""
+    max_groups_in_play: Count = 1024
+    """Most groups that are played at a time (granted and not complete); the contexts of the actors'
+    engines limit them too."""
+    over_age_target: Share = 1.0
+    """Largest share of tokens that is predicted to exceed `max_staleness`; fewer groups are granted
+    to stay below it (`mage_async/admission/concurrency.py`). 1 is no bound."""
+    lag: Annotated[int, Meta(ge=0, le=256)] = 0
+    """Steps by which the weights of actors lag behind the newest, which adds staleness without
+    changing the speed; for experiments. As many versions are kept."""
+    grant_deadline_s: Positive = 600.0
+    """Seconds after which an unfinished group is granted again."""
+
+
+class Population(Section):
+    """What the agent meets in training: task variants of the environment, called members, and past
+    versions of its own policy as opponents."""
+
+    matchmaker: AnyMatchmaker = MATCHMAKERS.load("decks")()
+    """How the member that a group meets is chosen."""
+    mixed_groups: bool = False
+    """Whether each trial of a group meets a member of its own, drawn at random. For ablations: in
+    MAGE all trials of a group meet one opponent."""
+    rivals: Share = 0.0
+    """Share of groups that meet a past policy, in the opponent's seat, instead of a member; only
+    the agent's side is trained on."""
+    every: Natural = 0
+    """Number of steps between two versions that are kept as past policies; with 0 the only past
+    policy is the newest version (self-play)."""
+    kept: Count = 8
+    """Most past policies at once."""
+    keep: Keep = "spread"
+    """Which past policies stay if there are more: the newest, the best rated, or some spread over
+    the run."""
+    rivals_remember: bool = False
+    """Whether a past policy remembers the trial's earlier episodes and writes reflections, as the
+    agent does; if not, each episode is its first one."""
+
+
+class Learner(Section):
+    """The optimisation, with AdamW."""
+
+    steps: Natural = 200
+    """Steps of the run; each makes one policy version."""
+    minibatches: Count = 8
+    """Optimizer updates per step."""
+    learning_rate: Positive = 2e-6
+    """Learning rate after the warm-up."""
+    final_learning_rate: NonNegative = 0.0
+    """Learning rate at the last step, to which it falls linearly."""
+    warmup_steps: Natural = 10
+    """Steps over which the learning rate grows from 0."""
+    correction: AnyCorrection = CORRECTIONS.load("decoupled")()
+    """The loss on stale tokens."""
+    average: Literal["token", "trial", "turn"] = "token"
+    """How the policy loss is averaged. "token": over all tokens of an update. "trial": over the
+    tokens of each trial, then over trials (GRPO). "turn": over the tokens of each turn, then over
+    the turns of each kind in a trial, then over trials (arXiv 2503.09501). KL term and entropy
+    bonus are always means over tokens."""
+    kl: NonNegative = 0.0
+    """Weight of the KL divergence from the initial policy, estimated by k3 per token in nats;
+    with 0 no second model is in memory."""
+    entropy: NonNegative = 0.0
+    """Weight of the entropy bonus at the first step, per nat of a sampled token's entropy."""
+    final_entropy: NonNegative = 0.0
+    """Weight of the entropy bonus at the last step, to which it changes linearly."""
+    entropy_ceiling: NonNegative = 0.0
+    """Entropy in nats above which a token gets no bonus; 0 is no ceiling. With stale data a
+    bonus acts at once and the rewards against it later, so entropy can run away (Skywork-OR1,
+    arXiv 2505.22312, stops the bonus by the batch's mean)."""
+    max_tokens_per_microbatch: Natural = 0
+    """Most tokens of one forward pass. A larger minibatch is split into micro-batches whose
+    gradients add up. 0 is no bound; otherwise at least `engine.max_tokens`."""
+    shared_opening: bool = False
+    """Compute the tokens that all sequences of a micro-batch begin with (the chat's first turn:
+    rules and first observation) only once, in the warm start too; the gradient is the same."""
+    activation_checkpointing: bool = False
+    """Keep one activation per layer and recompute the others in the backward pass: a small part of
+    the memory for a third more time."""
+    float32_masters: bool = False
+    """With `policy.dtype = "bfloat16"`, let the optimizer update a float32 copy of each trained
+    weight and round it into the model: 8 more bytes per weight, and no update is rounded to
+    zero."""
+    optimizer_state: Literal["full", "8bit"] = "full"
+    """AdamW's two moments, in the type of the trained weights or in one byte each by torchao (`pip
+    install "mage_async[8bit]"`): 2 bytes per trained weight instead of 8 in float32."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """Precision of products of float32 matrices, as in PyTorch's `set_float32_matmul_precision`: on
+    a GPU "high" is TF32, with 10 bits of mantissa. Products in bfloat16 do not change."""
+    grad_clip: Positive = 1.0
+    """Largest norm of the gradient."""
+    beta2: Share = 0.99
+    """AdamW's decay of the second moment; that of the first is 0.9."""
+    weight_decay: NonNegative = 0.0
+    """AdamW's weight decay."""
+    checkpoint_every: Count = 20
+    """Steps between checkpoints."""
+    keep_checkpoints: Count = 2
+    """Number of checkpoints that are kept."""
+    device: Annotated[str, Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    """"cpu", or a GPU: "cuda:0"."""
+    threads: Count = 4
+    """Threads of the learner's process, or of each rank."""
+    ranks: Count = 1
+    """Processes of this machine over which weights, gradients and optimizer state are sharded
+    (`--learner N`). On GPUs, rank 0 has `device` and each further rank the next one."""
+
+
+def check_installed(learner: Learner) -> None:
+    """Refuse 8-bit moments if torchao is not installed.
+
+    Raises:
+        ConfigError: with the extra.
+    """
+    if learner.optimizer_state == "8bit" and find_spec("torchao") is None:
+        raise ConfigError(
+            'learner.optimizer_state = "8bit" needs the package torchao, which is not installed: '
+            "pip install 'mage_async[8bit]', or leave the key out"
+        )
+
+
+SignatureName = Literal[
+    "not_finite",
+    "no_variance",
+    "truncation",
+    "invalid_actions",
+    "entropy_collapse",
+    "entropy_runaway",
+    "off_policy",
+    "engine_mismatch",
+    "over_bound",
+    "format_gaming",
+    "member_failing",
+    "selection",
+    "disk_soon_full",
+    "learner_starving",
+    "actors_starving",
+]
+"""Faults that show while a run trains; `mage_async/doctor/signatures.py` explains each."""
+
+GPU = Literal[
+    "", "t4", "v100", "l4", "rtx4090", "l40s", "a100_40", "a100_80", "h100", "h200", "b200"
+]
+"""GPU models of `mage_async/plan/plan.py`."""
+
+
+class Hardware(Section):
+    """The machine that the run is meant for."""
+
+    gpu: GPU = ""
+    """Model of every GPU that the configuration names, for `mage plan` and the memory check
+    before a launch; "" is the model of this machine's GPU."""
+
+
+class Evaluation(Section):
+    """Evaluation while training (the curve), and after it with controls."""
+
+    every: Natural = 20
+    """Steps between points of the curve; 0 is no curve."""
+    trials: Count = 128
+    """Trials of a point, from each split."""
+    final_trials: Count = 512
+    """Trials of each final set."""
+    episodes: Count = 3
+    """Episodes of an evaluated trial; unless it is given, as many as `trial.episodes`, where those
+    are at least 2."""
+
+
+class Transport(Section):
+    """Communication between the learner and its peers."""
+
+    address: str = "ipc"
+    """Address of the learner: "ipc" (a private socket file), or tcp://HOST:PORT."""
+    keys: str = ""
+    """Directory of keys for CURVE, ZeroMQ's encryption, made by `mage keys new`; "" is none, which
+    needs HOST 127.0.0.1."""
+    weights: AnyWeightTransport = WEIGHT_TRANSPORTS.load("disk")()
+    """How weights reach the engines."""
+
+
+class Journal(Section):
+    """The journal of grants, trials and steps on disk."""
+
+    max_bytes: Count = 32_000_000_000
+    """Size at which no trial is accepted until there is space again. From half of it on, and on a
+    full disk, segments that a checkpoint has made unnecessary are deleted."""
+
+
+class Supervision(Section):
+    """Restarts of the run's processes."""
+
+    max_restarts: Natural = 3
+    """Restarts of one process before the run ends."""
+    silence_s: Positive = 60.0
+    """Seconds without a heartbeat after which a process counts as dead."""
+
+
+class Doctor(Section):
+    """The doctor examines every step for signs that a run goes wrong. The processes of one run may
+    have different values in this table."""
+
+    halt: list[SignatureName] = field(default_factory=list)
+    """Signatures that end the run when they are found, so that it can be resumed with other keys.
+    A signature found before a run was resumed does not end it again."""
+
+
+# A section with one optional table per registered tracker, so that a new tracker needs no line
+# here. A type checker cannot evaluate `defstruct`, and sees a section without keys.
+if TYPE_CHECKING:
+    _TrackerTables = Section
+else:
+    _TrackerTables = msgspec.defstruct(
+        "_TrackerTables",
+        [(name, TRACKERS.load(name) | None, None) for name in TRACKERS],
+        bases=(Section,),
+        frozen=True,
+    )
+
+
+class Tracking(_TrackerTables):
+    """Trackers that are sent a run's metrics, each by a process of its own. None by default: then
+    nothing is sent anywhere."""
+
+    own: AnyTracker | None = None
+    """A tracker of your own: `tracking.own.kind = "my_tracker:Mine"`."""
+    wait_s: NonNegative = 0.0
+    """Seconds that the end of a run waits for trackers at most. Without waiting they end within a
+    minute of the run; a container, which ends with the command, wants 30."""
 
 
 class Config(Section):

@@ -647,7 +647,7 @@ SIGNATURES = {
     ),
 }
 """All signatures by name. Those that look at steps can halt a run, and are listed once more in
-`SignatureName` of `mage_async/config/running.py`.
+`SignatureName` of `mage_async/config/schema.py`.
 """
 
 

@@ -22,8 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from mage_async.config.learning import check_installed
-from mage_async.config.schema import Learner
+from mage_async.config.schema import Learner, check_installed
 from mage_async.errors import RunError
 
 KEY = "masters"

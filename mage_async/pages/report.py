@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mage_async.config import config_file
-from mage_async.config.learning import Admission
+from mage_async.config.schema import Admission
 from mage_async.doctor import examine
 from mage_async.pages.charts import (
     FATE_COLOURS,

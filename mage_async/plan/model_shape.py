@@ -12,8 +12,7 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from mage_async.assembly import WORDS, environment_of
-from mage_async.config.policy import local_policy
-from mage_async.config.schema import Config, Tiny
+from mage_async.config.schema import Config, Tiny, local_policy
 from mage_async.errors import PolicyError
 from mage_async.learning.attention import NAME
 from mage_async.methods.method import Methods

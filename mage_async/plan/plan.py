@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mage_async.config.running import GPU
-from mage_async.config.schema import Config, Embedded, Pretrained
+from mage_async.config.schema import GPU, Config, Embedded, Pretrained
 from mage_async.errors import ConfigError
 from mage_async.plan.does_it_fit import ENGINE_BYTES, LEARNER_BYTES
 from mage_async.plan.model_shape import Shape, shape_of

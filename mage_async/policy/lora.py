@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from mage_async.config.policy import Lora
-from mage_async.config.schema import Config, Embedded
+from mage_async.config.schema import Config, Embedded, Lora
 from mage_async.errors import PolicyError
 from mage_async.learning.adapters import ADAPTER, adapted_layers, trained_tensors
 from mage_async.learning.roles import route

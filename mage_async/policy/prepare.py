@@ -22,7 +22,8 @@ from mage_async.assembly import (
     trial_config_of,
     with_warm_start,
 )
-from mage_async.config.policy import (
+from mage_async.config.schema import (
+    Config,
     FromBest,
     FromData,
     FromRandom,
@@ -33,7 +34,6 @@ from mage_async.config.policy import (
     data_files,
     local_policy,
 )
-from mage_async.config.schema import Config
 from mage_async.errors import PolicyError, TrialFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods, overriding

@@ -21,8 +21,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from mage_async.assembly import environment_of, trial_config_of
-from mage_async.config.policy import FromBest, FromWinStay, WarmStart, data_files
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, FromBest, FromWinStay, WarmStart, data_files
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, play_trials

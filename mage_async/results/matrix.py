@@ -18,8 +18,7 @@ from typing import Any
 from mage_async.admission.staleness_metrics import OLDEST_AGE
 from mage_async.assembly import check, with_warm_start
 from mage_async.config import config_file
-from mage_async.config.policy import check_source
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, check_source
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_document, read_records

@@ -24,7 +24,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from mage_async.config.learning import Keep, Population
+from mage_async.config.schema import Keep, Population
 from mage_async.environments.environment import Facts
 from mage_async.trajectory import Group
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from mage_async.config.learning import Population
+from mage_async.config.schema import Population
 from mage_async.environments.environment import Environment, Split
 from mage_async.environments.mix import Mix, MixComponent
 from mage_async.tasks.league import ITSELF, League, name_of

@@ -10,7 +10,7 @@ import msgspec
 
 from mage_async.assembly import WORDS, environment_of
 from mage_async.config import config_file
-from mage_async.config.policy import Pretrained
+from mage_async.config.schema import Pretrained
 from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer

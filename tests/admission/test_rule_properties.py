@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.admission.policies import POLICIES, AdmissionState, take_from_window
-from mage_async.config.learning import Admission
+from mage_async.config.schema import Admission
 from tests.helpers.flow_simulation import Workload, simulate
 
 DONE, PLAYED = True, False

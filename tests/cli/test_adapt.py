@@ -9,7 +9,7 @@ import pytest
 
 from mage_async.assembly import WORDS, environment_of
 from mage_async.config import config_file
-from mage_async.config.policy import Tiny
+from mage_async.config.schema import Tiny
 from mage_async.policy.load import build_tiny
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli.adapt import _num_tasks, add_arguments

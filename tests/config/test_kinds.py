@@ -13,9 +13,7 @@ from msgspec.structs import replace
 
 from mage_async.assembly import check
 from mage_async.config import config_file, defaults
-from mage_async.config.learning import AnyCorrection
-from mage_async.config.policy import Lora
-from mage_async.config.schema import Config, Embedded, Pretrained, Sglang, Tiny
+from mage_async.config.schema import AnyCorrection, Config, Embedded, Lora, Pretrained, Sglang, Tiny
 from mage_async.config.tables import kinds
 from mage_async.errors import ConfigError
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.config.policy import local_policy
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, local_policy
 from mage_async.errors import PolicyError
 from mage_services.cli.main import EXIT_USAGE, main
 

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from mage_async.config import config_file
-from mage_async.config.running import SignatureName
+from mage_async.config.schema import SignatureName
 from mage_async.doctor import SIGNATURES, Finding
 from tests.doctor.sick_runs import ONSET, SICKNESSES, Record, doctor, healthy, made_sick
 

@@ -16,8 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mage_async.completion import Completion, Prompt, Sampling
-from mage_async.config.policy import Lora
-from mage_async.config.schema import Embedded
+from mage_async.config.schema import Embedded, Lora
 from mage_async.errors import WeightsRefused
 from mage_async.inference import scheduler as scheduler_module
 from mage_async.inference.model import RoutedLayer, Share, forward_together

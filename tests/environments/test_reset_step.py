@@ -10,8 +10,7 @@ import pytest
 
 from mage_async.assembly import check, environment_of, with_warm_start
 from mage_async.config import config_file
-from mage_async.config.policy import FromScript, FromWinStay
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, FromScript, FromWinStay
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Outcome
 from mage_async.environments.user_calls import settled

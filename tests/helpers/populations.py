@@ -3,7 +3,7 @@
 import numpy as np
 
 from mage_async.config.components import MATCHMAKERS
-from mage_async.config.learning import Keep, Population
+from mage_async.config.schema import Keep, Population
 from mage_async.environments.games.kuhn import Kuhn
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn

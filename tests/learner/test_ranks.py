@@ -11,7 +11,7 @@ import torch
 
 from mage_async.assembly import check
 from mage_async.config import config_file
-from mage_async.config.learning import AnyCorrection
+from mage_async.config.schema import AnyCorrection
 from mage_async.config.tables import kinds
 from mage_async.errors import ConfigError, RunError
 from mage_async.learning.forward import layers_of

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.config.learning import AnyCorrection
+from mage_async.config.schema import AnyCorrection
 from mage_async.config.tables import kinds
 from mage_async.learning.corrections import Tokens
 

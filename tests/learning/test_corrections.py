@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mage_async.config import config_file
-from mage_async.config.learning import AnyCorrection
+from mage_async.config.schema import AnyCorrection
 from mage_async.config.tables import kinds
 from mage_async.learning.corrections import (
     AgeMask,

@@ -10,9 +10,7 @@ from transformers import Qwen3ForCausalLM
 
 from mage_async.assembly import check
 from mage_async.config import config_file
-from mage_async.config.learning import Learner
-from mage_async.config.policy import Lora
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Learner, Lora
 from mage_async.errors import ConfigError, RunError
 from mage_async.learning.packing import SampledTokens, TrainingSequence
 from mage_async.learning.trainer import Trainer

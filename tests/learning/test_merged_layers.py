@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.config.policy import Lora
+from mage_async.config.schema import Lora
 from mage_async.inference.model import Model
 from mage_async.inference.weights import as_weights
 from mage_async.learning import merged_layers as tested

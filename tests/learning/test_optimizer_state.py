@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mage_async.config import config_file, learning
-from mage_async.config.learning import Learner, check_installed
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Learner, check_installed
 from mage_async.errors import ConfigError, RunError
 from mage_async.learning.optimizer import optimizer_of, set_rate
 from mage_async.learning.trainer import Trainer

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mage_async.config import config_file
-from mage_async.config.policy import Lora
+from mage_async.config.schema import Lora
 from mage_async.learning.adapters import trained_tensors
 from mage_async.learning.attention import NAME
 from mage_async.learning.packing import TokenRow, TrainingSequence, split_minibatch

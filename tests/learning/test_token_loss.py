@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mage_async.config import config_file
-from mage_async.config.learning import AnyCorrection
+from mage_async.config.schema import AnyCorrection
 from mage_async.config.tables import kinds
 from mage_async.learning.corrections import Clipped, Tokens
 from mage_async.learning.token_loss import HeadInputs, corrected_loss

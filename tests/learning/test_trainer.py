@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from transformers import Qwen3ForCausalLM
 
 from mage_async.config import config_file
-from mage_async.config.learning import AnyCorrection
+from mage_async.config.schema import AnyCorrection
 from mage_async.config.tables import kinds
 from mage_async.learning.forward import head_inputs
 from mage_async.learning.packing import MicroBatch, SampledTokens, TrainingSequence, sequences_of

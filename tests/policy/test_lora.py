@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mage_async.config import config_file
-from mage_async.config.policy import Lora
+from mage_async.config.schema import Lora
 from mage_async.errors import PolicyError
 from mage_async.learning.adapters import adapted_layers, merged_tensors, trained_tensors
 from mage_async.learning.attention import NAME

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from mage_async import algorithm
 from mage_async.assembly import WORDS, check_keys, environment_of
 from mage_async.config import config_file
-from mage_async.config.policy import FromScript, Tiny
+from mage_async.config.schema import FromScript, Tiny
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.load import build_tiny, load_policy

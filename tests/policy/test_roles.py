@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from mage_async.completion import Prompt, Sampling, with_roles
 from mage_async.config import config_file
-from mage_async.config.policy import Lora
+from mage_async.config.schema import Lora
 from mage_async.errors import PolicyError
 from mage_async.inference.architecture import read_architecture
 from mage_async.inference.model import Model

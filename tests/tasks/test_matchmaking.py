@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from mage_async.config.learning import Population
+from mage_async.config.schema import Population
 from mage_async.environments.games.kuhn import Kuhn
 from mage_async.environments.games.rps import Rps
 from mage_async.tasks.league import ITSELF, League, version_of

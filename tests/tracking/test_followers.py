@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.config.running import Tracking
+from mage_async.config.schema import Tracking
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mage_async.completion import SECOND_ROLE
-from mage_async.config.policy import Lora
+from mage_async.config.schema import Lora
 from mage_async.inference.weight_fingerprint import (
     BLOCK_BYTES,
     MERGED_ROW_TOLERANCES,

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from mage_async.config.policy import Lora
+from mage_async.config.schema import Lora
 from mage_async.inference.weight_fingerprint import AdapterBase
 from mage_async.inference.weights import DOWN, UP
 from mage_async.learning.adapters import ADAPTER, adapted_layers, adapter_tensors, base_tensors

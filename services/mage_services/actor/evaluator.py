@@ -20,8 +20,7 @@ from typing import Any
 import msgspec
 
 from mage_async.assembly import environment_of, trial_config_of
-from mage_async.config.policy import Tiny
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Tiny
 from mage_async.environments.environment import Environment, Split
 from mage_async.environments.mix import Mix
 from mage_async.environments.options import harder

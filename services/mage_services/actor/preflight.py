@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mage_async.config import config_file
-from mage_async.config.policy import local_policy
-from mage_async.config.schema import Config, Pretrained, Tiny
+from mage_async.config.schema import Config, Pretrained, Tiny, local_policy
 from mage_async.errors import ConfigError, DeterministicFailure, MageError
 from mage_async.plan.does_it_fit import (
     Contexts,

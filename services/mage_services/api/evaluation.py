@@ -13,8 +13,7 @@ import msgspec
 
 from mage_async.assembly import environment_of
 from mage_async.config import config_file
-from mage_async.config.policy import Tiny
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Tiny
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
 from mage_async.pages.report import render

@@ -17,9 +17,7 @@ import uvloop
 
 from mage_async.assembly import check_keys, check_room, with_warm_start
 from mage_async.config import config_file
-from mage_async.config.learning import check_installed
-from mage_async.config.policy import check_source
-from mage_async.config.schema import Config, Embedded, Pretrained
+from mage_async.config.schema import Config, Embedded, Pretrained, check_installed, check_source
 from mage_async.doctor import Doctor
 from mage_async.environments.catalogue import file_name
 from mage_async.errors import ConfigError, Halted, MageError, RunError, RunFailed

@@ -138,8 +138,7 @@ def _value(declared: Any) -> str:
 def _chat(config: "Config", environment: "Environment", folder: Path) -> "ChatFormat":
     """Return the policy's chat format; without a model on this machine, the tiny one's."""
     from mage_async.assembly import WORDS
-    from mage_async.config.policy import local_policy
-    from mage_async.config.schema import Pretrained
+    from mage_async.config.schema import Pretrained, local_policy
     from mage_async.inference.chat_files import load_chat
     from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 

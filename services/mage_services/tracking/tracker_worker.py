@@ -32,7 +32,7 @@ import msgspec
 
 from mage_async.config import config_file
 from mage_async.config.components import TRACKERS, component
-from mage_async.config.running import Tracking
+from mage_async.config.schema import Tracking
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, read_document, read_lines, write_whole
