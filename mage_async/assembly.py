@@ -25,11 +25,10 @@ from mage_async.config.schema import (
 )
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.catalogue import LOADERS, load
-from mage_async.environments.environment import Environment
+from mage_async.environments.environment import Environment, check_disjoint
 from mage_async.environments.mix import Mix
 from mage_async.environments.options import curriculum
 from mage_async.environments.rehearsal import check_declared, is_rehearsed
-from mage_async.environments.splits import check_disjoint
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError, ContextFull
 from mage_async.methods.method import Advisers, Methods, overriding

@@ -17,11 +17,10 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from mage_async.environments.environment import Split
+from mage_async.environments.environment import HELDOUT_EVERY, Split, numbered
 from mage_async.environments.games.text_game import TextGames, import_engine
 from mage_async.environments.loaders.loader import IsolatedRandomState
 from mage_async.environments.options import check_whole
-from mage_async.environments.splits import HELDOUT_EVERY, numbered
 from mage_async.errors import ConfigError, EnvironmentFault
 
 NEEDS = {

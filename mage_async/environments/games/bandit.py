@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mage_async.environments.environment import Chance, Outcome, Split
+from mage_async.environments.environment import Chance, Outcome, Split, split_by
 from mage_async.environments.games.game import (
     Game,
     SoloPlay,
@@ -20,7 +20,6 @@ from mage_async.environments.games.game import (
     num_equal,
 )
 from mage_async.environments.options import check_whole
-from mage_async.environments.splits import split_by
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

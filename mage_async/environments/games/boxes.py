@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from mage_async.environments.environment import Chance, Outcome, Split
+from mage_async.environments.environment import Chance, Outcome, Split, split_by
 from mage_async.environments.games.game import (
     Game,
     SoloPlay,
@@ -23,7 +23,6 @@ from mage_async.environments.games.game import (
     num_equal,
 )
 from mage_async.environments.options import check_one_of, check_whole
-from mage_async.environments.splits import split_by
 from mage_async.trajectory import Task
 
 BUTTONS = ("left", "right")

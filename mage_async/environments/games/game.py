@@ -19,9 +19,10 @@ from mage_async.environments.environment import (
     Play,
     Script,
     Split,
+    Splits,
+    V,
 )
 from mage_async.environments.scripted_returns import NUM_TRIALS, scripted_returns
-from mage_async.environments.splits import Splits, V
 from mage_async.errors import EnvironmentFault
 
 P = TypeVar("P", bound=Play)

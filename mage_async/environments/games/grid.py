@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-from mage_async.environments.environment import Chance, Outcome, Play, Split
+from mage_async.environments.environment import (
+    HELDOUT_EVERY,
+    Chance,
+    Outcome,
+    Play,
+    Split,
+    split_by,
+)
 from mage_async.environments.games.game import (
     COLUMNS,
     DIRECTIONS,
@@ -29,7 +36,6 @@ from mage_async.environments.games.game import (
     step,
 )
 from mage_async.environments.options import check_one_of, check_whole
-from mage_async.environments.splits import HELDOUT_EVERY, split_by
 from mage_async.trajectory import Task
 
 GOAL, REACHED, OVER, INVALID = "goal", "reached", "over", "invalid"

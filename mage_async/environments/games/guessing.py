@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from string import ascii_lowercase
 
-from mage_async.environments.environment import Chance, Outcome, Split
+from mage_async.environments.environment import HELDOUT_EVERY, Chance, Outcome, Split, split_by
 from mage_async.environments.games.game import (
     Game,
     SoloPlay,
@@ -24,7 +24,6 @@ from mage_async.environments.games.game import (
     num_equal,
 )
 from mage_async.environments.options import check_whole
-from mage_async.environments.splits import HELDOUT_EVERY, split_by
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

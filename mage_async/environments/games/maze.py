@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import MappingProxyType
 
-from mage_async.environments.environment import Chance, Ladders, Outcome, Split
+from mage_async.environments.environment import Chance, Ladders, Outcome, Split, numbered
 from mage_async.environments.games.game import (
     COLUMNS,
     DIRECTIONS,
@@ -27,7 +27,6 @@ from mage_async.environments.games.game import (
     step,
 )
 from mage_async.environments.options import check_whole
-from mage_async.environments.splits import numbered
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

@@ -14,7 +14,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from mage_async.environments.environment import Belief, Chance, Outcome, Play, Split
+from mage_async.environments.environment import Belief, Chance, Outcome, Play, Split, split_by
 from mage_async.environments.games.game import (
     Game,
     SoloPlay,
@@ -23,7 +23,6 @@ from mage_async.environments.games.game import (
     is_number,
     num_equal,
 )
-from mage_async.environments.splits import split_by
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

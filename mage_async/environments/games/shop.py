@@ -19,10 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mage_async.environments.environment import Chance, Outcome, Split
+from mage_async.environments.environment import Chance, Outcome, Split, hold_out
 from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of
 from mage_async.environments.options import check_whole
-from mage_async.environments.splits import hold_out
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from mage_async.environments.environment import Chance, Outcome, Split
+from mage_async.environments.environment import Chance, Outcome, Split, named
 from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of
 from mage_async.environments.loaders.loader import IsolatedRandomState
-from mage_async.environments.splits import named
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

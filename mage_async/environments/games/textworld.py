@@ -14,10 +14,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from mage_async.environments.environment import numbered
 from mage_async.environments.games.text_game import TextGames, import_engine
 from mage_async.environments.loaders.loader import IsolatedRandomState
 from mage_async.environments.options import check_one_of, check_whole
-from mage_async.environments.splits import numbered
 
 CHALLENGES: dict[str, dict[str, Any]] = {
     "tw-simple": {"rewards": "dense", "goal": "brief", "test": False},

@@ -22,7 +22,10 @@ from mage_async.environments.environment import (
     Script,
     Side,
     Split,
+    Splits,
+    named,
     other,
+    split_by,
 )
 from mage_async.environments.games.game import Game, TrialScript, facts_of, in_rows
 from mage_async.environments.games.openspiel_policies import (
@@ -36,7 +39,6 @@ from mage_async.environments.games.openspiel_policies import (
     searcher,
 )
 from mage_async.environments.options import check_one_of
-from mage_async.environments.splits import Splits, named, split_by
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mage_async.environments.environment import HELDOUT_EVERY
 from mage_async.environments.loaders.loader import (
     SERVER_RULES,
     TURNS,
@@ -21,7 +22,6 @@ from mage_async.environments.loaders.loader import (
     texts_of,
 )
 from mage_async.environments.options import check_whole
-from mage_async.environments.splits import HELDOUT_EVERY
 from mage_async.errors import CapacityReached, EnvironmentFault
 
 # AgentGym's messages: JSON over HTTP, one POST each, about one environment of the server.

@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from mage_async.environments.environment import Split
+from mage_async.environments.environment import HELDOUT_EVERY, Split
 from mage_async.environments.options import check_whole
-from mage_async.environments.splits import HELDOUT_EVERY
 from mage_async.errors import ConfigError
 
 TURNS = 32

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from mage_async.environments.environment import HELDOUT_EVERY
 from mage_async.environments.loaders.loader import (
     IsolatedRandomState,
     NumberedTasks,
@@ -15,7 +16,6 @@ from mage_async.environments.loaders.loader import (
     library,
 )
 from mage_async.environments.options import check_whole
-from mage_async.environments.splits import HELDOUT_EVERY
 from mage_async.environments.user_calls import own_code
 from mage_async.errors import ConfigError
 
