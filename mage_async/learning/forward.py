@@ -11,10 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from mage_async.learning.adapters import has_wide_adapters
+from mage_async.learning.adapters import give_roles, has_wide_adapters
 from mage_async.learning.merged_layers import merged_layers
 from mage_async.learning.packing import TokenRow
-from mage_async.learning.roles import give_roles
 from mage_async.learning.token_loss import HeadInputs
 
 SHARDED = "sharded_body"

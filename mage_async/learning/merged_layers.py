@@ -43,10 +43,9 @@ from mage_async.inference.architecture import (
     rotations,
 )
 from mage_async.inference.weights import paired, unpaired
-from mage_async.learning.adapters import adapted_layers, has_adapters, merge
+from mage_async.learning.adapters import adapted_layers, has_adapters, has_roles, merge
 from mage_async.learning.attention import Boundaries, placed
 from mage_async.learning.packing import TokenRow
-from mage_async.learning.roles import has_roles
 
 Gradients = tuple[Tensor | None, ...]
 ATTRIBUTE = "merged_layers"

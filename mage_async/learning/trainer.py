@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from mage_async.admission.staleness_metrics import TokenAges, staleness_metrics
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
-from mage_async.learning.adapters import adapted_layers, without_adapters
+from mage_async.learning.adapters import adapted_layers, backward, without_adapters
 from mage_async.learning.corrections import Surrogate, Vcpo
 from mage_async.learning.forward import checkpoint_activations, head_inputs
 from mage_async.learning.optimizer import (
@@ -35,7 +35,6 @@ from mage_async.learning.packing import (
     training_sequences,
 )
 from mage_async.learning.rank_orders import Ranks
-from mage_async.learning.roles import backward
 from mage_async.learning.token_loss import CorrectedLoss, HeadInputs, LossTerm, corrected_loss
 from mage_async.methods.method import Methods
 from mage_async.trajectory import Group, Kind

@@ -22,8 +22,7 @@ from mage_async.learning.trainer import trainer_of
 from mage_async.methods.method import overriding
 from mage_async.plan.forecast import Pace
 from mage_async.plan.update import Batch, made_up
-from mage_async.policy.guards import check_trainable
-from mage_async.policy.load import load_frozen_policies
+from mage_async.policy.load import check_trainable, load_frozen_policies
 from mage_async.policy.lora import load_trained
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat

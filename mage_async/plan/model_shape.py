@@ -16,8 +16,7 @@ from mage_async.config.schema import Config, Tiny, local_policy
 from mage_async.errors import PolicyError
 from mage_async.learning.attention import NAME
 from mage_async.methods.method import Methods
-from mage_async.policy.guards import refuse_untrainable
-from mage_async.policy.load import tiny_shape
+from mage_async.policy.load import refuse_untrainable, tiny_shape
 from mage_async.policy.lora import add_adapters
 from mage_async.policy.tiny_tokenizer import build_tokenizer
 

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from mage_async.config.schema import Config, Embedded, Lora
 from mage_async.errors import PolicyError
-from mage_async.learning.adapters import ADAPTER, adapted_layers, trained_tensors
-from mage_async.learning.roles import route
+from mage_async.learning.adapters import ADAPTER, adapted_layers, route, trained_tensors
 from mage_async.methods.method import Methods
 from mage_async.policy.headers import check_targets
 from mage_async.policy.load import load_policy

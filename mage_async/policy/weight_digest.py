@@ -16,10 +16,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mage_async.inference.weight_fingerprint import AdapterBase, probe_tokens, with_both_roles
-from mage_async.learning.adapters import trained_tensors
+from mage_async.learning.adapters import has_roles, trained_tensors
 from mage_async.learning.forward import token_logprobs
 from mage_async.learning.packing import TokenRow
-from mage_async.learning.roles import has_roles
 from mage_async.policy.snapshot import Snapshot
 
 DIGEST_BYTES = 8

@@ -13,7 +13,7 @@ from mage_async.errors import PolicyError
 from mage_async.learning.attention import NAME
 from mage_async.learning.forward import token_logprobs
 from mage_async.learning.packing import TokenRow
-from mage_async.policy.guards import TRAINABLE, check_trainable
+from mage_async.policy.load import TRAINABLE, check_trainable
 from tests.helpers.random_models import SHAPE, random_model
 
 LENGTHS = (50, 37, 9)

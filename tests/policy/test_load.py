@@ -7,8 +7,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from mage_async.errors import PolicyError
-from mage_async.policy.guards import check_trainable
-from mage_async.policy.load import load_policy
+from mage_async.policy.load import check_trainable, load_policy
 from tests.helpers.random_models import random_model
 
 
