@@ -23,9 +23,17 @@ from mage_async.policy_version import oldest
 from mage_async.protocol.journal_records import Dropped, Granted, Record, SegmentHeader
 from mage_async.protocol.trial_frames import TrialResult
 from mage_async.tasks.league import League
-from mage_async.trajectory import Group, Segment, Trial, Turn
+from mage_async.trajectory import (
+    Decode,
+    Group,
+    Segment,
+    Trial,
+    Turn,
+    TurnText,
+    trial_as_dict,
+    turn_texts,
+)
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.trial_as_dict import Decode, TurnText, trial_as_dict, turn_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +216,7 @@ def trial_row(attributed_trial: AttributedTrial, chat: ChatFormat) -> dict[str, 
     """Return a trial as plain data: its group and step, its text, the values of each turn."""
     trial = attributed_trial.trial
     version = oldest(run for segment in trial.segments for run in segment.versions)
-    row = trial_as_dict(trial, chat, version)
+    row = trial_as_dict(trial, chat.decode, version)
     turns = [
         turn | _turn_values(values)
         for turn, values in zip(row["turns"], attributed_trial.turns, strict=True)

@@ -11,8 +11,7 @@ from typing import Any
 
 from mage_async.policy_version import Provenance, VersionRun
 from mage_async.tasks.task_stream import num_seats
-from mage_async.trajectory import Kind, Segment, Trial, Turn
-from mage_async.trials.trial_as_dict import Decode, turn_texts
+from mage_async.trajectory import Decode, Kind, Segment, Trial, Turn, turn_texts
 
 _TEMPLATE_MARKS = re.compile(
     r"<\|im_start\|>\w+\n?|<\|start_header_id\|>\w+<\|end_header_id\|>|<start_of_turn>\w+\n?"

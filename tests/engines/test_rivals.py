@@ -39,9 +39,8 @@ from mage_async.protocol.messages import (
 from mage_async.protocol.trial_frames import Frame
 from mage_async.tasks.league import League, name_of
 from mage_async.tasks.task_stream import MatchedTasks, TaskStream
-from mage_async.trajectory import Task, Trial
+from mage_async.trajectory import Task, Trial, trial_as_dict
 from mage_async.trials.human_play import whole_text
-from mage_async.trials.trial_as_dict import trial_as_dict
 from mage_services.actor.actor import Actor
 from mage_services.actor.play_session import play_person_and_agent
 from mage_services.actor.rollout import Stage
@@ -164,7 +163,7 @@ def played(
 
 def texts(trials: dict[tuple[int, int], Trial], policy: Path) -> dict[tuple[int, int], list[str]]:
     chat = load_chat(policy)
-    return {key: trial_as_dict(trial, chat, 0)["contexts"] for key, trial in trials.items()}
+    return {key: trial_as_dict(trial, chat.decode, 0)["contexts"] for key, trial in trials.items()}
 
 
 def test_a_group_against_a_version_is_the_same_whoever_plays_it_beside_whatever(

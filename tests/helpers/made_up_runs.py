@@ -9,8 +9,8 @@ from mage_async.assembly import WORDS, environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.trajectory import trial_as_dict
 from mage_async.trials.scripted import random_task, scripted_trial
-from mage_async.trials.trial_as_dict import trial_as_dict
 
 LEARNED = {
     "train": (0.04, 0.68, 0.79),
@@ -186,7 +186,9 @@ def _samples(run, config, environment, source, finished):
 
     def sample(split, version):
         task = random_task(environment, split, source)
-        return trial_as_dict(scripted_trial(environment, task, 0, rules, chat), chat, version)
+        return trial_as_dict(
+            scripted_trial(environment, task, 0, rules, chat), chat.decode, version
+        )
 
     early = [sample("train", version) for version in range(6, config.learner.steps + 1, 6)]
     late = [sample("heldout", config.learner.steps) | {"split": "heldout"} for _ in range(6)]

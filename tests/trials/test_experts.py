@@ -17,11 +17,10 @@ from mage_async.methods.method import Methods
 from mage_async.methods.stepagent.method import RecordedExperts, ScriptedExpert, scripted
 from mage_async.pages.turns import shown_trial
 from mage_async.policy_version import VersionRun
-from mage_async.trajectory import Alternative, Kind, Task, Trial
+from mage_async.trajectory import Alternative, Kind, Task, Trial, trial_as_dict
 from mage_async.trials.action_parser import ActionParser, Forced
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import begin_trial
-from mage_async.trials.trial_as_dict import trial_as_dict
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun, placed
 
@@ -119,7 +118,7 @@ def test_recorded_trials_are_matched_by_task_and_prefix_and_the_best_is_followed
 ) -> None:
     how, file = replace(rules(chat), advisers=None), tmp_path / "trials.jsonl"
     worse, better = (played(how, chat, f" {word}") for word in ("rock", "paper"))
-    rows = [trial_as_dict(each, chat, 0) for each in (better, worse)]
+    rows = [trial_as_dict(each, chat.decode, 0) for each in (better, worse)]
     file.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
     source = f"methods.stepagent.source={file}"
     same = played(rules(chat, source), chat, " paper")

@@ -50,9 +50,8 @@ from mage_async.results.score import (
     score,
 )
 from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks, swapped
-from mage_async.trajectory import Guidance, Task, Trial
+from mage_async.trajectory import Guidance, Task, Trial, trial_as_dict
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.trial_as_dict import trial_as_dict
 from mage_services.actor.actor import beating
 from mage_services.actor.rollout import Begin, Retries, Stage, play_all
 from mage_services.engines.engine import Engine, make_engine
@@ -169,7 +168,7 @@ class Evaluator:
         """Return a few whole trials as plain data, for people to read."""
         tasks = evaluation_tasks(self._environment, split, count, FINAL_SEED)
         trials = await self._trials(self._stage, tasks)
-        return [trial_as_dict(trial, self._chat, version) for trial in trials]
+        return [trial_as_dict(trial, self._chat.decode, version) for trial in trials]
 
     async def _trials(
         self,

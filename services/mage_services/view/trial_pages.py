@@ -22,7 +22,7 @@ from mage_async.pages.templating import fill
 from mage_async.pages.turns import ShownTurn, TurnCredit, shown_tokens, shown_trial
 from mage_async.results.metrics import explanation_of
 from mage_async.results.run_directory import RunDirectory
-from mage_async.trials.trial_as_dict import Decode
+from mage_async.trajectory import Decode
 from mage_services.view.index import ListedGroup, ListedTrial, RunReader, file_state
 from mage_services.view.page_request import PageRequest
 
