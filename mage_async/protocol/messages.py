@@ -8,7 +8,6 @@ from typing import Annotated, Literal, dataclass_transform
 import msgspec
 from msgspec import Meta
 
-from mage_async.protocol.limits import MAX_REASON_CHARS
 from mage_async.protocol.trial_frames import EpisodeHeader, TrialHeader
 from mage_async.protocol.trial_frames import EpisodeResult as EpisodeResult
 from mage_async.protocol.trial_frames import TrialResult as TrialResult
@@ -30,6 +29,8 @@ from mage_async.trajectory import Guidance
 #     Heartbeat            ->
 #     Goodbye              <->  Goodbye
 
+MAX_REASON_CHARS = 2000
+"""Largest number of characters of a reason in a message; the sender cuts a longer one."""
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Digest = Annotated[str, Meta(min_length=1, max_length=128)]
 Path = Annotated[str, Meta(min_length=1, max_length=4096)]

@@ -15,7 +15,6 @@ from msgspec import Meta
 
 from mage_async.errors import WireError
 from mage_async.policy_version import VersionRun
-from mage_async.protocol.limits import Limits
 from mage_async.restriction import AllowedSets
 from mage_async.trajectory import Alternative, FinishedEpisodes, Kind, Segment, Task, Trial, Turn
 
@@ -40,6 +39,45 @@ _LOGPROBS = np.dtype("<f4")
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Describe the largest message that is accepted from a peer.
+
+    Sizes are checked before anything is allocated.
+    """
+
+    max_header_bytes: int = 2**20
+    max_tokens: int = 2**18
+    """Number of tokens of one message, over all segments of its trial, or of the trials of both
+    seats.
+    """
+    max_allowed: int = 2**20
+    """Number of integers that describe the allowed sets of one message: `allowed` above."""
+    max_segments: int = 256
+    """Number of segments of one trial."""
+    max_turns: int = 4096
+    """Number of turns of one trial."""
+    max_runs: int = 4096
+    """Number of version runs of one trial."""
+    max_text_chars: int = 2**15
+    """Number of characters of one action, one reflection, or one anchor (an episode's state as
+    text).
+    """
+    max_alternative_chars: int = 2**10
+    """Number of characters of one alternative to an action."""
+    max_info_chars: int = 2**12
+    """Number of characters of one turn's `info`, which an environment may add to its
+    observation.
+    """
+
+    def max_frame_bytes(self) -> int:
+        """Return the size of the largest frame: the header, or an array with 4 bytes a number."""
+        return max(self.max_header_bytes, self.max_tokens * 4, self.max_allowed * 4)
+
+
+DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,8 +8,7 @@ import pytest
 
 from mage_async.completion import Prompt
 from mage_async.errors import ContextFull, RunError
-from mage_async.protocol.limits import MAX_REASON_CHARS
-from mage_async.protocol.messages import GroupDrop, TrialResult
+from mage_async.protocol.messages import MAX_REASON_CHARS, GroupDrop, TrialResult
 from mage_async.trials.chat_format import ChatFormat
 from tests.helpers.actor_site import MEMBER, Run, Site, grant, groups_being_played, slow, welcome
 from tests.helpers.scripted_engine import Answer

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Self
 from mage_async.errors import PeerRefused
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.journal_records import Record, SegmentHeader
-from mage_async.protocol.limits import DEFAULT_LIMITS, Limits
 from mage_async.protocol.messages import Hello, Message, Refusal, WhoAreYou
-from mage_async.protocol.trial_frames import Frame
+from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits
 from mage_services.journal.record_bytes import MAGIC, decode_record, encode_record, scan
 from mage_services.transport.channels import AccessControl, Peer, PeerGone
 from mage_services.transport.sockets import HIGH_WATER_MESSAGES

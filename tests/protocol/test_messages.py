@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mage_async.errors import WireError
 from mage_async.protocol.codec import PROTOCOL, LastEncoded, decode, encode
-from mage_async.protocol.limits import MAX_REASON_CHARS, Limits
 from mage_async.protocol.messages import (
+    MAX_REASON_CHARS,
     Acknowledge,
     Goodbye,
     GroupDrop,
@@ -24,6 +24,7 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
+from mage_async.protocol.trial_frames import Limits
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
 reasons = st.text(st.characters(exclude_categories=["Cs"]), max_size=MAX_REASON_CHARS)

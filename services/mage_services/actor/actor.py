@@ -26,8 +26,8 @@ from mage_async.errors import RunError, TrialFault, WireError
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods
 from mage_async.protocol.codec import encode, encode_result
-from mage_async.protocol.limits import MAX_REASON_CHARS
 from mage_async.protocol.messages import (
+    MAX_REASON_CHARS,
     Acknowledge,
     EpisodeResult,
     Goodbye,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mage_async.environments.environment import Environment
 from mage_async.errors import CallFault, ContextFull, InfrastructureFault
-from mage_async.protocol.limits import MAX_REASON_CHARS
+from mage_async.protocol.messages import MAX_REASON_CHARS
 from mage_async.trajectory import FinishedEpisodes, Guidance, Task, Trial
 from mage_async.trials.agent_run import AgentRun
 from mage_async.trials.chat_format import ChatFormat

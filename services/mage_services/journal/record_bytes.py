@@ -17,10 +17,11 @@ import msgspec
 from mage_async.errors import WireError
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.journal_records import FieldsRecord, Record
-from mage_async.protocol.limits import MAX_RECORD_BYTES
 from mage_async.protocol.trial_frames import Frame, TrialHeader, TrialResult
 
 MAGIC = b"mage-journal/1\n"
+MAX_RECORD_BYTES = 2**26
+"""Largest number of bytes of one journal record, without its prefix."""
 _PREFIX = struct.Struct("<II")
 """Length of a record's body in bytes, and its checksum: the bytes before each body."""
 _KIND_BYTES = 1

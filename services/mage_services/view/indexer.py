@@ -19,12 +19,12 @@ import msgspec
 from mage_async.errors import MageError, RunError, WireError
 from mage_async.policy_version import oldest
 from mage_async.protocol.journal_records import Commit, Dropped, Granted, SegmentHeader
-from mage_async.protocol.limits import MAX_RECORD_BYTES
 from mage_async.protocol.trial_frames import TrialHeader
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Trial
 from mage_services.journal.record_bytes import (
     MAGIC,
+    MAX_RECORD_BYTES,
     decode_record,
     read_trial_header,
     whole_records,
