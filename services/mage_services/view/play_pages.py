@@ -1,34 +1,106 @@
 """Serve pages on which a person plays a trial in the agent's place, or watches the agent play one.
 
-Each trial is played by a process of its own (`player.py`).
+Each trial is played by a process of its own, with an engine of its own. The web server sends it a
+`PlayRequest`, and then an `Answer` to each of its `Choices`. The process sends texts to show, and
+at the end a `TrialEnd` or a `Fault`. `PlayPages` runs in the server, `main` and all after it in the
+process.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+import uvloop
 from aiohttp import web
 from markupsafe import Markup
 
-from mage_async.errors import RunError
+from mage_async.errors import MageError, RunError
 from mage_async.pages.templating import Frame, fill, run_address
-from mage_services.processes.child_process import ChildProcess, module_command
-from mage_services.view import player
+from mage_async.pages.turns import shown_trial
+from mage_async.results.run_directory import RunDirectory
+from mage_async.trials.human_play import HumanPrompt, shown
+from mage_services.processes.child_process import (
+    BlockingChannel,
+    ChildProcess,
+    channel_to_parent,
+    module_command,
+)
+from mage_services.processes.process import first_failure
 from mage_services.view.page_request import whole_number
 from mage_services.view.run_watcher import RunWatcher
 
+MODULE = "mage_services.view.play_pages"
+"""This module, which the process runs."""
 MAX_BUTTONS = 24
 """Number of legal actions up to which each has a button; with more of them, the person types."""
-
-
 MAX_GAMES = 3
 """Number of trials that are played at a time, since each has an engine; a further one ends the
 oldest.
 """
 MAX_CHARACTERS = 2000
 """Number of characters to which an action is cut."""
+
+
+class PlayRequest(msgspec.Struct, frozen=True, tag=True):
+    """Request that the process plays a trial."""
+
+    run: str
+    """The run's directory."""
+    member: str
+    """Name of the task's hidden variant, such as an opponent; "" for any held-out one."""
+    seed: int | None
+    has_person: bool
+    """Whether a person plays before the agent."""
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """Carry the person's action."""
+
+    text: str
+
+
+class Text(msgspec.Struct, frozen=True, tag=True):
+    """Carry a text for the person."""
+
+    text: str
+
+
+class Choices(msgspec.Struct, frozen=True, tag=True):
+    """Request an action of the person."""
+
+    choices: tuple[str, ...]
+    """Legal actions; empty if any text is legal."""
+    in_words: str
+    """The legal actions as one line of text."""
+
+
+class TrialEnd(msgspec.Struct, frozen=True, tag=True):
+    """Carry the agent's trial, and the person's rewards."""
+
+    trial: dict[str, Any]
+    """The agent's trial, a `ShownTrial` as plain data."""
+    member: str
+    """Name of the task's hidden variant, which the page may show now."""
+    version: int
+    """Version of the agent's policy."""
+    rewards: list[float]
+    """The person's reward of each episode."""
+
+
+class Fault(msgspec.Struct, frozen=True, tag=True):
+    """Carry the reason that the trial cannot be played."""
+
+    reason: str
+
+
+FromServer = PlayRequest | Answer
+FromPlayer = Text | Choices | TrialEnd | Fault
+Server = BlockingChannel[FromServer]
+"""The channel to the server."""
 
 
 class Line(NamedTuple):
@@ -45,7 +117,7 @@ class Game:
 
     run: str
     """Name of the run."""
-    process: ChildProcess[player.FromPlayer]
+    process: ChildProcess[FromPlayer]
     has_person: bool
     """Whether the person plays first; if not, only the agent plays."""
     lines: list[Line] = field(default_factory=list)
@@ -73,17 +145,17 @@ class Game:
         choices = self.choices or ()
         return choices if len(choices) <= MAX_BUTTONS else ()
 
-    def add(self, message: player.FromPlayer) -> None:
+    def add(self, message: FromPlayer) -> None:
         """Add a message of the process."""
         match message:
-            case player.Text(text):
+            case Text(text):
                 self.lines.append(Line(text))
-            case player.Choices(choices, in_words):
+            case Choices(choices, in_words):
                 self.choices, self.may = choices, in_words
-            case player.TrialEnd(trial, member, version, rewards):
+            case TrialEnd(trial, member, version, rewards):
                 self.trial, self.member = trial, member
                 self.version, self.rewards = version, rewards
-            case player.Fault(reason):
+            case Fault(reason):
                 self.fault = reason
 
 
@@ -127,9 +199,9 @@ class PlayPages:
         seed = whole_number(text, "a seed") if text else None
         while len(self._games) >= MAX_GAMES:
             self._games.pop(next(iter(self._games))).process.kill()
-        command = module_command(player.MODULE)
-        process = await ChildProcess[player.FromPlayer].start(command, player.FromPlayer)
-        process.send(player.PlayRequest(run, _text(given, "member"), seed, has_person))
+        command = module_command(MODULE)
+        process = await ChildProcess[FromPlayer].start(command, FromPlayer)
+        process.send(PlayRequest(run, _text(given, "member"), seed, has_person))
         number = next(self._numbers)
         game = self._games[number] = Game(name, process, has_person)
         game.listening = asyncio.create_task(self._listen(game), name=f"play {number}")
@@ -138,7 +210,7 @@ class PlayPages:
     async def _listen(self, game: Game) -> None:
         """Handle the process's messages until it ends. Cancellation leaves the process as it is."""
         try:
-            async for message in game.process.messages(player.MODULE):
+            async for message in game.process.messages(MODULE):
                 game.add(message)
                 self.watcher.notify(game.run)
         except RunError as error:
@@ -162,7 +234,7 @@ class PlayPages:
         if game.choices is not None and answer:
             game.lines.append(Line(answer, is_answer=True))
             game.choices = None
-            game.process.send(player.Answer(answer))
+            game.process.send(Answer(answer))
         raise web.HTTPSeeOther(f"{self.base}{run_address(name)}play/{number}")
 
     def _run_name(self, request: web.Request) -> str:
@@ -194,3 +266,49 @@ def _text(given: Mapping[str, object], name: str) -> str:
 def html_response(page: Markup, status: int = 200) -> web.Response:
     """Return the response with a page."""
     return web.Response(text=str(page), content_type="text/html", charset="utf-8", status=status)
+
+
+def main() -> None:
+    """Play one trial, first by the person and then by the agent."""
+    server = channel_to_parent(FromServer)
+    request = server.receive()
+    if not isinstance(request, PlayRequest):  # the server has ended
+        return
+    try:
+        _play(server, request)
+    except* MageError as group:
+        server.send(Fault(str(first_failure(group))))
+
+
+def _play(server: Server, request: PlayRequest) -> None:
+    """Play the requested trial, and send `TrialEnd` to the server."""
+    # Imported here because they import torch, which the server does not need.
+    from mage_services.actor.play_session import play_person_and_agent, prepare
+    from mage_services.weights.weight_store import WeightFiles
+
+    run = RunDirectory(Path(request.run))
+    session = prepare(run, request.member or None, request.seed, episodes=None)
+
+    def ask(prompt: HumanPrompt) -> str:
+        """Request an action of the person, and wait for it."""
+        server.send(Choices(tuple(prompt.choices), shown(prompt.choices)))
+        answer = server.receive()
+        if not isinstance(answer, Answer):  # the server has ended
+            raise SystemExit
+        return answer.text
+
+    rewards, trial = uvloop.run(
+        play_person_and_agent(
+            session.make,
+            session.task,
+            WeightFiles(run.weights),
+            ask if request.has_person else None,
+            lambda text: server.send(Text(text)),
+        )
+    )
+    played = asdict(shown_trial(trial, session.chat.decode, None))  # no credit: no step trains it
+    server.send(TrialEnd(played, session.task.member, session.version, rewards))
+
+
+if __name__ == "__main__":
+    main()
