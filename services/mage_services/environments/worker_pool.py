@@ -1,9 +1,9 @@
-"""Call objects of users' classes in worker processes: the side of the actor.
+"""Call objects of users' classes in worker processes of an actor.
 
 An episode's object lives in one process from its first call to its last. If the process dies, the
 current and all later calls of its episodes fail; another process is started for other episodes.
 
-    actor                 worker process (`worker_process.py`)
+    actor                 worker process
                      <-   Ready
     Make             ->                      requests one call of an episode's object
                      <-   Made, or Failed
@@ -11,26 +11,40 @@ current and all later calls of its episodes fail; another process is started for
                      <-   Abandoned
 
 A message holds text, numbers and lists only: `UserObject` converts what a class returns.
+
+`WorkerPool` runs in the actor, `Server` and all after it in the process, which ends with its actor.
+What a class prints goes to the actor's log.
 """
 
 import asyncio
 import os
+import traceback
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from mage_async.environments.user_calls import Answered, Request
-from mage_async.environments.user_class import UserObject
-from mage_async.errors import CallFault, NoRoom
+import msgspec
+
+from mage_async.environments.catalogue import load
+from mage_async.environments.user_calls import Answered, Call, Request
+from mage_async.environments.user_class import ResetStep, UserObject
+from mage_async.errors import CallFault, MageError, NoRoom
 from mage_async.protocol.messages import Fields
 from mage_services.processes.child_process import (
+    Channel,
     ChildProcess,
+    die_with_parent,
     end_in_words,
+    inherited_socket,
     module_command,
     waiting_notice,
 )
 
-MODULE = "mage_services.environments.worker_process"
+if TYPE_CHECKING:
+    from mage_services.environments.call_runner import CallRunner
+
+MODULE = "mage_services.environments.worker_pool"
+"""This module, which the process runs."""
 START_S = 120.0
 """Seconds after which a process that is not ready is killed."""
 REPORTED_FAULT = f"reported a fault of its infrastructure, by exit code {os.EX_TEMPFAIL}"
@@ -283,3 +297,92 @@ class WorkerPool:
         """Kill all processes."""
         processes = [slot.process for slot in self._slots if slot.process is not None]
         await asyncio.gather(*(process.close() for process in processes))
+
+
+class Server:
+    """Makes the calls of the episodes that this process holds.
+
+    task        waits for               then
+    serve       the actor's messages    makes a call, or abandons one
+    call N      a thread, a coroutine   answers
+    """
+
+    def __init__(self, channel: Channel[Message], calls: "CallRunner") -> None:
+        self._channel, self._calls = channel, calls
+        self._environments: dict[bytes, ResetStep] = {}
+        self._objects: dict[int, UserObject] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self) -> None:
+        """Serve messages until the actor ends. Cancellation abandons the current calls.
+
+        Raises:
+            ExceptionGroup: an error that no call may raise. The process ends with it, and its
+                episodes too, so that the actor need not wait for its deadline.
+        """
+        self._channel.send(Ready())
+        async with asyncio.TaskGroup() as group:
+            async for message in self._channel.messages():
+                if isinstance(message, Abandon):
+                    if task := self._tasks.get(message.number):
+                        task.cancel()
+                    self._channel.send(Abandoned(number=message.number))
+                elif isinstance(message, Make):
+                    task = group.create_task(self._make(message))
+                    self._tasks[message.number] = task
+            for task in self._tasks.values():
+                task.cancel()
+
+    async def _make(self, message: Make) -> None:
+        """Answer one call. Cancellation abandons it."""
+        number = message.number
+        try:
+            call = Call(self._object(message), message.request)
+            answered = await self._calls.perform(call)
+            answer: Answer = Made(number=number, answered=answered)
+        except MageError as fault:
+            answer = Failed(
+                number=number,
+                sentence=str(fault),
+                kind=fault.kind if isinstance(fault, CallFault) else "",
+                is_for_room=isinstance(fault, NoRoom),
+            )
+        finally:
+            del self._tasks[number]
+        self._channel.send(answer)
+
+    def _object(self, message: Make) -> UserObject:
+        """Return the object of an episode; the last call, `close`, removes it."""
+        user_object = self._objects.pop(message.episode, None) or UserObject(self._loaded(message))
+        if message.request.method != "close":
+            self._objects[message.episode] = user_object
+        return user_object
+
+    def _loaded(self, message: Make) -> ResetStep:
+        """Return an environment, which is loaded once: a loader may take long."""
+        key = msgspec.msgpack.encode((message.name, message.options))
+        if key not in self._environments:
+            environment = load(message.name, **message.options)
+            assert isinstance(environment, ResetStep)
+            self._environments[key] = environment
+        return self._environments[key]
+
+
+async def _main() -> None:
+    from mage_services.environments.call_runner import CallRunner  # which imports this module
+
+    end = inherited_socket()
+    assert end is not None, "an actor starts this process"
+    channel: Channel[Message] = await Channel.over(end, Message)
+    async with CallRunner() as calls:
+        await Server(channel, calls).serve()
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    try:
+        asyncio.run(_main())
+    except ExceptionGroup:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # without waiting for a thread of the class that hangs
