@@ -74,7 +74,7 @@ class Plain:
         self.optimizer.zero_grad(set_to_none=True)
         for each in sequences:
             tokens = torch.from_numpy(each.tokens.astype(np.int64))[None]
-            positions = torch.from_numpy(each.positions)
+            positions = torch.from_numpy(each.places)
             with torch.autocast("cpu", self._dtype, enabled=self._dtype != torch.float32):
                 out = self.model(tokens, logits_to_keep=positions - 1, use_cache=False)
             logits = out.logits[0].float()
@@ -86,9 +86,10 @@ class Plain:
 def needed(model: PreTrainedModel, sequences: list[TrainingSequence]) -> float:
     """Return the number of floating-point operations of a step: forward, and gradients of
     activations and adapters."""
-    own = sum(len(each.tokens) - OPENING for each in sequences)
-    tokens, sampled = OPENING + own, sum(len(each.positions) for each in sequences)
+    own = sum(len(each.tokens) - OPENING for each in sequences)  # tokens after the opening
+    tokens, sampled = OPENING + own, sum(len(each.places) for each in sequences)
     shape = model.config
+    # The matrices of the layers, without the LM head, which is counted below.
     frozen = sum(
         each.numel()
         for name, each in model.named_parameters()
