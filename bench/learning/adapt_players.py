@@ -2,9 +2,12 @@
 
     python -m bench.learning.adapt_players [--certificates 1000] [--http 2]
 
-Seven players of `tests/helpers/known_players.py` play its game of signed boxes: as functions, for
-many certificates of the default size and of a quarter of it; and behind a local HTTP endpoint,
-measured by the command itself, for a few. Wanted: at the default size (three games of 128 tasks) at
+`mage adapt` writes a certificate: a verdict whether a model adapts, from the returns of tasks and
+their controls. Seven players of `tests/helpers/known_players.py`, for each of which the right
+verdict is known, play its game of signed boxes. As functions they play for many certificates of the
+default size and of a quarter of it; behind a local HTTP endpoint the command itself measures them,
+for a few. Each line has the share of right verdicts, and of those that the player adapts. Wanted:
+at the default size (three games of 128 tasks) at
 least 99 of 100 verdicts are right; at a quarter of it, at most 1 % of the certificates of players
 that do not adapt say that they do.
 """
@@ -29,7 +32,9 @@ GAMES = ",".join(
     f"tests.helpers.known_players:{name}" for name in ("SignedBoxes", "MoreBoxes", "OtherBoxes")
 )
 EPISODES, TASKS = 3, 128
+"""Episodes of a trial, and tasks of each of the three games, by default."""
 SIZES = {"default": 3 * TASKS, "a quarter": 3 * TASKS // 4}
+"""Tasks of a certificate."""
 
 
 def main() -> int:
@@ -68,6 +73,7 @@ def main() -> int:
 
 
 def _verdict(rows: list[dict[str, Any]]) -> int:
+    """Print whether the bounds are met; return the exit status."""
     whole = [row["share_right"] for row in rows if row["tasks"] == SIZES["default"]]
     wrong = [
         row["share_adapts"]

@@ -1,4 +1,4 @@
-"""Check that the doctor finds nothing in healthy runs.
+"""Check that the doctor (`mage doctor`) finds nothing in healthy runs.
 
     python -m bench.learning.doctor_silence [--configs quickstart scout kuhn] [--seeds 0 1 2 3 4]
         [--run-dir DIR] [--actors 4] [--only-report]
@@ -33,6 +33,7 @@ def ran(config: str, seed: int, folder: Path, actors: int) -> RunDirectory:
         command = [sys.executable, "-m", "mage_async.launch", "--run-dir", str(run.root)]
         begun = ["--config", config, "--seed", str(seed), "--actors", str(actors)]
         command += ["--resume"] if run.config.is_file() else begun
+        # Warm starts are cached beside the runs, not in the user's cache.
         own_cache = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=own_cache)
     return run

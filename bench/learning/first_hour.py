@@ -14,9 +14,10 @@ program measures
   before training (after a warm start, if there is one), after it, and after it with every episode
   played without memory of the earlier ones (`blind`).
 
-A task learns if the last episode after training is above `blind` and above that from which the
-weights began, each by more than the two intervals together: a pretrained model begins as it is
-before training, a tiny one, whose weights are random before its warm start, as random play.
+The model has learned a task if, after training, the last episode's return is above `blind` and
+above the return from which the weights began, each by more than the two intervals together. The
+weights of a pretrained model began with its return before training, those of a tiny model, which
+are random before its warm start, with that of random play.
 
 A task whose result is in `--run-dir` is not trained again. `--set` changes configuration keys of
 every run, and is written to the baseline.
@@ -114,12 +115,13 @@ def _measured(kind: str, task: type, given: argparse.Namespace, run: Path) -> di
     steps = _documents(run / "metrics.jsonl")
     row = {
         "kind": kind,
-        # One line more: the command.
+        # One line more than the class has: the command.
         "lines": len([line for line in inspect.getsource(task).splitlines() if line.strip()]) + 1,
         "started": first_step_s is not None,
         "exit_code": process.returncode,
         "first_step_s": first_step_s,
         "wall_s": lines[-1],
+        # The last time is repeated, so that there is a pair even if no line was printed.
         "longest_silence_s": max(after - before for before, after in pairwise([*lines, lines[-1]])),
         "num_steps": len(steps),
         "returns": _returns(run) | {"random": _random_return(task)},
@@ -129,6 +131,7 @@ def _measured(kind: str, task: type, given: argparse.Namespace, run: Path) -> di
 
 def _random_return(task: type) -> Return:
     """Return what the last episode of random play earns on held-out tasks."""
+    # Random play needs no model; the tiny one's configuration loads none.
     config = mage.configure(keys={"policy.kind": "tiny"}, environment=task)
     environment, source = environment_of(config), random.Random(config.seed)
     rules = replace(trial_config_of(config, environment, chat_in_words(), 3), restricted=False)

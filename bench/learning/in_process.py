@@ -1,4 +1,4 @@
-"""Compare the returns of the algorithm in one process with those of asynchronous runs.
+"""Check that the algorithm in one process learns what asynchronous runs learn, by their returns.
 
     python -m bench.learning.in_process [--run-dir DIR] [--seeds 0 1 2] [--only-report]
 

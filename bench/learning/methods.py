@@ -2,7 +2,8 @@
 
     python -m bench.learning.methods [--run-dir DIR] [--seeds 0 1 2] [--arms sge] [--only-report]
 
-An arm differs from its control in one method (`mage train --method`). Both have the same number of
+An arm is a configuration that is trained; it differs from its control in one method
+(`mage train --method`), or in one key of the method. Both have the same number of
 steps and trials, and train on-policy in one process (`mage_async/algorithm.py`). Runs with the same
 seed share tasks, evaluation and, if their prompts have the same form, the warm start; so
 differences are taken seed by seed.
@@ -42,6 +43,7 @@ STEPS, TRIALS = 20, 512
 """Steps of a run: a third of the quickstart's, so that speeds of learning are compared. Trials of
 an evaluation."""
 ROOM = "engine.max_tokens=240"
+"""Room of a context, the same for all arms: some methods write more into it than others."""
 ONE_EPISODE = ("evaluation.episodes=1",)
 REFLECTIONS = 'trial.memory="history_and_reflection"'
 
@@ -114,14 +116,17 @@ these codes. All episodes are rewarded, so RL without a memory can learn the lik
 weights. The returns after each step show which is faster.
 """
 TOLD = "methods.graph_memory.strategies=4"
+"""Number of strategies that a trial is told: one for each box."""
 TOLD_BOXES = (*BOXES, TOLD)
 """Warm start of these arms. Half of the cloned trials have strategies in their prompts, so every
 policy can read strategies, and the arms differ in the memory alone."""
 JOINTLY = "methods.graph_memory.told=jointly"
+"""Tell all strategies at once, which share one change of return; the preset tells a trial one."""
 FAST = "methods.graph_memory.rate=20"
 """A learning rate of the memory at which a change of return outweighs the weight of a new edge
 after one or two groups."""
 SHUFFLED = "methods.graph_memory.rewards=shuffled"
+"""A control: the memory learns from the rewards of other actions of the batch."""
 SCOUT = (
     *("environment.name=scout", "learner.entropy_ceiling=2.0", "learner.learning_rate=0.003"),
     *("warm_start.steps=300", "warm_start.gate=0.6", "warm_start.max_steps=600"),

@@ -27,6 +27,7 @@ from mage_async.trajectory import Task
 from tests.helpers.game_values import forgetful_value, knowing_value
 
 EPISODES, TRIALS = 3, 2000
+# Probabilities to infer mines from numbers, and to use earlier episodes.
 STYLES = {
     "any cell, forgets": (0.0, 0.0),
     "any cell, remembers": (0.0, 1.0),
@@ -54,7 +55,7 @@ def main() -> None:
 
 
 def _measured(mines: int, turns: int, *, is_exact: bool) -> dict[str, list[float]]:
-    environment = MineSweeper(size=4, mines=mines, turns=turns, view="news")
+    environment = _environment(mines, turns)
     found = {}
     for name, style in STYLES.items():
         make = partial(_script, mines, *style)
@@ -66,11 +67,16 @@ def _measured(mines: int, turns: int, *, is_exact: bool) -> dict[str, list[float
     return found
 
 
+def _environment(mines: int, turns: int) -> MineSweeper:
+    """Return the 4×4 game in which an observation shows the newly opened cells only."""
+    return MineSweeper(size=4, mines=mines, turns=turns, view="news")
+
+
 def _report_noise(every: list[int], turns: int) -> None:
     """Print mean and standard deviation of the last episode's return, by mines and memory."""
     rows = []
     for mines in every:
-        environment = MineSweeper(size=4, mines=mines, turns=turns, view="news")
+        environment = _environment(mines, turns)
         found = {memory: _last_returns(environment, mines, memory) for memory in LOOKS_BACK}
         boards = len(environment.members("train"))
         for memory, returns in found.items():
@@ -84,9 +90,9 @@ def _report_noise(every: list[int], turns: int) -> None:
 
 def _last_returns(environment: MineSweeper, mines: int, memory: float) -> list[float]:
     """Return the last episode's return of each trial; all memories play the same boards."""
-    members, luck = environment.members("train"), random.Random(0)
-    tasks = [Task("minesweeper", luck.choice(members), number) for number in range(TRIALS)]
-    return [_last_return(environment, task, _script(mines, 0.0, memory, luck)) for task in tasks]
+    members, source = environment.members("train"), random.Random(0)
+    tasks = [Task("minesweeper", source.choice(members), number) for number in range(TRIALS)]
+    return [_last_return(environment, task, _script(mines, 0.0, memory, source)) for task in tasks]
 
 
 def _last_return(environment: MineSweeper, task: Task, script: MineSweeperScript) -> float:

@@ -26,6 +26,7 @@ from mage_async.results.score import Score
 
 CONFIG = ROOT / "configs/kuhn.toml"
 STEPS, TRIALS, STAKES = 40, 1024, 50.0
+"""Steps of a run, trials of an evaluation, and the largest stake, in chips."""
 SCALES = {"batch": "[]", "group": '["group"]', "member": '["member"]'}
 
 
@@ -90,6 +91,7 @@ def _gains(values: dict[str, dict[int, float]]) -> dict[str, tuple[float, float]
 
 
 def _mean(by_member: dict[str, float], kuhn: Kuhn, half: str) -> float:
+    """Return the mean over all opponents, or over the half with cheap or with dear chips."""
     middle = STAKES**0.5  # stakes rise in geometric steps from 1 to `STAKES`
     wanted = {"all": (0.0, STAKES), "cheap": (0.0, middle), "dear": (middle, STAKES)}
     low, high = wanted[half]

@@ -2,13 +2,18 @@
 
     python -m bench.learning.notes [--arms "boxes notes"] [--seeds 0 1 2] [--name notes]
 
-The tiny model plays boxes, scout and rock-paper-scissors on-policy in one process
-(`mage_async/algorithm.py`), with the same number of steps and trials in every arm. `notes` writes
-notes and is trained on them; `untrained` writes notes and is trained on its actions alone, from the
-same warm start; `truncation` keeps the newest turns that fit into the same room; `history` has room
-for the whole trial. The warm start clones scripted trials, whose notes are random pieces of the
+If a context has no room left, the policy writes notes, which replace it. The tiny model plays
+boxes, scout and rock-paper-scissors on-policy in one process (`mage_async/algorithm.py`), with the
+same number of steps and trials in every arm. `notes` writes notes and is trained on them;
+`untrained` writes notes and is trained on its actions alone, from the same warm start; `truncation`
+writes none and keeps the newest turns that fit into the same room; `history` has room for the whole
+trial. The warm start clones scripted trials, whose notes are random pieces of the
 context. So it teaches to read notes; what to write is left to RL. A run whose result is in the
 folder is not run again.
+
+A line has the held-out returns of the three episodes (means over seeds; then the last one's, seed
+by seed), the last episode's of the controls, how much more the arm `notes` of the same game earns,
+and what a player earns that remembers everything.
 """
 
 import argparse

@@ -36,12 +36,15 @@ _SIZE = (
 )
 """Settings of games with longer contexts, which change the quickstart's."""
 _SEVERAL_WORDS = ("transcript.forced_tags=open", "transcript.max_action_tokens=4")
+"""Settings of a game whose actions have more words than the quickstart's one."""
+# The controls: three times the quickstart's 18 groups a step, each of one episode instead of three.
 _SINGLE = (
     "trial.episodes=1",
     "admission.groups_per_step=54",
     "engine.max_contexts=240",
     "credit.kind=single_episode",
 )
+# Games of the pack without a configuration file of their own, and their settings.
 GAMES: dict[str, tuple[str, ...]] = {
     "boxes": (),
     "hangman": (),
@@ -165,6 +168,7 @@ def _last(summary: Summary, name: str, label: str | None) -> float:
 
 
 def _part(summary: Summary, name: str, label: str | None) -> list[float]:
+    """Return the return of each episode in an evaluation set, of one environment or of all."""
     score = summary["evaluation"][name]
     whole = score if label is None else score["parts"]["environment"][label]
     return whole["return_by_episode"]

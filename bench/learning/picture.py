@@ -20,6 +20,7 @@ from mage_async.results.intervals import interval
 
 FILE = ROOT / "bench" / "learning.svg"
 WIDTH, HEIGHT, TOP, GAP = 460, 250, 26, 14
+"""Size of a panel's chart, height of its title, and distance between panels, in pixels."""
 STYLE = f"""
 #all {{ background: var(--card); width: auto; font-family: system-ui, "DejaVu Sans", sans-serif; }}
 .panel {{ width: {WIDTH}px; height: {HEIGHT}px; }} .panel svg {{ width: 100%; height: 100%; }}

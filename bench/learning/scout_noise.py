@@ -1,5 +1,6 @@
-"""Compare the exact value of a probe in Scout with its estimate from the trials of one step: why
-the sweep needs many trials near a threshold.
+"""Compare the exact value of a probe in Scout with its estimate from the trials of one step.
+
+The comparison shows why `bench.learning.scout_sweep` needs many trials near a threshold.
 
     python -m bench.learning.scout_noise [--groups 8] [--seeds 0 1 2] [--run-dir DIR]
 
@@ -31,6 +32,7 @@ from mage_async.trajectory import Group
 from tests.helpers.game_values import differential_weights, gain_of_scouting
 
 COST = 0.7
+"""Price of a probe."""
 CELLS = (("cumulative_paper", 0.845), ("differential", 0.64))
 """(credit, discount), equally far above their thresholds; the first failed with 64 trials a
 step."""
@@ -52,6 +54,7 @@ def main() -> int:
             steps = observed(credit, discount, seed, given.groups, policy)
             rows.append(_row(credit, discount, seed, gain, steps))
             print(_line(rows[-1]), flush=True)
+    # The number of trials of a step: `scout.toml` has groups of eight.
     name = f"scout_noise_{given.groups * 8}"
     write_baseline(name, {"groups": given.groups, "steps": STEPS, "rows": rows})
     return 0

@@ -7,7 +7,10 @@ from typing import Any
 
 WIDTH, HEIGHT, MARGIN, LEFT = 300, 190, 40, 46
 COLOURS = {"differential": "#0b6e99", "cumulative_paper": "#c4591b"}
-LEAST = 0.45
+LEAST, MOST = 0.45, 1.02
+"""Discounts at the left and right end of the axis."""
+TOP = 1.2
+"""Probes per dial at the top of the axis."""
 
 
 def draw(rows: Sequence[dict[str, Any]]) -> str:
@@ -58,11 +61,11 @@ def _curve(rows: Sequence[dict[str, Any]], colour: str) -> list[str]:
 
 
 def _x(discount: float) -> float:
-    return (discount - LEAST) / (1.02 - LEAST) * (WIDTH - 20)
+    return (discount - LEAST) / (MOST - LEAST) * (WIDTH - 20)
 
 
 def _y(probing: float) -> float:
-    return HEIGHT - min(probing, 1.2) / 1.2 * HEIGHT
+    return HEIGHT - min(probing, TOP) / TOP * HEIGHT
 
 
 def _text(x: float, y: float, words: str, colour: str = "#444") -> str:

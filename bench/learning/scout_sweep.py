@@ -2,7 +2,8 @@
 
     python -m bench.learning.scout_sweep [--run-dir DIR] [--parallel 2] [--only-report]
 
-The discount between episodes above which probing pays is known exactly for each credit and price
+In Scout an agent can pay to probe, which shows what earns most in the later episodes only. The
+discount between episodes above which probing pays is known exactly for each credit and price
 (`mage_async/environments/games/scout.py`). Every cell is a short on-policy run in one process
 (`mage_async/algorithm.py`), all from one warm start; a cell whose file exists is not run again. The
 program prints a table, and writes the baseline and `scout_sweep.svg`. The exit status is 1 if a
@@ -31,7 +32,9 @@ from mage_async.environments.games.scout import Payoffs
 from tests.helpers.game_values import cumulative_threshold, differential_threshold
 
 STEPS, GROUPS, TRIALS = 14, 32, 128
+"""Steps of a cell, groups of a step, and trials of an evaluation."""
 TOLERANCE = 0.05
+"""Distance from the exact threshold within which a policy may probe or not."""
 CONFIG = ROOT / "configs/scout.toml"
 DISCOUNTS = {
     ("differential", 2.0): (0.5, 0.7, 0.72, 0.82, 1.0),
@@ -161,6 +164,7 @@ def _row(
     """Return the row of one discount. Within the tolerance of the threshold it has no bound."""
     values = {key: [each[key] for each in same] for key in ("probing", "last", "total")}
     mean = fmean(values["probing"])
+    # 0.005: the discounts at the edge of the tolerance are rounded.
     pays = limit is not None and discount >= limit + TOLERANCE - 0.005
     does_not = limit is None or discount <= limit - TOLERANCE + 0.005
     ok = (not pays or mean >= 0.5) and (not does_not or mean < 0.5)

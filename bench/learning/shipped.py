@@ -6,8 +6,9 @@
 Every run is `python -m mage_async.launch` in a process of its own. Warm starts are cached beside
 the runs, so a control begins with the warm start of its seed, and only the first run's time
 includes it. With a DIR the runs stay there, and a finished one is not run again; `--only-report`
-runs none. The program prints a table and writes a baseline (with `--only`, one of its own name).
-The exit status is 1 if a threshold is missed."""
+runs none. The program prints a line for each check of `bench/learning/cases.py`, with its figure in
+each seed, and writes a baseline (with `--only`, one of its own name). The exit status is 1 if a
+threshold is missed."""
 
 import argparse
 import json
@@ -61,6 +62,7 @@ def main() -> None:
     for row in rows:
         values = "  ".join(f"{value:8.4g}" for value in row["values"])
         print(f"{row['case']:26} {row['check']:46} {values}  {'ok' if row['ok'] else 'MISSED'}")
+    # For example `learning_kuhn`: a part does not replace the baseline of the whole.
     name = "_".join(["learning", *(given.only or ())])
     write_baseline(name, {"seeds": given.seeds, "rows": rows, "summaries": summaries})
     sys.exit(not all(row["ok"] for row in rows))

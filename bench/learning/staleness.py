@@ -3,7 +3,9 @@
     python -m bench.learning.staleness [--run-dir DIR] [--only quickstart …] [--seeds 0 1 2 3 4]
         [--for-s S]
 
-Each study below is a few cells of `mage ablate` over one configuration. The program runs the cells
+A cell of `mage ablate` is a run with an admission rule, a bound on staleness, a correction of the
+loss, a lag (the age, in steps, of the weights that play) and a seed. Each study below is a few
+cells over one configuration. The program runs the cells
 that have no results, and prints a table and the differences between settings, seed by seed. Figures
 in the baseline that are not measured again, and whose runs are deleted, stay there. The study
 `matrix` is what `mage ablate` does by default: five bounds, three rules, three corrections and,
@@ -39,8 +41,10 @@ class Study:
     """Labels of the settings that are compared: the first minus the second."""
 
 
+# The options after `--set` change keys of every run of a study.
 _FASTER = "--set learner.learning_rate=0.002 --set learner.final_learning_rate=0.0004"
 _OPEN = "--set learner.entropy_ceiling=0.0"
+# Differences by age of the data, for both studies of Kuhn poker.
 _AGES = (
     ("sync 0, ppo, lag 4", "sync 0, decoupled, lag 4"),
     ("sync 0, decoupled, lag 4", "sync 0, decoupled"),
@@ -170,31 +174,33 @@ def _read(study: Study, ablation: Matrix, known: dict[str, Any]) -> dict[str, An
     }
     for label, by_seed in returns.items():
         each = " ".join(f"{value:+.3f}" for value in by_seed.values())
-        print(f"  {label:32} {_said(list(by_seed.values()))}   {each}")
+        print(f"  {label:32} {_interval_text(list(by_seed.values()))}   {each}")
     differences = {}
     for one, other in study.pairs:
         if one in returns and other in returns:
             found = paired(returns[one], returns[other])
-            differences[f"{one} − {other}"] = _summed(found)
-            print(f"  {one} − {other}: {_said(found)}, standard error {standard_error(found):.3f}")
+            differences[f"{one} − {other}"] = _summary_of(found)
+            error = standard_error(found)
+            print(f"  {one} − {other}: {_interval_text(found)}, standard error {error:.3f}")
     runs = {label: [rows[label][seed] for seed in by_seed] for label, by_seed in returns.items()}
-    means = {label: _summed(list(by_seed.values())) for label, by_seed in returns.items()}
+    means = {label: _summary_of(list(by_seed.values())) for label, by_seed in returns.items()}
     return {"heldout_last_return": means, "differences": differences, "runs": runs}
 
 
-def _summed(values: list[float]) -> dict[str, float]:
+def _summary_of(values: list[float]) -> dict[str, float]:
     mean, half = interval(values)
     error = standard_error(values)
     known = {"mean": mean, "half_width_95": half, "standard_error": error, "seeds": len(values)}
     return {name: value for name, value in known.items() if math.isfinite(value)}
 
 
-def _said(values: list[float]) -> str:
+def _interval_text(values: list[float]) -> str:
     mean, half = interval(values)
     return f"{mean:+.3f} ± {half:.3f}"
 
 
 def _row(run: FinishedRun) -> dict[str, Any]:
+    # NaN, an unknown figure, is unequal to itself; JSON has no NaN.
     known = {name: value for name, value in run.row().items() if value == value}
     return known | {"ages": [{str(age): share for age, share in part.items()} for part in run.ages]}
 

@@ -25,6 +25,7 @@ from mage_async.results.intervals import interval
 
 FILE = ROOT / "docs" / "images" / "staleness_far.svg"
 STEPS, EVERY, TRIALS, TRIALS_BETWEEN = 320, 32, 1024, 128
+"""Steps of a run; steps between two evaluations; trials of the last one and of those before."""
 CORRECTIONS = ("decoupled", "none", "m2po", "kpop", "ppo", "vcpo")
 ARMS = [
     "decoupled, lag 256",
@@ -97,6 +98,7 @@ def _picture(last: dict[str, dict[int, list[float]]]) -> str:
     for number, (arm, by_seed) in enumerate(last.items()):
         means = [fmean(values) for values in zip(*by_seed.values(), strict=True)]
         points = [(float(EVERY * place), mean) for place, mean in enumerate(means)]
+        # The style sheet has nine colours, s0 to s8.
         series.append(Series(arm, points, f"s{number % 9}"))
     chart = line_chart(series, described="Held-out return of the last episode, by step")
     style = f"{fill('style.css')} #all {{ background: var(--card); }}"

@@ -1,6 +1,7 @@
 """Train on both seats of self-play in Kuhn poker: is the policy nearer to an equilibrium, and
-weaker against scripts? The arms have scripts only, a third of the groups in self-play, and all of
-them.
+weaker against scripts?
+
+The arms train against scripts only, with a third of the groups in self-play, and with all of them.
 
     python -m bench.learning.populations.both_seats [--run-dir DIR] [--seeds 0 1 2] [--parallel 1]
         [--only-report]

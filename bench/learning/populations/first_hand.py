@@ -1,5 +1,7 @@
-"""Read how a policy plays the first hand of a trial of Kuhn poker, before it knows the opponent,
-and compute its exact exploitability and value by OpenSpiel, in chips per hand.
+"""Compute how far a policy's first hand of Kuhn poker is from an equilibrium, exactly.
+
+The first hand of a trial is played before the policy knows its opponent. Its exploitability and its
+value, in chips per hand, are OpenSpiel's.
 
 A game of Kuhn poker has twelve information states: a card, a seat, and whether a bet has to be
 answered. Probabilities are normalised over the two legal words.
@@ -24,8 +26,8 @@ from mage_async.trials.trial_config import TrialConfig
 NASH_VALUE = -1 / 18
 """Value of the first seat if both players play an equilibrium."""
 Hand = Mapping[str, float]
-"""Probability of betting, or of calling, by OpenSpiel's name of an information state: the card's
-number, then `p` for each pass and `b` for each bet.
+"""How a policy plays a hand: its probability of betting, or of calling, by OpenSpiel's name of an
+information state: the card's number, then `p` for each pass and `b` for each bet.
 """
 
 
@@ -33,6 +35,8 @@ def first_hand(model: PreTrainedModel, chat: ChatFormat, rules: TrialConfig) -> 
     """Return how a policy plays the first hand of the first episode."""
     hand: dict[str, float] = {}
     for number, card in enumerate(CARDS):
+        # In the prompts, "first" and "second" name the seat; the transcript `checked` goes on after
+        # the policy has checked in the first seat, and the opponent has bet.
         opens, answers = f"you first {card}", f"you second {card}"
         checked = _asked(chat, rules, opens)
         hand[f"{number}"] = _chance(model, chat, checked, OPEN)

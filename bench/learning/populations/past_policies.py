@@ -1,5 +1,7 @@
-"""Train Kuhn poker against scripts only, with past policies among the opponents, and with the
-newest policy (self-play), and evaluate on the same held-out scripts.
+"""Measure whether past policies among the opponents help in Kuhn poker.
+
+The arms train against scripts only, with past policies among the opponents, and with the newest
+policy among them (self-play). All are evaluated against the same held-out scripts.
 
     python -m bench.learning.populations.past_policies [--run-dir DIR] [--seeds 0 1 2]
         [--parallel 1] [--only-report]
