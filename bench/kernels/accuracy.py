@@ -11,6 +11,8 @@ from tests.helpers.random_heads import random_gradients, random_head, relative_e
 WIDTHS = (1024, 2560, 4096)
 TEMPERATURES = (0.6, 1.0, 2.0)
 TOKENS, VOCABULARY, LARGEST_LOGIT = 256, 5003, 32.0
+"""Sizes of the LM head's inputs. 5,003 fills no whole number of a kernel's tiles."""
+# Largest allowed errors: absolute in nats, or for gradients relative to their norm.
 BOUNDS = {
     "logprob_max": 2e-4,
     "logprob_rms": 2e-5,

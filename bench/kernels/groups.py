@@ -23,7 +23,9 @@ from bench.kernels.timing import timings
 from mage_kernels import Cells, at_tokens, minus_baseline
 
 GROUP, TURNS = 8, 12
+"""Trials of a group, and turns of a trial where it has several."""
 DISCOUNT = 0.95
+"""Discount between turns in the returns of GiGPO."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 VOCABULARY = 151_936
+"""Number of tokens of Qwen's vocabulary."""
+# (tokens, width)
 SHAPES = ((8192, 1024), (32768, 1024), (16384, 2560), (16384, 4096))
 NUM_CHECKED = 256
 """Number of tokens whose log-probs and gradients, and of vocabulary entries whose gradients, are
@@ -56,6 +58,7 @@ class Data(NamedTuple):
     tokens: Tensor
     mask: Tensor
     host_mask: Tensor
+    """`mask` on the CPU, where the packing code of a run makes it."""
     gradients: tuple[Tensor, Tensor]
     """Of log-probs and of entropies, each `[T]`; 0 at masked tokens."""
 
@@ -79,6 +82,7 @@ def step(implementation: LogprobFn, data: Data) -> tuple[tuple[Tensor, ...], Ten
     """Run forward and backward; return outputs, and gradients of hidden states and LM head."""
     hidden, head = data.hidden.detach().requires_grad_(), data.head.detach().requires_grad_()
     results = implementation(hidden, head, data.tokens, data.mask)
+    # An implementation that computes no entropies returns log-probs alone.
     slopes = [
         slope.to(result.dtype) for slope, result in zip(data.gradients, results, strict=False)
     ]

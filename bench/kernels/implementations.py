@@ -18,6 +18,7 @@ from mage_kernels import linear_logprob
 
 LogprobFn = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 IGNORED = -100
+"""Target of a masked token: torch's convention for targets without a loss."""
 FAILURES = (ImportError, RuntimeError, TypeError, ValueError, AttributeError, AssertionError)
 """Errors of a kernel that does not fit the machine, or the installed version of its project."""
 
@@ -134,6 +135,7 @@ def _verl() -> LogprobFn:
     from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy
 
     def implementation(hidden: Tensor, head: Tensor, tokens: Tensor, mask: Tensor) -> Any:
+        # Temperature, reduction, and the process group of a sharded vocabulary.
         return linear_cross_entropy(hidden, head, tokens, 1.0, "none", None)
 
     return implementation

@@ -20,6 +20,7 @@ def measure_laptop(shape: tuple[int, int, int], rounds: int) -> dict[str, Any]:
     torch; then the learner's loss.
     """
     case = Case.flat(*shape)
+    # The small shape takes milliseconds, the large one seconds.
     repeats = rounds * 3 if case.vocabulary < 1000 else max(3, rounds // 3)
     data = make_data(case, "cpu", torch.float32)
     ways = {

@@ -108,6 +108,7 @@ def parts(options: argparse.Namespace) -> Iterator[Part]:
         for shape in LAPTOP:
             yield "laptop", Case.flat(*shape).name(), partial(measure_laptop, shape, rounds)
     for length in (4096,) if is_gpu else (256, 4096):
+        # 8,192 rows, and three rounds: the loops of the other projects are slow.
         way = partial(measure_groups, 8192, length, device, 3)
         yield "groups", f"8192 x {length}", way
     if is_gpu:

@@ -28,6 +28,8 @@ SHARED_KIB = {80: 163, 89: 99, 90: 227, 100: 227}
 MATRIX_UNITS = {90: ("wgmma", r"\bHGMMA\b"), 100: ("tcgen05", r"\bUTCHMMA\b")}
 """Name of the instructions that multiply 16-bit matrices, and a pattern of their machine code."""
 TOOLS = Path(nvidia.__file__).parent / "bin"
+"""Folder of the disassembler and of `cuobjdump`, which Triton ships."""
+# Pointers to int64.
 INT64 = {
     "tokens_ptr",
     "source_rows_ptr",
@@ -50,6 +52,7 @@ class Specimen:
     blocks: Mapping[str, int]
     options: Mapping[str, int]
     constants: dict[str, Any] = field(default_factory=dict)
+    """Arguments that are known when the kernel is compiled; None is a pointer that is absent."""
     bf16: frozenset[str] = frozenset()
     """Names of pointers to bf16. Others point to `floats`, or to int64 if INT64 names them."""
     descriptors: dict[str, tuple[int, int]] = field(default_factory=dict)

@@ -26,6 +26,8 @@ from bench.lib.options import option_parser
 from bench.lib.processes import held_bytes
 
 MOST_S, MOST_BYTES, EVERY_S = 300.0, 6_000_000_000, 1.0
+"""Bounds of the time and of the memory, and seconds between two readings of the memory."""
+# A line of the first step, and the share of valid actions in it.
 STEP, SHARE = re.compile(r"step=1/\d+"), re.compile(r"valid=[\d.]+%")
 
 
@@ -53,30 +55,33 @@ def _until_first_step(command: list[str]) -> tuple[float, int, str]:
         RuntimeError: the run ended before.
     """
     began = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run, _held() as most:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run,
+        _memory_readings() as readings,
+    ):
         assert run.stdout is not None
         for line in run.stdout:
             if STEP.search(line):
                 run.send_signal(signal.SIGINT)
                 seconds = time.monotonic() - began
-                run.stdout.read()  # what it says of its end
-                return seconds, max(most), line.strip()
+                run.stdout.read()  # until the run has ended
+                return seconds, max(readings), line.strip()
     raise RuntimeError(f"the run ended with {run.returncode} and without a step")
 
 
 @contextmanager
-def _held() -> Iterator[list[int]]:
+def _memory_readings() -> Iterator[list[int]]:
     """Collect the memory of all processes once a second, in a thread, until the context ends."""
-    most, is_over = [0], threading.Event()
+    readings, is_over = [0], threading.Event()
 
     def read() -> None:
         while not is_over.wait(EVERY_S):
-            most.append(held_bytes())
+            readings.append(held_bytes())
 
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        yield most
+        yield readings
     finally:
         is_over.set()
         reader.join()

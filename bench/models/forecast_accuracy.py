@@ -5,7 +5,7 @@
 
 Before a run with a pretrained model on CPU cores starts, `mage train` prints a forecast: the time
 to the first step, of a step, and of the run. Here each configuration is trained for a few steps, on
-models of four sizes with random weights, and the three figures are compared with the time to the
+models of three sizes with random weights, and the three figures are compared with the time to the
 first step's line, between the lines of the first and the last step, and to the end of the command.
 Other load may change between forecast and run, so measure on an idle machine; the load is recorded.
 The exit status is 1 if a figure is off by more than 25 %."""
@@ -30,12 +30,14 @@ from mage_async.config.schema import Tiny
 from mage_async.policy.load import build_tiny
 
 MOST_OFF = 0.25
+# Sizes of the models with random weights.
 SHAPES = {
     "small": Tiny(hidden_size=128, layers=4, mlp_size=512),
     "middle": Tiny(hidden_size=256, layers=6, mlp_size=1024),
     "wide": Tiny(hidden_size=512, layers=6, heads=8, kv_heads=4, mlp_size=2048),
 }
 STEPS = 6
+"""Number of steps of a run."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ CASES = (
 )
 WARM = ("warm_start.steps=10", "warm_start.trials=100", "warm_start.cache=false")
 """A short warm start that is not taken from the cache."""
+# The line of the forecast, and a line of progress.
 FORECAST = re.compile(
     r"first step is expected after (?P<first_step>[\d.:a-z ]+?)(?:, [^,]+ of it the warm start)?, "
     r"then one every (?P<step>[\d.:a-z ]+) \(.*evaluation take about (?P<run>[\d.:a-z ]+)$"

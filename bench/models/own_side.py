@@ -24,6 +24,7 @@ from mage_async.tasks.task_stream import TaskStream
 from mage_async.trials.duels import begin_trial
 
 GROUPS, GROUP_SIZE, RATE = 4, 8, 1e-4
+"""Groups of a batch, completions of a group, and learning rate, on both sides."""
 BATCH = GROUPS * GROUP_SIZE
 ADAPTERS = Lora(rank=16, alpha=32.0)
 
@@ -90,11 +91,12 @@ class Ours:
 def sequenced(prompt: list[int], completion: list[int], advantage: float) -> TrainingSequence:
     """Return a completion as a sequence for our trainer."""
     count = len(completion)
+    # Versions, episodes, kinds and provenances of the tokens, which this update does not use.
     zeros = [np.zeros(count, np.int32) for _ in range(5)]
     return TrainingSequence(
         np.array(prompt + completion, np.int32),
         np.arange(len(prompt), len(prompt) + count),
         SampledTokens(np.zeros(count, np.float32), *zeros),
-        np.array([count]),
+        np.array([count]),  # one turn
         torch.tensor([advantage]),
     )

@@ -36,6 +36,7 @@ from mage_async.plan.update import Batch, made_up, update_of
 from mage_async.policy.lora import add_adapters
 
 MAX_GAP = 0.1
+"""Largest allowed difference of planned and measured memory, as a share of the measured one."""
 OWN_MAPS = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "4000000"}
 """Variables of glibc with which nearly every tensor has a memory map of its own, which is freed
 with it."""
@@ -66,7 +67,7 @@ def measure(variant: str, model: Path) -> int:
     shape, batch = shape_of(config), Batch.of(config)
     segments = made_up(batch.of_one_pass(config), batch, shape.config.vocab_size)
     if config.policy.lora:
-        import peft  # noqa: F401
+        import peft  # noqa: F401  # so that the library's own memory counts as before
     before = _resident("VmRSS")
     policy = AutoModelForCausalLM.from_config(shape.config, attn_implementation=NAME)
     if config.policy.lora:
@@ -78,7 +79,7 @@ def measure(variant: str, model: Path) -> int:
 
 
 def _resident(name: str) -> int:
-    """Return a memory figure of this process's `/proc` status, in bytes."""
+    """Return this process's resident memory, in bytes: present ("VmRSS") or peak ("VmHWM")."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 

@@ -25,6 +25,7 @@ from mage_async.results.intervals import interval
 TURNS = 8
 """Number of actions of a trial in the evaluation, in both tasks."""
 MOST_MINUTES = {"boxes": 45, "rps": 90}
+"""Bound of a run's duration, by task."""
 LEAST_RETURN, MOST_SWAPPED = 0.8, 0.5
 """Bounds of boxes. Rock-paper-scissors only has to be above its controls."""
 SETS = ("train", "heldout", "heldout_blind", "heldout_swapped")

@@ -21,6 +21,7 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 
 STEPS, MAX_GAP = 3, 1e-4
+"""Number of steps, and the largest allowed difference of log-probs, in nats."""
 SHORT = (
     f"learner.steps={STEPS}",
     "policy.dtype=float32",
@@ -49,6 +50,7 @@ def main() -> None:
     measured = _measured(summary)
     for name, value in measured.items():
         print(f"{name:14} {value:.4g}")
+    # A largest difference of exactly 0 would mean that no token was compared.
     is_ok = measured["steps"] == STEPS and 0 < measured["max_gap_nats"] <= MAX_GAP
     print("ok" if is_ok else "MISSED")
     if given.engine == "sglang":

@@ -6,7 +6,7 @@ Each variant makes two steps (`Trainer.step`) on the CPU in float32. A batch has
 of 340 ± 40 tokens with the same 136 tokens at their beginning, in four minibatches. `MODEL` is a
 HuggingFace directory; the baseline's is SmolLM2-135M-Instruct.
 
-    passes           micro-batches of at most 1,360 tokens, three to four trials
+    passes           all weights, in micro-batches of at most 1,360 tokens, three to four trials
     checkpointed     the same, with activation checkpointing
     adapters         as passes, with LoRA adapters of rank 16 instead of all weights
     opening          as adapters; the common beginning goes through the model once per micro-batch
@@ -38,6 +38,7 @@ from mage_async.policy.lora import add_adapters
 from mage_services.processes.supervisor import LARGE_TENSORS
 
 LIMIT_BYTES = 4_000_000_000
+"""Largest allowed memory "beyond" of a variant."""
 NUM_TRIALS, NUM_STEPS = 32, 2
 VARIANTS: dict[str, dict[str, Any]] = {
     "passes": {"max_tokens_per_microbatch": 4 * MEAN_TOKENS},
@@ -69,10 +70,11 @@ def measure(model: Path, variant: str, threads: int) -> dict[str, Any]:
         began = time.monotonic()
         trainer.step(trials)
         took_s.append(round(time.monotonic() - began, 1))
-    beyond = loaded + 2 * trained
+    # AdamW keeps two numbers for each trained weight.
+    without_step = loaded + 2 * trained
     return {
-        "beyond_bytes": _resident("VmHWM") - beyond,
-        "slack_bytes": _resident("VmRSS") - beyond,
+        "beyond_bytes": _resident("VmHWM") - without_step,
+        "slack_bytes": _resident("VmRSS") - without_step,
         "peak_bytes": _resident("VmHWM"),
         "weights_bytes": weights,
         "optimizer_bytes": 2 * trained,
@@ -81,7 +83,7 @@ def measure(model: Path, variant: str, threads: int) -> dict[str, Any]:
 
 
 def _resident(name: str) -> int:
-    """Return a memory figure of this process's `/proc` status, in bytes."""
+    """Return this process's resident memory, in bytes: present ("VmRSS") or peak ("VmHWM")."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 

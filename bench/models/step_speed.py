@@ -40,6 +40,7 @@ from mage_async.policy.load import load_policy
 from mage_async.policy.lora import add_adapters
 
 WANTED = 1.8
+"""Least ratio of the time of the first arm to that of the last."""
 MINIBATCHES = 2
 ARMS = ("before", "first forward", "adapters", "opening")
 

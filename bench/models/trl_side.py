@@ -72,7 +72,16 @@ class Clock(TrainerCallback):
 
 
 class TrlSide:
-    """Train GRPO on one prompt, with completions of a fixed number of tokens and random rewards."""
+    """Train GRPO on one prompt, with completions of a fixed number of tokens and random rewards.
+
+    Args:
+        model: Directory of the model.
+        prompt: Tokens of the prompt.
+        num_drawn: Number of tokens of a completion.
+        groups: Number of groups of a batch, and of completions of a group.
+        rate: Learning rate.
+        adapters: Rank, scale and targets of the LoRA adapters.
+    """
 
     def __init__(
         self,
@@ -127,12 +136,12 @@ class TrlSide:
             gradient_accumulation_steps=num_groups,
             num_generations=size,
             max_completion_length=self._num_drawn,
-            generation_kwargs={"min_new_tokens": self._num_drawn},
+            generation_kwargs={"min_new_tokens": self._num_drawn},  # no completion ends early
             learning_rate=self._rate,
             gradient_checkpointing=False,
             bf16=False,
             use_cpu=True,
-            beta=0.0,
+            beta=0.0,  # no KL term
             save_strategy="no",
             report_to=[],
             disable_tqdm=True,
