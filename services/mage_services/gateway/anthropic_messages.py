@@ -12,13 +12,23 @@ from mage_async.trials.agent_run import Choice, Message, PolicyCall
 from mage_services.gateway.chat_completions import (
     BadRequest,
     Json,
+    Part,
     events_response,
     policy_call_of,
     text_of,
     tools_of,
 )
 
-Content = str | list[dict[str, Any]]
+
+class Block(Part, frozen=True):
+    """A block of a message's content: a part, the call of a tool, or the result of one."""
+
+    name: str = ""
+    """Of the tool that a block of type "tool_use" calls."""
+    input: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Arguments of the call."""
+    content: str | list[Part] | None = None
+    """Of a block of type "tool_result"."""
 
 
 class AnthropicMessage(msgspec.Struct, frozen=True):
@@ -27,7 +37,7 @@ class AnthropicMessage(msgspec.Struct, frozen=True):
     """
 
     role: str
-    content: Content
+    content: str | list[Block]
 
     def read(self) -> Iterator[Message]:
         """Convert the message to the form of all protocols; results of tools become messages.
@@ -41,12 +51,14 @@ class AnthropicMessage(msgspec.Struct, frozen=True):
         if isinstance(blocks, str):
             yield Message(self.role, blocks)
             return
-        calls = [each for each in blocks if each.get("type") == "tool_use"]
-        results = [each for each in blocks if each.get("type") == "tool_result"]
-        rest = [each for each in blocks if each not in calls and each not in results]
-        for each in results:
-            yield Message("tool", text_of(each.get("content")))
-        made = tuple((str(each["name"]), json.dumps(each.get("input", {}))) for each in calls)
+        calls = [each for each in blocks if each.type == "tool_use"]
+        if not all(each.name for each in calls):
+            raise BadRequest("`messages`: a block of type 'tool_use' must have a `name`")
+        for each in blocks:
+            if each.type == "tool_result":
+                yield Message("tool", text_of(each.content))
+        rest = [each for each in blocks if each.type not in ("tool_use", "tool_result")]
+        made = tuple((each.name, json.dumps(each.input)) for each in calls)
         # An answer without a word is sent back as a message without blocks.
         if rest or made or not blocks:
             yield Message(self.role, text_of(rest), made)
@@ -57,7 +69,7 @@ class MessagesRequest(msgspec.Struct, frozen=True):
 
     messages: list[AnthropicMessage]
     model: str = ""
-    system: Content = ""
+    system: str | list[Part] = ""
     max_tokens: int | None = None
     stop_sequences: list[str] | None = None
     stream: bool = False

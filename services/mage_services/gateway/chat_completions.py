@@ -24,6 +24,17 @@ class BadRequest(Exception):
     """A request that cannot be read; its message is sent to the client."""
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A part of a message's content; only parts with a text can be read."""
+
+    type: str
+    text: str | None = None
+
+
+Content = str | list[Part] | None
+"""Content of a message, as OpenAI's clients send it."""
+
+
 class CalledFunction(msgspec.Struct, frozen=True):
     """The function that an assistant's message calls, with its arguments."""
 
@@ -42,7 +53,7 @@ class Message(msgspec.Struct, frozen=True):
     """A message of a conversation as OpenAI's clients send it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[dict[str, Any]] | None = None
+    content: Content = None
     tool_calls: list[MessageCall] | None = None
 
     def text(self) -> str:
@@ -149,18 +160,25 @@ class Answer(msgspec.Struct, frozen=True):
         return cls(choice.text, choice.finish, *counts, choice.calls, tokens)
 
 
-def text_of(content: str | Sequence[dict[str, Any]] | None) -> str:
+def text_of(content: str | Sequence[Part] | None) -> str:
     """Return the text of a message's content.
 
     Raises:
         BadRequest: it holds anything else, such as an image.
     """
-    if not isinstance(content, list):
-        return str(content or "")
-    parts = [part for part in content if part.get("type") not in ("thinking", "refusal")]
-    if any(part.get("type") not in ("text", "input_text", "output_text") for part in parts):
-        raise BadRequest("`messages`: only parts of type 'text' can be read")
-    return "\n".join(str(part.get("text", "")) for part in parts)
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        if part.type in ("thinking", "refusal"):
+            continue
+        if part.type not in ("text", "input_text", "output_text") or part.text is None:
+            raise BadRequest(
+                "`messages`: only parts of type 'text', with a `text`, can be read, got one of "
+                f"type {part.type!r:.60}"
+            )
+        texts.append(part.text)
+    return "\n".join(texts)
 
 
 def tools_of(
@@ -179,13 +197,16 @@ def tools_of(
         function = each.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRequest(f"`tools` must be functions with a name, got {str(each)!r:.80}")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise BadRequest(f"`tools`: parameters must be a JSON schema, got {str(each)!r:.80}")
         known.append({"type": "function", "function": function})
     names = tuple(each["function"]["name"] for each in known)
     if choice == "none":
         return [], ()
     if isinstance(choice, dict):
         # OpenAI's chat completions wrap the name into `function`; the other protocols do not.
-        wanted = choice.get("function", choice).get("name")
+        chosen = choice.get("function", choice)
+        wanted: Any = chosen.get("name") if isinstance(chosen, dict) else chosen
         if wanted not in names:
             raise BadRequest(f"`tool_choice`: {wanted!r:.60} is none of {', '.join(names)}")
         return known, (wanted,)

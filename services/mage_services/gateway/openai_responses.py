@@ -12,6 +12,7 @@ from aiohttp import web
 from mage_async.trials.agent_run import Choice, Message, PolicyCall
 from mage_services.gateway.chat_completions import (
     BadRequest,
+    Content,
     Json,
     events_response,
     policy_call_of,
@@ -21,10 +22,32 @@ from mage_services.gateway.chat_completions import (
 )
 
 
+class Item(msgspec.Struct, frozen=True):
+    """An item of `input`: a message, the call of a function, the output of one, or reasoning."""
+
+    type: str = "message"
+    role: str = ""
+    """Of a message."""
+    content: Content = None
+    """Of a message."""
+    name: str = ""
+    """Of the function that an item of type "function_call" calls."""
+    arguments: str = "{}"
+    """JSON."""
+    output: Content = None
+    """Of an item of type "function_call_output"."""
+
+
+class TextSettings(msgspec.Struct, frozen=True):
+    """The settings of a response's text."""
+
+    format: dict[str, Any] | None = None
+
+
 class ResponsesRequest(msgspec.Struct, frozen=True):
     """A request for a response, by OpenAI's protocol; other fields are ignored."""
 
-    input: str | list[dict[str, Any]]
+    input: str | list[Item]
     model: str = ""
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -33,7 +56,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
-    text: dict[str, Any] | None = None
+    text: TextSettings | None = None
 
     def policy_call(self, before: Sequence[Message]) -> PolicyCall:
         """Convert the request to the form that is the same for all protocols.
@@ -44,13 +67,19 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
         Raises:
             BadRequest: the request asks for something that is not supported.
         """
-        form = (self.text or {}).get("format") or {"type": "text"}
-        schemas: dict[str, Json | None] = {"text": None, "json_object": {"type": "object"}}
-        if form.get("type") == "json_schema":
-            schemas["json_schema"] = schema_of(form)
-        if form.get("type") not in schemas:
-            raise BadRequest("`text.format` has type text, json_object or json_schema")
-        schema = schemas[form["type"]]
+        schema: Json | None = None
+        form = (self.text and self.text.format) or {"type": "text"}
+        match form.get("type"):
+            case "json_object":
+                schema = {"type": "object"}
+            case "json_schema":
+                schema = schema_of(form)
+            case "text":
+                pass
+            case other:
+                raise BadRequest(
+                    f"`text.format` has type text, json_object or json_schema, got {other!r:.60}"
+                )
         functions = []
         for each in self.tools or ():
             if each.get("type") != "function":
@@ -59,8 +88,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
             functions.append({"function": {name: each[name] for name in names if each.get(name)}})
         tools, must_call = tools_of(functions, self.tool_choice)
         head = [Message("system", self.instructions)] if self.instructions else []
-        given = [{"role": "user", "content": self.input}]
-        items = given if isinstance(self.input, str) else self.input
+        given = self.input
+        items = [Item(role="user", content=given)] if isinstance(given, str) else given
         # New instructions take the place of those of the earlier response.
         rest = [each for each in before if each.role != "system"] if head else before
         return policy_call_of(
@@ -73,27 +102,29 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
         )
 
 
-def _messages(items: Sequence[dict[str, Any]]) -> list[Message]:
+def _messages(items: Sequence[Item]) -> list[Message]:
     """Convert the items of `input` to messages; calls of functions become part of the assistant's
     message before them.
     """
     messages: list[Message] = []
     for item in items:
-        match item.get("type", "message"):
+        match item.type:
             case "message":
-                role = {"developer": "system"}.get(item.get("role", ""), item.get("role", ""))
+                role = {"developer": "system"}.get(item.role, item.role)
                 if role not in ("system", "user", "assistant"):
                     raise BadRequest(f"`input`: {role!r:.60} is no role")
-                messages.append(Message(role, text_of(item.get("content"))))
+                messages.append(Message(role, text_of(item.content)))
             case "function_call":
-                call = (str(item.get("name")), str(item.get("arguments", "{}")))
+                if not item.name:
+                    raise BadRequest("`input`: a function_call must have a `name`")
+                call = item.name, item.arguments
                 if messages and messages[-1].role == "assistant":
                     last = messages[-1]
                     messages[-1] = last._replace(calls=(*last.calls, call))
                 else:
                     messages.append(Message("assistant", "", (call,)))
             case "function_call_output":
-                messages.append(Message("tool", text_of(item.get("output"))))
+                messages.append(Message("tool", text_of(item.output)))
             case "reasoning":
                 pass
             case other:
