@@ -36,9 +36,8 @@ from mage_async.tasks.league import is_policy, name_of
 from mage_async.trajectory import Task
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.prompts import prompts_for
 from mage_async.trials.scripted import chat_in_words, shortest_context
-from mage_async.trials.trial_config import TrialConfig
+from mage_async.trials.trial_config import TrialConfig, prompts_for
 
 KV_REFRESH: dict[str, Literal["never", "episode", "turn"]] = {
     "keep": "never",

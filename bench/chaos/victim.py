@@ -31,7 +31,7 @@ from mage_async.results.run_files import read_lines
 MODULES = {
     "actor": "mage_services.actor.actor",
     "learner": "mage_services.learner.learner",
-    "follower": "mage_services.learner.ranks.rank_worker",
+    "follower": "mage_services.learner.rank_worker",
     "evaluator": "mage_services.actor.evaluator",
     "supervisor": "bench.chaos.tapped_run",
     "engine": "mage_services.engines.sglang.server",

@@ -46,7 +46,7 @@ def processes(module: str, run_dir: Path) -> list[int]:
     return found
 
 
-@pytest.fixture(scope="module", params=["learner.learner", "learner.ranks.rank_worker"])
+@pytest.fixture(scope="module", params=["learner.learner", "learner.rank_worker"])
 def killed(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> tuple[Path, str]:

@@ -13,7 +13,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.policy.sharded_files import WeightShards, named_state
 from mage_async.results.run_directory import RunDirectory
-from mage_services.learner.ranks.gang import Gang
+from mage_services.learner.gang import Gang
 from mage_services.learner.trainer_thread import Training
 from mage_services.weights.weight_store import weights_file
 from tests.helpers.random_models import sequence

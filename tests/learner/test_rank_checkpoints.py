@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mage_async.policy.weight_digest import ROW, word_sum
-from mage_services.learner.ranks.gang import Gang
+from mage_services.learner.gang import Gang
 from tests.learner.rank_trainings import (
     assert_equal,
     config_of,

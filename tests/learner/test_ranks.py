@@ -20,7 +20,7 @@ from mage_async.learning.ranked_trainer import deal, from_bytes, to_bytes
 from mage_async.policy.snapshot import published_fingerprint, read_snapshot
 from mage_async.restriction import AllowedSets
 from mage_async.results.run_directory import RunDirectory
-from mage_services.learner.ranks.gang import Gang
+from mage_services.learner.gang import Gang
 from mage_services.learner.trainer_thread import Training
 from tests.helpers.random_models import sequence
 from tests.learner.rank_trainings import (

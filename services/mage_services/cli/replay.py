@@ -42,7 +42,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.protocol.journal_records import first_needed
     from mage_async.tasks.league import League
     from mage_services.journal.reader import check_journal, open_journal
-    from mage_services.learner.ranks.gang import Gang
+    from mage_services.learner.gang import Gang
     from mage_services.learner.trainer_thread import Training
 
     check_journal(RunDirectory(given.run_dir))

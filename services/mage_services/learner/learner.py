@@ -24,7 +24,7 @@ from mage_async.tasks.league import League
 from mage_async.tasks.task_stream import MatchedTasks, TaskStream
 from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator import Coordinator, CoordinatorConfig, segment_header
-from mage_services.learner.ranks.gang import Gang
+from mage_services.learner.gang import Gang
 from mage_services.learner.resume import Prepared, ReplayedStep, prepare
 from mage_services.learner.run_log import RunLog
 from mage_services.learner.trainer_thread import TrainerThread

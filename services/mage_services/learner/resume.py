@@ -33,7 +33,7 @@ from mage_async.tasks.league import League
 from mage_async.trajectory import Group
 from mage_services.journal.reader import JournalOnDisk, open_journal
 from mage_services.journal.writer import make_durable
-from mage_services.learner.ranks.gang import Gang
+from mage_services.learner.gang import Gang
 from mage_services.learner.trainer_thread import Training, in_time, is_on_gpu
 from mage_services.processes.startup import Startup
 

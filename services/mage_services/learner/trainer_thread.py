@@ -46,7 +46,7 @@ from mage_services.weights.weight_store import weights_file
 if TYPE_CHECKING:
     from mage_async.inference.weight_fingerprint import AdapterBase
     from mage_async.policy.snapshot import Snapshot
-    from mage_services.learner.ranks.rank_writers import JoinedRank, SharedSnapshot
+    from mage_services.learner.rank_writers import JoinedRank, SharedSnapshot
 
 Item = TypeVar("Item")
 

@@ -22,11 +22,11 @@ from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure, MageError, RunError
 from mage_async.learning.rank_orders import Begin, Order, Ranks
 from mage_async.results.run_directory import RunDirectory
-from mage_services.learner.ranks.rank_writers import JoinedRank
+from mage_services.learner.rank_writers import JoinedRank
 from mage_services.processes.child_process import BlockingChild, end_in_words, module_command
 from mage_services.processes.process import EXIT_DETERMINISTIC, first_failure, ticks
 
-MODULE = "mage_services.learner.ranks.rank_worker"
+MODULE = "mage_services.learner.rank_worker"
 """The module that the processes of ranks 1, 2, … run."""
 MAX_ORDER_BYTES = 2**32 - 1
 """Largest number of bytes of an order, the most that the length of a frame can say: the order of a

@@ -1,6 +1,6 @@
 """Run a rank of the learner other than rank 0: execute the orders of rank 0 until rank 0 ends.
 
-Rank 0 starts the process by `python -m mage_services.learner.ranks.rank_worker RUN PORT NUMBER` and
+Rank 0 starts the process by `python -m mage_services.learner.rank_worker RUN PORT NUMBER` and
 sends the orders. The process writes its output where the learner does.
 """
 
@@ -27,7 +27,7 @@ from mage_async.learning.rank_orders import (
 )
 from mage_async.learning.ranked_trainer import RankedTrainer
 from mage_async.results.run_directory import RunDirectory
-from mage_services.learner.ranks.gang import (
+from mage_services.learner.gang import (
     MAX_ORDER_BYTES,
     Ready,
     device_type,
@@ -35,7 +35,7 @@ from mage_services.learner.ranks.gang import (
     on_own_device,
     rank_store,
 )
-from mage_services.learner.ranks.rank_writers import JoinedRank
+from mage_services.learner.rank_writers import JoinedRank
 from mage_services.learner.trainer_thread import Training
 from mage_services.processes.child_process import (
     BlockingChannel,
