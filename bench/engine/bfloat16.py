@@ -68,7 +68,7 @@ def by_learner(policy: PreTrainedModel, tokens: Iterable[np.ndarray]) -> torch.T
     scored = []
     for each in tokens:
         row = TokenRow.of([each], torch.device("cpu"), predicted=[np.arange(1, len(each))])
-        scored.append(token_logprobs(policy, row, 1.0)[0])
+        scored.append(token_logprobs(policy, row, temperature=1.0)[0])
     return torch.cat(scored)
 
 

@@ -37,6 +37,7 @@ from bench.engine.growing_contexts import (
     CONTEXTS,
     FIRST,
     FORCED,
+    MAX_TOKENS,
     SHAPE,
     TURNS,
     Turns,
@@ -58,21 +59,22 @@ TRIALS, TRIAL_TURNS = 72, 18
 ENGINE = Embedded(
     arithmetic="float32",
     max_contexts=96,
-    max_tokens=256,
+    max_tokens=MAX_TOKENS,
     cache_rule="keep",
     threads=1,
     in_flight="in_place",
     turn_deadline_s=300.0,
     devices=[],
 )
+# Least figures.
 BOUNDS = {"engine / generate, ragged": 3.0, "async turns per processor-second": 8000.0}
 
 
 def by_generate(model: Qwen3ForCausalLM, turns: Turns) -> None:
     """Call `generate` once in each turn for all contexts, with one cache kept over the turns."""
     cache = DynamicCache()
-    one = torch.ones(len(turns.padded[0]), 1, dtype=torch.int64)
-    tokens = mask = one[:, :0]
+    one = torch.ones(len(turns.padded[0]), 1, dtype=torch.int64)  # the mask of a sampled token
+    tokens = mask = one[:, :0]  # no tokens yet
     for words, exists in zip(turns.padded, turns.masks, strict=True):
         mask = torch.cat([mask, exists], 1)
         tokens = model.generate(
@@ -138,7 +140,7 @@ async def async_rates(directory: Path, repeats: int) -> tuple[list[float], list[
 def measure(directory: Path, repeats: int) -> dict[str, list[float]]:
     """Return all rates, by variant: sampled tokens per CPU-second, one for each repeat."""
     model = make_model(directory)
-    scheduler = Scheduler(Model.load(directory, slots=CONTEXTS, max_tokens=256))
+    scheduler = Scheduler(Model.load(directory, slots=CONTEXTS, max_tokens=MAX_TOKENS))
     even, ragged = make_turns(is_ragged=False), make_turns(is_ragged=True)
     alone = ragged.alone()
     found = rates(
@@ -183,7 +185,7 @@ def _ratio(found: dict[str, list[float]], ours: str, theirs: str) -> float:
 def main() -> int:
     """Measure, print and write the figures; return 1 if a bound is missed."""
     parser = option_parser(__doc__)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=7, help="at least 5")
     repeats = max(5, parser.parse_args().repeats)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:

@@ -13,7 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.engine.growing_contexts import CONTEXTS, by_engine, make_model, make_turns, rates
+from bench.engine.growing_contexts import (
+    CONTEXTS,
+    MAX_TOKENS,
+    by_engine,
+    make_model,
+    make_turns,
+    rates,
+)
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.inference.arithmetic import Kind
@@ -22,12 +29,12 @@ from mage_async.inference.scheduler import Scheduler
 
 
 def measure(directory: Path, repeats: int) -> dict[str, list[float]]:
-    """Return the rates of both arithmetics, one for each repeat."""
+    """Return the rates with exact and with float32 arithmetic, one for each repeat."""
     make_model(directory)
 
     def scheduler(arithmetic: Kind) -> Scheduler:
         return Scheduler(
-            Model.load(directory, slots=CONTEXTS, max_tokens=256, arithmetic=arithmetic)
+            Model.load(directory, slots=CONTEXTS, max_tokens=MAX_TOKENS, arithmetic=arithmetic)
         )
 
     exact, plain, ragged = scheduler("exact"), scheduler("float32"), make_turns(is_ragged=True)

@@ -15,6 +15,10 @@ from mage_async.completion import Prompt, Sampling
 from mage_async.inference.scheduler import Scheduler
 
 CONTEXTS, TURNS, FIRST, FORCED = 64, 12, 8, 7
+"""Numbers of contexts, of turns of a context, of tokens of the first prompt, and of tokens that a
+later turn appends."""
+MAX_TOKENS = 256
+"""Room of a context in tokens, more than all its turns need."""
 SHAPE = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -43,42 +47,42 @@ class Turns:
     """Hold the tokens that are appended, by turn and context; also as tensors padded on the left,
     with masks."""
 
-    told: list[list[np.ndarray]]
+    appended: list[list[np.ndarray]]
     padded: list[torch.Tensor]
     masks: list[torch.Tensor]
 
     @staticmethod
-    def of(told: list[list[np.ndarray]]) -> "Turns":
+    def of(appended: list[list[np.ndarray]]) -> "Turns":
         """Pad the tokens of each turn to its longest."""
         padded, masks = [], []
-        for turn in told:
+        for turn in appended:
             width = max(len(words) for words in turn)
             rows = [np.pad(words, (width - len(words), 0)) for words in turn]
             exists = [np.arange(width) >= width - len(words) for words in turn]
             padded.append(torch.from_numpy(np.stack(rows)).long())
             masks.append(torch.from_numpy(np.stack(exists)).long())
-        return Turns(told, padded, masks)
+        return Turns(appended, padded, masks)
 
     def alone(self) -> list["Turns"]:
         """Return the turns of each context by itself."""
-        return [Turns.of([[turn[index]] for turn in self.told]) for index in range(CONTEXTS)]
+        return [Turns.of([[turn[index]] for turn in self.appended]) for index in range(CONTEXTS)]
 
 
 def make_turns(*, is_ragged: bool) -> Turns:
     """Return turns of random tokens; all contexts have the same first prompt."""
-    source = np.random.default_rng(0)
-    first = source.integers(0, 320, FIRST, np.int32)
-    told = [[first] * CONTEXTS]
+    source, vocabulary = np.random.default_rng(0), SHAPE["vocab_size"]
+    first = source.integers(0, vocabulary, FIRST, np.int32)
+    appended = [[first] * CONTEXTS]
     for _ in range(TURNS - 1):
         counts = source.integers(4, 11, CONTEXTS) if is_ragged else [FORCED] * CONTEXTS
-        told.append([source.integers(0, 320, count, np.int32) for count in counts])
-    return Turns.of(told)
+        appended.append([source.integers(0, vocabulary, count, np.int32) for count in counts])
+    return Turns.of(appended)
 
 
 def by_engine(scheduler: Scheduler, turns: Turns) -> None:
     """Sample all turns of all contexts with the embedded engine's scheduler."""
-    contexts, lengths = np.zeros((CONTEXTS, 256), np.int32), [0] * CONTEXTS
-    for number, turn in enumerate(turns.told):
+    contexts, lengths = np.zeros((CONTEXTS, MAX_TOKENS), np.int32), [0] * CONTEXTS
+    for number, turn in enumerate(turns.appended):
         for index, words in enumerate(turn):
             start, lengths[index] = lengths[index], lengths[index] + len(words)
             contexts[index, start : lengths[index]] = words

@@ -33,6 +33,7 @@ from mage_services.transport.channels import Peer
 from tests.helpers.memory_channels import MemoryLearnerChannel
 
 LAYERS = 36
+"""As many as make about 2 GB."""
 NUM_LOADS = 2
 HELLO = Hello(role="actor", name="a", build="test", config_digest="test", group_quota=3)
 
@@ -57,7 +58,7 @@ def write_policy(directory: Path) -> int:
     tensors = {
         name: torch.zeros(weight.shape)
         for name, weight in model.state_dict().items()
-        if name != "lm_head.weight"
+        if name != "lm_head.weight"  # the same tensor as the embedding
     }
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     shape.save_pretrained(directory)

@@ -25,6 +25,7 @@ from mage_async.config.schema import Embedded, Lora
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, advance_together
 from mage_async.inference.weight_fingerprint import difference, probe_logprobs
+from mage_async.inference.weights import Weights
 from mage_async.learning.adapters import adapter_tensors
 from mage_async.policy.load import load_policy
 from mage_async.policy.lora import add_adapters
@@ -33,6 +34,7 @@ from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.weights.weight_store import WeightFiles
 
 PROMPT, SAMPLED, POLICIES = 32, 24, 4
+"""Tokens of a prompt, sampled tokens of a context, and policies."""
 WANTED = 0.8
 """Least ratio of four policies in one forward to one policy."""
 
@@ -81,8 +83,12 @@ def measure(engine: EmbeddedEngine, paths: list[Path], contexts: int, rounds: in
     computed beside the base's matrices and of merged weights, over the probe tokens, in nats.
     """
     current = engine._scheduler.model
-    # `_read` returns weights and adapters, and then a receipt: only the weights are used.
-    merged = [engine._read(version, path)[0][0] for version, path in enumerate(paths)]
+
+    def merged_weights(version: int, path: Path) -> Weights:
+        (weights, _adapters), _fingerprint = engine._read(version, path)
+        return weights
+
+    merged = [merged_weights(version, path) for version, path in enumerate(paths)]
 
     def scheduler(weights) -> Scheduler:
         sizes = {"slots": contexts, "max_tokens": PROMPT + SAMPLED}
@@ -90,6 +96,7 @@ def measure(engine: EmbeddedEngine, paths: list[Path], contexts: int, rounds: in
             Model(current.architecture, weights, arithmetic=current.arithmetic, **sizes)
         )
 
+    # The newest version is the engine's current policy, the others are past policies.
     engine._scheduler.swap(POLICIES - 1, merged[-1])
     pasts = [engine._make_past_policy(version, paths[version]) for version in range(POLICIES - 1)]
     ways = {
@@ -104,6 +111,7 @@ def measure(engine: EmbeddedEngine, paths: list[Path], contexts: int, rounds: in
         for way, groups in ways.items():
             speeds[way].append(serve_round(groups, contexts, number))
     shape, arithmetic = current.architecture, current.arithmetic
+    # The same version twice: merged, and as adapters beside the base's matrices.
     scores = [
         probe_logprobs(each, shape, arithmetic) for each in (merged[0], pasts[0].model.weights)
     ]

@@ -10,7 +10,7 @@ which version sampled it, and is compared with the version that the engine repor
 
     stall      time in which an engine samples nothing, by the engine's own clock
     to engine  time from the announcement until all engines sample with the new weights
-    to store   time to copy and write the weights, in the learner
+    to store   time to copy and write the weights, in the learner (`to_shelf_s` in the baseline)
 
 The exit status is 1 if a turn is lost, a version is wrong, or the 99th percentile of the stall is
 over 100 ms (in place, with the tiny model).
@@ -44,9 +44,11 @@ from mage_services.weights.weight_store import WeightFiles
 CYCLE, FIRST = 400, 8
 """Number of versions that sample different tokens, and the first of these tokens."""
 PROMPT_TOKENS, TURN_TOKENS = 64, 24
+"""Tokens of a prompt, and most tokens of a turn."""
 NATS = 50.0
 """Logit of a version's own token; all others are 0."""
 STALL_BOUND_S = 0.1
+"""Largest allowed 99th percentile of the stall."""
 
 
 @torch.no_grad()
@@ -92,13 +94,14 @@ class Tally:
         for run, end in zip(drawn.versions, ends, strict=True):
             tokens = drawn.tokens[run.start : end]
             self.num_wrong += int((tokens != token_of(run.policy)).sum())
-            how = getattr(run, "provenance", "exact")
+            how = run.provenance
             self.provenance[how] = self.provenance.get(how, 0) + len(tokens)
         self.has_more.set()
 
 
 async def turns(engine: Engine, name: str, tally: Tally, has_ended: asyncio.Event) -> int:
     """Sample one turn after the other until `has_ended`; return the number of turns requested."""
+    # A seed that depends on the name alone: Python's own hash of a text changes with the process.
     source, number = np.random.default_rng(sum(name.encode())), 0
     while not has_ended.is_set():
         context = f"{name}.{number}"
@@ -187,6 +190,7 @@ async def run(given: argparse.Namespace, folder: Path) -> dict[str, object]:
     transports: dict[str, WeightFiles] = {
         "disk": WeightFiles(directory.weights),
         "tensor": WeightFiles(directory.shared_weights),
+        # No version is written as a file too.
         "nccl": WeightSender(directory.weights, backend, lambda version: False),
     }
     if given.engine == "embedded":
@@ -240,7 +244,7 @@ def main() -> int:
     """Measure, print and write the figures; return 1 if a bound is missed."""
     parser = option_parser(__doc__)
     parser.add_argument("--engine", choices=("embedded", "sglang"), default="embedded")
-    parser.add_argument("--engines", type=int, default=1, metavar="N")
+    parser.add_argument("--engines", type=int, default=1, metavar="N", help="number of engines")
     parser.add_argument("--size", choices=("tiny", "0.6b", "4b"), default="tiny")
     parser.add_argument("--publications", type=int, default=201, metavar="N")
     parser.add_argument("--at-once", type=int, default=32, metavar="N", help="turns in flight")

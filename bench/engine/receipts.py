@@ -4,7 +4,8 @@
 
 A publication is one version of the weights in a file, with the learner's fingerprint of them: row
 checksums, and in a *scored* version also log-probs of some probe tokens. The engine computes the
-same of what it loaded, and refuses weights that do not agree.
+same of what it loaded, and refuses weights that do not agree. Names of figures call a fingerprint a
+receipt.
 
 Faults. Five kinds, twenty of each, are injected into publications of a small model, and twenty
 publications have no fault; the embedded engine loads each. The same is done in a version that is
@@ -75,7 +76,9 @@ PUBLICATION = ("copy", "write", "load")
 """Parts that a publication without a fingerprint has too."""
 ENGINE = Embedded(max_contexts=2, max_tokens=64, threads=1)
 Seconds = dict[str, list[float]]
+"""CPU seconds of each publication, by part."""
 Parts = dict[str, float]
+"""Least CPU seconds, by part."""
 
 
 def caught(folder: Path, *, are_adapters: bool = False) -> dict[str, int]:

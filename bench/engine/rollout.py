@@ -41,6 +41,7 @@ from mage_async.completion import Prompt, Sampling
 from mage_services.engines.engine import Engine
 
 EPISODES, TURNS = 3, 6
+# Rules for cached keys and values (`engine.cache_rule`), and two ways without them.
 WAYS = ("cache off", "isolate", "refresh_at_episode", "keep", "as MAGE does")
 
 
@@ -79,6 +80,7 @@ class WayFigures:
     num_reused: int = 0
     """Tokens of prompts, and reused ones among them, after a trial's first turn."""
     turn_s: list[float] = field(default_factory=list)
+    """Seconds of each turn."""
 
 
 class Weights:
@@ -118,9 +120,10 @@ class Trial:
             context = f"{self._name}.{self._turn}"
             nonce = _nonce(work, self._number * EPISODES * TURNS + self._turn)
             tokens = np.concatenate([nonce, tokens])
-        asked = Prompt(context, tokens, Sampling(max_tokens=work.drawn), self._turn, self._fresh())
+        sampling = Sampling(max_tokens=work.drawn)
+        prompt = Prompt(context, tokens, sampling, self._turn, refresh_kv=self._refreshes_kv())
         began = time.perf_counter()
-        drawn = await engine.complete(asked)
+        drawn = await engine.complete(prompt)
         found.turn_s.append(time.perf_counter() - began)
         found.num_tokens += len(drawn.tokens)
         if self._turn:
@@ -131,9 +134,10 @@ class Trial:
         if is_fresh_prompt or self._turn == EPISODES * TURNS:
             engine.release(context)
 
-    def _fresh(self) -> bool:
-        begins = self._turn % TURNS == 0
-        return self._way == "isolate" or (self._way == "refresh_at_episode" and begins)
+    def _refreshes_kv(self) -> bool:
+        """Return whether the turn recomputes keys and values that older weights have computed."""
+        begins_episode = self._turn % TURNS == 0
+        return self._way == "isolate" or (self._way == "refresh_at_episode" and begins_episode)
 
 
 def _nonce(work: Work, number: int) -> np.ndarray:

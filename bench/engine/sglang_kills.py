@@ -44,6 +44,7 @@ from mage_services.engines.sglang.engine import SglangEngine
 from mage_services.processes.process import ticks
 
 AT_ONCE = 16
+"""Number of trials that are played concurrently."""
 PATIENCE_S = 900.0
 """Longest wait from a kill to the next completion; a longer one counts as a hang."""
 SETTINGS = (
@@ -123,7 +124,7 @@ def victim(engine: SglangEngine, number: int) -> int:
     children = psutil.Process(engine.pid).children(recursive=True)
     if number % 2 == 0 or not children:
         return engine.pid
-    return max(children, key=lambda child: sum(child.cpu_times()[:2])).pid
+    return max(children, key=lambda child: sum(child.cpu_times()[:2])).pid  # user and system
 
 
 async def attack(config: Config, policy: Path, kills: int, minutes: float) -> dict[str, object]:

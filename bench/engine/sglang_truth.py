@@ -83,7 +83,7 @@ def reused(served: Served) -> float:
     """
     (completion,) = served.complete(current := prompt("trial", words(5, 400), 8))
     num_prompt = num_reused = 0
-    for turn in range(1, 18):
+    for turn in range(1, 3 * 6):
         current = next_turn(current, completion, turn)
         (completion,) = served.complete(current)
         num_prompt += len(current.tokens)
