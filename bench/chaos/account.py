@@ -1,5 +1,7 @@
-"""Account for every trial of a run, from three independent sources: the journal on disk, the run's
-own summary, and the messages that a tap on the learner's sockets recorded.
+"""Account for every trial of a run after its processes were killed.
+
+Three independent sources are compared: the journal on disk, the run's own summary, and the messages
+that a tap on the learner's sockets recorded. The most important figures:
 
     lost            acknowledged trials that are neither trained, nor in a group in flight, nor in a
                     group that was dropped for a recorded reason
@@ -36,9 +38,13 @@ class Books:
     trials: dict[tuple[int, int], int] = field(default_factory=dict)
     """The oldest version that sampled a token of each recorded trial, by grant and index."""
     num_taken_twice: int = 0
+    """Number of records of trials that an earlier record holds."""
     commits: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """The groups that a step trained, by the version that it made."""
     digests: dict[int, str] = field(default_factory=dict)
+    """Digest of the weights, by version."""
     dropped: dict[int, str] = field(default_factory=dict)
+    """Reason for which a group was dropped, by grant."""
     num_segments: int = 0
 
     @staticmethod
@@ -78,6 +84,10 @@ def account(
 ) -> dict[str, int]:
     """Return all figures of a finished run; those of `bench.chaos.verdict.FAULTS`, where each is
     explained, must be 0.
+
+    Args:
+        acknowledged: Grant and index of the trials that the learner acknowledged, by the tap.
+        published: Versions that the learner announced, by the tap.
     """
     config = config_file.load(run.config, [])
     count, bound = config.admission.trials_per_group, config.admission.max_staleness
@@ -109,6 +119,7 @@ def account(
             for version, grants in books.commits.items()
             for g in grants
         ),
+        # Version 0 is the policy that training begins with.
         "told_of_no_commit": len(published - books.commits.keys() - {0}),
         "books_differ": abs(own["trained"] - count * len(trained))
         + abs(own["in_flight"] - count * len(in_flight))

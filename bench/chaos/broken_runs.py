@@ -120,7 +120,7 @@ class Sandbox:
             undo()
 
 
-def do_nothing(place: object) -> None:
+def do_nothing(_: object) -> None:
     """Change nothing: the preparation of most cases."""
 
 
@@ -156,9 +156,8 @@ def small_file_system(
     def mount(sandbox: Sandbox) -> None:
         sandbox.run.mkdir()
         small = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(sandbox.run)]
-        if subprocess.run(
-            small, check=False
-        ).returncode:  # mounting needs root: limit files instead
+        is_mounted = subprocess.run(small, check=False).returncode == 0
+        if not is_mounted:  # only root may mount: limit the size of each file instead
             sandbox.max_file_bytes = 200_000
             return
         sandbox.at_end(lambda: subprocess.run(["umount", "-l", str(sandbox.run)], check=False))
@@ -279,6 +278,7 @@ LINE = r"task\.py, line \d+"
 """The advice for an error that the class raises: the line that raised it."""
 RETRIED = r"played again with fresh objects.*environment\.retries"
 DEADLINE = r"environment\.step_deadline_s"
+# Texts of several cases: causes and cures, and statements of the class.
 HANGS = r"step\(.* has not returned for 10 s"
 DICE = "raise ValueError('no dice')"
 LOST = "raise OSError('no route to host')"

@@ -1,4 +1,4 @@
-"""Start fifty runs that must fail: how soon does the terminal name the cause and the cure?
+"""Start fifty runs that go wrong: how soon does the terminal name the cause and the cure?
 
     python -m bench.chaos.first_hours                          all, one after another, 35 minutes
     python -m bench.chaos.first_hours --only step_hangs --show      one, with what it prints
@@ -48,6 +48,7 @@ WATCH_S = 40.0
 LEAVE_S = 15.0
 """Longest time that a command may take to end after Ctrl-C."""
 WANTED_MEDIAN_S, WANTED_WORST_S, WANTED_SILENCE_S = 10.0, 60.0, 30.0
+"""Bounds: time until cause and cure are named (median, worst case), and longest silence."""
 
 
 @dataclass
@@ -88,8 +89,8 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     """Run a case, and return what was measured."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    mark = f"{MARK}={case.name}.{os.getpid()}"
-    sandbox = Sandbox(folder, dict([mark.split("=")]))
+    value = f"{case.name}.{os.getpid()}"
+    sandbox, mark = Sandbox(folder, {MARK: value}), f"{MARK}={value}"
     sandbox.write_class(case.code)
     harming = None
     try:
@@ -122,8 +123,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
                 elif now > LIMIT_S:
                     break
             elif named_at is None:
-                cause, cure = (terminal.matched_at(p, harmed_at) for p in (case.cause, case.cure))
-                named_at = max(cause, cure) if cause is not None and cure is not None else None
+                named_at = _named_at(case, terminal, harmed_at)
             if process.poll() is not None:
                 ended_at = now
                 break
@@ -132,7 +132,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
                 break
         sandbox.is_over.set()
         outcome = "ended"
-        if ended_at is None:
+        if ended_at is None:  # it still runs: press Ctrl-C
             process.send_signal(signal.SIGINT)
             ended_at = now
             with suppress(subprocess.TimeoutExpired):
@@ -149,8 +149,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
         output = "".join(f"{at:7.1f} {line}" for at, line in terminal.lines)
         (folder / "output.txt").write_text(output)
         if named_at is None:  # the command may have named it in its last lines
-            cause, cure = (terminal.matched_at(p, harmed_at) for p in (case.cause, case.cure))
-            named_at = max(cause, cure) if cause is not None and cure is not None else None
+            named_at = _named_at(case, terminal, harmed_at)
         missing = [
             what
             for what, pattern in (("cause", case.cause), ("cure", case.cure))
@@ -167,6 +166,12 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     finally:
         sandbox.is_over.set()
         sandbox.clean_up()
+
+
+def _named_at(case: Case, terminal: Terminal, since: float) -> float | None:
+    """Return the time at which the lines since `since` had named both cause and cure, or None."""
+    cause, cure = (terminal.matched_at(each, since) for each in (case.cause, case.cure))
+    return max(cause, cure) if cause is not None and cure is not None else None
 
 
 def _marked(mark: str) -> list[int]:

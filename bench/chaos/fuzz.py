@@ -37,7 +37,9 @@ SHARES = {"wire": 0.4, "trial frames": 0.3, "journal": 0.26, "configuration": 0.
 HANG_S = 1.0
 """CPU seconds above which an input counts as a hang."""
 LIMIT_BYTES = 4 * 2**20
+"""Largest allowed memory of one input."""
 TRACED_EVERY = 100
+"""Of so many inputs the memory of one is measured, because tracing is slow."""
 DEAD_S = 60.0
 """CPU seconds for a thousand inputs, after which the process prints its stack and ends."""
 COVERAGE = "bench.chaos.fuzz_coverage"
@@ -115,12 +117,14 @@ def _peak_kib() -> int:
 
 def print_row(how: str, name: str, row: dict[str, Any]) -> None:
     """Print one line of the table."""
-    rest = {key: value for key, value in row.items() if key not in ("inputs", "inputs_per_s")}
-    said = ", ".join(
+    other_figures = {
+        key: value for key, value in row.items() if key not in ("inputs", "inputs_per_s")
+    }
+    text = ", ".join(
         f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value:,}"
-        for key, value in rest.items()
+        for key, value in other_figures.items()
     )
-    print(f"{how:<9} {name:<14} {row['inputs']:>9,} inputs {row['inputs_per_s']:>8,.0f}/s  {said}")
+    print(f"{how:<9} {name:<14} {row['inputs']:>9,} inputs {row['inputs_per_s']:>8,.0f}/s  {text}")
 
 
 def main() -> None:
@@ -134,6 +138,8 @@ def main() -> None:
     if given.coverage and not has_atheris:
         print("atheris is not installed (pip install atheris): the seeded mutator alone")
     figures: dict[str, Any] = {"seed": given.seed, "mutator": {}, "coverage": {}}
+    # SIGPROF, the signal of the timer in `fuzz`, prints the stack and then, as without a handler
+    # (`chain`), ends the process.
     faulthandler.register(signal.SIGPROF, chain=True)
     for target in targets(config_file.find(None)):
         count = round(given.inputs * SHARES[target.name])
@@ -153,7 +159,7 @@ def conclude(figures: dict[str, Any], num_inputs: int) -> None:
     total = sum(row["inputs"] for row in rows)
     figures |= {"inputs": total, "limit_bytes": LIMIT_BYTES}
     is_good = not crashes and not hangs and most <= LIMIT_BYTES
-    if num_inputs >= 1_000_000:
+    if num_inputs >= 1_000_000:  # a shorter run is a try
         write_baseline("fuzz", figures)
     found = f"{crashes} crashes, {hangs} hangs" if crashes or hangs else "no crash, no hang"
     print(

@@ -15,7 +15,9 @@ with atheris.instrument_imports(include=["mage_async"]):
 
 MAX_INPUT_BYTES = 8192
 HANG_S = 10
+"""Seconds of one input after which libFuzzer reports a hang."""
 MEMORY_MIB = 1024
+"""Memory of this process above which libFuzzer reports a fault."""
 
 
 def main() -> None:

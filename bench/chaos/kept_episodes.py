@@ -27,6 +27,7 @@ from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.reader import open_journal
 
 GROUPS, TRIALS, EPISODES = 5, 10, 3
+"""Groups of the run's only step, trials of a group, and episodes of a trial."""
 WAIT_S = 240.0
 """Longest wait for the third episodes, and for the run's end, on a loaded machine."""
 SLOW = '''
@@ -57,6 +58,7 @@ class Slow:
     async def step(self, action):
         self.turns += 1
         if IS_ACTOR:
+            # An episode takes over a second: an actor sends finished episodes once a second.
             await asyncio.sleep(0.8)
             while self.is_third() and not (HERE / "go").exists():
                 await asyncio.sleep(0.1)
@@ -158,6 +160,7 @@ def _is_actor(words: list[str], run: RunDirectory) -> bool:
 
 
 def _wait(happens: Callable[[], bool], process: "subprocess.Popen[bytes]", folder: Path) -> None:
+    """Wait until something happens; end this program if the run fails or `WAIT_S` have passed."""
     began = time.monotonic()
     while not happens():
         if time.monotonic() - began > WAIT_S or (process.poll() or 0) != 0:

@@ -51,6 +51,7 @@ from mage_services.journal.reader import open_journal
 
 SHARES = {"actor": 11, "evaluator": 4, "learner": 3, "supervisor": 2}
 """Kills of each role among twenty; 3 for a role that is not here."""
+# Settings of a small run, and those of its warm start and evaluation: as short as they can be.
 SMALL = ("admission.groups_per_step=4", "learner.checkpoint_every=5")
 QUICK = (
     "warm_start.steps=8",
@@ -67,8 +68,9 @@ DETERMINISTIC = ("admission.rule=sync", "admission.max_staleness=0", "engine.ari
 RETURN = 0.65
 """Least held-out return of a quickstart."""
 MOUNTS = "MAGE_CHAOS_MOUNTS"
+"""Environment variable that is set in the mount namespace in which `--disk` mounts the disk."""
 AHEAD = 2
-"""Number of steps that the run may be behind the kills' share of it before the next kill waits."""
+"""Kills are spread over the run's steps; a kill may come so many steps before its own step."""
 
 
 def deck(kills: int, roles: list[str], source: random.Random) -> list[str]:
@@ -86,9 +88,11 @@ def attack(victim: Victim, given: Any) -> None:
     victim.wait_for(1)
     began = time.monotonic()
     for number, role in enumerate(cards):
-        share = number * (victim.steps - 2) / len(cards)
-        victim.wait_for(int(share) - AHEAD)
-        due = time.monotonic() + (0 if victim.step() > share else source.uniform(0, given.gap_s))
+        own_step = number * (victim.steps - 2) / len(cards)
+        victim.wait_for(int(own_step) - AHEAD)
+        # A kill whose step is over is made at once.
+        gap_s = 0 if victim.step() > own_step else source.uniform(0, given.gap_s)
+        due = time.monotonic() + gap_s
         while time.monotonic() < due:
             victim.look()
         while not victim.kill(role):
@@ -152,7 +156,8 @@ def settings_of(given: Any) -> list[str]:
 def main() -> None:
     """Attack one run or many, account for the trials, and print the verdict."""
     given = _arguments()
-    if given.disk and MOUNTS not in os.environ:  # in a mount namespace of its own
+    if given.disk and MOUNTS not in os.environ:
+        # Start again in a mount namespace of its own, in which mounting needs no root.
         os.environ[MOUNTS] = "own"
         os.execvp("unshare", ["unshare", "-rm", sys.executable, *sys.orig_argv[1:]])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
@@ -188,7 +193,7 @@ def attacked(given: Any) -> dict[str, Any]:
         "wall_s": time.monotonic() - began,
         "recovery_s": times or {},
         "groups": {
-            share.label: share[1:]
+            share.label: (share.trained, share.started)
             for share in Selection.of(read_lines(victim.run.metrics)).by_kind()
         },
         "figures": figures_of(victim, plain),
@@ -214,6 +219,7 @@ def series(given: Any) -> dict[str, Any]:
     total["figures"]["heldout_return"] /= len(reports)
     total["wall_s"] = sum(report["wall_s"] for report in reports)
     total["groups"] = groups = {
+        # Trained and started groups.
         kind: [sum(report["groups"][kind][place] for report in reports) for place in (0, 1)]
         for kind in reports[0]["groups"]
     }

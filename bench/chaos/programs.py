@@ -48,8 +48,10 @@ from tests.helpers.agent_site import (
 from tests.helpers.faulty_programs import DEADLINE_S, FAULTS, KEYS
 
 AT_ONCE, ROUNDS, SOON_S = 5, 4, 10.0
+"""Trials with a fault in a round, rounds of a fault, and most seconds until its reason is named."""
 PATIENT_S = 60.0
 """Deadline of an episode if no program hangs, as in the default configuration."""
+# A command that kills itself; a command must have `{task}` in it, here in a comment.
 KILLED = f'{sys.executable} -c "import os; os.kill(os.getpid(), 9) # {{task}}"'
 
 

@@ -1,12 +1,13 @@
-"""Do faults and kills select which trials are trained? Trained ÷ started, long over short ones.
+"""Measure whether faults and kills select which trials are trained.
 
     python -m bench.chaos.selection --name selection      2,000 trials, about 5 minutes
 
 Half of the tasks have two turns an episode, the others twenty. Each `step` raises with the same
 probability, so a fault hits a long trial ten times as often as a short one, and an actor is killed
-every few seconds, mostly in the middle of long trials. The run's ratio comes from its journal. The
-program compares it with three other ways to treat the same faults and kills, computed from the same
-journal:
+every few seconds, mostly in the middle of long trials. The ratio of selection is the trained share
+of the long groups that were started, over that of the short ones; 1 is no selection. The run's
+ratio comes from its journal. The program compares it with three other ways to treat the same faults
+and kills, computed from the same journal:
 
     drop                    a group with a fault or a kill is not trained
     mask as zero            a trial with a fault or a kill is trained with return 0
@@ -64,7 +65,7 @@ class Fates:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> "Fates":
-        """Read a journal. One kill makes consecutive records of groups that are granted again."""
+        """Read a journal."""
         fates, kinds, missing = cls(), Uneven(), dict[int, set[int]]()
         for record in records:
             match record:
@@ -72,7 +73,7 @@ class Fates:
                     grant = record.grant
                     fates.kinds[grant.grant] = kinds.family(int(grant.member))
                     missing[grant.grant] = set(range(grant.num_trials))
-                case Granted():
+                case Granted():  # again, after a kill of its actor: a later epoch
                     number = record.grant.grant
                     fates.hit.update((number, index) for index in missing[number])
                     fates.in_flight_at_a_kill.update(each for each in missing if missing[each])
@@ -167,8 +168,8 @@ def main() -> None:
         cells = [f"{each.trained:,} of {each.started:,}" for each in (short, long)]
         print(f"{name:<24}{cells[0]:>16}{cells[1]:>16}   {ratio_text(ratio)}")
         rows[name] = {
-            "short": short[1:],
-            "long": long[1:],
+            "short": (short.trained, short.started),
+            "long": (long.trained, long.started),
             "ratio": ratio,
         }
     reported = Selection.of(read_lines(victim.run.metrics)).long_over_short(TRIALS)

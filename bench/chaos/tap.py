@@ -27,6 +27,7 @@ MORE, LONG, COMMAND = 1, 2, 4
 command, no part of a message.
 """
 LOOK_S = 0.05
+"""Seconds between two looks whether the learner listens."""
 DAMAGES = ("twice", "late", "short", "flipped", "cut")
 
 
@@ -38,7 +39,9 @@ class Mischief:
     source: random.Random
     counts: Counter[str] = field(default_factory=Counter)
     _late: dict[int, list[bytes]] = field(default_factory=dict)
+    """The message that is held back until the next one has passed, by connection and direction."""
     _seen: Counter[int] = field(default_factory=Counter)
+    """Number of messages so far, by connection and direction."""
 
     def harm(self, line: int, message: list[bytes]) -> Iterator[list[bytes]]:
         """Yield what is passed on in place of a message.
@@ -79,7 +82,9 @@ class Tap:
     def __init__(self, here: Path, there: Path, mischief: Mischief | None = None) -> None:
         self.here, self.there, self.mischief = here, there, mischief
         self.acknowledged: set[tuple[int, int]] = set()
+        """Grant and index of the trials that the learner acknowledged."""
         self.granted: set[tuple[int, int]] = set()
+        """Number and epoch of the groups that the learner granted."""
         self.published: set[int] = set()
         self.sent: set[tuple[int, int]] = set()
         """Grant and index of the trials that peers sent."""

@@ -44,6 +44,7 @@ def main() -> int:
     given = parser.parse_args()
     run = RunDirectory(given.run_dir)
     config = config_file.load_recorded(run.config)
+    # `run_to_end` makes its supervisor by this name.
     start_to_report.Supervisor = Tapped
     try:
         take_lock(run)

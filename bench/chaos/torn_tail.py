@@ -32,25 +32,32 @@ def tear(run: RunDirectory, tap: Tap, source: random.Random) -> int:
     known += [line["step"] for line in read_lines(run.metrics)]
     least = _end_of_told(data, tap, max([0, *known, *tap.published]))
     kept = source.randint(least, len(data))
-    garbage = source.randbytes(source.choice([0, 0, 3, 40, 400]))
+    garbage = source.randbytes(source.choice([0, 0, 3, 40, 400]))  # none, in two of five cases
     files[-1].write_bytes(data[:kept] + garbage)
     return len(data) - kept + len(garbage)
 
 
 def _end_of_told(data: bytes, tap: Tap, version: int) -> int:
+    """Return the offset behind the last record that must stay; 0 if the segment has no record."""
     found = scan(data)
-    ends, end = [], len(data) - sum(PREFIX_BYTES + len(body) for body in found.bodies)
-    end -= len(data) - found.good_bytes
-    told = end
+    if not found.bodies:
+        return 0
+    # Records follow one another without gaps up to `good_bytes`; this is where the first begins.
+    end = found.good_bytes - sum(PREFIX_BYTES + len(body) for body in found.bodies)
+    end_of_told = end
     for body in found.bodies:
         end += PREFIX_BYTES + len(body)
-        ends.append(end)
         if _is_told(decode_record(body), tap, version):
-            told = end
-    return min(told, found.good_bytes) if ends else 0
+            end_of_told = end
+    return end_of_told
 
 
 def _is_told(record: Record, tap: Tap, version: int) -> bool:
+    """Return whether a record must stay: a peer was told of it, or files depend on it.
+
+    Args:
+        version: Newest version that a peer was told of, or that files depend on.
+    """
     match record:
         case TrialResult():
             return (record.grant, record.trial.index) in tap.acknowledged
@@ -59,5 +66,5 @@ def _is_told(record: Record, tap: Tap, version: int) -> bool:
         case Commit():
             return record.version <= version
         case Published() | Dropped():
-            return True  # weights that are no longer needed by it may have been removed
+            return True  # weights that nobody needs since this record may be removed already
     return False

@@ -10,8 +10,10 @@
 a durable journal. An actor writes a trial to a file when it counts as delivered: ours when it is
 acknowledged, the other two when `send` has returned, because they report nothing else. Processes
 are killed with SIGKILL and started again at the same moments for all three, the learner as often as
-an actor. A trial is lost if it counts as delivered and no journal has it. High-water marks are
-zmq's default of 1,000; ours has 16 trials in flight.
+an actor. A trial is lost if it counts as delivered and no journal has it. For each transport the
+program prints the trials that count as delivered ("rid of": the actor forgets them), the trials in
+the journal, and the lost ones. High-water marks are zmq's default of 1,000; ours has 16 trials in
+flight.
 """
 
 import asyncio
@@ -41,6 +43,7 @@ from mage_services.journal.writer import JournalFile, make_durable
 from mage_services.transport.channels import LearnerChannel, PeerChannel, PeerGone
 
 ACTORS, MAX_IN_FLIGHT, TRIALS_PER_S = 4, 16, 1000.0
+"""Number of actors; unacknowledged trials of an actor; trials that an actor makes in a second."""
 KINDS = ("ours", "push/pull", "pub/sub")
 
 
@@ -94,6 +97,7 @@ async def plain_actor(
 
 
 def _numbers() -> range:
+    """Return the numbers of an actor's trials: enough for half a minute between two kills of it."""
     return range(2**15)
 
 
@@ -171,6 +175,7 @@ class TransportUnderAttack:
     def __init__(self, kind: str) -> None:
         self.kind, self.folder = kind, Path(tempfile.mkdtemp(prefix="mage-transport-"))
         (self.folder / "journal").mkdir()
+        # Of each actor, and last of the learner.
         self.lives = [0] * (ACTORS + 1)
         self.processes = [self._start(number) for number in range(ACTORS + 1)]
 
@@ -212,11 +217,11 @@ class TransportUnderAttack:
 def attack(kind: str, kills: int, seed: int, gap_s: float) -> dict[str, int]:
     """Kill processes at moments that depend on the seed alone; return the counts."""
     source, site = random.Random(seed), TransportUnderAttack(kind)
-    time.sleep(4.0)
+    time.sleep(4.0)  # until all processes have started
     for _ in range(kills):
         time.sleep(source.uniform(0.5, 2 * gap_s - 0.5))
         site.kill(ACTORS if source.random() < 0.5 else source.randrange(ACTORS))
-    time.sleep(4.0)
+    time.sleep(4.0)  # until the last one has started again
     return site.end()
 
 

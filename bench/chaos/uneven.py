@@ -22,7 +22,7 @@ SETTINGS = (
     "evaluation.every=0",
     "evaluation.final_trials=4",
 )
-"""What makes a quickstart a run of this environment."""
+"""Settings with which a quickstart plays this environment."""
 
 
 class Uneven:

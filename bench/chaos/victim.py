@@ -28,6 +28,7 @@ from mage_async.config import config_file
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
 
+# Module that a process of a role runs, by which it is found.
 MODULES = {
     "actor": "mage_services.actor.actor",
     "learner": "mage_services.learner.learner",
@@ -53,6 +54,7 @@ class Victim:
         self.run.config.write_text(config_file.dump(self.config))
         self.source = random.Random(given.seed)
         self.num_full = 0
+        """How often the journal's disk was filled."""
         if given.disk:
             self.run.journal.mkdir()
             small = ("mount", "-t", "tmpfs", "-o", f"size={given.disk}m", "tmpfs")
