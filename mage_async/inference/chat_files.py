@@ -110,8 +110,10 @@ def _render(template: str, settings: dict[str, Any], thinking: bool) -> Render:
                 tools=list(tools) or None,
                 **specials,
             )
-        except TemplateError as error:
-            raise PolicyError(f"the chat template refuses a plain conversation: {error}") from error
+        # A template computes with what a program's request holds, such as a tool's description that
+        # is a number, and raises as any Python code does.
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise PolicyError(f"the chat template refuses the conversation: {error}") from error
 
     return render
 

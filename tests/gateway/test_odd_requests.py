@@ -3,11 +3,14 @@
 import copy
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from mage_async.inference.chat_files import load_chat
+from mage_async.policy.tiny_tokenizer import TEMPLATE, build_tokenizer, save_tokenizer
 from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
 from tests.helpers.agent_site import asked, played, said, scripted, small_chat, tasks_of
@@ -182,6 +185,24 @@ def test_a_block_that_cannot_be_read_is_refused_in_a_sentence(chat: ChatFormat) 
 def test_a_request_with_everything_is_answered(chat: ChatFormat) -> None:
     answers = answers_to(chat, BODIES)
     assert [status for status, _ in answers] == [200] * len(BODIES), answers
+
+
+def test_what_a_chat_template_cannot_write_is_refused_in_a_sentence(
+    tmp_path: Path,
+) -> None:
+    # Templates such as gpt-oss's join a tool's description to other text.
+    describes = "{% for each in tools or [] %}{{ '// ' + each.function.description }}{% endfor %}"
+    save_tokenizer(build_tokenizer(["rock"]), tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(describes + TEMPLATE)
+    tools = [
+        {"type": "function", "function": FUNCTION | {"description": each}} for each in ("a", 1)
+    ]
+    bodies = [{"messages": said("a"), "tools": [tool]} for tool in tools]
+    requests = [("chat/completions", body) for body in bodies]
+    answered, (status, text) = answers_to(load_chat(tmp_path), requests)
+    assert answered[0] == 200
+    assert status == 400
+    assert "the chat template refuses the conversation: " in json.loads(text)["error"]["message"]
 
 
 @pytest.mark.slow  # 2400 requests
