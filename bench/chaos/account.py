@@ -126,6 +126,7 @@ def account(
         + abs(own["acknowledged"] - len(books.trials)),
         "steps": len(books.commits),
         "steps_missing": len(books.commits.keys() ^ {line["step"] for line in lines}),
-        # Each learner process begins a segment. Runs as short as these begin no other.
-        "learner_lives": books.num_segments,
+        # At most as many as learner processes: each begins a segment, unless it is killed before
+        # the segment's header is on disk, or the header is torn off with the journal's tail.
+        "journal_segments": books.num_segments,
     }

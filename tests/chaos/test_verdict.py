@@ -1,6 +1,10 @@
 """The verdict on a run under attack names what fell short, and says LOST only of lost trials."""
 
+from pathlib import Path
+
+from bench.chaos.account import account
 from bench.chaos.verdict import FAULTS, shortfalls, verdict
+from tests.helpers.recorded_runs import unpack
 
 SOUND = dict.fromkeys(FAULTS, 0) | {"heldout_return": 0.7}
 
@@ -28,3 +32,13 @@ def test_a_verdict_names_every_condition_that_fell_short() -> None:
         "LOST: trials acknowledged and lost: 3; groups trained twice: 1; "
         "replays that differ from the run: 1; held-out return: 0.500, wanted 0.65"
     )
+
+
+def test_a_run_that_nobody_attacked_is_accounted_for_and_its_journals_segments_are_counted(
+    tmp_path: Path,
+) -> None:
+    run = unpack("finished", tmp_path)
+    figures = account(run, acknowledged={(0, 0)}, published={0, 1})
+    assert {name: figures[name] for name in FAULTS if figures.get(name)} == {}
+    assert figures["taken"] >= 4 * figures["groups_trained"] == 4 * 3 * 4
+    assert figures["journal_segments"] == len([*run.journal.glob("*.log")]) == 1
