@@ -36,12 +36,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from mage_async.inference.architecture import (
-    SUPPORTED,
-    Architecture,
-    architecture_of,
-    rotations,
-)
+from mage_async.inference.architecture import SUPPORTED, Architecture, architecture_of, rotations
 from mage_async.inference.weights import paired, unpaired
 from mage_async.learning.adapters import adapted_layers, has_adapters, has_roles, merge
 from mage_async.learning.attention import Boundaries, placed

@@ -32,12 +32,7 @@ from mage_async.config.schema import Config
 from mage_async.learning.corrections import M2po, Surrogate, largest_set_under
 from mage_async.learning.forward import SHARDED, body, hidden_states, layers_of
 from mage_async.learning.optimizer import KEY, learning_rate, set_rate
-from mage_async.learning.packing import (
-    MicroBatch,
-    SampledTokens,
-    TokenRow,
-    TrainingSequence,
-)
+from mage_async.learning.packing import MicroBatch, SampledTokens, TokenRow, TrainingSequence
 from mage_async.learning.rank_orders import Forward, Ranks, Step
 from mage_async.learning.token_loss import CorrectedLoss
 from mage_async.learning.trainer import SUMS, TrainedMicroBatch, Trainer, Update

@@ -22,9 +22,7 @@ from torch import Tensor
 from mage_async.config.schema import Learner
 from mage_async.learning.corrections import Clipped, Surrogate, Tokens
 from mage_async.learning.packing import MicroBatch, RestrictedTargets
-from mage_kernels import (
-    Surrogate as HeadLoss,
-)
+from mage_kernels import Surrogate as HeadLoss
 from mage_kernels import (
     TokenData,
     keeps_logits,

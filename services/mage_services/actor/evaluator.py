@@ -27,14 +27,7 @@ from mage_async.environments.options import harder
 from mage_async.errors import ConfigError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods, overriding
-from mage_async.protocol.messages import (
-    Goodbye,
-    Heartbeat,
-    Loaded,
-    Message,
-    Publication,
-    Welcome,
-)
+from mage_async.protocol.messages import Goodbye, Heartbeat, Loaded, Message, Publication, Welcome
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines, write_whole
 from mage_async.results.score import (

@@ -21,12 +21,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure
 from mage_async.methods.method import Methods
-from mage_async.protocol.journal_records import (
-    Dropped,
-    LoadedWeights,
-    Published,
-    SegmentHeader,
-)
+from mage_async.protocol.journal_records import Dropped, LoadedWeights, Published, SegmentHeader
 from mage_async.protocol.messages import (
     Acknowledge,
     EpisodeResult,

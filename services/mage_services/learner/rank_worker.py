@@ -37,10 +37,7 @@ from mage_services.learner.gang import (
 )
 from mage_services.learner.rank_writers import JoinedRank
 from mage_services.learner.trainer_thread import Training
-from mage_services.processes.child_process import (
-    BlockingChannel,
-    channel_to_parent,
-)
+from mage_services.processes.child_process import BlockingChannel, channel_to_parent
 from mage_services.processes.process import EXIT_DETERMINISTIC, EXIT_FAILED
 
 if TYPE_CHECKING:

@@ -17,11 +17,7 @@ import msgspec
 
 from mage_async.environments.agent import AgentProgram
 from mage_async.environments.environment import HELDOUT_EVERY
-from mage_async.environments.loaders.loader import (
-    TURNS,
-    NumberedTasks,
-    declared,
-)
+from mage_async.environments.loaders.loader import TURNS, NumberedTasks, declared
 from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_services.processes.child_process import ChildProcess, waiting_notice
