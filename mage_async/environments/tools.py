@@ -222,7 +222,6 @@ def tool(method: Any = None, *, schema: Mapping[str, Any] | None = None) -> Any:
 class Tool:
     """Describe a method that the agent may call."""
 
-    name: str
     arguments: type[msgspec.Struct]
     """Type of a call's arguments."""
     is_given: bool
@@ -270,7 +269,7 @@ def _tool(kind: type, method: Any) -> Tool:
         function = _function(place, method, arguments)
     schema = {"type": "function", "function": function}
     is_async = inspect.iscoroutinefunction(method)
-    return Tool(method.__name__, arguments, bool(given), schema, is_async)
+    return Tool(arguments, bool(given), schema, is_async)
 
 
 def _given_function(place: str, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -271,14 +271,19 @@ class JointLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """Describe what one policy computes in a forward; the fields are those of `Model.forward`."""
+    """Describe what one policy computes in a forward."""
 
     model: "Model"
     tokens: np.ndarray
+    """int [T], packed in the order of `rows`; tokens of the second role as `~token`."""
     rows: Rows
     copies: PrefixCopies
+    """Prefixes to copy. In each layer they are copied after the new keys and values are stored, so
+    that this forward may compute their source."""
     logit_rows: np.ndarray
+    """Indices of the rows for whose last token logits are returned, int64 [W], increasing."""
     columns: np.ndarray | None = None
+    """Ids of the tokens whose logits are returned, int64 [U]; None for all."""
 
     def ends(self) -> np.ndarray:
         """Return the indices of the tokens whose logits are wanted: int64 [W]."""
@@ -342,29 +347,6 @@ class Model:
     def cache_bytes(self) -> int:
         """Return the memory of the KV cache, in bytes."""
         return sum(layer.numel() * layer.element_size() for layer in self._cache)
-
-    def forward(
-        self,
-        tokens: np.ndarray,
-        rows: Rows,
-        copies: PrefixCopies,
-        logit_rows: np.ndarray,
-        columns: np.ndarray | None = None,
-    ) -> torch.Tensor:
-        """Compute new tokens, store their keys and values, and return logits.
-
-        Args:
-            tokens: int [T], packed in the order of `rows`; tokens of the second role as `~token`.
-            copies: Prefixes to copy. In each layer they are copied after the new keys and values
-                are stored, so that this forward may compute their source.
-            logit_rows: Indices of the rows for whose last token logits are returned, int64 [W],
-                increasing.
-            columns: Ids of the tokens whose logits are returned, int64 [U]; None for all.
-
-        Returns:
-            float32 [W, V], or [W, U]
-        """
-        return forward_together([Share(self, tokens, rows, copies, logit_rows, columns)])[0]
 
     @torch.inference_mode()
     def score(self, tokens: np.ndarray) -> torch.Tensor:
@@ -498,11 +480,14 @@ class Model:
 
 @torch.inference_mode()
 def forward_together(shares: Sequence[Share]) -> list[torch.Tensor]:
-    """Compute one forward of several policies; return the logits of each, as `Model.forward` does.
+    """Compute one forward of several policies; store keys and values, and return logits.
 
     Args:
         shares: Those of equal matrices are neighbours. All weights are the same but for the
             matrices of layers and their adapters.
+
+    Returns:
+        Logits of each share: float32 [W, V], or [W, U].
     """
     model, count = shares[0].model, len(shares)
     embedded = [each.model._embed(each.tokens, each.rows) for each in shares]

@@ -27,8 +27,8 @@ MARGIN = 0.1
 """Smallest adaptation that matters, as a share of the range of returns."""
 LEAST_MEMBERS = 12
 """Number of different tasks below which nothing is certified."""
-Z99, Z90 = 2.3263, 1.2816
-"""Quantiles of the normal distribution at 99 % and at 90 %."""
+Z90 = 1.2816
+"""Quantile of the normal distribution at 90 %."""
 
 
 class TaskReturns(msgspec.Struct, frozen=True):

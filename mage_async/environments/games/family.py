@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
 from mage_async.environments.environment import Chance, Environment, Outcome, Split
-from mage_async.environments.games.game import SoloPlay, TrialScript, facts_of
+from mage_async.environments.games.game import SoloPlay, TrialScript, facts_of, num_equal
 from mage_async.environments.options import check_one_of, check_whole
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
@@ -545,7 +545,7 @@ def game_of(member: str, feedback: Feedback = "both") -> SmallGame:
     every = structure.hidden(look)
     hidden = source.choice(every)
     if member.endswith(TWIN):
-        agree = {each: _num_equal(each, hidden) for each in every if each != hidden}
+        agree = {each: num_equal(each, hidden) for each in every if each != hidden}
         least = min(agree.values())
         hidden = source.choice([each for each, equal in agree.items() if equal == least])
     return SmallGame(name, look, hidden)
@@ -562,11 +562,6 @@ def _parts(member: str) -> tuple[str, str]:
     if name not in STRUCTURES or split not in ("train", *get_args(Heldout)) or not number.isdigit():
         raise EnvironmentFault(f"family: no game is called {member!r}, as is e.g. 'train-arm-0'")
     return split, name
-
-
-def _num_equal(one: Hidden, other: Hidden) -> int:
-    """Count the positions at which two hidden objects agree."""
-    return sum(mine == theirs for mine, theirs in zip(one, other, strict=True))
 
 
 class FamilyPlay(SoloPlay):

@@ -105,7 +105,6 @@ def neighbours(size: int) -> tuple[int, ...]:
 class Board:
     """Hold the mines and what follows from them."""
 
-    size: int
     shown: tuple[int, ...]
     """For each cell, `MINE`, or the number of mines around it."""
     opens: tuple[int, ...]
@@ -447,7 +446,7 @@ def board_of(size: int, mines: int) -> Board:
     for cell, number in enumerate(shown):
         if number == 0:
             opens[cell] = _cascade(shown, around, cell)
-    return Board(size, shown, tuple(opens), (1 << size * size) - 1 & ~mines)
+    return Board(shown, tuple(opens), (1 << size * size) - 1 & ~mines)
 
 
 def _cascade(shown: tuple[int, ...], around: tuple[int, ...], start: int) -> int:

@@ -212,7 +212,7 @@ class Scout(Game[Code]):
     ) -> tuple[float, ...]:
         """Return the returns of the best plan for weighted episodes."""
         codes = tuple(_SPLITS[split].values()) if split == "train" else _ONE_DIAL
-        return solve(codes, weights, self.payoffs, may_scout=may_scout).returns
+        return solve(codes, weights, self.payoffs, may_scout=may_scout)
 
     def _uniform_value(self) -> float:
         """Return the expected reward of a random action."""
@@ -244,18 +244,6 @@ value.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """Hold the value of the best plan for some weights, per dial."""
-
-    total: float
-    """Weighted sum over episodes."""
-    returns: tuple[float, ...]
-    """Unweighted return of each episode."""
-    probes: tuple[float, ...]
-    """Share of dials scouted in each episode."""
-
-
 def cumulative_weights(num_episodes: int, discount: float) -> tuple[float, ...]:
     """Return the weights of the discounted sum of episode returns (LaMer, arXiv 2512.16848)."""
     return tuple(discount**episode for episode in range(num_episodes))
@@ -268,9 +256,9 @@ def solve(
     payoffs: Payoffs,
     *,
     may_scout: bool = True,
-) -> Value:
-    """Return the value of the best plan for a whole trial against a code drawn uniformly from
-    `codes`.
+) -> tuple[float, ...]:
+    """Return what each episode of the best plan earns per dial, without its weight, against a code
+    drawn uniformly from `codes`.
 
     Args:
         weights: Weight of each episode's return. The weights decide whether scouting pays at all,
@@ -278,8 +266,7 @@ def solve(
     """
     num_dials = len(codes[0])
     search = _Search(codes, weights, payoffs, may_scout)
-    returns, probes = search.best(0, (_ANY,) * num_dials) / num_dials
-    return Value(float(returns @ weights), tuple(returns.tolist()), tuple(probes.tolist()))
+    return tuple((search.best(0, (_ANY,) * num_dials) / num_dials).tolist())
 
 
 _Known = int | frozenset[int]
@@ -294,8 +281,7 @@ class _Search:
     """Search the best plan by dynamic programming over the turns of a trial and the beliefs about
     its code.
 
-    A plan from some turn on has as value float64 [2, episodes]: the return and the number of dials
-    scouted, of each episode.
+    A plan from some turn on has as value float64 [episodes]: the return of each episode.
     """
 
     def __init__(
@@ -311,10 +297,10 @@ class _Search:
     def best(self, turn: int, belief: _Belief) -> np.ndarray:
         """Return the value of the best plan from a turn of the trial on."""
         if turn == len(self._weights) * self._num_dials:
-            return np.zeros((2, len(self._weights)))
+            return np.zeros(len(self._weights))
         if (turn, belief) not in self._found:
             self._found[turn, belief] = max(
-                self._options(turn, belief), key=lambda value: value[0] @ (self._weights + _TIE)
+                self._options(turn, belief), key=lambda value: value @ (self._weights + _TIE)
             )
         return self._found[turn, belief]
 
@@ -322,10 +308,10 @@ class _Search:
         """Return the value of each possible action in a turn."""
         dial = turn % self._num_dials
         chances = self._chances(belief, dial)
-        options = [self._after(turn, self._payoffs.safe, {belief: 1.0}, is_probe=False)]
+        options = [self._after(turn, self._payoffs.safe, {belief: 1.0})]
         if self._may_scout:
             seen = {_learn(belief, dial, key): chance for key, chance in chances.items()}
-            options.append(self._after(turn, -self._payoffs.cost, seen, is_probe=True))
+            options.append(self._after(turn, -self._payoffs.cost, seen))
         return options + [self._guess(turn, belief, key, chances[key]) for key in chances]
 
     def _guess(self, turn: int, belief: _Belief, key: int, chance: float) -> np.ndarray:
@@ -337,16 +323,14 @@ class _Search:
             assert isinstance(known, frozenset)
             seen[_learn(belief, dial, known | {key})] = 1 - chance
         reward = chance - self._payoffs.wrong * (1 - chance)
-        return self._after(turn, reward, seen, is_probe=False)
+        return self._after(turn, reward, seen)
 
-    def _after(
-        self, turn: int, reward: float, seen: dict[_Belief, float], *, is_probe: bool
-    ) -> np.ndarray:
+    def _after(self, turn: int, reward: float, seen: dict[_Belief, float]) -> np.ndarray:
         """Return the value of an expected `reward` now and of the given beliefs with their
         probabilities.
         """
-        value = np.zeros((2, len(self._weights)))
-        value[:, turn // self._num_dials] = reward, is_probe
+        value = np.zeros(len(self._weights))
+        value[turn // self._num_dials] = reward
         for belief, chance in seen.items():
             value += chance * self.best(turn + 1, belief)
         return value

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 class PlaySession:
     """A task, the policy that plays it, and the function that makes the engine."""
 
-    environment: Environment
     task: Task
     chat: "ChatFormat"
     version: int
@@ -87,7 +86,7 @@ def prepare(
         workers = CallRunner.of(config.environment)
         return Stage(environment, trial_config, chat, engine, workers)
 
-    return PlaySession(environment, task, chat, version, make)
+    return PlaySession(task, chat, version, make)
 
 
 def _check_member(environment: Environment, member: str) -> None:

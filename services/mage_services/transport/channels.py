@@ -19,6 +19,7 @@ groups of a silent actor to others (`learner/coordinator.py`), the supervisor ki
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -71,15 +72,6 @@ class PeerGone(MageError):
     """Report that a message could not be sent: the peer has ended, or has stopped reading."""
 
 
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """Count the malformed messages of one peer."""
-
-    count: int
-    last: str
-    """Why the last of them could not be decoded."""
-
-
 class Verdict(NamedTuple):
     """Say what to do with the frames of a peer; both fields are None if the frames are ignored."""
 
@@ -105,8 +97,9 @@ class AccessControl:
     limits: Limits = DEFAULT_LIMITS
     peers: dict[Peer, Hello] = field(default_factory=dict)
     """Peers that were let in."""
-    faults: dict[Peer, Faults] = field(default_factory=dict)
-    """Malformed messages by peer; those of peers over `MAX_REMEMBERED_PEERS` under "others"."""
+    faults: Counter[Peer] = field(default_factory=Counter)
+    """Number of malformed messages by peer; those of peers over `MAX_REMEMBERED_PEERS` under
+    "others"."""
     num_turned_away: int = 0
     """Connections with an unknown key."""
     _questioned: dict[Peer, None] = field(default_factory=dict)
@@ -177,10 +170,9 @@ class AccessControl:
         """Count a malformed message, and report the first one of each peer."""
         if peer not in self.faults and len(self.faults) >= MAX_REMEMBERED_PEERS:
             peer = "others"
-        earlier = self.faults.get(peer)
-        if earlier is None:
+        if peer not in self.faults:
             self._note(f"{peer} sent a malformed message, which is ignored: {reason}"[:500])
-        self.faults[peer] = Faults(earlier.count + 1 if earlier else 1, reason)
+        self.faults[peer] += 1
 
     def _note(self, sentence: str) -> None:
         """Add a sentence for the screen; of more than 20 the latest ones are kept."""
