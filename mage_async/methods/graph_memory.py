@@ -188,6 +188,7 @@ def _brief(text: str) -> str:
     if len(data) <= _BRIEF_BYTES:
         return text
     digest = blake2s(data, digest_size=4).hexdigest()
+    # 12 bytes are left for the ellipsis (3), a space and the digest (8).
     return f"{data[: _BRIEF_BYTES - 12].decode(errors='ignore')}… {digest}"
 
 
@@ -403,6 +404,7 @@ def _chosen(
 
 def logprob(scores: Scores, decisions: Sequence[Decision]) -> float:
     """Return the log-probability, in nats, of drawing these strategies in this order."""
+    # 1e-300 stands for a probability that was rounded to 0, whose log would be an error.
     return math.fsum(
         math.log(max(probabilities(_remaining(scores, decisions[:place]))[decision], 1e-300))
         for place, decision in enumerate(decisions)
@@ -511,6 +513,7 @@ class GraphMemory(Method):
 
     def record(self) -> dict[str, Any]:
         """Return the strategies of every query, the most relevant first."""
+        # A part of a mix without strategies of its own may use those of a similar part.
         mixed = product(dict.fromkeys(one for one, _ in self._cosines), self.environment.seats())
         queries = dict.fromkeys([*self.graph.known_queries(), *mixed])
         strategies = [row for query in queries for row in self._rows(query)]

@@ -174,6 +174,7 @@ def learned_gains(trials: Sequence[Trial]) -> list[list[float]]:
     """
     seen = [_outcomes(trial) for trial in trials]
     members = list(dict.fromkeys(trial.task.member for trial in trials))
+    # How often an outcome followed a place, by member; None is any member, or any outcome.
     counts: Counter[tuple[str | None, Place, Outcome | None]] = Counter()
     for trial, outcomes in zip(trials, seen, strict=True):
         for place, outcome in filter(None, outcomes):

@@ -15,6 +15,7 @@ Forced = Literal["none", "open", "both"]
 NAMES = {kind: "action" if kind is Kind.ACT else "remark" for kind in Kind}
 """Name of the tag of each kind of turn."""
 MAX_REMARK_CHARACTERS = 2000
+"""Longer remarks are cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class ActionParser:
         is_forced = self.forced == "both" or (kind is not Kind.ACT and self.forced == "open")
         if not is_forced or wanted in completion:
             return ""
+        # Length of the longest beginning of the tag with which the completion ends; 0 always fits.
         begun = next(n for n in range(len(wanted) - 1, -1, -1) if completion.endswith(wanted[:n]))
         return wanted[begun:]
 

@@ -4,9 +4,9 @@ The program calls the policy as it would call any model: each call sends a whole
 several calls may wait at once. A call whose messages extend those of an earlier call and its answer
 continues that call's tokens; nothing is tokenised again. Every other call begins another *lineage*,
 as a sub-agent, a summary or a changed system message does. A lineage is a segment of the trial, a
-call is a turn, so that all lineages of a trial share its episodes' returns. A call that goes on
-behind an answer from which another call went on already begins a lineage with a copy of the tokens
-up to there; as part of a prompt they are not trained on twice.
+call is a turn, so that all lineages of a trial share its episodes' returns. If two calls continue
+the same answer, the second one begins a lineage with a copy of the tokens up to there. The copy is
+part of a prompt, so no token is trained on twice.
 """
 
 import json
@@ -495,7 +495,7 @@ class AgentRun:
         if end not in self._notes:
             following = policy_call.messages[number:]
             return number, end, self._continued(end, following, policy_call.tools)
-        # Notes replace all that came between the first messages of the conversation and the new.
+        # Notes replace all messages between the first ones, before any answer, and the new ones.
         first = next(n for n, each in enumerate(policy_call.messages) if each.role == "assistant")
         kept = list(policy_call.messages[:first])
         said = [each.content for each in policy_call.messages[number:]]
@@ -522,7 +522,9 @@ class AgentRun:
         return f"{self._config.prompts.noted} {notes}" if notes else ""
 
     def _request_for_notes(self, end: _End) -> str:
-        """Return the message that asks for notes; of an earlier episode it states the reward."""
+        """Return the message that asks for notes. In a sequence of an earlier episode, that
+        episode's reward comes first.
+        """
         is_earlier = end[0] not in self._sizes_at_start
         before = f"{self._reward_of_last()} " if is_earlier else ""
         return f"{before}{self._config.prompts.notes}"
@@ -667,7 +669,7 @@ class AgentRun:
         """Record a completion, from `start` on in its lineage, as a turn of the trial."""
         episode = self.episode
         if kind is Kind.NOTES and not any(turn.is_act_of(episode) for turn in self._turns):
-            episode -= 1  # they look back on that one
+            episode -= 1  # notes before the first action look back on the episode before
         number = sum(turn.kind is kind and turn.episode == episode for turn in self._turns)
         self._turns.append(
             Turn(

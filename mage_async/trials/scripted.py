@@ -210,7 +210,7 @@ def _answer(
     context = cast("list[int]", prompt.tokens.tolist())
     seen = [token for token in context if token in words]
     room = prompt.sampling.max_tokens - 1  # one token is left for the closing tag
-    last = seen[-room:] if room else []
+    last = seen[-room:] if room else []  # `seen[-0:]` would be all of it
     remark = notes.write(context, seen, room) if run.kind is Kind.NOTES else last
     return _tagged(parser, run.kind, remark, chat)
 

@@ -186,7 +186,7 @@ class TrialConfig:
         left = self.num_episodes - episode
         if not 0 < self.turn_budget < self.num_episodes:
             return left
-        # An episode that has begun with too few turns left is cut.
+        # Rounded up: an episode that begins with too few turns left is cut.
         return min(left, -(-(self.turn_budget * facts.max_turns - num_actions) // facts.max_turns))
 
     def for_environment(self, environment: Environment) -> "TrialConfig":

@@ -177,6 +177,7 @@ def n_step_targets(
         known: bool [N]: states whose recorded step counts; from others V is taken.
         steps: at least 1, which is `targets`.
     """
+    # The last state's next is the first one by `roll`, but its discount is 0.
     wanted = targets(rewards, discounts, values.roll(-1))
     for _ in range(steps - 1):
         ahead = torch.where(known, wanted + bonus, values)
@@ -409,4 +410,6 @@ def _means(found: Sequence[Losses]) -> dict[str, float]:
 def _uncorrected(batch: MicroBatch) -> Surrogate:
     """Return the result of no correction: every token has weight 1, none is clipped or masked."""
     zeros = torch.zeros_like(batch.behaviour)
-    return Surrogate(zeros, zeros + 1.0, zeros.bool(), zeros.bool())
+    return Surrogate(
+        losses=zeros, weights=zeros + 1.0, is_clipped=zeros.bool(), is_masked=zeros.bool()
+    )

@@ -344,10 +344,11 @@ def fitted_log_odds(
         """Sum values, float64 [P], over the pairs that have each feature: float64 [F]."""
         return np.bincount(features, np.repeat(values, lengths))
 
+    # Its bound: a sigmoid's slope is at most 0.25, and all features of a pair add up in one logit.
     curvature = on_features(0.25 * totals * lengths) + smoothing
     weights = ahead = np.zeros(len(curvature))
     for number in range(_ROUNDS):
-        shares = 0.5 * (1 + np.tanh(0.5 * logits(ahead)))
+        shares = 0.5 * (1 + np.tanh(0.5 * logits(ahead)))  # the sigmoid, without overflow
         gradient = on_features(totals * shares - counts[:, 0]) + smoothing * ahead
         before, weights = weights, ahead - gradient / curvature
         ahead = weights + number / (number + 3) * (weights - before)

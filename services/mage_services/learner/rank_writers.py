@@ -183,12 +183,12 @@ class ShardedFiles:
         """
         trainer, places = self._trainer, file_places(self._trainer.model)
         scored = [] if logprobs is None else logprobs.tolist()
-        receipt = fingerprint_of(trainer.version, places, None, scored)  # not written yet
+        fingerprint = fingerprint_of(trainer.version, places, None, scored)  # not written yet
         digests = {place.name: NO_DIGEST for place in places}
         # The tensors are written before their digests are known. A header of the final length says
         # at which offset they begin. A scored version has a digest of each tensor, another version
         # one of a sample of them all (`fingerprint_of`).
-        draft = replace(receipt, **({"tensors": digests} if scored else {"sample": NO_DIGEST}))
+        draft = replace(fingerprint, **({"tensors": digests} if scored else {"sample": NO_DIGEST}))
         start = len(head_of(places, version=str(trainer.version), receipt=draft.text()))
         part_of(file).unlink(missing_ok=True)
         order = Publish(str(part_of(file)), start)
@@ -223,7 +223,11 @@ class ShardedFiles:
         return self.save(order, lambda: complete_checkpoint(working, counters | kept, keep))
 
     def save(self, order: Save, then: Callable[[], T]) -> "Future[T]":
-        """Write this rank's shards of weights and optimizer state into the ordered folder."""
+        """Write this rank's shards of weights and optimizer state into the ordered folder.
+
+        Args:
+            then: Called once all ranks have written theirs; the result of the future is its result.
+        """
         folder, model = Path(order.folder), self._trainer.model
         shards, state = WeightShards.of(model, file_places(model)), copied_state(self._trainer)
 
