@@ -1,6 +1,7 @@
 """Engines of others: TextWorld and ALFWorld, where they are installed."""
 
 import importlib.util
+import itertools
 import json
 import random
 import sys
@@ -58,6 +59,22 @@ def test_an_engine_has_luck_of_its_own() -> None:
         assert random.getstate() == outside
     with IsolatedRandomState(3):
         assert [random.random() for _ in range(3)] == drawn
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_calls_that_overran_leave_the_random_state_as_it_was_before_the_first(order) -> None:
+    outside, calls = random.getstate(), [IsolatedRandomState(number) for number in range(3)]
+    for call in calls:
+        call.__enter__()
+    last_one_draws = random.Random(2)
+    for number in order:
+        calls[number].__exit__()
+        if 2 not in order[: order.index(number) + 1]:
+            assert random.random() == last_one_draws.random(), "the last call goes on undisturbed"
+    assert random.getstate() == outside
+    with calls[2]:
+        assert random.random() == last_one_draws.random()
+    assert random.getstate() == outside
 
 
 @needs("textworld")

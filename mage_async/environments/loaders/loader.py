@@ -152,11 +152,12 @@ class IsolatedRandomState:
     """Give an engine its own global random state, as a context manager.
 
     Wrap every call of an engine that draws from `random` or `numpy.random`. The previous state is
-    restored on exit. Calls are made one after another (`called = "in_turn"`); a call that overran
-    its deadline, and returns while another call is under way, leaves the state to that call.
+    restored on exit. Calls are made one after another (`called = "in_turn"`), but one that overran
+    its deadline goes on beside later ones. If it returns before them, it leaves the state to them.
     """
 
-    _current: "ClassVar[IsolatedRandomState | None]" = None
+    _entered: ClassVar["list[IsolatedRandomState]"] = []
+    """Engines whose calls have not ended; the last call has set the global state."""
 
     def __init__(self, seed: int) -> None:
         numbers = np.random.RandomState(seed)
@@ -164,23 +165,22 @@ class IsolatedRandomState:
         """States of `random` and `numpy.random` that the engine continues with."""
         self._outside: tuple[Any, Any] | None = None
         """States that are restored when the engine's call ends; None before the first call."""
-        self._outer: IsolatedRandomState | None = None
-        """Engine whose call this one interrupted; None if there was none."""
 
     def __enter__(self) -> None:
         self._outside = random.getstate(), np.random.get_state()
-        self._outer = IsolatedRandomState._current
-        IsolatedRandomState._current = self
+        IsolatedRandomState._entered.append(self)
         _set_random_states(self._own)
 
     def __exit__(self, *_: object) -> None:
-        """Keep the engine's state, and restore the previous one, unless a later call has replaced
-        it.
-        """
+        """Keep the engine's state and restore the previous one, unless a later call goes on."""
         assert self._outside is not None, "entered"
-        if IsolatedRandomState._current is not self:
+        entered = IsolatedRandomState._entered
+        place = entered.index(self)
+        del entered[place]
+        if place < len(entered):
+            # The next call interrupted this one. It now restores what was before both.
+            entered[place]._outside = self._outside
             return
-        IsolatedRandomState._current = self._outer
         self._own = random.getstate(), np.random.get_state()
         _set_random_states(self._outside)
 
