@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_async.tasks": {*NOUNS, "config", "environments"},
     "mage_async.trials": {*NOUNS, "environments", "methods.method", "tasks"},
     "mage_async.credit": {*NOUNS, "config"},
-    "mage_async.protocol": {*NOUNS, "tasks", "trials"},
+    "mage_async.protocol": {*NOUNS, "tasks"},
     "mage_async.admission": {*NOUNS, "config", "methods.method", "protocol", "tasks"},
     "mage_async.assembly": {
         *NOUNS, "config", "credit", "environments", "methods.method",

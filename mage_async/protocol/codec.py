@@ -28,7 +28,7 @@ from mage_async.protocol.trial_frames import (
     unpack_episodes,
     unpack_trial,
 )
-from mage_async.trials.duels import TrialInProgress
+from mage_async.trajectory import Trial
 
 PROTOCOL = b"mage/2"
 """Tag with which every message begins."""
@@ -74,20 +74,19 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
 
 
 def encode_result(
-    grant: int, epoch: int, run: TrialInProgress, duration_s: float, num_retries: int = 0
+    grant: int, epoch: int, trials: Sequence[Trial], num_retries: int = 0
 ) -> list[Frame]:
     """Return the frames of the `TrialResult` of a trial that was played to its end.
 
     Args:
         grant, epoch: number and epoch of the group that the trial belongs to.
+        trials: The trial, and that of the other seat if one policy played both.
         num_retries: Number of times that the trial had been played before.
 
     Raises:
         WireError: the trial exceeds a limit.
     """
-    trial, *other_seat = (
-        replace(trial, num_retries=num_retries) for trial in run.trials(duration_s)
-    )
+    trial, *other_seat = (replace(each, num_retries=num_retries) for each in trials)
     return encode(TrialResult(grant, epoch, trial, other=next(iter(other_seat), None)))
 
 

@@ -341,8 +341,9 @@ class Actor:
                 await self._send_episodes(grant, finished)
 
         played = await play_retried(begin, stage.engine, stage.workers, stage.retries, keep)
+        trials = played.run.trials(played.duration_s)
         try:
-            frames = encode_result(grant.grant, grant.epoch, *played)
+            frames = encode_result(grant.grant, grant.epoch, trials, played.num_retries)
         except WireError as fault:
             # A fault of the trial, not of the actor: were the actor to end, the next one would be
             # granted the same seeds, and end too.
