@@ -200,7 +200,11 @@ class TrainingLoop:
                     groups = await self._batch()
                     parity = await self._thread.call(self._training.parity, groups)
         except TimeoutError:
-            self._status.send("note", text="no group was drawn by the last weights in time")
+            text = (
+                "log-probs of engine and learner were not compared after the last step: within "
+                f"{PARITY_PATIENCE_S:g} s no group was sampled with the last weights"
+            )
+            self._status.send("note", text=text)
         return parity
 
     async def _wait_for_peers(self, deadline: float) -> None:
@@ -212,7 +216,8 @@ class TrainingLoop:
                     self._coordinator.greeted.clear()
                     await self._coordinator.greeted.wait()
         except TimeoutError:
-            self._status.send("note", text="somebody did not come back to hear the goodbye")
+            text = "an actor or evaluator that lost its connection did not come back before the end"
+            self._status.send("note", text=text)
 
 
 class Publisher:
