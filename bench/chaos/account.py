@@ -56,6 +56,7 @@ class Books:
         return books
 
     def _take(self, record: Record) -> None:
+        """Take one record into the books."""
         match record:
             case SegmentHeader():
                 self.num_segments += 1

@@ -25,6 +25,7 @@ from bench.lib.processes import command_lines
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = "learner.steps=100000"
 """So many steps that no case ends by reaching the last one."""
+# Source of `task.py`, the file of a case's environment; a case adds a class `Task` with its fault.
 CLASS = '''
 import asyncio, ctypes, os, random, re, signal, socket, subprocess, sys, threading, time
 from itertools import permutations
@@ -273,12 +274,12 @@ def run_step(text: str) -> str:
     return method("step", f"if IN_RUN: {text}")
 
 
+# Keys, causes, cures and statements of several cases.
 SOURCE = ("policy.source={sandbox.folder}/model",)
 LINE = r"task\.py, line \d+"
 """The advice for an error that the class raises: the line that raised it."""
 RETRIED = r"played again with fresh objects.*environment\.retries"
 DEADLINE = r"environment\.step_deadline_s"
-# Texts of several cases: causes and cures, and statements of the class.
 HANGS = r"step\(.* has not returned for 10 s"
 DICE = "raise ValueError('no dice')"
 LOST = "raise OSError('no route to host')"

@@ -43,6 +43,7 @@ TRACED_EVERY = 100
 DEAD_S = 60.0
 """CPU seconds for a thousand inputs, after which the process prints its stack and ends."""
 COVERAGE = "bench.chaos.fuzz_coverage"
+"""The program that fuzzes one target with libFuzzer."""
 
 
 def fuzz(target: Target, num_inputs: int, seed: int) -> dict[str, Any]:
@@ -91,8 +92,8 @@ def fuzz_by_coverage(target: Target, num_inputs: int, seed: int) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         for number, data in enumerate(target.seeds):
             Path(folder, f"seed-{number}").write_bytes(data)
-        asked = [target.name, folder, str(num_inputs), str(seed)]
-        command = [sys.executable, "-m", COVERAGE, *asked]
+        arguments = [target.name, folder, str(num_inputs), str(seed)]
+        command = [sys.executable, "-m", COVERAGE, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.search(r"Done (\d+) runs in (\d+) second", done.stderr)
     covered = re.findall(r"cov: (\d+)", done.stderr)

@@ -14,6 +14,7 @@ with atheris.instrument_imports(include=["mage_async"]):
     from tests.helpers.fuzzing.targets import targets
 
 MAX_INPUT_BYTES = 8192
+"""Largest input that libFuzzer makes."""
 HANG_S = 10
 """Seconds of one input after which libFuzzer reports a hang."""
 MEMORY_MIB = 1024

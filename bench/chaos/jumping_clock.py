@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.lib.preload import preloaded
 
+# The library: its functions replace those of libc.
 SOURCE = r"""
 #define _GNU_SOURCE
 #include <sys/syscall.h>

@@ -30,6 +30,8 @@ GROUPS, TRIALS, EPISODES = 5, 10, 3
 """Groups of the run's only step, trials of a group, and episodes of a trial."""
 WAIT_S = 240.0
 """Longest wait for the third episodes, and for the run's end, on a loaded machine."""
+# Source of the environment. `THIRD` becomes the number of calls of `reset` before all trials are in
+# their third episodes.
 SLOW = '''
 import asyncio
 import pathlib

@@ -53,7 +53,7 @@ SHARES = {"actor": 11, "evaluator": 4, "learner": 3, "supervisor": 2}
 """Kills of each role among twenty; 3 for a role that is not here."""
 # Settings of a small run, and those of its warm start and evaluation: as short as they can be.
 SMALL = ("admission.groups_per_step=4", "learner.checkpoint_every=5")
-QUICK = (
+QUICK = (  # 1.0 is no gate: the warm start ends after its steps
     "warm_start.steps=8",
     "warm_start.gate=1.0",
     "warm_start.max_steps=8",
@@ -255,8 +255,8 @@ def conclude(report: dict[str, Any], given: Any) -> list[str]:
         print(f"{name:<28}{value:>10}")
     print(f"{kills} kills {report['kills']}, stops {report['stops']}, {report['wall_s']:.0f} s")
     least = RETURN if given.quickstart and not given.set else None
-    asked = given.kills * report.get("num_runs", 1)
-    return shortfalls(figures, kills=kills, kills_asked=asked, least_return=least)
+    kills_asked = given.kills * report.get("num_runs", 1)
+    return shortfalls(figures, kills=kills, kills_asked=kills_asked, least_return=least)
 
 
 def _arguments() -> argparse.Namespace:

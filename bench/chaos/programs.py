@@ -112,6 +112,7 @@ class FaultyTrials:
     async def _play_one(
         self, environment: AgentTasks, number: int, engine: Drawn, workers: CallRunner
     ) -> None:
+        """Play one trial, and count how it ends."""
         stage = stage_of(environment, self._chat, engine)
         began = time.monotonic()
         run = stage.begin(Task("own", str(number), 7), 0, f"{number}.0")

@@ -22,6 +22,7 @@ from mage_async.protocol.messages import Acknowledge, GroupGrant, Publication, T
 from mage_services.processes.process import ticks
 
 GREETING_BYTES = 64
+"""Bytes with which each side of a ZMTP connection begins, before its first frame."""
 MORE, LONG, COMMAND = 1, 2, 4
 """Flags of a ZMTP frame: more frames of its message follow; its size has 8 bytes, not 1; it is a
 command, no part of a message.
@@ -29,6 +30,8 @@ command, no part of a message.
 LOOK_S = 0.05
 """Seconds between two looks whether the learner listens."""
 DAMAGES = ("twice", "late", "short", "flipped", "cut")
+"""What happens to a message: it is sent twice, after the next one, without the end of a frame, with
+one bit flipped, or not at all because the connection is closed."""
 
 
 @dataclass
@@ -96,6 +99,8 @@ class Tap:
         ready.wait()
 
     def _run(self, ready: threading.Event) -> None:
+        """Run the event loop of the tap's thread."""
+
         async def serve() -> None:
             ready.set()
             server: asyncio.Server | None = None
@@ -130,6 +135,11 @@ class Tap:
     async def _pump(
         self, line: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Pass on all that one side of a connection sends.
+
+        Args:
+            line: Number of the connection and direction.
+        """
         with suppress(asyncio.IncompleteReadError, ConnectionError, BrokenPipeError):
             left = GREETING_BYTES
             while left and (greeting := await reader.read(left)):
@@ -147,6 +157,7 @@ class Tap:
                 await writer.drain()
 
     def _note(self, frames: list[bytes]) -> None:
+        """Record what a message says; one that cannot be decoded says nothing."""
         with suppress(WireError):
             match message := decode(frames):
                 case Acknowledge():
@@ -183,6 +194,7 @@ async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[list[bytes] |
 
 
 def _bytes_of(message: list[bytes]) -> bytes:
+    """Return the bytes of a message's frames, as ZMTP writes them."""
     out = bytearray()
     for number, body in enumerate(message):
         more = MORE if number < len(message) - 1 else 0

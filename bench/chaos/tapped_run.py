@@ -21,6 +21,7 @@ from mage_services.processes.supervised_process import ProcessSpec
 from mage_services.processes.supervisor import Supervisor
 
 TAP = "MAGE_CHAOS_TAP"
+"""Environment variable with the tap's address."""
 
 
 class Tapped(Supervisor):

@@ -45,6 +45,7 @@ from mage_services.transport.channels import LearnerChannel, PeerChannel, PeerGo
 ACTORS, MAX_IN_FLIGHT, TRIALS_PER_S = 4, 16, 1000.0
 """Number of actors; unacknowledged trials of an actor; trials that an actor makes in a second."""
 KINDS = ("ours", "push/pull", "pub/sub")
+"""Transports; the first argument of a process of this program that acts or learns."""
 
 
 def trial(actor: int, life: int, number: int) -> TrialResult:

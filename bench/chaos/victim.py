@@ -37,13 +37,21 @@ MODULES = {
     "supervisor": "bench.chaos.tapped_run",
     "engine": "mage_services.engines.sglang.server",
 }
+# By default, the supervisor gives a process up that was restarted a few times.
 NO_LIMIT_ON_RESTARTS = ("supervision.max_restarts=100000",)
 LOOK_S = 0.02
 """Seconds between two looks at the run."""
 
 
 class Victim:
-    """Start a run, harm its processes, and wait for its steps."""
+    """Start a run, harm its processes, and wait for its steps.
+
+    Args:
+        root: The run directory.
+        settings: Changes to the quickstart's configuration.
+        actors: Number of actors.
+        given: Options of `bench.chaos.kills`: `seed`, `disk`, `frames`, `clock`, `patience_s`.
+    """
 
     def __init__(self, root: Path, settings: list[str], actors: int, given: Any) -> None:
         self.run, self.actors = RunDirectory(root.resolve()), actors

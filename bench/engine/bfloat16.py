@@ -39,6 +39,7 @@ from mage_async.policy.load import load_policy
 from mage_async.policy.lora import add_adapters
 
 LENGTH = 300
+"""Tokens of a scored sequence."""
 UPDATE = 0.002
 """Standard deviation of the adapters' B matrices, about that of a trained run."""
 

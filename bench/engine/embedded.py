@@ -56,6 +56,7 @@ from mage_services.engines.embedded import EmbeddedEngine
 
 TRIALS, TRIAL_TURNS = 72, 18
 """Concurrent trials of `async`, and turns of each."""
+# Configuration of the engine of `async`.
 ENGINE = Embedded(
     arithmetic="float32",
     max_contexts=96,

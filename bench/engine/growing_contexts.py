@@ -19,6 +19,7 @@ CONTEXTS, TURNS, FIRST, FORCED = 64, 12, 8, 7
 later turn appends."""
 MAX_TOKENS = 256
 """Room of a context in tokens, more than all its turns need."""
+# Shape of the model: the quickstart's.
 SHAPE = {
     "vocab_size": 320,
     "hidden_size": 64,

@@ -35,6 +35,7 @@ from tests.helpers.memory_channels import MemoryLearnerChannel
 LAYERS = 36
 """As many as make about 2 GB."""
 NUM_LOADS = 2
+"""How often the actor loads the policy: as it begins, and as the next version."""
 HELLO = Hello(role="actor", name="a", build="test", config_digest="test", group_quota=3)
 
 

@@ -149,8 +149,8 @@ def main() -> int:
     print(f"wanted: four in one forward at least {WANTED} of one policy")
     figures["log_probs_apart_nats"] = gap
     print(f"log-probs beside the base are {gap:.2g} nats from merged ones")
-    asked = {name: value for name, value in vars(given).items() if name != "model"}
-    write_baseline(f"policies_{given.model.absolute().name}_{given.dtype}", asked | figures)
+    options = {name: value for name, value in vars(given).items() if name != "model"}
+    write_baseline(f"policies_{given.model.absolute().name}_{given.dtype}", options | figures)
     return int(figures["four in one forward"]["over_one_policy"] < WANTED)
 
 

@@ -166,6 +166,7 @@ async def _publish(
     version: int,
     found: dict[str, list[float]],
 ) -> None:
+    """Publish one version, let all engines load it, and add the times to `found`."""
     began = time.perf_counter()
     await asyncio.to_thread(make_version, model, version)
     path = await asyncio.to_thread(lambda: transport.write(Snapshot.of(model, version)))

@@ -41,6 +41,7 @@ from mage_async.completion import Prompt, Sampling
 from mage_services.engines.engine import Engine
 
 EPISODES, TURNS = 3, 6
+"""Episodes of a trial, and turns of an episode."""
 # Rules for cached keys and values (`engine.cache_rule`), and two ways without them.
 WAYS = ("cache off", "isolate", "refresh_at_episode", "keep", "as MAGE does")
 

@@ -47,6 +47,7 @@ AT_ONCE = 16
 """Number of trials that are played concurrently."""
 PATIENCE_S = 900.0
 """Longest wait from a kill to the next completion; a longer one counts as a hang."""
+# A turn waits for the engine's restart, and a silent engine counts as dead after a minute.
 SETTINGS = (
     "engine.kind=sglang",
     "engine.cache_rule=refresh_at_episode",

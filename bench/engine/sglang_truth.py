@@ -33,6 +33,7 @@ from tests.helpers.completions import policy_per_token
 from tests.sglang.served import Policies, Served, prompt, rules, word_of, words
 
 PUBLICATIONS, PLAYERS = 200, 32
+"""Number of publications, and of concurrent players, of the last figures above."""
 MAX_GAP = 1e-4
 """Bound on gaps of log-probs, in nats."""
 

@@ -8,6 +8,7 @@ import torch
 from mage_kernels import linear_logprob
 from tests.helpers.random_heads import random_gradients, random_head, relative_error, run, truth
 
+# Hidden sizes, and sampling temperatures.
 WIDTHS = (1024, 2560, 4096)
 TEMPERATURES = (0.6, 1.0, 2.0)
 TOKENS, VOCABULARY, LARGEST_LOGIT = 256, 5003, 32.0

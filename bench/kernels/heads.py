@@ -199,6 +199,13 @@ class Truth:
     def _gradient(
         logprobs: Tensor, tokens: Tensor, slope: Tensor, pull: Tensor, with_entropy: bool
     ) -> Tensor:
+        """Return the gradient of the logits, `[rows, V]`.
+
+        Args:
+            slope: Incoming gradient of each row's log-prob.
+            pull: Incoming gradient of each row's entropy.
+            with_entropy: Whether the entropy has a gradient.
+        """
         probs = logprobs.exp()
         gradient = -slope[:, None] * probs
         gradient[torch.arange(len(tokens)), tokens] += slope
@@ -208,6 +215,7 @@ class Truth:
         return gradient
 
     def _d_head(self, with_entropy: bool) -> Tensor:
+        """Return the gradient of the LM head at the sampled entries, over all tokens."""
         total = torch.zeros(len(self.columns), self.data.hidden.shape[1]).double()
         total = total.to(self.data.head.device)
         head = self.data.head.double()

@@ -17,6 +17,7 @@ from torch import Tensor
 from mage_kernels import linear_logprob
 
 LogprobFn = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+"""An implementation, with the arguments and results that this module's docstring describes."""
 IGNORED = -100
 """Target of a masked token: torch's convention for targets without a loss."""
 FAILURES = (ImportError, RuntimeError, TypeError, ValueError, AttributeError, AssertionError)

@@ -163,6 +163,7 @@ def report(write: Callable[[str], object] = print) -> bool:
 
 
 def _reported(architecture: int, write: Callable[[str], object]) -> bool:
+    """Write the table of one architecture; return whether no kernel has a fault."""
     write(f"triton {triton.__version__}, sm_{architecture}")
     write(f"{'kernel':34} {'registers':>9} {'spills':>6} {'shared':>7} {'MMA':>5} {'TMA':>4}")
     is_well = True
@@ -179,6 +180,7 @@ def _reported(architecture: int, write: Callable[[str], object]) -> bool:
 
 
 def _gemms() -> Iterator[Specimen]:
+    """Yield the LM head's kernels that multiply matrices."""
     tile_t, tile_v, tile_d = (
         head_kernels.PARTIALS_BLOCKS[name] for name in ("BLOCK_T", "BLOCK_V", "BLOCK_D")
     )
@@ -207,6 +209,7 @@ def _gemms() -> Iterator[Specimen]:
 
 
 def _rows() -> Iterator[Specimen]:
+    """Yield the LM head's kernels that read or write logits and partial sums row by row."""
     yield Specimen(
         "merged_partials",
         head_kernels.merged_partials_kernel,
@@ -234,6 +237,7 @@ def _rows() -> Iterator[Specimen]:
 
 
 def _losses() -> Iterator[Specimen]:
+    """Yield the kernel of the policy loss, with the fewest terms and with all."""
     plain = {"DUAL_CLIP": None, "KL_COEFFICIENT": 0.0}
     plain |= {"reference_ptr": None, "entropy_rate_ptr": None}
     full = {"DUAL_CLIP": 3.0, "KL_COEFFICIENT": 0.1}
@@ -246,6 +250,7 @@ def _losses() -> Iterator[Specimen]:
 
 
 def _advantages() -> Iterator[Specimen]:
+    """Yield the kernels of advantages in all forms of baseline and scale."""
     rule = {"LEAVE_ONE_OUT": False, "KEEP_LONE": False, "DIVIDE_BY_STD": False, "EPSILON": EPSILON}
     parts = {"COUNTS_PARTS": True}
     no_parts = {"COUNTS_PARTS": False, "part_starts_ptr": None, "part_stops_ptr": None}

@@ -28,6 +28,7 @@ from mage_services.cli.main import main as mage
 from tests.helpers.chat_server import ChatServer
 from tests.helpers.known_players import PLAYERS, THINGS, SignedBoxes, reply_of
 
+# Value of `--games` of `mage adapt`: three times the same game, with other codes.
 GAMES = ",".join(
     f"tests.helpers.known_players:{name}" for name in ("SignedBoxes", "MoreBoxes", "OtherBoxes")
 )

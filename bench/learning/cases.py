@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Summary = dict[str, Any]
+"""Contents of a run's `summary.json`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ def _at_least(bound: float) -> Callable[[float], bool]:
     return lambda value: value >= bound
 
 
+# Checks of a control in which probing does not pay, so nothing can be learned for episode 3.
 _LEARNS_LITTLE = {"held-out episode 3 <= 0.40": (episode_3("heldout"), _at_most(0.40))}
 CASES = (
     Case(

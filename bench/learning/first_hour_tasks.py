@@ -194,5 +194,6 @@ class Mine:
         return "Gold." if has_gold else "Stones.", float(has_gold), self.dug == 8
 
 
+# Tasks by kind of model.
 TINY = (GuessNumber, Password, Crossroads, Workshop, Garden)
 PRETRAINED = (GuessNumber, Price, Language, Courier, Library, Mine)

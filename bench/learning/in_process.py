@@ -22,7 +22,9 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 
 ARM, TRIALS = "in process", 1024
+"""Name of the only arm, and trials of an evaluation."""
 SETS = ("heldout", "heldout_swapped")
+"""Sets of the evaluation; "swapped" meets another opponent in the last episode."""
 
 
 def main() -> int:
@@ -52,16 +54,16 @@ def _report(found: dict[int, dict[str, Any]]) -> int:
     known = json.loads((FOLDER / "learning_cpu2.json").read_text())["summaries"]["quickstart"]
     for name in SETS:
         for seed, sets in found.items():
-            print(f"{name:16} in process,   seed {seed}  {_said(sets[name])}")
+            print(f"{name:16} in process,   seed {seed}  {_text_of(sets[name])}")
         for summary in known:
             sets = summary["evaluation"]
-            values = _said(sets[name]["return_by_episode"])
+            values = _text_of(sets[name]["return_by_episode"])
             print(f"{name:16} asynchronous, seed {summary['seed']}  {values}")
     write_baseline("in_process", {"seeds": list(found), "trials": TRIALS, "runs": found})
     return 0
 
 
-def _said(returns: list[float]) -> str:
+def _text_of(returns: list[float]) -> str:
     return "  ".join(f"{value:+.3f}" for value in returns)
 
 

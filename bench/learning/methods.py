@@ -44,6 +44,7 @@ STEPS, TRIALS = 20, 512
 an evaluation."""
 ROOM = "engine.max_tokens=240"
 """Room of a context, the same for all arms: some methods write more into it than others."""
+# Changes of single arms.
 ONE_EPISODE = ("evaluation.episodes=1",)
 REFLECTIONS = 'trial.memory="history_and_reflection"'
 
@@ -103,6 +104,7 @@ AROUND = (
     "learner.steps=200",
 )
 """32 goals on all sides of the middle; no two directions lead to more than a few of them."""
+# The settings of all arms that play boxes.
 BOXES = (
     *("environment.name=boxes", "warm_start.trials=800"),
     *("credit.kind=cumulative_paper", "warm_start.gate=1.0"),
@@ -325,6 +327,7 @@ def _config(arm: Arm, changes: tuple[str, ...], seed: int) -> Config:
 
 
 def _report(found: dict[str, dict[int, Any]], seeds: list[int]) -> int:
+    """Print the compared returns of each arm, and write each group of arms to its baseline."""
     rows = []
     compared = {
         name: {seed: _returns(each)[arm.episode] for seed, each in found[name].items()}

@@ -27,6 +27,7 @@ from mage_async.trajectory import Task
 from tests.helpers.game_values import forgetful_value, knowing_value
 
 EPISODES, TRIALS = 3, 2000
+"""Episodes of a trial, and trials of a player."""
 # Probabilities to infer mines from numbers, and to use earlier episodes.
 STYLES = {
     "any cell, forgets": (0.0, 0.0),
@@ -55,6 +56,7 @@ def main() -> None:
 
 
 def _measured(mines: int, turns: int, *, is_exact: bool) -> dict[str, list[float]]:
+    """Return the returns of each player by episode; of exact values, the only one."""
     environment = _environment(mines, turns)
     found = {}
     for name, style in STYLES.items():

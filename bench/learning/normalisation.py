@@ -27,6 +27,7 @@ from mage_async.results.score import Score
 CONFIG = ROOT / "configs/kuhn.toml"
 STEPS, TRIALS, STAKES = 40, 1024, 50.0
 """Steps of a run, trials of an evaluation, and the largest stake, in chips."""
+# Values of `advantage.scale` by name of an arm.
 SCALES = {"batch": "[]", "group": '["group"]', "member": '["member"]'}
 
 
@@ -40,10 +41,12 @@ def main() -> int:
 def run(job: Job, folder: Path) -> dict[str, Any]:
     """Train one arm with one seed; return the last episode's returns by opponent, in chips."""
     config = _config(*job)
-    lab = InProcessRun(config, prepare(config, folder))
-    lab.train()
+    training = InProcessRun(config, prepare(config, folder))
+    training.train()
     kuhn = Kuhn(**config.environment.options)
-    return {split: _in_chips(lab.evaluate(split, TRIALS), kuhn) for split in ("train", "heldout")}
+    return {
+        split: _in_chips(training.evaluate(split, TRIALS), kuhn) for split in ("train", "heldout")
+    }
 
 
 def _config(scale: str, seed: int) -> Config:
@@ -63,6 +66,7 @@ def _in_chips(score: Score, kuhn: Kuhn) -> dict[str, float]:
 
 
 def _report(found: dict[str, dict[int, dict[str, dict[str, float]]]]) -> int:
+    """Print the last episode's returns by split and by half of the stakes; write the baseline."""
     kuhn = Kuhn("contrasts", stakes=STAKES)
     rows = []
     for split, half in itertools.product(("train", "heldout"), ("all", "cheap", "dear")):

@@ -35,6 +35,7 @@ from mage_async.trajectory import Group, Kind
 
 CONFIG = ROOT / "configs/quickstart.toml"
 STEPS, TRIALS = 60, 1024
+"""Steps of a run, and trials of an evaluation."""
 WARM = ("warm_start.gate=1.0", "warm_start.steps=600", "warm_start.max_steps=600")
 """Four times the quickstart's steps of cloning, because reading and writing notes is learned
 there."""
@@ -51,6 +52,7 @@ GAMES = {
 """Room for at most three turns of boxes and of rock-paper-scissors, whose episodes have four, and
 for two of scout, whose episodes have three. Notes may have as many words as it takes to say all
 that is hidden in boxes and scout."""
+# Settings of the arms; each arm is a game in one way.
 WAYS = {
     "notes": ("trial.memory=notes",),
     "untrained": ("trial.memory=notes", "trial.train_notes=false"),
@@ -73,8 +75,8 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     """Train one arm with one seed, and evaluate it with both controls."""
     began, policy = time.monotonic(), _prepared(job, folder)
     config = config_of(*job)
-    lab = InProcessRun(config, policy)
-    before = lab.evaluate("heldout", TRIALS)
+    training = InProcessRun(config, policy)
+    before = training.evaluate("heldout", TRIALS)
     notes: list[str] = []
 
     def keep(groups: list[Group]) -> None:
@@ -82,12 +84,12 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         turns = groups[0].trials[0].turns
         notes[:] = [turn.action for turn in turns if turn.kind is Kind.NOTES]
 
-    curve = lab.train(keep)
+    curve = training.train(keep)
     sets = {
         "before": before,
-        "heldout": lab.evaluate("heldout", TRIALS),
-        "blind": lab.evaluate("heldout", TRIALS, blind=True),
-        "swapped": lab.evaluate("heldout", TRIALS, swap=True),
+        "heldout": training.evaluate("heldout", TRIALS),
+        "blind": training.evaluate("heldout", TRIALS, blind=True),
+        "swapped": training.evaluate("heldout", TRIALS, swap=True),
     }
     built = {name: msgspec.to_builtins(value) for name, value in sets.items()}
     return built | {
@@ -121,6 +123,7 @@ def config_of(arm: str, seed: int) -> Config:
 
 
 def _report(found: dict[str, dict[int, Any]], given: argparse.Namespace) -> int:
+    """Print a line for each arm, and write the baseline."""
     rows = []
     print(
         f"{'':18} {'held-out, by episode':36} {'last: blind':>12} {'swapped':>8} {'notes gain':>16}"

@@ -122,8 +122,11 @@ def _played(case: Case, seed: int, folder: Path, given: argparse.Namespace) -> S
 
 
 def _labels(played: Sequence[tuple[Summary, Summary]]) -> list[str | None]:
-    """Return the compared environments: each of a mix, and None for all together."""
-    return [None, *(played[0][0].get("environments", {}) if played else {})]
+    """Return the labels of the compared environments: None for all together, then each of a mix."""
+    if not played:
+        return [None]
+    first_meta, _ = played[0]
+    return [None, *first_meta.get("environments", {})]
 
 
 def _rows(name: str, played: Sequence[tuple[Summary, Summary]]) -> list[dict[str, Any]]:
@@ -137,6 +140,7 @@ def _row(name: str, label: str | None, played: Sequence[tuple[Summary, Summary]]
     """
     sets = ("heldout", "heldout_blind", "heldout_swapped", "train")
     held, trained = (_gap(each, label, played) for each in ("heldout", "train"))
+    first_meta, _ = played[0]  # the references are the same in all runs
     return {
         "game": name if label is None else f"{name}: {label}",
         **{each: [_last(meta, each, label) for meta, _ in played] for each in sets},
@@ -144,7 +148,7 @@ def _row(name: str, label: str | None, played: Sequence[tuple[Summary, Summary]]
         "single_episode": [_last(single, "heldout", label) for _, single in played],
         "gap": held,
         "gap_on_train_tasks": trained,
-        "references": _references(played[0][0], label),
+        "references": _references(first_meta, label),
         "beats": len(played) > 1 and held["mean"] > held["ci95"],
     }
 

@@ -26,6 +26,7 @@ STYLE = f"""
 .panel {{ width: {WIDTH}px; height: {HEIGHT}px; }} .panel svg {{ width: 100%; height: 100%; }}
 .name {{ fill: var(--ink); font-size: 14px; font-weight: 600; }}
 """
+# Lines of a panel: labels, and names of reference returns or of evaluation sets.
 REFERENCES = (("best response", "best_response"), ("knows all, forgets", "without_memory"))
 LINES = (("blind", "heldout_blind"), ("swapped", "heldout_swapped"), ("held-out", "heldout"))
 Summary = dict[str, Any]

@@ -65,12 +65,12 @@ def observed(
 ) -> list[dict[str, float]]:
     """Train once; return for each step the estimated value of a probe in the first episode."""
     config = config_of(credit, COST, discount, seed, groups)
-    lab, steps = InProcessRun(config, policy), []
+    training, steps = InProcessRun(config, policy), []
 
     def look(batch: list[Group]) -> None:
         steps.append(estimate(batch, credit, discount))
 
-    lab.train(look)
+    training.train(look)
     return steps
 
 
@@ -96,6 +96,7 @@ def estimate(batch: list[Group], credit: str, discount: float) -> dict[str, floa
 def _row(
     credit: str, discount: float, seed: int, gain: float, steps: list[dict[str, float]]
 ) -> dict[str, Any]:
+    """Return the figures of one run; `gain` is the exact value of a probe."""
     known = [step for step in steps if math.isfinite(step["error"])]
     needed = [step["trials"] * (step["error"] / (gain / 2)) ** 2 for step in known]
     return {

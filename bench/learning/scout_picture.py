@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 WIDTH, HEIGHT, MARGIN, LEFT = 300, 190, 40, 46
+"""Size of a panel, and the margins around panels and at the left, in pixels."""
 COLOURS = {"differential": "#0b6e99", "cumulative_paper": "#c4591b"}
 LEAST, MOST = 0.45, 1.02
 """Discounts at the left and right end of the axis."""

@@ -87,9 +87,9 @@ def main() -> int:
 def run(cell: Cell, policy: Path) -> Cell:
     """Train one cell, and write what it does on held-out codes."""
     config = config_of(cell.credit, cell.cost, cell.discount, cell.seed, GROUPS)
-    lab = InProcessRun(config, policy)
-    lab.train()
-    found = lab.evaluate("heldout", TRIALS)
+    training = InProcessRun(config, policy)
+    training.train()
+    found = training.evaluate("heldout", TRIALS)
     result = {
         "returns": found.return_by_episode,
         "probes": found.probes_by_episode,
@@ -125,6 +125,7 @@ def threshold(credit: str, cost: float) -> float | None:
 
 
 def _report(cells: Sequence[Cell], folder: Path) -> int:
+    """Print the table and the verdict, write baseline and picture; return the exit status."""
     found = [json.loads(cell.file(folder).read_text()) for cell in cells]
     rows, faults = [], []
     for (credit, cost), discounts in DISCOUNTS.items():

@@ -71,6 +71,7 @@ def _config(job: Job) -> Config:
 
 
 def _report(found: dict[str, dict[int, Any]]) -> int:
+    """Print the learning curves, write the baseline, and draw the picture."""
     last = {
         arm: {
             seed: [episodes[-1] for episodes in run["heldout_return_by_episode"].values()]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+"""Root of this checkout."""
 FOLDER = ROOT / "bench" / "baselines"
 # Packages whose versions stand in every baseline.
 PACKAGES = ("torch", "transformers", "triton", "numpy", "pyzmq", "msgspec", "open_spiel", "sglang")

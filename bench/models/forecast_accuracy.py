@@ -30,6 +30,7 @@ from mage_async.config.schema import Tiny
 from mage_async.policy.load import build_tiny
 
 MOST_OFF = 0.25
+"""Largest allowed error of a figure, as a share of the measured one."""
 # Sizes of the models with random weights.
 SHAPES = {
     "small": Tiny(hidden_size=128, layers=4, mlp_size=512),

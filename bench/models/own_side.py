@@ -41,7 +41,13 @@ def first_prompt(model: Path) -> np.ndarray:
 
 
 class Ours:
-    """Sample with the embedded engine and train with `Trainer`, both timed."""
+    """Sample with the embedded engine and train with `Trainer`, both timed.
+
+    Args:
+        model: Directory of the model.
+        prompt: Tokens of the prompt, the same for all completions: int32 [T].
+        num_drawn: Number of tokens of a completion.
+    """
 
     def __init__(self, model: Path, prompt: np.ndarray, num_drawn: int) -> None:
         policy = load_policy(model, "float32", "cpu")

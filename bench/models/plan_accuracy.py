@@ -40,6 +40,7 @@ MAX_GAP = 0.1
 OWN_MAPS = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "4000000"}
 """Variables of glibc with which nearly every tensor has a memory map of its own, which is freed
 with it."""
+# Settings of the variants, which change the quickstart's.
 ONE_GROUP = ("admission.groups_per_step=1", "learner.minibatches=1")
 SHORT = (*ONE_GROUP, "engine.max_tokens=340", "learner.max_tokens_per_microbatch=1360")
 VARIANTS: dict[str, tuple[str, ...]] = {

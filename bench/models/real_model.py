@@ -71,11 +71,12 @@ def _print_run(name: str, seed: int, summary: Summary) -> None:
     for split in SETS:
         evaluation = summary["evaluation"][split]
         pairs = zip(evaluation["return_by_episode"], evaluation["ci95_by_episode"], strict=True)
-        said = "  ".join(f"{value:+.2f} ± {width:.2f}" for value, width in pairs)
-        print(f"    {split:16} {said}")
+        returns = "  ".join(f"{value:+.2f} ± {width:.2f}" for value, width in pairs)
+        print(f"    {split:16} {returns}")
 
 
 def _rows(task: str, summaries: dict[tuple[str, int], Summary]) -> list[dict[str, Any]]:
+    """Return a row for each check: its text, the figure of each seed, and whether it is met."""
     runs = {seed: each for (name, seed), each in summaries.items() if name == task}
     controls = {seed: each for (name, seed), each in summaries.items() if name != task}
     last = [_last(each) for each in runs.values()]

@@ -22,6 +22,7 @@ from bench.lib.options import option_parser
 
 STEPS, MAX_GAP = 3, 1e-4
 """Number of steps, and the largest allowed difference of log-probs, in nats."""
+# Settings of the short run, and of its engines.
 SHORT = (
     f"learner.steps={STEPS}",
     "policy.dtype=float32",

@@ -40,6 +40,7 @@ from mage_services.processes.supervisor import LARGE_TENSORS
 LIMIT_BYTES = 4_000_000_000
 """Largest allowed memory "beyond" of a variant."""
 NUM_TRIALS, NUM_STEPS = 32, 2
+"""Trials of a batch, and steps."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "passes": {"max_tokens_per_microbatch": 4 * MEAN_TOKENS},
     "checkpointed": {

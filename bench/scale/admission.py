@@ -39,15 +39,18 @@ from bench.lib.options import option_parser
 from bench.scale.simulation import Simulation
 from bench.scale.workload import Workload
 
+# Numbers of actors, and the workload that they share.
 ACTORS = (1, 4, 16, 64, 256, 1024, 4096)
 BASE = Workload(trials_per_group=4, max_staleness=8)
 JUDGED, WANTED = (1024, 8, "overtake"), 0.95
 """Actors, bound and rule of the row that has a least share of the ideal, and that share."""
+# Further bounds on staleness, and admission rules.
 BOUNDS = (2, 4)
 RULES = ("overtake", "slots")
 VARIED = (64, 1024)
 """Numbers of actors that are also simulated with each of `BOUNDS`, with fewer heartbeats."""
 NAME = "scale"
+# Columns of the printed table, with their formats.
 COLUMNS = {
     "actors": "d",
     "bound": "d",

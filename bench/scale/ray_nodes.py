@@ -21,6 +21,7 @@ VARIABLES = {
 }
 """Environment variables of Ray: no statistics for its makers, patience with a loaded machine, and
 no lower priority (by default workers, and the processes that they start, have a niceness of 15)."""
+# Ports of a node's agents, as Ray's arguments name them.
 PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port")
 STORE_BYTES = 100_000_000
 """Size of each node's object store, which only has to hold the files of a tiny policy."""

@@ -144,6 +144,7 @@ class Simulation:
         heapq.heappush(self._events, (when, self._number, call, args))
 
     def _pass_time(self, seconds: float) -> None:
+        """Account for the time until the next event."""
         ledger, idle = self.site.coordinator.ledger, self.measured.idle
         if not self._is_training:
             idle.learner_waited(seconds, ledger)
@@ -176,6 +177,7 @@ class Simulation:
         self.inbox.free_at = begin + len(sent) * self.work.send_s
 
     def _try_to_train(self) -> None:
+        """Begin a step if the learner has none and a batch is complete."""
         arrived = self.site.coordinator.arrived
         if self._is_training or not arrived.is_set():
             return
@@ -229,6 +231,7 @@ class Simulation:
     # The actors.
 
     def _join(self, number: int) -> None:
+        """Let an actor say hello, and begin its heartbeats."""
         credits = self.work.groups_per_actor
         name = f"actor-{number}"
         hello = Hello(
@@ -258,6 +261,7 @@ class Simulation:
         self._at(done, self._served, actor.peer, frames, name)
 
     def _hear(self, actor: Actor, message: Message) -> None:
+        """Handle a message of the learner at an actor."""
         match message:
             case GroupGrant() if message.version > actor.version():
                 actor.waiting.append(message)

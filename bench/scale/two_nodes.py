@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 from bench.lib.options import option_parser
 
+# Settings that make a run a function of its configuration, and one thread a process in all runs.
 EXACT = ("admission.rule=sync", "admission.max_staleness=0", "engine.arithmetic=exact")
 THREADS = ("learner.threads=1", "engine.threads=1")
 

@@ -67,9 +67,9 @@ class SwitchedRun:
         with switch.open("r+b") as file:
             self._switch = mmap.mmap(file.fileno(), 1)
         # Checkpoints are synced too, and would fall into some blocks only, so there are none.
-        asked = command(self.run.root, num_steps, "learner.checkpoint_every=100000")
+        train = command(self.run.root, num_steps, "learner.checkpoint_every=100000")
         own = preloaded(folder, "sync", SOURCE) | {"MAGE_SYNC_SWITCH": str(switch)}
-        self._process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, env=os.environ | own)
+        self._process = subprocess.Popen(train, stdout=subprocess.DEVNULL, env=os.environ | own)
 
     def step(self) -> int:
         """Return the last step in the run's metrics."""

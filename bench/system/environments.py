@@ -22,6 +22,7 @@ from mage_async.environments.environment import Environment, Play
 from mage_async.trajectory import Task
 
 NUM_AT_ONCE = 2000
+"""Number of trials that are played concurrently."""
 NUM_EPISODES = 3
 GROUP = 8
 """Number of trials that share a task."""

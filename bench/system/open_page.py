@@ -28,8 +28,7 @@ class OpenPage:
 
     address: str
     path: str
-    asked: int = 0
-    """Number of answers."""
+    num_answers: int = 0
     text: str = ""
     """Text of the last answer."""
     is_stale: threading.Event = field(default_factory=threading.Event)
@@ -52,7 +51,7 @@ class OpenPage:
             while not self.has_ended:
                 looked_at = time.monotonic()
                 _, self.text = pages.get(self.path)
-                self.asked += 1
+                self.num_answers += 1
                 self.is_stale.wait()
                 pause.wait(max(0.0, looked_at + LEAST_S - time.monotonic()))
                 self.is_stale.clear()

@@ -19,6 +19,7 @@ from bench.lib.preload import preloaded
 from bench.lib.short_run import timed
 
 WAYS = ("sync", "shipped", "eager actors")
+# The library that replaces libc's function.
 SOURCE = "int setpriority(int which, unsigned who, int nice) { return 0; }\n"
 
 

@@ -82,6 +82,7 @@ class AwaitsSteps(Waits):
         return "paper", 1.0, False
 
 
+# Environment classes by name of the measurement.
 KINDS = {"plain": "Waits", "async": "AwaitsSteps"}
 
 

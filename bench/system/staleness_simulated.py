@@ -54,6 +54,7 @@ WASTED = {1: (0.49, 0.61), 2: (0.38, 0.55), 4: (0.19, 0.45)}
 """
 AGE_AWARE = 0.002
 """Share of tokens over the bound that the age-aware number of groups in play aims to stay under."""
+# Columns of the first table, in the order of `FlowFigures`.
 HEADINGS = (
     "of ideal",
     "stale mean",
@@ -89,8 +90,8 @@ def main() -> int:
         ]
     print("\nrule, bound, sigma: ours (known)")
     for name, rows in known.items():
-        said = (f"{measure} {ours:.3f} ({theirs:g})" for measure, (ours, theirs) in rows.items())
-        print(f"{name:14} " + "  ".join(said))
+        figures = (f"{measure} {ours:.3f} ({theirs:g})" for measure, (ours, theirs) in rows.items())
+        print(f"{name:14} " + "  ".join(figures))
     ours = shown["slots, age-aware"]
     faults += [] if ours["staleness_max"] <= 2 else ["slots: over the bound"]
     faults += [] if ours["tokens_over"] <= 0.02 else ["slots: more than 2 % over age"]

@@ -25,6 +25,7 @@ from bench.lib.processes import command_lines
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
 
+# A short run; 1.0 is no gate, so the warm start ends after its steps.
 SETTINGS = (
     "warm_start.steps=8",
     "warm_start.gate=1.0",

@@ -213,6 +213,7 @@ def spread(rows: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def print_table(results: dict[float, dict[str, dict[str, float]]]) -> None:
+    """Print a line for each sigma."""
     columns = ("sync_s", "async_s", "ideal_s", "async_over_sync", "of_ideal", "rule_of_ideal")
     print("".join(f"{name:>19}" for name in ("sigma", *columns, "staleness")))
     for sigma, of in results.items():
@@ -224,6 +225,7 @@ def print_table(results: dict[float, dict[str, dict[str, float]]]) -> None:
 
 
 def main() -> None:
+    """Time both schedules for each sigma and seed, print the table and write the baseline."""
     option_parser(__doc__).parse_args()
     began = time.perf_counter()
     rows = [measure(sigma, seed) for seed in SEEDS for sigma in SIGMAS]

@@ -27,6 +27,7 @@ from bench.lib.short_run import timed
 from mage_async.results.intervals import interval
 
 WANTED = 0.98
+"""Least median ratio of trials per second."""
 PARTS = ("", "services", "kernels")
 """Folders of a checkout that are on `PYTHONPATH` of its processes."""
 

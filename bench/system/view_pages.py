@@ -60,6 +60,7 @@ SIZES = {"small": 70, "large": 13_889}
 WANTED = {"small": 0.3, "large": 0.5, "opens": 3.0, "live": 2.0}
 """Largest allowed seconds."""
 Packed = tuple[TrialHeader, list[Frame]]
+"""A trial as it goes over the network: its header, and its arrays."""
 
 
 def made_run(root: Path, steps: int) -> RunDirectory:
@@ -82,6 +83,7 @@ def made_run(root: Path, steps: int) -> RunDirectory:
 
 
 def _write_journal(folder: Path, config: str, packed: list[Packed], steps: int) -> None:
+    """Write the segments of a journal: for each step its groups, then its commit."""
     number, out = 0, None
     for step in range(1, steps + 1):
         if out is None or out.tell() > SEGMENT_BYTES:
@@ -101,6 +103,7 @@ def _write_journal(folder: Path, config: str, packed: list[Packed], steps: int) 
 
 
 def _put_group(out: BinaryIO, grant: int, step: int, packed: Packed) -> None:
+    """Write a grant and the results of its trials, which are copies of one trial."""
     header, arrays = packed
     task = header.task
     message = GroupGrant(

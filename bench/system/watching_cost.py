@@ -51,12 +51,12 @@ LEAST, BLOCK_S, PATIENCE_S = 0.97, 20.0, 600.0
 """Bound on the ratio of steps per second, seconds of a block, and seconds after which a run or a
 watcher that has not begun is given up."""
 PARTS = ("view", "trackers", "both")
+# Environment variables that keep trackers on this machine; {} is a temporary folder.
 LOCAL = (
     "WANDB_MODE=offline",
     "MLFLOW_TRACKING_URI=sqlite:///{}/mlflow.db",
     "TRACKIO_DIR={}/trackio",
 )
-# Environment variables that keep trackers on this machine; {} is a temporary folder.
 MANY_STEPS = 1_000_000
 """More steps than the measurement takes; at its end the run is interrupted."""
 Seconds = dict[str, float]
@@ -133,12 +133,13 @@ def _blocks(run: RunDirectory, names: list[str], parts: list[str]) -> Iterator[B
             if part != "trackers":
                 watchers.enter_context(_viewed(run))
             if part != "view":
-                watchers.enter_context(_told(run, names))
+                watchers.enter_context(_tracked(run, names))
             yield _block(run, part)
     yield _block(run, "alone")
 
 
 def _block(run: RunDirectory, what: str) -> Block:
+    """Wait for the time of a block, and return its figures."""
     began, before = last_line(run.metrics), processor_s()
     threading.Event().wait(BLOCK_S)
     ended, after = last_line(run.metrics), processor_s()
@@ -154,25 +155,27 @@ def _viewed(run: RunDirectory) -> Iterator[None]:
     """Keep a page open, whose index is complete at the start of the block."""
     with viewed(run.root.parent) as (address, _):
         page = open_page(address, f"runs/{run.root.name}/")
-        _until(lambda: page.asked > 2 and "in the index so far" not in page.text, "no page came")
+        _until(
+            lambda: page.num_answers > 2 and "in the index so far" not in page.text, "no page came"
+        )
         yield
 
 
 @contextmanager
-def _told(run: RunDirectory, names: list[str]) -> Iterator[None]:
+def _tracked(run: RunDirectory, names: list[str]) -> Iterator[None]:
     """Run trackers, which have read all earlier steps at the start of the block."""
-    followers = start(run, {name: TRACKERS.load(name)() for name in names}, PATIENCE_S)
+    trackers = start(run, {name: TRACKERS.load(name)() for name in names}, PATIENCE_S)
     step = last_line(run.metrics)["step"]
     try:
         _until(lambda: all(_step(run, name) > step for name in names), "a tracker was not told")
         yield
     finally:
-        followers.end(PATIENCE_S)
+        trackers.end(PATIENCE_S)
 
 
 def _step(run: RunDirectory, name: str) -> int:
-    told = read_position(run, name)
-    return told.step if told else 0
+    position = read_position(run, name)
+    return position.step if position else 0
 
 
 def _total_s(block: Block) -> float:

@@ -107,6 +107,7 @@ def turns() -> tuple[Turn, ...]:
 
 
 def columns(result: TrialResult) -> Columns:
+    """Return a trial with its arrays as lists."""
     trial, (segment,) = result.trial, result.trial.segments
     return Columns(
         grant=result.grant,
@@ -124,6 +125,7 @@ def columns(result: TrialResult) -> Columns:
 
 
 def trial_of(row: Columns) -> TrialResult:
+    """Return the trial of lists, which become arrays again."""
     segment = Segment(
         np.array(row.tokens, np.int32),
         np.array(row.is_sampled, bool),
@@ -151,6 +153,7 @@ def checked(frames: list[bytes]) -> bytes:
 
 
 def write_msgpack(result: TrialResult) -> list[bytes]:
+    """Encode a trial as a dict; msgpack knows no classes, so nested records become dicts too."""
     row = columns(result)
     fields = {name: getattr(row, name) for name in row.__struct_fields__}
     fields["task"] = dataclasses.asdict(row.task)
@@ -187,6 +190,7 @@ def formats() -> dict[str, Format]:
 
 
 def check_equal(got: TrialResult, sent: TrialResult) -> None:
+    """Check that a trial that was read equals the one that was written."""
     (one,), (other,) = got.trial.segments, sent.trial.segments
     for name in ("tokens", "is_sampled", "logprobs"):
         assert np.array_equal(getattr(one, name), getattr(other, name)), name
@@ -260,6 +264,7 @@ def measure_checksums() -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
+    """Measure all formats, print the table and write the baseline."""
     option_parser(__doc__).parse_args()
     begun, used = time.perf_counter(), time.process_time()
     figures, checksums = measure(), measure_checksums()

@@ -41,6 +41,7 @@ from mage_async.inference.chat_files import load_chat
 
 CONFIG = ROOT / "configs/kuhn.toml"
 STEPS, TRIALS = 60, 1024
+"""Steps of a run, and trials of an evaluation."""
 SETTING = (
     *("warm_start.steps=1000", "warm_start.max_steps=2000", "learner.final_entropy=0.05"),
     # As in `kuhn.toml`, but with fresh deals.
@@ -79,18 +80,18 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     """Train one arm with one seed; return how its versions play the first hand, and its returns."""
     config = _config(*job)
     policy = prepare(config, folder)
-    lab, chat = InProcessRun(config, policy), load_chat(policy)
+    training, chat = InProcessRun(config, policy), load_chat(policy)
     rules = trial_config_of(config, environment_of(config), chat, config.trial.episodes)
-    hands = [first_hand(lab.model, chat, rules)]
+    hands = [first_hand(training.model, chat, rules)]
     for _ in range(STEPS):
-        lab.step()
-        hands.append(first_hand(lab.model, chat, rules))
-    heldout = lab.evaluate("heldout", TRIALS)
+        training.step()
+        hands.append(first_hand(training.model, chat, rules))
+    heldout = training.evaluate("heldout", TRIALS)
     return {
         **{f"episode {n + 1}": each for n, each in enumerate(heldout.return_by_episode)},
         **measured(hands),
         "invalid actions a trial": heldout.invalid_actions_per_trial,
-        "population": msgspec.to_builtins(lab.league.state()),
+        "population": msgspec.to_builtins(training.league.state()),
         "exploitability by version": [exploitability(hand) for hand in hands],
         "first hand at last": dict(hands[-1]),
     }

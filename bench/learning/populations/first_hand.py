@@ -38,13 +38,15 @@ def first_hand(model: PreTrainedModel, chat: ChatFormat, rules: TrialConfig) -> 
         # In the prompts, "first" and "second" name the seat; the transcript `checked` goes on after
         # the policy has checked in the first seat, and the opponent has bet.
         opens, answers = f"you first {card}", f"you second {card}"
-        checked = _asked(chat, rules, opens)
+        checked = _beginning_with(chat, rules, opens)
         hand[f"{number}"] = _chance(model, chat, checked, OPEN)
-        checked.receive(_says(chat, "check"))
+        checked.receive(_completion(chat, "check"))
         checked.add_message("opp bet", Kind.ACT)
         hand[f"{number}pb"] = _chance(model, chat, checked, FACING)
-        hand[f"{number}p"] = _chance(model, chat, _asked(chat, rules, f"{answers} opp check"), OPEN)
-        hand[f"{number}b"] = _chance(model, chat, _asked(chat, rules, f"{answers} opp bet"), FACING)
+        after_check = _beginning_with(chat, rules, f"{answers} opp check")
+        hand[f"{number}p"] = _chance(model, chat, after_check, OPEN)
+        after_bet = _beginning_with(chat, rules, f"{answers} opp bet")
+        hand[f"{number}b"] = _chance(model, chat, after_bet, FACING)
     return hand
 
 
@@ -79,17 +81,18 @@ def _table(hand: Hand) -> pyspiel.TabularPolicy:
     return pyspiel.TabularPolicy({name: [(0, 1 - p), (1, p)] for name, p in hand.items()})
 
 
-def _asked(chat: ChatFormat, rules: TrialConfig, said: str) -> Transcript:
+def _beginning_with(chat: ChatFormat, rules: TrialConfig, observation: str) -> Transcript:
+    """Return the transcript of a trial whose first observation awaits an action."""
     transcript = Transcript(chat, rules.parser)
-    transcript.open(rules.prompts.opening(0, said, ()), Kind.ACT)
+    transcript.open(rules.prompts.opening(0, observation, ()), Kind.ACT)
     return transcript
 
 
 def _chance(
-    model: PreTrainedModel, chat: ChatFormat, asked: Transcript, words: tuple[str, str]
+    model: PreTrainedModel, chat: ChatFormat, transcript: Transcript, words: tuple[str, str]
 ) -> float:
     """Return the probability of the second of two words."""
-    ids = torch.from_numpy(asked.tokens().astype(np.int64))[None]
+    ids = torch.from_numpy(transcript.tokens().astype(np.int64))[None]
     with torch.no_grad():
         boundaries = Boundaries.of(torch.tensor([ids.shape[1]]))
         logits = model(ids, boundaries=boundaries).logits[0, -1].float()
@@ -97,6 +100,7 @@ def _chance(
     return float(torch.softmax(logits[tokens], 0)[1])
 
 
-def _says(chat: ChatFormat, word: str) -> Completion:
+def _completion(chat: ChatFormat, word: str) -> Completion:
+    """Return a completion of one word, as if the policy had sampled it."""
     tokens = np.array(chat.encode(f" {word}"), np.int32)
     return Completion(tokens, np.zeros(len(tokens), np.float32), (VersionRun(0, 0, 0),), "stop", 0)

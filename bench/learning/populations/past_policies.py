@@ -54,19 +54,22 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     """Train one arm with one seed; return its returns and its exploitability."""
     config = _config(*job)
     policy = prepare(config, folder)
-    lab, chat = InProcessRun(config, policy), load_chat(policy)
+    training, chat = InProcessRun(config, policy), load_chat(policy)
     rules = trial_config_of(config, environment_of(config), chat, config.trial.episodes)
-    before = exploitability(first_hand(lab.model, chat, rules))
-    curve = lab.train()
-    heldout, swap = lab.evaluate("heldout", TRIALS), lab.evaluate("heldout", TRIALS, swap=True)
+    before = exploitability(first_hand(training.model, chat, rules))
+    curve = training.train()
+    heldout, swap = (
+        training.evaluate("heldout", TRIALS),
+        training.evaluate("heldout", TRIALS, swap=True),
+    )
     return {
         **{f"episode {n + 1}": each for n, each in enumerate(heldout.return_by_episode)},
         "swapped episode 3": swap.return_by_episode[-1],
-        "train episode 3": lab.evaluate("train", TRIALS).return_by_episode[-1],
-        "exploitability": exploitability(first_hand(lab.model, chat, rules)),
+        "train episode 3": training.evaluate("train", TRIALS).return_by_episode[-1],
+        "exploitability": exploitability(first_hand(training.model, chat, rules)),
         "exploitability before": before,
         "invalid actions a trial": heldout.invalid_actions_per_trial,
-        "population": msgspec.to_builtins(lab.league.state()),
+        "population": msgspec.to_builtins(training.league.state()),
         "curve": curve,
     }
 
