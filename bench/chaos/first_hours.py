@@ -111,9 +111,11 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
         reader = threading.Thread(target=terminal.read, daemon=True)
         reader.start()
         harmed_at, ended_at, named_at = 0.0, None, None
+        # Watch the run: harm it once if the case does, note when cause and cure are named, and stop
+        # when it has ended or the case has taken long enough.
         while True:
             with terminal.new_line:
-                terminal.new_line.wait(0.05)
+                terminal.new_line.wait(0.05)  # seconds: the run may also end without a line
             now = time.monotonic() - began
             if case.harm is not None and harming is None:
                 if terminal.matched_at(case.harm_after) is not None:
@@ -138,6 +140,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LEAVE_S)
             outcome = "HUNG" if case.ends or process.poll() is None else "goes on"
+        # The processes of a run that hung are no surprise; those of others should have ended.
         left = _marked(mark) if outcome != "HUNG" else []
         if left:
             time.sleep(1.0)  # children that end with their parent may take a moment
@@ -145,7 +148,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
         for pid in _marked(mark):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        reader.join(2.0)
+        reader.join(2.0)  # the last lines
         output = "".join(f"{at:7.1f} {line}" for at, line in terminal.lines)
         (folder / "output.txt").write_text(output)
         if named_at is None:  # the command may have named it in its last lines

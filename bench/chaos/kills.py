@@ -100,6 +100,7 @@ def attack(victim: Victim, given: Any) -> None:
                 print(f"the run was over after {number} kills: too few steps")
                 return
             victim.look()  # the process is being started again
+        # The disk is full after every second kill, and a process stops after one of four.
         if given.disk and number % 2:
             victim.fill(source.uniform(0.5, 3.0))
         if given.stop_s and source.random() < 0.25:

@@ -47,7 +47,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def _config(job: Job) -> Config:
-    return config_file.load(config_file.find(None), [f"seed={job[1]}"])
+    return config_file.load(config_file.find(None), [f"seed={job.seed}"])
 
 
 def _report(found: dict[int, dict[str, Any]]) -> int:

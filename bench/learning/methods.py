@@ -293,7 +293,7 @@ def main() -> int:
 def run(job: Job, folder: Path) -> dict[str, Any]:
     """Train one arm with one seed; return its learning curve and its evaluations."""
     began, policy = time.monotonic(), _prepared(job, folder)
-    config, arm = config_of(*job), ARMS[job[0]]
+    config, arm = config_of(*job), ARMS[job.arm]
     training, curve, watched = InProcessRun(config, policy), [], {}
     for step in range(1, config.learner.steps + 1):
         curve.append(training.step())
@@ -309,11 +309,11 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
 
 def _prepared(job: Job, folder: Path) -> Path:
     """Return the directory of the arm's warm-started policy, which is made once."""
-    warm = folder / ARMS[job[0]].warm_start
+    arm = ARMS[job.arm]
+    warm = folder / arm.warm_start
     warm.mkdir(parents=True, exist_ok=True)
-    arm = ARMS[job[0]]
     changes = arm.changes if arm.warm_start_changes is None else arm.warm_start_changes
-    return prepare(_config(arm, changes, job[1]), warm)
+    return prepare(_config(arm, changes, job.seed), warm)
 
 
 def config_of(name: str, seed: int) -> Config:

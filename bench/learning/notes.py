@@ -103,7 +103,8 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
 def _prepared(job: Job, folder: Path) -> Path:
     """Return the directory of the warm-started policy, which arms with equal prompts share."""
     memory = config_of(*job).trial.memory
-    warm = folder / f"{job[0].split()[0]}-{memory}"
+    game, _ = job.arm.split()
+    warm = folder / f"{game}-{memory}"
     warm.mkdir(parents=True, exist_ok=True)
     return prepare(config_of(*job), warm)
 
@@ -171,7 +172,8 @@ def _line(arm: str, runs: list[dict[str, Any]], gain: tuple[float, float] | None
     returns = [f"{mean('heldout', episode):+.3f}" for episode in range(3)]
     seeds = "/".join(f"{run['heldout']['return_by_episode'][-1]:.2f}" for run in runs)
     shown = "" if gain is None else f"{gain[0]:+.3f} ± {gain[1]:.3f}"
-    best = runs[0]["references"][BEST[arm.split()[0]]][-1]
+    game, _ = arm.split()
+    best = runs[0]["references"][BEST[game]][-1]
     return (
         f"{arm:18} {' '.join(returns)} ({seeds}) {mean('blind', -1):+12.3f} "
         f"{mean('swapped', -1):+8.3f} {shown:>16}   best {best:+.3f}"

@@ -58,9 +58,9 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def _config(job: Job) -> Config:
-    correction, lag = job[0].split(", lag ")
+    correction, lag = job.arm.split(", lag ")
     settings = [
-        f"seed={job[1]}",
+        f"seed={job.seed}",
         f"learner.steps={STEPS}",
         f"learner.correction={correction}",
         f"admission.lag={lag}",

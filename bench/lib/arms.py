@@ -11,12 +11,19 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.lib.options import option_parser
 
-Job = tuple[str, int]
-"""Name of an arm, and a seed."""
+
+class Job(NamedTuple):
+    """A run of a study."""
+
+    arm: str
+    """Name of the arm."""
+    seed: int
+
+
 Run = Callable[[Job, Path], dict[str, Any]]
 """Runs a job and returns its result. The folder is for what arms share, such as warm starts."""
 
@@ -57,7 +64,7 @@ def run_missing(
         prepare: Called in this process before each job, to make what arms share only once.
     """
     given.run_dir.mkdir(parents=True, exist_ok=True)
-    jobs = [(arm, seed) for seed in given.seeds for arm in given.arms]
+    jobs = [Job(arm, seed) for seed in given.seeds for arm in given.arms]
     missing = [job for job in jobs if not _file(job, given.run_dir).exists()]
     if not missing or given.only_report:
         return
@@ -67,7 +74,7 @@ def run_missing(
         for job in pool.map(
             _run_one, itertools.repeat(run), missing, itertools.repeat(given.run_dir)
         ):
-            print(job, flush=True)
+            print(f"{job.arm}, seed {job.seed}", flush=True)
 
 
 def _run_one(run: Run, job: Job, folder: Path) -> Job:
@@ -87,8 +94,8 @@ def results(given: argparse.Namespace, arms: Iterable[str]) -> dict[str, dict[in
 
 
 def _files(arm: str, given: argparse.Namespace) -> Sequence[tuple[int, Path]]:
-    return [(seed, _file((arm, seed), given.run_dir)) for seed in given.seeds]
+    return [(seed, _file(Job(arm, seed), given.run_dir)) for seed in given.seeds]
 
 
 def _file(job: Job, folder: Path) -> Path:
-    return folder / f"{job[0].replace(' ', '-')}-{job[1]}.json"
+    return folder / f"{job.arm.replace(' ', '-')}-{job.seed}.json"
