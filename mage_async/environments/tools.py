@@ -41,6 +41,8 @@ _PYTHON = "<|python_tag|>"
 _ENDS = re.compile(r"(\s*<\|\w+\|>)+\s*$")
 """Special tokens at the end of a completion."""
 _DECODER = json.JSONDecoder()
+_NO_JSON = ValueError, RecursionError
+"""What a decoder raises; the second for a thousand brackets inside one another."""
 _FORM = '{"name": ..., "arguments": {...}}'
 """Form of a tool call, for errors."""
 
@@ -86,7 +88,7 @@ def _tagged(part: str) -> ToolCall | InvalidCall:
         return InvalidCall("a tool call is not closed by its tag")
     try:
         return _call(json.loads(text))
-    except ValueError as error:
+    except _NO_JSON as error:
         return InvalidCall(f"a tool call is no JSON: {error}")
 
 
@@ -96,7 +98,7 @@ def _bare(text: str) -> list[ToolCall | InvalidCall]:
     while text:
         try:
             found, end = _DECODER.raw_decode(text)
-        except ValueError as error:
+        except _NO_JSON as error:
             return [*calls, InvalidCall(f"a tool call is no JSON: {error}")]
         calls.append(_call(found))
         text = text[end:].lstrip("; \n\t\r")
@@ -113,7 +115,7 @@ def _call(found: Any) -> ToolCall | InvalidCall:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except _NO_JSON as error:
             return InvalidCall(f"the arguments of {found['name']} are no JSON: {error}")
     return ToolCall(found["name"], arguments)
 

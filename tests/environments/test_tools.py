@@ -86,6 +86,9 @@ def test_calls_are_read_in_the_common_forms(said: str, calls: list[ToolCall]) ->
         ("<tool_call>[1]</tool_call>", 'a tool call must be {"name": ..., "arguments": {...}}'),
         ('{"name": "look", ', "a tool call is no JSON"),
         ('{"name": "look", "parameters": "x"}', "the arguments of look are no JSON"),
+        (f"<tool_call>{'[' * 5000}</tool_call>", "a tool call is no JSON"),
+        (f'{{"name": "look", "parameters": {"[" * 5000}', "a tool call is no JSON"),
+        (f'{{"name": "look", "parameters": "{"[" * 5000}"}}', "the arguments of look are no JSON"),
     ],
 )
 def test_what_cannot_be_read_says_why(said: str, why: str) -> None:

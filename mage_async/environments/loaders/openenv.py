@@ -50,7 +50,7 @@ class ActionForm:
             if (field := self._only()) is not None:
                 return {field: _READERS[self.fields[field]["type"]](text)}
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter for a thousand brackets
             return None
         return found if isinstance(found, dict) else None
 

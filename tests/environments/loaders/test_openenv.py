@@ -208,6 +208,7 @@ def test_the_form_of_an_action_follows_the_schema() -> None:
     both = form(what={"type": "string"}, where={"type": "integer"})
     assert both.read('{"what": "dig"}') == {"what": "dig"}
     assert both.read("dig") is None
+    assert both.read('{"what": ' + "[" * 5000) is None
     assert both.instruction().startswith('Answer with a JSON object: {"what"')
     with pytest.raises(EnvironmentFault, match="have no fields that a text could fill"):
         form()
