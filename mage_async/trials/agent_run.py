@@ -831,5 +831,5 @@ def _sorted_json(text: str) -> str:
     """Return JSON as a client may have written it anew, in one form; other text as it is."""
     try:
         return json.dumps(json.loads(text), sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter for a thousand brackets inside one another
         return text

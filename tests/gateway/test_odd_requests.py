@@ -148,9 +148,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     return small_chat(tmp_path_factory.mktemp("policy"))
 
 
-def answers_to(
-    chat: ChatFormat, requests: Sequence[tuple[str, dict[str, Any]]]
-) -> list[tuple[int, str]]:
+def answers_to(chat: ChatFormat, requests: Sequence[tuple[str, Any]]) -> list[tuple[int, str]]:
     """Status and text of the answers to requests, which the episodes of some trials share."""
     num_trials = len(requests) // 200 + 1  # a trial has at most 256 conversations
     answers: dict[int, tuple[int, str]] = {}
@@ -159,7 +157,8 @@ def answers_to(
         async with aiohttp.ClientSession() as http:
             for number in range(2 * int(task) + episode, len(requests), 2 * num_trials):
                 path, body = requests[number]
-                async with http.post(f"{url}/{path}", json=body) as answer:
+                data = body if isinstance(body, str) else json.dumps(body)
+                async with http.post(f"{url}/{path}", data=data) as answer:
                     answers[number] = answer.status, await answer.text()
         assert (await asked(url, said("a")))["content"]
         return 1.0
@@ -185,6 +184,28 @@ def test_a_block_that_cannot_be_read_is_refused_in_a_sentence(chat: ChatFormat) 
 def test_a_request_with_everything_is_answered(chat: ChatFormat) -> None:
     answers = answers_to(chat, BODIES)
     assert [status for status, _ in answers] == [200] * len(BODIES), answers
+
+
+def test_a_request_nested_deeply_is_answered_in_a_sentence(chat: ChatFormat) -> None:
+    call = {"name": "look", "arguments": "[" * 10_000}
+    asked_before = {"role": "assistant", "tool_calls": [{"function": call}]}
+    given = {"input": [{"type": "function_call", **call}, {"role": "user", "content": "a"}]}
+    whole = {"messages": [*said("a"), asked_before, *said("b")]}
+    shallow: list[tuple[str, Any]] = [("chat/completions", whole), ("responses", given)]
+    block = {"type": "tool_use", "name": "look", "input": "DEEP"}
+    used = [*said("a"), {"role": "assistant", "content": [block]}, *said("b")]
+    offered = {"input": "a", "tools": [{"type": "function", "name": "look", "parameters": "DEEP"}]}
+    # Decoder and encoder have one limit, but the encoder is called from deeper in the stack.
+    deep = [
+        (path, json.dumps(body).replace('"DEEP"', '{"a":' * depth + "1" + "}" * depth))
+        for depth in (*range(900, 1000, 4), 100_000)
+        for path, body in (("messages", {"messages": used}), ("responses", offered))
+    ]
+    answers = answers_to(chat, [*shallow, *deep])
+    assert [status for status, _ in answers[:2]] == [200, 200]
+    for status, text in answers[2:]:
+        assert status == 200 or (status == 400 and json.loads(text)["error"]["message"]), text
+    assert answers[-1][0] == 400
 
 
 def test_what_a_chat_template_cannot_write_is_refused_in_a_sentence(

@@ -257,14 +257,19 @@ class Gateway:
         request: web.Request,
     ) -> web.Response:
         """Answer a request, or say in its protocol why not."""
+        code = None
         try:
             seat = self._seat(request)
             return await handle(seat, await request.read())
-        except (BadRequest, Refused) as error:
-            status, code = (error.status, error.code) if isinstance(error, Refused) else (400, None)
-            if request.path.endswith("/messages"):
-                return anthropic_error(status, str(error))
-            return error_response(status, str(error), code)
+        except Refused as error:
+            status, code, why = error.status, error.code, str(error)
+        except BadRequest as error:
+            status, why = 400, str(error)
+        except RecursionError:  # the request could be read, but not be written again
+            status, why = 400, "the request is nested too deeply"
+        if request.path.endswith("/messages"):
+            return anthropic_error(status, why)
+        return error_response(status, why, code)
 
     def _seat(self, request: web.Request) -> Seat:
         """Return the episode that a request belongs to.
