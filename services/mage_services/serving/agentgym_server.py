@@ -109,7 +109,7 @@ class AgentGymServer:
     async def _observation(self, request: web.Request) -> web.Response:
         """Answer with the last observation of a session."""
         number = request.query.get("id", "")
-        opened = self._find({"id": int(number) if number.isdigit() else number})
+        opened = self._find({"id": {str(each): each for each in self._open}.get(number, number)})
         return web.json_response(opened.observation)
 
     def _find(self, fields: dict[str, Any]) -> _OpenSession:
@@ -170,7 +170,7 @@ async def _fields(request: web.Request) -> dict[str, Any]:
     """
     try:
         fields = json.loads(await request.read())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for a thousand brackets
         raise BadRequest(f"the request is no JSON: {error}") from error
     if not isinstance(fields, dict):
         raise BadRequest("a request must be an object")

@@ -60,7 +60,8 @@ def asked(address: str, *requests: tuple[str, Any]) -> list[tuple[int, Any]]:
         async with aiohttp.ClientSession() as http:
             for path, fields in requests:
                 body = {"data": fields} if isinstance(fields, bytes) else {"json": fields}
-                async with http.post(f"{address}/{path}", **body) as answer:
+                send = http.get if path.startswith("observation") else http.post
+                async with send(f"{address}/{path}", **body) as answer:
                     answers.append((answer.status, await answer.json(content_type=None)))
         return answers
 
@@ -109,6 +110,8 @@ def test_what_cannot_be_read_is_answered_and_the_session_goes_on(sokoban: str) -
     answers = asked(
         sokoban,
         ("step", b"{"),
+        ("step", b"[" * 5000),
+        ("observation?id=%C2%B2", None),
         ("step", []),
         ("step", {"action": "up"}),
         ("step", {"id": 10_000, "action": "up"}),
@@ -120,9 +123,9 @@ def test_what_cannot_be_read_is_answered_and_the_session_goes_on(sokoban: str) -
         ("close", {"id": number}),
     )
     is_error = ["error" in said if isinstance(said, dict) else None for _, said in answers]
-    assert is_error == [*[True] * 6, False, True, False, None]
-    assert answers[6][1]["task_description"] == catalogue.load("sokoban").rules()
-    assert answers[8][1]["score"] == answers[8][1]["reward"] == pytest.approx(-0.1)
+    assert is_error == [*[True] * 8, False, True, False, None]
+    assert answers[8][1]["task_description"] == catalogue.load("sokoban").rules()
+    assert answers[10][1]["score"] == answers[10][1]["reward"] == pytest.approx(-0.1)
 
 
 def test_a_session_without_a_request_is_closed_and_its_place_is_free() -> None:

@@ -156,6 +156,7 @@ def test_what_cannot_be_read_is_answered_and_the_session_goes_on(address: str) -
     answers = talk(
         address,
         "{",
+        "[" * 5000,
         "[]",
         {"type": "dance"},
         {"type": "reset", "data": {"seed": -1}},
@@ -167,18 +168,18 @@ def test_what_cannot_be_read_is_answered_and_the_session_goes_on(address: str) -
         {"type": "step", "data": {"action": "rock"}},
         {"type": "state"},
     )
-    codes = [answer["data"].get("code") for answer in answers[:8]]
+    codes = [answer["data"].get("code") for answer in answers[:9]]
     assert codes == [
-        "INVALID_JSON",
+        *["INVALID_JSON"] * 2,
         "VALIDATION_ERROR",
         "UNKNOWN_TYPE",
         *["VALIDATION_ERROR"] * 3,
         "EXECUTION_ERROR",
         "VALIDATION_ERROR",
     ]
-    assert answers[8]["data"]["observation"]["legal_actions"] == ["rock", "paper", "scissors"]
-    assert answers[9]["data"]["done"] is False
-    assert answers[10]["data"] == {"episode_id": "mine", "step_count": 1}
+    assert answers[9]["data"]["observation"]["legal_actions"] == ["rock", "paper", "scissors"]
+    assert answers[10]["data"]["done"] is False
+    assert answers[11]["data"] == {"episode_id": "mine", "step_count": 1}
 
 
 def test_a_failing_environment_costs_its_session_alone(tmp_path, monkeypatch) -> None:
