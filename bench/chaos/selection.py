@@ -1,6 +1,6 @@
 """Measure whether faults and kills select which trials are trained.
 
-    python -m bench.chaos.selection --name selection      2,000 trials, about 5 minutes
+    python -m bench.chaos.selection --name selection      2,000 trials, 4 minutes
 
 Half of the tasks have two turns an episode, the others twenty. Each `step` raises with the same
 probability, so a fault hits a long trial ten times as often as a short one, and an actor is killed
