@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mage_kernels.reference import computing_dtype
 from mage_kernels.surrogate import Surrogate, TokenData, token_derivatives
 
 CHUNK_BYTES = 64 * 2**20
@@ -39,6 +38,11 @@ PLANNED: ContextVar[int] = ContextVar("PLANNED", default=0)
 """Number of bytes of a chunk on a device that is being planned for; 0 to use this machine's
 device.
 """
+
+
+def computing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return fp64 for fp64 inputs, else fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class Softmax(NamedTuple):
@@ -134,7 +138,7 @@ def rows_at_once(num_columns: int, itemsize: int, chunk_bytes: int) -> int:
 
 
 class ChunkedLogprob(torch.autograd.Function):
-    """Compute `reference.linear_logprob`, a chunk of rows at a time; differentiable once."""
+    """Compute log-prob and entropy a chunk of rows at a time; differentiable once."""
 
     @staticmethod
     def forward(

@@ -14,12 +14,12 @@ from mage_kernels.chunked import (
     ChunkedLogprob,
     ChunkedPolicyLoss,
     chunk_bytes_on,
+    computing_dtype,
     masked_rows,
     rows_at_once,
     scattered,
 )
 from mage_kernels.dispatch import is_fused_head
-from mage_kernels.reference import computing_dtype
 from mage_kernels.surrogate import Surrogate, TokenData
 
 

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mage_kernels import linear_logprob, reference
+from mage_kernels import Surrogate, TokenData, linear_logprob
+from mage_kernels.chunked import computing_dtype
+from mage_kernels.surrogate import token_losses
 
 
 class Head(NamedTuple):
@@ -80,9 +82,49 @@ def run(arguments: Head, gradients: tuple[Tensor, Tensor], function=linear_logpr
     return Results(*(output.detach() for output in outputs), hidden.grad, head.grad)
 
 
+# The functions below specify the LM head in plain PyTorch. They are written to be read, not to be
+# fast: they store the whole `[T, V]` matrix of logits, and autograd computes the gradients. fp64
+# inputs are computed in fp64, all others in fp32.
+
+
+def plain_logprob(
+    hidden: Tensor, head: Tensor, tokens: Tensor, inverse_temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Compute the log-prob of each token and the entropy of its distribution, in nats.
+
+    The distribution is `softmax(inverse_temperature * hidden @ head.T)`.
+
+    Args:
+        hidden: `[T, D]`.
+        head: `[V, D]`.
+        tokens: `[T]`, int64.
+
+    Returns:
+        Log-prob `[T]` and entropy `[T]`: fp32, or fp64 for fp64 inputs.
+    """
+    dtype = computing_dtype(hidden.dtype)
+    logits = hidden.to(dtype) @ head.to(dtype).T * inverse_temperature  # [T, V]
+    logprobs = logits.log_softmax(-1)
+    probs = logprobs.exp()
+    return logprobs.gather(-1, tokens[:, None]).squeeze(-1), -(probs * logprobs).sum(-1)
+
+
+def plain_policy_loss(
+    hidden: Tensor,
+    head: Tensor,
+    tokens: Tensor,
+    data: TokenData,
+    loss: Surrogate,
+    inverse_temperature: float = 1.0,
+) -> Tensor:
+    """Compute the loss of each token; the policy loss is their sum, divided by the normaliser."""
+    logprob, entropy = plain_logprob(hidden, head, tokens, inverse_temperature)
+    return token_losses(logprob, entropy, data, loss)
+
+
 def truth(arguments: Head, gradients: tuple[Tensor, Tensor]) -> Results:
     """The reference in fp64."""
-    return run(arguments.double(), gradients, reference.linear_logprob)
+    return run(arguments.double(), gradients, plain_logprob)
 
 
 def relative_error(ours: Tensor, true: Tensor) -> float:

@@ -7,9 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mage_kernels import Surrogate, TokenData, linear_policy_loss, reference
+from mage_kernels import Surrogate, TokenData, linear_policy_loss
 from mage_kernels.surrogate import token_derivatives
-from tests.helpers.random_heads import Head, random_head, relative_error
+from tests.helpers.random_heads import (
+    Head,
+    plain_logprob,
+    plain_policy_loss,
+    random_head,
+    relative_error,
+)
 
 PLAIN: dict[str, Any] = {}
 ALL_TERMS: dict[str, Any] = {
@@ -28,7 +34,7 @@ def token_data(arguments: Head, *, device: str, with_reference: bool) -> tuple[T
     def noise(size: float) -> Tensor:
         return (torch.randn(num_tokens, generator=generator) * size).to(device)
 
-    logprob = reference.linear_logprob(*arguments.double())[0].float()
+    logprob = plain_logprob(*arguments.double())[0].float()
     mask = torch.rand(num_tokens, generator=generator) < 0.6
     rates = 0.05 * torch.rand(num_tokens, generator=generator).to(device)
     fields = [noise(1.0), logprob + noise(0.3), logprob + noise(0.5), rates]
@@ -64,7 +70,7 @@ def two_pass(
     hidden, head = (tensor.clone().requires_grad_() for tensor in arguments[:2])
     rows = mask.to(hidden.device)
     tokens, scale = arguments.tokens[rows], arguments.inverse_temperature
-    losses = reference.linear_policy_loss(
+    losses = plain_policy_loss(
         hidden[rows], head, tokens, data.rows(rows), Surrogate(**terms), scale
     )
     loss = losses.sum() / normaliser

@@ -57,7 +57,7 @@ def forward_rows(
 
 
 class FusedLogprob(torch.autograd.Function):
-    """Compute `reference.linear_logprob` by Triton kernels; differentiable once."""
+    """Compute log-prob and entropy by Triton kernels; differentiable once."""
 
     @staticmethod
     def forward(ctx, hidden, head, tokens, inverse_temperature, keep_bytes):
