@@ -5,6 +5,7 @@ import json
 import time
 import urllib.request
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -66,6 +67,32 @@ def test_a_call_after_its_episode_is_refused_and_leaves_nothing(chat: ChatFormat
     assert len(trial.turns) == 2
     ((status, answer),) = late
     assert (status, answer["error"]["message"]) == (410, "this episode is over")
+
+
+def test_a_call_whose_body_comes_in_the_next_episode_is_refused_too(chat: ChatFormat) -> None:
+    body = json.dumps({"messages": said("late")}).encode()
+    opened: list[Any] = []
+    answers: list[bytes] = []
+
+    async def run(self: Any, task: int, episode: int, seed: int, url: str, key: str) -> float:
+        if opened:
+            reader, writer = opened.pop()
+            writer.write(body)
+            answers.append(await reader.readline())
+            writer.close()
+        else:
+            address = urlsplit(url)
+            opened.append(await asyncio.open_connection(address.hostname, address.port))
+            head = f"POST {address.path}/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: "
+            opened[0][1].write(f"{head}{len(body)}\r\n\r\n".encode())
+            await opened[0][1].drain()
+        await asked(url, said("a"))
+        return 1.0
+
+    (trial,) = played(tasks_of(run), chat, scripted(chat, " rock"))
+    assert isinstance(trial, Trial)
+    assert answers == [b"HTTP/1.1 410 Gone\r\n"]
+    assert len(trial.turns) == 2
 
 
 def test_an_unknown_key_is_refused(chat: ChatFormat) -> None:

@@ -114,7 +114,8 @@ class Seat:
 
     async def _sample(self, policy_call: PolicyCall) -> list[Choice]:
         """Sample the choices of a call; first the notes that replace a context that is full."""
-        if not self._run.is_playing:
+        # The body of a request may come after the end of the episode in which its head came.
+        if self.is_closed or not self._run.is_playing:
             raise Refused(410, "this episode is over")
         try:
             while (notes := self._run.notes_due(policy_call)) is not None:
