@@ -56,7 +56,7 @@ def killed(
     run_dir, module = tmp_path_factory.mktemp("runs") / "killed", f"mage_services.{request.param}"
     command = [sys.executable, "-m", "mage_async.launch", "--run-dir", str(run_dir)]
     command += ["--actors", "2", *(part for s in SETTINGS for part in ("--set", s))]
-    command += ["--learner", "2" if "ranks" in module else "1"]
+    command += ["--learner", "2" if "rank_worker" in module else "1"]
     num_killed, printed = 0, []
     with subprocess.Popen(
         command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
