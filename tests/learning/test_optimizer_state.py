@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mage_async.config import config_file, learning
+from mage_async.config import config_file, schema
 from mage_async.config.schema import Config, Learner, check_installed
 from mage_async.errors import ConfigError, RunError
 from mage_async.learning.optimizer import optimizer_of, set_rate
@@ -54,7 +54,7 @@ def num_bytes(tensors: Iterable[Tensor]) -> int:
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     check_installed(FULL)
-    monkeypatch.setattr(learning, "find_spec", lambda name: None)
+    monkeypatch.setattr(schema, "find_spec", lambda name: None)
     check_installed(FULL)
     with pytest.raises(ConfigError, match=r"torchao, which is not .* 'mage_async\[8bit\]'"):
         check_installed(EIGHT)
