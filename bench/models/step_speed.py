@@ -11,6 +11,7 @@ directory; the baseline's is SmolLM2-135M-Instruct. Every arm adds an optimisati
     first forward    the first minibatch takes its proximal log-probs from its training forward
     adapters         LoRA adapters of rank 16 are trained instead of all weights
     opening          the common beginning goes through the model once per micro-batch
+    interpolated     the proximal log-probs of the second minibatch are estimated, without a forward
 
 Arms alternate on the same batches in one process. The program prints wall-clock and CPU seconds of
 a step, and the trained tokens per second. The exit status is 1 if the last arm is less than 1.8
@@ -42,7 +43,7 @@ from mage_async.policy.lora import add_adapters
 WANTED = 1.8
 """Least ratio of the time of the first arm to that of the last."""
 MINIBATCHES = 2
-ARMS = ("before", "first forward", "adapters", "opening")
+ARMS = ("before", "first forward", "adapters", "opening", "interpolated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,15 @@ class ForwardBefore(Trainer):
 def trainer_of(arm: str, model: Path) -> Trainer:
     """Return the trainer of an arm, with its own copy of the model."""
     policy = load_policy(model, "float32", "cpu")
-    if arm in ("adapters", "opening"):
+    place = ARMS.index(arm)
+    if place >= ARMS.index("adapters"):
         add_adapters(policy, Lora(), 0)
-    rules = Learner(minibatches=MINIBATCHES, learning_rate=1e-6, shared_opening=arm == "opening")
+    rules = Learner(
+        minibatches=MINIBATCHES,
+        learning_rate=1e-6,
+        shared_opening=place >= ARMS.index("opening"),
+        proximal="interpolated" if arm == "interpolated" else "computed",
+    )
     kind = ForwardBefore if arm == "before" else Trainer
     return kind(policy, Config(learner=rules))
 

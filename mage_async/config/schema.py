@@ -310,6 +310,11 @@ class Learner(Section):
     """Steps over which the learning rate grows from 0."""
     correction: AnyCorrection = CORRECTIONS.load("decoupled")()
     """The loss on stale tokens."""
+    proximal: Literal["computed", "interpolated"] = "computed"
+    """Log-probs under the weights at the beginning of a step, around which the loss is clipped.
+    "computed": by a forward for each minibatch but the first. "interpolated": estimated without a
+    forward from those of the sampling weights and the present ones, by the token's staleness
+    (A-3PO, arXiv 2512.06547)."""
     average: Literal["token", "trial", "turn"] = "token"
     """How the policy loss is averaged. "token": over all tokens of an update. "trial": over the
     tokens of each trial, then over trials (GRPO). "turn": over the tokens of each turn, then over
@@ -362,6 +367,12 @@ class Learner(Section):
     ranks: Count = 1
     """Processes of this machine over which weights, gradients and optimizer state are sharded
     (`--learner N`). On GPUs, rank 0 has `device` and each further rank the next one."""
+
+    @property
+    def repeated_forwards(self) -> float:
+        """Share of a step's tokens that get one more forward, for the proximal log-probs."""
+        # The training forward of the first minibatch gives its own, before any update.
+        return 1 - 1 / self.minibatches if self.proximal == "computed" else 0.0
 
 
 def check_installed(learner: Learner) -> None:

@@ -502,6 +502,10 @@ class MicroBatch:
     entropy_mask: Tensor | None = None
     """float32 [N]: 1 for tokens that get the entropy bonus, else 0; known together with `proximal`.
     """
+    progress: float = 0.0
+    """Share of the step's updates that are made before this micro-batch's, if its `proximal` is
+    interpolated (`learner.proximal`); 0 if it is computed.
+    """
 
     @classmethod
     def of(

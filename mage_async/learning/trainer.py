@@ -79,8 +79,9 @@ class Trainer:
     (seed, version).
 
     The proximal log-probs are those under the weights at the beginning of the step. For the first
-    minibatch the training forward gives them, because no update has happened yet; every other
-    minibatch gets a forward without gradient before the first update.
+    minibatch the training forward gives them, because no update has happened yet. Every other
+    minibatch gets a forward without gradient before the first update; with `learner.proximal =
+    "interpolated"` it gets none (`interpolated`).
     """
 
     def __init__(self, model: PreTrainedModel, config: Config) -> None:
@@ -138,11 +139,9 @@ class Trainer:
     def step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         """Train on a batch and return metrics by name; the version grows by one."""
         chunks = self._chunks(sequences)
-        first, *others = [self.micro_batches(chunk) for chunk in chunks]
-        minibatches = [
-            first,
-            *([self.with_proximal(each) for each in batches] for batches in others),
-        ]
+        minibatches = [self.micro_batches(chunk) for chunk in chunks]
+        for number in range(1, len(chunks)):
+            minibatches[number] = self.later(minibatches[number], number / len(chunks))
         num_tokens = sum(each.num_tokens for batches in minibatches for each in batches)
         set_rate(self.optimizer, learning_rate(self._learner, self.version))
         scale = len(minibatches) / max(1, num_tokens)
@@ -238,9 +237,20 @@ class Trainer:
             shares_opening=self._learner.shared_opening,
         )
 
+    def later(self, batches: Sequence[MicroBatch], progress: float) -> list[MicroBatch]:
+        """Return the micro-batches of a minibatch that is not the step's first one, with what its
+        update needs from the time before the first update.
+
+        Args:
+            progress: share of the step's updates that are made before.
+        """
+        if self._learner.proximal == "interpolated":
+            return [replace(each, progress=progress) for each in batches]
+        return [self.with_proximal(each) for each in batches]
+
     @torch.no_grad()
     def with_proximal(self, batch: MicroBatch, inputs: HeadInputs | None = None) -> MicroBatch:
-        """Return the micro-batch with `proximal` and `entropy_mask` under the present weights.
+        """Return the micro-batch with `proximal` and `entropy_mask`, by the present weights.
 
         Args:
             inputs: result of `head_inputs` under these weights, if it has been computed already.
@@ -248,6 +258,9 @@ class Trainer:
         inputs = inputs or head_inputs(self.model, batch.row, self._temperature)
         logprobs, entropy = inputs.logprobs()
         mask = self._entropy_mask(batch.sampled.kinds, entropy)
+        if batch.progress:
+            age = batch.staleness
+            logprobs = interpolated(batch.behaviour, logprobs, age, batch.progress)
         return replace(batch, proximal=logprobs, entropy_mask=mask)
 
     def _entropy_mask(self, kinds: np.ndarray, entropy: torch.Tensor) -> torch.Tensor:
@@ -410,7 +423,29 @@ def step_metrics(updates: Sequence[Update], version: int, max_staleness: int) ->
         torch.cat([each.surrogate.is_masked for each in trained]).cpu().numpy(),
         np.concatenate([each.sampled.provenances for each in batches]),
     )
-    return metrics | mismatch(batches, version) | staleness_metrics(ages, max_staleness)
+    # Interpolated log-probs say nothing of the difference between engine and learner.
+    computed = [each for each in batches if not each.progress]
+    return metrics | mismatch(computed, version) | staleness_metrics(ages, max_staleness)
+
+
+def interpolated(
+    behaviour: torch.Tensor, current: torch.Tensor, staleness: torch.Tensor, progress: float
+) -> torch.Tensor:
+    """Estimate the log-probs under the weights at the beginning of a step, without a forward.
+
+    A token's log-prob is taken to have changed evenly from the weights that sampled it, `staleness`
+    steps before the beginning, to the present ones, `progress` of a step after it (A-3PO, arXiv
+    2512.06547, whose implementation in AReaL sets `progress` to 1, as it makes one update a step).
+    For a token sampled with the weights of the beginning, that is its behaviour log-prob.
+
+    Args:
+        behaviour, current: float32 [N]: log-probs in nats under the weights that sampled the
+            tokens, and under the present ones.
+        staleness: int32 [N], in steps.
+        progress: above 0.
+    """
+    age = staleness.clamp(min=0).to(current.dtype)
+    return behaviour + age / (age + progress) * (current - behaviour)
 
 
 def mismatch(batches: Sequence[MicroBatch], version: int) -> dict[str, float]:

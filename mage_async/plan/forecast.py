@@ -74,11 +74,7 @@ class Pace(msgspec.Struct, frozen=True):
         trials_per_microbatch = max(1, room // max(1, own)) if has_limit else num_trials
         # -(-a // b) is a / b, rounded up.
         num_microbatches = max(learner.minibatches, -(-num_trials // trials_per_microbatch))
-        # Proximal log-probs, under the weights at the beginning of the step, take one more forward
-        # pass for every minibatch but the first: the training pass of the first one gives them,
-        # because no update has happened yet.
-        repeated = 1 - 1 / learner.minibatches
-        seconds_per_update = self.update_s + repeated * self.forward_s
+        seconds_per_update = self.update_s + learner.repeated_forwards * self.forward_s
         return self._num_updates(num_trials, num_microbatches) * seconds_per_update
 
 

@@ -279,8 +279,7 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
         with mode:
             base = AdapterBase("", config.policy.dtype, 1.0) if publishes_adapters(config) else None
             published = Snapshot.of(trainer.model, 0, base=base).data.nbytes
-    # The first minibatch needs no separate forward for its log-probs at the beginning.
-    repeated = 1 - 1 / config.learner.minibatches
+    repeated = config.learner.repeated_forwards
     return Update(parts, (updated + repeated * begun) / sum(lengths), published)
 
 

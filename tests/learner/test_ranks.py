@@ -85,6 +85,7 @@ def test_every_correction_is_that_of_one_process(run: RunDirectory, gang: Gang, 
         ["learner.shared_opening=true", "learner.activation_checkpointing=true"],
         ["learner.minibatches=7"],  # of one sequence each, so that a rank has none
         ["learner.minibatches=7", "learner.correction=m2po"],
+        ["learner.minibatches=3", "learner.proximal=interpolated"],
     ],
 )
 def test_so_is_whatever_else_a_step_does(run: RunDirectory, gang: Gang, changes: list[str]) -> None:
