@@ -110,6 +110,7 @@ UNREADABLE = [
     ("chat/completions", {**WORDS, "tools": [{"function": FUNCTION | {"parameters": 1}}]},
      "parameters must be a JSON schema"),
     ("chat/completions", {**WORDS, "tool_choice": {"function": 1}}, "`tool_choice`: 1 is none of"),
+    ("chat/completions", {**WORDS, "tool_choice": "any"}, '`tool_choice` must be "none", "auto"'),
 ]  # fmt: skip
 """Path, body and a part of the answer."""
 OTHERS = (None, True, 0, -1, 1.5, "", "x", [], [None], [{}], {}, {"type": "image"})

@@ -201,6 +201,11 @@ def tools_of(
             raise BadRequest(f"`tools`: parameters must be a JSON schema, got {str(each)!r:.80}")
         known.append({"type": "function", "function": function})
     names = tuple(each["function"]["name"] for each in known)
+    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        raise BadRequest(
+            '`tool_choice` must be "none", "auto", "required" or name a function, '
+            f"got {choice!r:.60}"
+        )
     if choice == "none":
         return [], ()
     if isinstance(choice, dict):
