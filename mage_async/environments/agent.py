@@ -130,6 +130,8 @@ class AgentTasks(ResetStep):
         program = self.make()
         program.session, program.value = session, self.value_of(task.member)
         where = f"{self.facts.name}, task {task.member}, seed {task.seed}, episode {episode + 1}"
+        # The call of `run` counts as a `reset`: with it the object becomes one of
+        # `environment.most_open`, until `close`.
         request = Request("reset", f"{where}: run()", self.seed_of(task), task.member, episode)
         return Call(program, request)
 

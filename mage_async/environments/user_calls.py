@@ -77,8 +77,8 @@ class Callee:
     """Hold the user's object to which the calls of one episode are made, in the process that makes
     them.
 
-    `user_class.UserObject` is an object of a class with `reset` and `step`, `UserPlay` a play of
-    the whole protocol.
+    `user_class.UserObject` is an object of a class with `reset` and `step`, `UserPlay` a play of a
+    whole `Environment`.
     """
 
     serial_group = ""

@@ -45,8 +45,8 @@ class PrefixCache:
 
     def __init__(self, slots: int, max_tokens: int) -> None:
         self.tokens = np.zeros((slots, max_tokens), np.int32)
-        """Prompt and sampled tokens, int32 [slots, positions]; tokens of the second role as
-        `~token`.
+        """Prompt and sampled tokens, int32 [slots, positions]; tokens of the policy's second role,
+        if it has two (`Prompt.role_changes`), as `~token`.
         """
         self.makers = np.zeros((slots, max_tokens), np.int32)
         """For each position, the index into `versions` of the weights that computed the key and
@@ -196,6 +196,7 @@ class PrefixCache:
         first, last = self.makers[slot, 0], self.makers[slot, start - 1]
         if first == last:  # the index never decreases along a slot
             return int(self.versions[first])
+        # Not always the first one: an older version may be loaded after a newer one.
         return min(int(self.versions[maker]) for maker in np.unique(self.makers[slot, :start]))
 
     def _num_fresh(self, slot: int, length: int) -> int:

@@ -57,7 +57,7 @@ class TrainingSequence:
     """
 
     tokens: np.ndarray
-    """int32 [length]; tokens of the second role as `~token`."""
+    """int32 [length]; tokens of the second role as `~token` (`completion.with_roles`)."""
     places: np.ndarray
     """int64 [n]: positions of the sampled tokens in `tokens`, ascending."""
     sampled: SampledTokens

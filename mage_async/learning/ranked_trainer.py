@@ -2,8 +2,8 @@
 
 Rank 0 deals every minibatch to the ranks and fixes the number of micro-batches; a rank with fewer
 sequences fills up with micro-batches that add nothing to the gradient. The loss of a token is
-divided by the tokens of the whole step, gradients are summed, and the gradient's norm is over all
-ranks.
+divided by the tokens of a minibatch of all ranks, on average over the step; gradients are summed,
+and the gradient's norm is over all ranks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,7 +90,8 @@ class RankedTrainer(Trainer):
         """Restore a state on every rank; the number of ranks may have changed since."""
         sharded = state | {"optimizer": sharded_moments(state["optimizer"], self.masters.trained)}
         masters = self.masters.tensors()
-        # If the numbers of masters differ, the inherited method refuses the state.
+        # The state has the float32 masters of 16-bit weights under `KEY`. If their number differs,
+        # the inherited method refuses the state.
         if len(state.get(KEY, [])) == len(masters) > 0:
             pairs = zip(state[KEY], masters, strict=True)
             sharded[KEY] = [sharded_as(value, like) for value, like in pairs]
@@ -125,8 +126,9 @@ class RankedTrainer(Trainer):
             progress: share of the step's updates that are made before.
         """
         batches = [self._packed(each) for each in self._split(share)] if share else []
-        is_interpolated = self._learner.proximal == "interpolated"
-        return [replace(each, progress=progress * is_interpolated) for each in batches]
+        if self._learner.proximal != "interpolated":
+            return batches
+        return [replace(each, progress=progress) for each in batches]
 
     def _train(
         self,
@@ -147,6 +149,7 @@ class RankedTrainer(Trainer):
             # The reference policy is sharded too, so its forwards are filled up with empty ones.
             empty_forwards(self.reference, sum(missing))
             _reshard(self.reference)
+        # The first minibatch needs none of this: no update has changed the weights before it.
         for number in range(1, len(minibatches)):
             minibatches[number] = self.later(minibatches[number], number / len(minibatches))
             if self._learner.proximal == "computed":

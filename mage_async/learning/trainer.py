@@ -140,6 +140,7 @@ class Trainer:
         """Train on a batch and return metrics by name; the version grows by one."""
         chunks = self._chunks(sequences)
         minibatches = [self.micro_batches(chunk) for chunk in chunks]
+        # The first minibatch needs none of this: no update has changed the weights before it.
         for number in range(1, len(chunks)):
             minibatches[number] = self.later(minibatches[number], number / len(chunks))
         num_tokens = sum(each.num_tokens for batches in minibatches for each in batches)

@@ -196,6 +196,7 @@ def staleness(metrics: Sequence[Record], bound: int) -> Chart | None:
     if not steps:
         return None
     num_episodes = len(metrics[0]["return_by_episode"])
+    # Maximum and mean borrow the colours of the sets "swapped" and "heldout".
     series = [
         Series("bound", [(steps[0], float(bound)), (steps[-1], float(bound))], "reference"),
         _metric_line(metrics, "staleness_max", "max", "swapped"),

@@ -54,7 +54,8 @@ def add_adapters(
     Adapters of a 16-bit model are float32: in 16 bits, small updates would round to nothing.
 
     Args:
-        roles: Names of two adapters, for the first and the second role; None for one adapter.
+        roles: Names of two adapters, if a method gives the policy two roles, such as a planner and
+            an executor; None for one adapter.
     """
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds
 
@@ -73,7 +74,7 @@ def add_adapters(
         for name in names:
             inject_adapter_in_model(shape, model, name)
     if roles:
-        route(model)
+        route(model)  # each adapter acts on the tokens of its role only
     for weight in model.parameters():
         if weight.requires_grad:
             weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))

@@ -209,8 +209,9 @@ def _size(distance: float, spread: float, quantile: float) -> float:
     # A difference of nearly 0, or of the wrong sign, is found with no number of tasks.
     if distance <= 0.005:
         return math.inf
-    # A measured spread may be 0, for which no task would be needed: it counts as at least 0.05. The
-    # two pseudo-tasks add 2 to the sum of squares, and matter in small samples only.
+    # A measured spread may be 0, for which no task would be needed: it counts as at least 0.05.
+    # The two pseudo-tasks add 2 to the sum of squares: with z = `quantile + Z90`, n tasks need
+    # n * distance > z * sqrt(n * spread^2 + 2), which is true of the n below.
     return ((quantile + Z90) * max(spread, 0.05) / distance) ** 2 + 2 * (quantile + Z90) / distance
 
 

@@ -506,7 +506,7 @@ class Signal:
         config, facts = self._config, self._facts
         seen = f"the last one was {last!r:.60}" if last else "none was found in the text"
         # Without an example of an action, the first word of the game's vocabulary serves as one.
-        example = facts.example or facts.words[0] if facts.words or facts.example else ""
+        example = facts.example or (facts.words[0] if facts.words else "")
         wanted = f", where {example!r:.60} would be one" if example else ""
         cures = ["declare `legal_actions` in the environment, so that only legal ones are sampled"]
         if config.transcript.forced_tags == "none":

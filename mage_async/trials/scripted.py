@@ -166,7 +166,7 @@ def scripted_trial(
     run = TrialRun(environment, task, index, config.with_guidance(guidance), chat, name="script")
     words = word_tokens(part, chat)
     notes = NoteTaker(script, chat, random.Random(f"{task.seed}/{index}/notes"))
-    make_calls(run)
+    make_calls(run)  # of the environment, here and after each answer
     while (prompt := run.next_prompt()) is not None:
         run.receive(_completion(_answer(run, prompt, script, words, chat, config.parser, notes)))
         make_calls(run)

@@ -11,6 +11,7 @@ Softmax sums are in base 2. In comments and docstrings `z` is a scaled logit: th
 the inverse temperature times log2(e). In the kernels `logits` are raw and `scale` is that factor.
 
 Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows with a gradient, `C` columns of a chunk.
+The argument `T` of a kernel is the number of rows of its own launch.
 """
 
 from dataclasses import dataclass
@@ -50,7 +51,10 @@ columns.
 
 @dataclass(frozen=True, slots=True)
 class KeptLogits:
-    """Hold `2^(z - m)` of the first R rows of a forward, with the `m` of each of their tiles."""
+    """Hold `2^(z - m)` of the first R rows of a forward, with the `m` of each of their tiles.
+
+    These rows have a `logit_partials` of their own, which fills it.
+    """
 
     values: Tensor
     """`[R, V]`, bf16: its eight exponent bits hold all but vanishing values of `2^(z - m)`."""
@@ -146,7 +150,9 @@ def logit_partials_kernel(
 def logit_partials(
     hidden: Tensor, head: Tensor, inverse_temperature: Tensor, kept: KeptLogits | None = None
 ) -> Tensor:
-    """Compute `(m, s, w)` of every part of the vocabulary, fp32 `[3, SPLITS, T]`; fill `kept`."""
+    """Compute `(m, s, w)` of every part of the vocabulary, fp32 `[3, SPLITS, T]`; fill `kept`,
+    which has as many rows as `hidden`.
+    """
     (num_rows, width), vocabulary = hidden.shape, len(head)
     partials = torch.empty((3, SPLITS, num_rows), dtype=torch.float32, device=hidden.device)
     logit_partials_kernel[(triton.cdiv(num_rows, PARTIALS_BLOCKS["BLOCK_T"]) * SPLITS,)](

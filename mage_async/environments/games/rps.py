@@ -224,7 +224,7 @@ class Rps(Environment):
 
     facts = Facts(
         name="rps",
-        num_seats=2,
+        num_seats=2,  # a past policy may take the opponent's (`duel`)
         max_turns=NUM_ROUNDS,
         min_return=-float(NUM_ROUNDS),
         max_return=float(NUM_ROUNDS),
@@ -242,7 +242,9 @@ class Rps(Environment):
         return _opponent(member).family
 
     def seats(self) -> tuple[int, ...]:
-        """Return the only seat: both players move at once."""
+        """Return the agent's seat: both players move at once, so the other seat is no other
+        game.
+        """
         return (0,)
 
     def rules(self) -> str:
@@ -603,6 +605,7 @@ class BiasedRps(Game[str]):
         check_whole("biased_rps", "opponents", opponents, 8, 1_000_000)
         self._rounds = rounds
         words = (*MOVES, "opp", *_RESULTS, "invalid")
+        # An episode pays 1 or 0, so it is won above 0.5.
         facts = facts_of("biased_rps", rounds, words, threshold=0.5, has_chance=True)
         super().__init__(facts, numbered("opponent", opponents), "opponent")
 

@@ -65,8 +65,8 @@ class Run:
         """Return the learning curve, one row for each version, set and episode.
 
         Columns are `version`, `time_s` (seconds since training began), `set` ("train" or
-        "heldout"), `episode` (from 1), `return` (per unit of the environment) and `ci95` (the
-        half-width of its 95 % interval).
+        "heldout"), `episode` (from 1), `return` (per unit of the environment, such as a round) and
+        `ci95` (the half-width of its 95 % interval).
 
         Returns:
             As `steps`.

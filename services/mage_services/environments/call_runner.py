@@ -2,7 +2,7 @@
 
 callee                               its calls are made in
 method of `reset` and `step`         a thread, which is abandoned and replaced if it hangs
-play of the whole protocol           the same; one after another if it has a `serial_group`
+play of a whole `Environment`        the same; one after another if it has a `serial_group`
 coroutine                            an event loop in a thread of its own, shared by all coroutines,
                                      which is abandoned and replaced if a coroutine blocks it
 
@@ -149,6 +149,7 @@ class CallThread:
                 made = CallResult(None, error)
             _check_descriptors(call.place)
             answer(made)
+            # The wait for the next call must not keep the objects of this one.
             del call, answer, made
 
 
@@ -609,7 +610,9 @@ class CallRunner:
             made.set_result(value)
 
     def _returned(self, thread: CallThread, call: Call) -> None:
-        """Make a thread idle again, and close an object that an abandoned call has left open."""
+        """Make a thread idle again; close an object that its call left open, because `close` is a
+        coroutine function.
+        """
         self._idle_threads.append(thread)
         if (close := call.callee.late_close()) is not None:
             self._in_background(self._close_late(call, close), "closing late")

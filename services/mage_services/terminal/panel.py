@@ -104,6 +104,7 @@ def _position(state: RunState) -> tuple[str, float, float | None]:
     """Return the phase in words, how much of it is done, and of how much."""
     if state.phase == "warm start":
         warm = state.warm_start
+        # "gate" is the loss on the last episode's observations over that on the first one's.
         known = {name: warm[name] for name in ("loss", "gate") if math.isfinite(warm[name])}
         figures = "  ".join(f"{name} {value:.2f}" for name, value in known.items())
         text = f"[bold]warm start[/] {warm['step']}/{warm['steps']}"
@@ -199,6 +200,7 @@ def _figures(state: RunState) -> RenderableType:
             f"{last['valid_action_share']:.1%} [dim]valid actions,[/] "
             f"{last['invalid_actions_per_trial']:.2f} [dim]invalid/trial[/]",
         )
+    # Text that looks like a special token is encoded as plain text; such observations are counted.
     for source, count in state.injections().items():
         text = f"{count:,} [dim]observations of[/] {escape(source)} [dim]held special tokens[/]"
         grid.add_row("as text", text)

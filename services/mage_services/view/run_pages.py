@@ -269,6 +269,7 @@ def _records(reader: RunReader, config: Config) -> RunRecords:
 def _seconds_by_state(run: RunDirectory, records: RunRecords) -> dict[str, dict[str, float]]:
     """Return the seconds of each process by state: so far if the run goes on, else final ones."""
     final = report.seconds_by_state(records)
+    # "blocked_s" has the seconds of all states, also of work.
     return final | read_document(run.times)["blocked_s"] if _is_running(run) else final
 
 

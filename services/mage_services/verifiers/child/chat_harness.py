@@ -1,6 +1,7 @@
 """Chat inside the process of verifiers: one request per turn, without tools.
 
-Verifiers' own harnesses start a program for every turn; they can be configured for a seat.
+Verifiers' own harnesses start a program for every turn. This one plays every seat (an agent of
+verifiers' environment) to which `environment.options.environment` gives no other harness.
 """
 
 import httpx

@@ -34,7 +34,9 @@ SEAT = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
 
 
 def environment_of(job: dict[str, Any]) -> vf.Env:
-    """Return the environment of a taskset; seats without a configuration chat in this process."""
+    """Return the environment of a taskset. A seat (an agent of the environment) for which the
+    configuration names no harness chats in this process.
+    """
     wanted = dict(job["environment"])
     wanted["taskset"] = {"id": job["taskset"], **wanted.get("taskset", {})}
     seats = agent_config_fields(resolve_env_config(wanted))
