@@ -53,7 +53,8 @@ WITH_TINY: Table = {
 """Defaults with `policy.kind = "tiny"`."""
 
 # Random play may hardly ever earn anything in the last episode, which the schema's credit counts
-# alone. Of four tasks of `bench/learning/first_hour_tasks.py` three end higher so.
+# alone. With the credit below, three of four tasks of `bench/learning/first_hour_tasks.py` end
+# higher.
 # The tiny policy's own 160 tokens are those of the environments of this package; a longer context
 # costs what its trials use, since memory grows with the longest sequence of each slot.
 WITH_FOREIGN_ENVIRONMENT: Table = {

@@ -1,7 +1,8 @@
 """Look up the tables of the configuration's schema: their keys, types and kinds.
 
-A *hint* is the declared type of a key, a *tree* is data as TOML gives it. The reader of files, the
-error messages and the reference of all keys are made from these functions.
+A *hint* is the declared type of a key, a *tree* is data as TOML gives it, and a *kind* is the name
+by which a table says which of several classes it is, as in `policy.kind = "tiny"`. The reader of
+files, the error messages and the reference of all keys are made from these functions.
 """
 
 import re

@@ -32,7 +32,7 @@ class RunDirectory:
     policy = _Below("policy")
     """Model directory of the initial policy; its tokenizer serves every later version."""
     weights = _Below("weights")
-    """Weights published on disk, one file a version; versions without a lease are removed."""
+    """Weights published on disk, one file a version; versions that nobody needs are removed."""
     checkpoints = _Below("checkpoints")
     """Checkpoints, one HuggingFace folder each."""
     journal = _Below("journal")

@@ -22,7 +22,7 @@ from mage_async.trajectory import Task
 MIXED = " | "
 """Separator of the members of a mixed group, in the member name of its task."""
 MOST_MIXED_CHARS = 200
-"""Largest number of characters of all these names together, by the bounds of a grant's message."""
+"""Largest length of such a member name, in characters: messages hold no longer name."""
 CURVE_SEED, FINAL_SEED = 1, 2
 """Seeds of the tasks of the learning curve and of the final sets. The two kinds of tasks are
 disjoint, and the same for every run of an environment.
@@ -114,7 +114,7 @@ class MatchedTasks:
         self_play = self._league.self_play_share
         if drawn < self_play:
             return replace(task, member=ITSELF)
-        rivals = tuple(name_of(version) for version in self._league.rivals())
+        past_policies = tuple(name_of(version) for version in self._league.rivals())
         place = number % self._groups_per_step
         num_rival_places = round(config.rivals * self._groups_per_step)
         if config.matchmaker.by_place:
@@ -122,9 +122,9 @@ class MatchedTasks:
         else:
             meets_rival = drawn < self_play + config.rivals
         names: Sequence[str] = self._members
-        if rivals and meets_rival:
-            names = rivals
-        elif rivals:
+        if past_policies and meets_rival:
+            names = past_policies
+        elif past_policies:
             place -= num_rival_places  # counted among the groups that meet the environment
         draw = Draw(place, task.member, source, self._league, self._environment)
         return replace(task, member=config.matchmaker.choose(names, draw))

@@ -106,7 +106,9 @@ def prompts_for(
         played = f"episodes of the same game until {turns} turns are used up"
     text = f"{environment.rules()}\n{form.format(played=played, example=example)}\n"
     layout = getattr(environment, "laid_out", str)  # a class of a user's own may have none
-    return Prompts(text, _REFLECT, _STRATEGY, _ACT, layout, "", _NOTES, "Your notes:")
+    return Prompts(
+        text, _REFLECT, _STRATEGY, _ACT, layout=layout, notes=_NOTES, noted="Your notes:"
+    )
 
 
 def _join(*parts: str) -> str:
@@ -137,8 +139,8 @@ class TrialConfig:
     max_turns: int = 0
     """Number of actions after which an episode ends, with what it has earned; 0: no limit."""
     turn_budget: int = 0
-    """Number of longest episodes whose turns the trial has in all, if it may play more of them than
-    that; 0: no limit.
+    """The trial has the turns of this many episodes of the greatest length, and may play up to
+    `num_episodes` shorter ones; no limit if it is 0, or not below `num_episodes`.
     """
     strategy: Literal["none", "episode", "turn"] = "none"
     """Before which actions the agent writes a strategy."""

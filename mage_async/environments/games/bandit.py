@@ -139,8 +139,10 @@ class Bandit(Game[Code]):
         # but all of them every combination of paying arms is equally frequent.
         splits = split_by(codes, lambda code: sum(code) % arms == 0)
         words = (*ARMS[:arms], *CONTEXTS[:contexts], WIN, LOSE, OVER, INVALID)
-        returns, even = (0.0, float(rounds)), rounds / 2
-        facts = facts_of("bandit", rounds, words, returns, even, units=rounds, has_chance=True)
+        returns = (0.0, float(rounds))
+        # An episode is won if more than half of its rounds paid.
+        threshold = rounds / 2
+        facts = facts_of("bandit", rounds, words, returns, threshold, units=rounds, has_chance=True)
         super().__init__(facts, splits)
 
     def rules(self) -> str:

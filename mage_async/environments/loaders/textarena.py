@@ -74,6 +74,7 @@ class Episode(ListedActions):
         refusal = _arena().ObservationType.GAME_ADMIN
         is_refused = any(kind is refusal for _, _, kind in messages)
         ends_by_it = self._game.state.game_info[0]["invalid_move"]
+        # A sender below 0 is the game itself.
         text = "\n".join(message for sender, message, _ in messages if sender < 0)
         return text, not (is_refused or ends_by_it)
 

@@ -1,4 +1,4 @@
-"""Acceptance of weights by their fingerprint: wrong ones are read once more, then refused."""
+"""Accept weights by their fingerprint: read wrong ones once more, then refuse them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -49,13 +49,13 @@ def observe_published(path: Path) -> tuple[WeightFingerprint | None, Fingerprint
     Raises:
         UnreadableWeights: the weights cannot be read.
     """
-    receipt = fingerprint_at(path)
-    if receipt is None or is_manifest(path):
-        return receipt, FingerprintBuilder(receipt, None)
-    observed = FingerprintBuilder(receipt, path)
+    published = fingerprint_at(path)
+    if published is None or is_manifest(path):
+        return published, FingerprintBuilder(published, None)
+    observed = FingerprintBuilder(published, path)
     for _ in observed.passing(read_tensors(path)):
-        continue
-    return receipt, observed
+        continue  # the builder alone looks at the tensors
+    return published, observed
 
 
 def read_again(

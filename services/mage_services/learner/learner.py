@@ -184,10 +184,12 @@ async def _run_tasks(
             tasks.create_task(gang.watch(), name="ranks"),
             tasks.create_task(loop.publisher.run(), name="publish"),
         ]
+        # "Parity" compares the log-probs of engine and learner after the last step.
         parity = await loop.train()
         for other in others:
             other.cancel()
-    await loop.run_log.write_end(parity)  # once more: now the counts cannot change
+    # `train` has written it too, but only now no task can change the counts.
+    await loop.run_log.write_end(parity)
 
 
 async def _inbox(coordinator: Coordinator) -> None:

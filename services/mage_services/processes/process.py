@@ -258,7 +258,7 @@ def _fail(status: Status, code: int, error: BaseException) -> None:
     ):  # libraries raise it as other types than OSError
         reason += "; make room on the disk, then go on with --resume"
     status.send("failed", reason=reason)
-    with suppress(OSError):
+    with suppress(OSError):  # a log on a full disk
         print(reason, file=sys.stderr, flush=True)
     end_despite_threads(code, lambda text: None)
     sys.exit(code)

@@ -221,7 +221,7 @@ def _processes(state: RunState, width: int) -> RenderableType:
     for name, shares, life in _process_rows(state):
         spent = Text() if shares else Text(life, "dim")
         for cause, share in [*shares.items()][:3]:
-            if share >= 0.005:
+            if share >= 0.005:  # a smaller one would be shown as 0 %
                 spent.append(f"{share:3.0%} ", "default")
                 spent.append(f"{cause}  ", STATE_STYLES.get(cause, OTHER_STATE_STYLE))
         node = state.nodes.get(name)

@@ -30,7 +30,7 @@ EVERY_S = 5.0
 MOST_NUMBERS = 6
 """Largest number of episodes whose returns a plain line has one by one."""
 QUIET_S = 20.0
-"""Seconds without such a line after which a line says what the run waits for."""
+"""Seconds without a line about a step or a phase after which a line says what the run waits for."""
 
 
 class View(Protocol):
@@ -109,7 +109,7 @@ class PlainView:
     """Print lines for logs, pipes and CI: one for each phase, point of the curve and note, and for
     some steps. Nothing is ever overwritten.
 
-    Values are written `key=value`, so that they can be searched by grep.
+    Values are written `key=value`, with "_" for a space, so that they can be searched by grep.
     """
 
     def __init__(
