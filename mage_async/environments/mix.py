@@ -97,7 +97,7 @@ class Mix(Environment):
         return part.member(part.environment.family(own))
 
     def seats(self) -> tuple[int, ...]:
-        """Return the seats of any component."""
+        """Return all seats that the components have."""
         return tuple(sorted({seat for part in self.parts for seat in part.environment.seats()}))
 
     def rules(self) -> str:

@@ -6,7 +6,7 @@ the weights that it has loaded. A fingerprint has three parts. Sums of the bytes
 or `sample_digest` for most versions) reveal bytes that changed on their way. Row checksums, one
 number for one row of each tensor, also reveal faults before the bytes were written, such as
 adapters that were not merged. Probe log-probs, of fixed probe tokens, also reveal faults after the
-bytes were read, such as a matrix in another's place.
+bytes were read, such as a matrix in another's place. A version is *scored* if it has them.
 
 Of a policy with adapters, these alone are published. The fingerprint then names their base, the
 frozen weights, by its digest. All bytes of adapters are summed, in every version, and row checksums

@@ -138,7 +138,7 @@ class Grid(Game[Cell]):
         # All goals that are farther away may belong to one split, which leaves the other empty.
         check_whole("grid", "nearest", nearest, 1, farthest - 2)
         self._size, self._turns = size, turns
-        goals = {name: cell for name, cell in cells.items() if far[name]}
+        goals = {name: cell for name, cell in cells.items() if cell != self._start}
         played = {name: cell for name, cell in goals.items() if far[name] >= nearest}
         words = (*DIRECTIONS, *ROWS[:size], *COLUMNS[:size], GOAL, REACHED, OVER, INVALID)
         facts = facts_of("grid", turns, words, threshold=0.5, example="down")

@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "also measure the entropy of distinct trajectories by episode, over R plays of each "
         f"held-out task ({REPEATS})"
     )
-    one = {"nargs": "?", "const": REPEATS}
-    add_number(parser, "--diversity", diversity, type=positive, metavar="R", **one)
+    optional = {"nargs": "?", "const": REPEATS}
+    add_number(parser, "--diversity", diversity, type=positive, metavar="R", **optional)
     harder = (
         "also play held-out tasks that are harder than those trained on, such as more boxes; "
         "LADDER names one of those that the environment declares (its first); of a mix, PART or "
@@ -69,5 +69,6 @@ def run(given: argparse.Namespace) -> int:
         environment=given.environment,
         assignments=given.set,
     )
+    # A view prints the table when it is closed.
     make_view(config, target, is_terminal=sys.stdout.isatty()).close(summary)
     return 0

@@ -27,7 +27,8 @@ class JournalOnDisk:
     """Offset in `torn` of the first byte after the whole records."""
 
     def records(self, first: int) -> Iterator[Record]:
-        """Yield all records from segment `first` on, reading one segment at a time.
+        """Yield all records from segment `first` on (0: from the oldest), reading one segment at a
+        time.
 
         Raises:
             RunError: a segment is damaged before its end, or another build wrote it.

@@ -296,6 +296,7 @@ class Supervisor:
                 self._spec(f"actor-{number}", actor, threads, devices_of(number))
                 for number in range(self.num_actors)
             ),
+            # -1 stands for the evaluator.
             self._spec("evaluator", "mage_services.actor.evaluator", threads, devices_of(-1)),
         ]
 

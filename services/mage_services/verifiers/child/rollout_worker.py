@@ -31,6 +31,7 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 LENGTH = struct.Struct("<I")
 HARNESS = "chat_harness"
 SEAT = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
+"""Configuration of a seat that has none of its own."""
 
 
 def environment_of(job: dict[str, Any]) -> vf.Env:
@@ -47,6 +48,7 @@ def environment_of(job: dict[str, Any]) -> vf.Env:
 
 async def result_of(environment: vf.Env, task: vf.Task, base_url: str) -> dict[str, Any]:
     """Play a rollout; return its reward, or why it failed."""
+    # The address has the key in it, so the client reads it from no variable: this one is not set.
     client = vf.EvalClientConfig(base_url=base_url, api_key_var="MAGE_ASYNC_NO_KEY")
     context = vf.ModelContext(model="policy", client=client, sampling=vf.SamplingConfig())
     episode = await environment.run_episode(task, context)
