@@ -103,7 +103,7 @@ def play_first_turns(
         begin_trial(
             environment,
             random_task(environment, "train", source),
-            0,
+            0,  # index in its group, of which it is the only trial
             trial_config,
             chat,
             name=str(number),

@@ -256,6 +256,7 @@ class ShopScript(TrialScript[ShopPlay]):
     """Search for the instruction, choose the options that fit, and buy; or follow any link."""
 
     care: float
+    """Probability of acting on the instruction rather than following any link."""
     _bought: list[str] = field(default_factory=list)
     """Links of the products bought in earlier episodes."""
 

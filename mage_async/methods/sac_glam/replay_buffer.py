@@ -71,7 +71,7 @@ def play_again(
     for turn in reversed(trial.turns):
         left.setdefault(turn.episode, []).append(turn)
     reached: list[str | None] = []
-    make_calls(run)
+    make_calls(run)  # of the environment, here and after each answer
     while (prompt := run.next_prompt()) is not None:
         turns, play = left.get(run.episode, []), run.play
         if prompt.restriction is None:
@@ -220,9 +220,11 @@ class _Reader:
     """Turns played trials into arrays."""
 
     def __init__(self, config: Config, environment: Environment, chat: ChatFormat) -> None:
-        self._inside = config.credit.turn_discount
+        self._turn_discount = config.credit.turn_discount
         credit = config.credit
-        self._across = credit.episode_discount if isinstance(credit, CumulativeCode) else 0.0
+        self._episode_discount = (
+            credit.episode_discount if isinstance(credit, CumulativeCode) else 0.0
+        )
         self._numbers = action_tokens(environment, chat)
 
     def copy_of(self, played: PlayedAgain) -> Copy:
@@ -276,13 +278,13 @@ class _Reader:
         return self._numbers[token]
 
     def _discount(self, turn: Turn, after: Turn) -> float:
-        return self._inside if turn.episode == after.episode else self._across
+        return self._turn_discount if turn.episode == after.episode else self._episode_discount
 
     def _ends_unknown(self, trial: Trial, last: Turn) -> bool:
         """Return whether the state after the last turn of a cut trial is missing."""
         if trial.cut_at is None or last is not trial.turns[-1]:
             return False
-        return trial.cut_at == last.episode or self._across > 0.0
+        return trial.cut_at == last.episode or self._episode_discount > 0.0
 
 
 ARRAYS = tuple(each.name for each in fields(SoftSequence) if each.name != "version")

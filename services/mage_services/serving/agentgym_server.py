@@ -109,6 +109,7 @@ class AgentGymServer:
     async def _observation(self, request: web.Request) -> web.Response:
         """Answer with the last observation of a session."""
         number = request.query.get("id", "")
+        # A query holds text: look the number up by its text, and let `_find` refuse any other.
         opened = self._find({"id": {str(each): each for each in self._open}.get(number, number)})
         return web.json_response(opened.observation)
 

@@ -104,7 +104,7 @@ def _position(state: RunState) -> tuple[str, float, float | None]:
     """Return the phase in words, how much of it is done, and of how much."""
     if state.phase == "warm start":
         warm = state.warm_start
-        # "gate" is the loss on the last episode's observations over that on the first one's.
+        # "gate" is a ratio of losses (`Progress.gate` of `warm_start.py`), NaN before it is known.
         known = {name: warm[name] for name in ("loss", "gate") if math.isfinite(warm[name])}
         figures = "  ".join(f"{name} {value:.2f}" for name, value in known.items())
         text = f"[bold]warm start[/] {warm['step']}/{warm['steps']}"

@@ -195,6 +195,7 @@ class PlayPages:
         """Start the process of a game, and redirect to its page."""
         name, given = self._run_name(request), await request.post()
         run = str(self.watcher.run(name).root.resolve())
+        # "sit" is the name of the button with which a person takes the agent's place.
         text, has_person = _text(given, "seed"), "sit" in given
         seed = whole_number(text, "a seed") if text else None
         while len(self._games) >= MAX_GAMES:
