@@ -290,9 +290,9 @@ class Measurement:
         elif unit.arm == "noise":
             # The trial begins as one of the other task, and its last episode is of this one.
             task, swap = self._tasks[unit.game][self._other(unit)], task
-        name = unit.name.replace(".", "_")
+        index, chat = _index(unit), self._chat
         return TrialRun(
-            environment, task, _index(unit), config, self._chat, name=name, swap=swap, begin=begin
+            environment, task, index, config, chat, name=unit.name, swap=swap, begin=begin
         )
 
     def _history(self, unit: Unit) -> list[Completion]:
