@@ -7,7 +7,7 @@
     … --recovery 10                    time from a kill to the next committed step, by role
     … --kills 8 --frames 0.004         messages are repeated, reordered, cut, or have bits flipped
     … --kills 8 --disk 8               the journal is on a disk of 8 MiB that is full now and then
-    … --kills 20 --runs 50 --run-dir DIR   a thousand kills in short runs, a minute each
+    … --kills 20 --runs 50 --run-dir DIR   a thousand kills in short runs, two minutes each
 
 The moments, the killed processes and all other harm are functions of `--seed`. A killed supervisor
 is started again with `--resume`. Before that, the journal's tail is torn as by a power cut: after
