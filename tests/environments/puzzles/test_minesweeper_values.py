@@ -8,7 +8,8 @@ from mage_async.environments.environment import Chance
 from mage_async.environments.games.minesweeper import Board, MineSweeperPlay, board_of, layouts
 from tests.helpers.game_values import forgetful_value, knowing_value
 
-BOARDS = [board_of(3, mines) for mines in layouts(3, 2, 100)]
+SIZE = 3
+BOARDS = [board_of(SIZE, mines) for mines in layouts(SIZE, 2, 100)]
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
@@ -27,7 +28,7 @@ def _by_playing(begun: list[tuple[Board, int, float]], actions: tuple[str, ...],
     seen = defaultdict(list)
     for board, opening, weight in begun:
         known = {opening: board}.__getitem__
-        play = MineSweeperPlay(board.size, known, opening, turns, "board", Chance(0, 0))
+        play = MineSweeperPlay(SIZE, known, opening, turns, "board", Chance(0, 0))
         earned = sum(play.act(action).reward for action in actions)
         seen[play.observation, play.anchor].append((board, opening, weight, earned, play))
     total = 0.0
