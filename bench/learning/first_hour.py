@@ -31,16 +31,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from math import hypot
 from pathlib import Path
 from typing import Any
 
 import mage_async as mage
 from bench.learning.first_hour_tasks import PRETRAINED, TINY
 from bench.lib.baseline import write_baseline
+from bench.lib.last_episode import Return, documents, is_above, returns_of
 from bench.lib.options import option_parser
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.results.score import score
@@ -50,8 +49,6 @@ STEP = re.compile(r"step=\d+/\d+")
 """Matches a line of progress. A fast run prints one line for several steps."""
 NUM_RANDOM = 400
 """Trials of random play."""
-Return = tuple[float, float]
-"""Mean, and the half-width of its 95 % interval."""
 
 
 def main() -> None:
@@ -112,7 +109,7 @@ def _measured(kind: str, task: type, given: argparse.Namespace, run: Path) -> di
                 first_step_s = lines[-1]
             if lines[-1] > given.limit_s:
                 process.terminate()
-    steps = _documents(run / "metrics.jsonl")
+    steps = documents(run / "metrics.jsonl")
     row = {
         "kind": kind,
         # One line more than the class has: the command.
@@ -124,7 +121,7 @@ def _measured(kind: str, task: type, given: argparse.Namespace, run: Path) -> di
         # The last time is repeated, so that there is a pair even if no line was printed.
         "longest_silence_s": max(after - before for before, after in pairwise([*lines, lines[-1]])),
         "num_steps": len(steps),
-        "returns": _returns(run) | {"random": _random_return(task)},
+        "returns": returns_of(run) | {"random": _random_return(task)},
     }
     return row | {"has_learned": _has_learned(row["returns"], kind)}
 
@@ -150,37 +147,13 @@ def _random_return(task: type) -> Return:
     return found.return_by_episode[-1], found.ci95_by_episode[-1]
 
 
-def _returns(run: Path) -> dict[str, Return]:
-    """Return the returns of the last episode: by set of the final evaluation, and as "start" the
-    held-out one before training, which is the first point of the learning curve.
-    """
-    curve, end = _documents(run / "evaluations.jsonl"), run / "evaluation.json"
-    sets = json.loads(end.read_text())["sets"] if end.exists() else {}
-    if curve and curve[0]["version"] == 0:
-        sets["start"] = curve[0]["sets"]["heldout"]
-    return {
-        name: (each["return_by_episode"][-1], each["ci95_by_episode"][-1])
-        for name, each in sets.items()
-    }
-
-
 def _has_learned(returns: dict[str, Return], kind: str) -> bool:
     """Return whether the last episode ends above `blind` and above what it began from."""
-    began = "random" if kind == "tiny" else "start"
-    end, others = returns.get("heldout"), [returns.get(name) for name in (began, "heldout_blind")]
-    return end is not None and all(
-        other is not None and end[0] - other[0] > hypot(end[1], other[1]) for other in others
-    )
-
-
-def _documents(file: Path) -> list[dict[str, Any]]:
-    """Return the JSON documents of a file, one from each line; none if there is no file."""
-    return list(_lines(file)) if file.exists() else []
-
-
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    for line in file.read_text().splitlines():
-        yield json.loads(line)
+    names = ("heldout", "random" if kind == "tiny" else "start", "heldout_blind")
+    if not all(name in returns for name in names):
+        return False
+    end, *others = (returns[name] for name in names)
+    return is_above(end, others)
 
 
 def _line_of_output(name: str, row: dict[str, Any]) -> str:

@@ -25,11 +25,11 @@ import random
 import subprocess
 import sys
 import urllib.request
-from math import hypot
 from pathlib import Path
 from typing import Any
 
 from bench.lib.baseline import ROOT, write_baseline
+from bench.lib.last_episode import documents, is_above, returns_of
 from bench.lib.options import option_parser
 from mage_async.results.intervals import interval
 
@@ -112,20 +112,15 @@ def train(folder: Path, settings: list[str]) -> None:
 
 def result_of(folder: Path) -> dict[str, Any]:
     """Return the last episode's return with its interval, by set, and whether the run learned."""
-    sets = json.loads((folder / "evaluation.json").read_text())["sets"]
-    first_point = json.loads((folder / "evaluations.jsonl").read_text().splitlines()[0])
+    returns = returns_of(folder)
+    row: dict[str, Any] = {name: returns[name] for name in SETS}
+    others = [row[name] for name in SETS if name != "heldout"]
     summary = json.loads((folder / "summary.json").read_text())
-    row: dict[str, Any] = {
-        name: (each["return_by_episode"][-1], each["ci95_by_episode"][-1])
-        for name, each in (sets | {"start": first_point["sets"]["heldout"]}).items()
-        if name in SETS
+    return row | {
+        "has_learned": is_above(row["heldout"], others),
+        "steps": len(documents(folder / "metrics.jsonl")),
+        "wall_s": summary["wall_s"],
     }
-    end = row["heldout"]
-    row["has_learned"] = all(
-        end[0] - row[name][0] > hypot(end[1], row[name][1]) for name in SETS if name != "heldout"
-    )
-    steps = len((folder / "metrics.jsonl").read_text().splitlines())
-    return row | {"steps": steps, "wall_s": summary["wall_s"]}
 
 
 def row_text(row: dict[str, Any]) -> str:
