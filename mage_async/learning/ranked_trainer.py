@@ -65,10 +65,7 @@ class RankedTrainer(Trainer):
         scale = len(chunks) / max(1, sum(len(each.places) for each in sequences))
         own, *others = zip(*minibatches, strict=True)  # by rank: its share of each minibatch
         self._ranks.send([Step([*map(to_bytes, shares)], sizes, scale) for shares in others])
-        packed = [
-            [self._pack(part, number / len(chunks)) for number, part in enumerate(shares)]
-            for shares in others
-        ]
+        packed = [[self._pack(part) for part in shares] for shares in others]
         updates = self._train(own, sizes, scale)
         for rank, batches in enumerate(packed, start=1):
             updates = self._with_reports(updates, rank, batches)
@@ -119,16 +116,9 @@ class RankedTrainer(Trainer):
         correct = partial(correction.surrogate, largest=largest_set_of_all)
         return CorrectedLoss(correct, self._learner.kl)
 
-    def _pack(self, share: Sequence[TrainingSequence], progress: float) -> list[MicroBatch]:
-        """Pack the micro-batches that another rank makes of its share.
-
-        Args:
-            progress: share of the step's updates that are made before.
-        """
-        batches = [self._packed(each) for each in self._split(share)] if share else []
-        if self._learner.proximal != "interpolated":
-            return batches
-        return [replace(each, progress=progress) for each in batches]
+    def _pack(self, share: Sequence[TrainingSequence]) -> list[MicroBatch]:
+        """Pack the micro-batches that another rank makes of its share."""
+        return [self._packed(each) for each in self._split(share)] if share else []
 
     def _train(
         self,

@@ -155,7 +155,9 @@ class Trainer:
 
     def end_step(self, updates: Sequence[Update]) -> dict[str, float]:
         """Return the metrics of a step by name, and begin the next version."""
-        metrics = step_metrics(updates, self.version, self._max_staleness)
+        # Interpolated log-probs say nothing of the difference between engine and learner.
+        computed = updates[:1] if self._learner.proximal == "interpolated" else updates
+        metrics = step_metrics(updates, computed, self.version, self._max_staleness)
         metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         self.version += 1
         if self._reference_cycle and self.version % self._reference_cycle == 0:
@@ -401,8 +403,14 @@ def trainer_of(
     return RankedTrainer(model, config, ranks)
 
 
-def step_metrics(updates: Sequence[Update], version: int, max_staleness: int) -> dict[str, float]:
-    """Return metrics by name of a step that began with the weights of `version`."""
+def step_metrics(
+    updates: Sequence[Update], computed: Sequence[Update], version: int, max_staleness: int
+) -> dict[str, float]:
+    """Return metrics by name of a step that began with the weights of `version`.
+
+    Args:
+        computed: The updates whose proximal log-probs a forward has computed.
+    """
     trained = [each for update in updates for each in update.micro_batches]
     batches = [each.batch for each in trained]
     num_tokens = sum(each.num_tokens for each in batches)
@@ -424,9 +432,8 @@ def step_metrics(updates: Sequence[Update], version: int, max_staleness: int) ->
         torch.cat([each.surrogate.is_masked for each in trained]).cpu().numpy(),
         np.concatenate([each.sampled.provenances for each in batches]),
     )
-    # Interpolated log-probs say nothing of the difference between engine and learner.
-    computed = [each for each in batches if not each.progress]
-    return metrics | mismatch(computed, version) | staleness_metrics(ages, max_staleness)
+    compared = [each.batch for update in computed for each in update.micro_batches]
+    return metrics | mismatch(compared, version) | staleness_metrics(ages, max_staleness)
 
 
 def interpolated(
