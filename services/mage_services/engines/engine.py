@@ -145,7 +145,7 @@ def make_engine(config: Config, directory: Path, name: str, base: Path | None = 
 
     if isinstance(config.engine, Embedded):
         return EmbeddedEngine(directory, config.engine, name, base)
-    # As above.
+    # Not imported at the top: the supervisor imports this module, and needs no torch.
     import torch
 
     own = blake2s(f"{config.seed}/{name}".encode(), digest_size=4).digest()
