@@ -247,6 +247,7 @@ def _check_environment(config: Config, name: str, environment: Environment) -> N
                 f"environment {name!r}: a population rates returns between `min_return` and "
                 "`max_return`: declare both"
             )
+    # Not `isinstance`: the subclass `FromScriptIfAny` needs no script.
     needs_script = type(config.warm_start) is FromScript
     if needs_script and not _has_script(environment):
         raise ConfigError(
@@ -303,7 +304,9 @@ def _check_budget(config: Config, environment: Environment, self_play_share: flo
 
 
 def _check_processes(config: Config) -> None:
-    """Refuse workers without calls to make, and engines too small for a group or their GPUs."""
+    """Refuse worker processes without a class to play, engines with fewer contexts than a group has
+    trials, and GPUs that cannot be divided among the engines.
+    """
     has_calls = any(isinstance(part, ResetStep) for _, part in named_parts(config))
     if config.environment.workers and not has_calls:
         raise ConfigError(

@@ -2,8 +2,8 @@
 
 `steps_of` reads the records of a journal once, in order, and yields the groups that each step
 trained; only trials in flight are in memory. `attributed` computes the values of their turns by the
-learner's own functions (`mage_async/learning/packing.py`) on the same batch, so one CPU repeats the
-bits of another. `n` is the number of sampled tokens of a turn.
+learner's own functions (`mage_async/learning/packing.py`) on the same batch, so one CPU gets the
+same bits as another. `n` is the number of sampled tokens of a turn.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -68,6 +68,7 @@ def steps_of(records: Iterable[Record]) -> Iterator[JournalStep]:
     for committed in replay(pending, Ledger(1, 0, 1), League()):
         if dropped := pending.pop_dropped():
             yield JournalStep(None, dropped, _config(pending.config), is_whole=False)
+        # Popped in any case: after the step they are no longer in flight.
         groups, is_whole = pending.pop(committed.commit.grants), committed.groups is not None
         yield JournalStep(
             committed.commit.version,
@@ -79,7 +80,7 @@ def steps_of(records: Iterable[Record]) -> Iterator[JournalStep]:
         yield JournalStep(None, rest, _config(pending.config), is_whole=False)
 
 
-# Every segment's header repeats the configuration.
+# Cached, because every segment's header repeats the configuration.
 _config = lru_cache(maxsize=2)(config_file.loads)
 
 
@@ -89,8 +90,11 @@ class _PendingTrials(RecordsWithConfig):
     def __init__(self, records: Iterable[Record]) -> None:
         super().__init__(records)
         self._trials: dict[int, list[TrialResult]] = {}
+        """Trials of each group that have arrived, by the group's number."""
         self._versions: dict[int, int] = {}
+        """Policy version at each group's first grant, by the group's number."""
         self._dropped: list[int] = []
+        """Numbers of the groups dropped since the last `pop_dropped`."""
 
     def __iter__(self) -> Iterator[Record]:
         for record in super().__iter__():
@@ -176,11 +180,11 @@ def attributed(step: JournalStep, decode: Decode) -> Iterator[AttributedTrial]:
     Raises:
         ConfigError: a method's rewards need the environment, which cannot be created here.
     """
-    table = credited(step.groups, step.config)
+    table = credited(step.groups, step.config)  # one row per turn, in the order of the loops below
     advantages: list[float | None] = [None] * len(table)
     if step.is_whole:
         advantages = batch_advantages(table, step.config, "cpu").tolist()
-    numbers = iter(zip(table.returns.tolist(), advantages, strict=True))
+    return_and_advantage = iter(zip(table.returns.tolist(), advantages, strict=True))
     for group in step.groups:
         for trial in group.trials:
             texts, ending = turn_texts(trial, decode)
@@ -196,7 +200,7 @@ def attributed(step: JournalStep, decode: Decode) -> Iterator[AttributedTrial]:
                         segment.logprobs[completion],
                         versions,
                         None if step.step is None else step.step - 1 - versions,
-                        *next(numbers),
+                        *next(return_and_advantage),
                     )
                 )
             yield AttributedTrial(

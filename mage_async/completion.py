@@ -52,7 +52,8 @@ class Prompt:
     role_changes: tuple[int, ...] = ()
     """Ascending indices of the tokens at which the role changes. The first role computes the tokens
     before the first index, the second role those up to the next index, and so on; the role after
-    the last index samples the completion. Empty unless a method gives the policy two roles.
+    the last index samples the completion. Empty unless a method gives the policy two roles, such as
+    planner and executor.
     """
     restriction: Restriction | None = None
     """Token sequences of which the completion must be one, such as the legal actions. The
@@ -68,20 +69,22 @@ class Completion:
     tokens: np.ndarray
     """int32 [n], n >= 1"""
     logprobs: np.ndarray
-    """float32 [n]"""
+    """float32 [n], in nats, of the distribution that `Sampling` describes."""
     versions: tuple[VersionRun, ...]
-    """Versions that sampled them; `start` counts from the completion's first token."""
+    """Policy versions that sampled the tokens; `start` counts from the completion's first token."""
     finish: FinishReason
     num_reused: int
-    """Prompt tokens taken from the prefix cache."""
+    """Number of prompt tokens whose keys and values were in the prefix cache."""
     num_repeated: int = 0
-    """Prompt tokens computed although this context or a shared prefix had computed them before."""
+    """Number of prompt tokens computed again: their keys and values had been computed before, for
+    this context or for another one with the same prefix, and were evicted or are too old.
+    """
     is_extension: bool = True
     """False if the prompt did not extend the context of its name."""
     drawn_from: tuple[np.ndarray | None, ...] | None = None
-    """For each token the set that it was sampled from, int32 ascending; None for a token that was
-    forced, because its set had no other. None as a whole: every token was sampled from the whole
-    vocabulary.
+    """For each token the ids that it was sampled from, int32 ascending; None for a forced token,
+    which was the only one allowed. The whole field is None if every token was sampled from the
+    whole vocabulary.
     """
 
     def is_sampled(self) -> np.ndarray:
@@ -96,8 +99,8 @@ SECOND_ROLE = "role1."
 
 
 def with_roles(tokens: np.ndarray, role_changes: Sequence[int]) -> np.ndarray:
-    """Mark the tokens of the second role as `~token`, which keeps the roles apart in the prefix
-    cache and wherever else tokens are compared.
+    """Mark the tokens of the second role as `~token` (negative), which keeps the roles apart in the
+    prefix cache and wherever else tokens are compared.
 
     Args:
         role_changes: see `Prompt`.
@@ -135,7 +138,8 @@ def check_prompt(prompt: Prompt, *, max_tokens: int, vocabulary: int) -> None:
     is_drawable = sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0
     if sampling.max_tokens < 1 or not is_drawable or not num_tokens:
         raise RunError(f"context {name!r}: {num_tokens} tokens cannot be sampled by {sampling}")
-    # As unsigned numbers, negative ids are too large as well.
+    # As unsigned numbers, negative ids are too large as well. `reduce` is `max` without
+    # the overhead of its Python wrapper, which every turn would pay.
     if np.maximum.reduce(prompt.tokens.view(np.uint32)) >= vocabulary:
         raise RunError(
             f"context {name!r}: token ids from {prompt.tokens.min()} to {prompt.tokens.max()}, but "

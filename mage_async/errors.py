@@ -2,9 +2,9 @@
 
 MageError
 ├── ConfigError         a configuration cannot be run as written
-├── TrialFault          one trial cannot go on or be sent: its group is dropped, no more
+├── TrialFault          one trial cannot go on or be sent: only its group is dropped
 │   ├── InfrastructureFault  the agent is not to blame: the trial is played again first
-│   │   ├── EnvironmentFault    an environment raised, or broke a fact it declared
+│   │   ├── EnvironmentFault    an environment raised, or returned an invalid value
 │   │   │   ├── CallFault       a call of a user's class or a text engine failed
 │   │   │   │   └── NoRoom      a `reset` found no room for another object
 │   │   │   ├── Fault           a user's class says that its infrastructure failed
@@ -49,11 +49,13 @@ class InfrastructureFault(TrialFault):
     """
 
     kind = ""
-    """Function and exception, equal for faults that are alike; empty if they are not known."""
+    """Short name of the cause, such as "step() raised ValueError", equal for faults that are alike:
+    people are told of the first one of each kind. Empty if the cause has no name.
+    """
 
 
 class EnvironmentFault(InfrastructureFault):
-    """An environment raised, or broke a fact it declared."""
+    """An environment raised, returned an invalid value, or contradicted a fact that it declares."""
 
 
 class CallFault(EnvironmentFault):

@@ -9,7 +9,8 @@ from mage_services.cli.main import main as run_command
 
 
 def main() -> NoReturn:
-    """Run the command of `sys.argv`; no process it starts imports from the current directory."""
+    """Run the command in `sys.argv`; no process it starts imports from the current directory."""
+    # Child processes inherit it. A file of the current directory could hide an installed module.
     os.environ["PYTHONSAFEPATH"] = "1"
     leave(run_command(sys.argv[1:]))
 

@@ -12,10 +12,10 @@ from typing import Literal, get_args
 import numpy as np
 
 Provenance = Literal["exact", "segment", "reply"]
-"""How the versions of a run are known, from the best to the worst.
+"""How the versions of a run of tokens are known, from the most reliable to the least.
 
 `exact`: the engine stated the version of each token. `segment`: the version follows from the number
-of tokens received when new weights arrived, so it may be wrong for tokens that were under way.
+of tokens received when new weights arrived, so it may be wrong for the tokens sampled around then.
 `reply`: only the version at the end of the reply is known, and is assumed for all its tokens.
 """
 PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
@@ -33,7 +33,7 @@ class VersionRun:
 
 
 def append_run(runs: list[VersionRun], run: VersionRun) -> None:
-    """Append a run, in place, unless it continues the last one."""
+    """Append a run, in place, unless its versions are those of the last one, which then goes on."""
     if not runs or _versions(runs[-1]) != _versions(run):
         runs.append(run)
 
@@ -52,7 +52,8 @@ def tokens_by_provenance(
 ) -> dict[Provenance, int]:
     """Count the sampled tokens of each provenance; `is_sampled` is bool [T]."""
     counts = dict.fromkeys(PROVENANCES, 0)
-    # A run ends where the next one starts, the last one with the segment; no runs have no stops.
+    # A run ends where the next one starts, and the last one with the segment. Without runs there
+    # are no stops.
     stops = [run.start for run in runs[1:]] + [len(is_sampled)] * bool(runs)
     for run, stop in zip(runs, stops, strict=True):
         counts[run.provenance] += int(is_sampled[run.start : stop].sum())
@@ -60,5 +61,5 @@ def tokens_by_provenance(
 
 
 def oldest(runs: Iterable[VersionRun]) -> int:
-    """Return the oldest policy version of some runs."""
+    """Return the oldest policy version of at least one run."""
     return min(run.policy for run in runs)

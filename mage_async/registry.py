@@ -1,4 +1,4 @@
-"""Register the components of one kind by name; each is imported when it is first used.
+"""Register components, such as environments or methods, by name; each is imported when first used.
 
 A component of the package is one line, `"name": "module:Class"`. A name with a colon is a class of
 a user's own, which may also lie in the current folder. Whatever a user's module raises becomes a
@@ -24,6 +24,7 @@ from types import ModuleType
 from mage_async.errors import ConfigError, MageError
 
 _PROGRAM = ("mage_async", "mage_services", "mage_kernels")
+"""Packages of this program."""
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 """Folders of Python's own modules and of installed ones."""
 
@@ -136,8 +137,10 @@ def import_own(module_name: str, what: str) -> ModuleType:
 
 
 def source_digest() -> str:
-    """Return a digest of the sources of the three packages: part of what peers compare, and of the
-    key of a cached warm start.
+    """Return a digest of the sources of the three packages.
+
+    The learner refuses an actor whose digest differs, and a cached warm start is used only by the
+    program that made it.
 
     The packages are located without importing them, because the kernels import torch. If a package
     lies in two checkouts on the path, the first is read, which is also the one that is imported.

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 FREE = -1
-"""Number in place of a set's: the token was sampled from the whole vocabulary."""
+"""Stands in `AllowedSets.index` for a token that was sampled from the whole vocabulary."""
 
 
 class Restriction(Protocol):
@@ -45,7 +45,7 @@ class Restriction(Protocol):
     def forced(self, node: int) -> tuple[list[int], int]:
         """Return the tokens that follow without a choice, and the node after them.
 
-        There several tokens may follow, or the sequence ends.
+        At that node several tokens may follow, or the sequence ends.
         """
         ...
 

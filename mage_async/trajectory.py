@@ -2,7 +2,8 @@
 
 A trial is the ordered episodes of one agent on one task. Its text is a list of append-only
 *segments*: one for the whole trial if the history stays in the context, one for each episode if
-only reflections are carried over, and one more each time that notes replace the history.
+only reflections are carried over, and one more each time that the agent's notes, or its newest
+turns, replace a context that is full.
 
 Shapes: `T` tokens of a segment.
 """
@@ -40,6 +41,7 @@ class Task:
     seed: int
     """Seed of every chance move of every episode; equal for all trials of a group."""
     seat: int = 0
+    """Number of the player that the agent is, if a game has several; from 0."""
 
     def across(self) -> "Task":
         """Return the same task from the other of two seats."""
@@ -81,6 +83,7 @@ class Turn:
     stop: int
     reward: float
     is_valid: bool
+    """Whether the environment accepted the action; of a remark, whether one was found."""
     action: str
     """The action or the remark that was parsed from the completion; empty where there is none."""
     anchor: str = ""
@@ -257,7 +260,9 @@ class Group:
     """Trials on the same task, whose returns are compared with each other."""
 
     grant: int
-    """Number of the group's grant; groups are trained in this order."""
+    """Number of the group, in the order in which the learner first grants groups to actors. The
+    groups of a step are trained in this order.
+    """
     version: int
     """Policy version when the group was granted."""
     trials: tuple[Trial, ...]
@@ -298,7 +303,11 @@ def turn_texts(trial: Trial, decode: Decode) -> tuple[list[TurnText], str]:
 
 
 def trial_as_dict(trial: Trial, decode: Decode, version: int) -> dict[str, Any]:
-    """Return a trial as plain data: the task, rewards, turns, and the text of every context."""
+    """Return a trial as plain data: the task, rewards, turns, and the text of every context.
+
+    Args:
+        version: policy version to state for the trial.
+    """
     # Actions that a method's adviser named at some turns, beside those that were taken.
     alternatives = {each.turn: each.action for each in trial.alternatives}
     texts, ending = turn_texts(trial, decode)
