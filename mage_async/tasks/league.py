@@ -153,7 +153,7 @@ class League:
         self._newest = max(self._kept, default=None)
 
     def becomes_rival(self, version: int) -> bool:
-        """Return whether a version is to become a rival; then its weights are written durably."""
+        """Return whether a version is to become a rival, whose weights are then written durably."""
         config = self._config
         return config.rivals > 0 and (not config.every or version % config.every == 0)
 

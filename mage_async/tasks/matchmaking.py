@@ -1,8 +1,9 @@
 """Choose the member (opponent or task variant) of a group, by one matchmaker class for each rule.
 
-A matchmaker is its configuration, `population.matchmaker`. To add one, copy a class and give
-it a `tag`, which is its name. All draws depend on the run's seed and the group's number alone, so a
-restarted learner, which knows the same ratings, draws the same members.
+A matchmaker class is also the schema of its own keys: the configuration `population.matchmaker` is
+decoded into an instance. To add one, copy a class and give it a `tag`, which is its name. All draws
+depend on the run's seed and the group's number alone, so a restarted learner, which knows the same
+ratings, draws the same members.
 """
 
 import random
@@ -40,8 +41,8 @@ class Matchmaker(Variant):
     """Choose the member that a group meets; base class."""
 
     by_place: ClassVar[bool] = False
-    """Whether the groups that meet past policies have fixed places in a step; if not, they are
-    drawn.
+    """Whether the first groups of each step meet the past policies; if not, a random draw decides
+    for each group whether it meets one.
     """
 
     def choose(self, names: Sequence[str], draw: Draw) -> str:
@@ -50,7 +51,9 @@ class Matchmaker(Variant):
 
 
 class Decks(Matchmaker, tag="decks"):
-    """Choose the environment's members from shuffled decks, and past policies uniformly."""
+    """Choose the environment's members from shuffled decks, in which each is met once before any is
+    met twice, and past policies uniformly.
+    """
 
     def choose(self, names: Sequence[str], draw: Draw) -> str:
         """Choose the deck's member, or any past policy."""
@@ -111,9 +114,10 @@ class Progress(Matchmaker, tag="progress"):
     def _progress(self, member: str, draw: Draw) -> float:
         """Return the measured change of the agent's return, plus the change that is still possible.
 
-        The largest possible change, that of a member never met, counts less with each group, as a
-        first return does in the fast mean: after one group both means are equal, so their
-        difference measures nothing.
+        The possible change is the whole range of returns for a member never met. It shrinks with
+        each group by the factor `1 - FAST_WEIGHT`, like the weight of a first return in the fast
+        mean. Without it a member would have the weight 0 after one group, because both means are
+        equal then.
         """
         from mage_async.tasks.league import FAST_WEIGHT
 

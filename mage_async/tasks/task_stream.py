@@ -24,8 +24,8 @@ MIXED = " | "
 MOST_MIXED_CHARS = 200
 """Largest length of such a member name, in characters: messages hold no longer name."""
 CURVE_SEED, FINAL_SEED = 1, 2
-"""Seeds of the tasks of the learning curve and of the final sets. The two kinds of tasks are
-disjoint, and the same for every run of an environment.
+"""Seeds of the tasks of the learning curve, which is evaluated during a run, and of the evaluation
+at its end. The two sets of tasks are disjoint, and the same for every run of an environment.
 """
 
 
@@ -102,7 +102,7 @@ class MatchedTasks:
         task, config = self._task_of(number), self._config
         if config.mixed_groups:
             source = random.Random(f"{self._seed}/mixed/{number}")
-            order = source.sample(self._members, len(self._members))
+            order = source.sample(self._members, len(self._members))  # all, shuffled
             while len(MIXED.join(order)) > MOST_MIXED_CHARS:
                 order.pop()
             return replace(task, member=MIXED.join(order))
