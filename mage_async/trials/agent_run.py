@@ -207,7 +207,9 @@ class AgentRun:
     # The interface of `TrialRun`.
 
     def connect(self, open_session: Callable[[], Session]) -> None:
-        """Let each episode get its address by `open_session`."""
+        """Set the function that opens the session of an episode: the address at which its program
+        calls the policy.
+        """
         self._open_session = open_session
 
     def next_call(self) -> Call | None:
@@ -241,6 +243,7 @@ class AgentRun:
         place, self.is_playing = call.place, False
         self._closings.append(closing_of(call))
         assert self._session is not None
+        # `full` is not empty if a call was refused because its conversation outgrew its context.
         self._counts.num_cut_episodes += bool(self._session.full)
         acts = [n for n, turn in enumerate(self._turns) if turn.is_act_of(self.episode)]
         if not acts:
@@ -360,7 +363,7 @@ class AgentRun:
 
     def notes_due(self, policy_call: PolicyCall) -> Pending | None:
         """Return the prompt of the notes that are to be written before a call, because its
-        context has no room left; give it to `take_notes`, or to `give_up`. None: none are.
+        context has no room left; give it to `take_notes`, or to `give_up`. None: no notes are due.
         """
         if self._config.compaction != "notes":
             return None
@@ -430,7 +433,9 @@ class AgentRun:
         )
 
     def give_up(self, pending: Pending) -> None:
-        """Forget a call that was cancelled; its sequence is not continued, but copied."""
+        """Forget a call that was cancelled. Its lineage stays busy, so that later calls continue a
+        copy of it.
+        """
         pending.lineage.is_busy = True
 
     def _longest_known(self, digests: Sequence[bytes]) -> tuple[int, _End] | None:
@@ -466,6 +471,8 @@ class AgentRun:
                 is_known = bool(system) and system == end[0].system_message
                 following = self._as_next_episode(messages[is_known:])
                 new = self._continued(end, following, policy_call.tools)
+                # Without notes, the old sequence is continued only if an episode as long as the
+                # longest one so far still fits into the context.
                 limit = self._config.max_tokens or math.inf
                 growth = max(len(new), self._longest_growth)
                 if self._config.compaction == "notes" or end[1] + growth < limit:
@@ -475,7 +482,7 @@ class AgentRun:
         )
 
     def _memory_text(self) -> str:
-        """Return what the episode is told of earlier ones in words: guidance and remarks."""
+        """Return the text by which the episode knows of earlier ones: guidance and remarks."""
         carried = [f"remark {n}: {text}" for n, text in enumerate(self._remarks, 1)]
         return "\n".join(filter(None, [self._config.prompts.guidance, *carried]))
 
@@ -560,6 +567,7 @@ class AgentRun:
         return [Message("user", "\n\n".join(said)), *rest]
 
     def _reward_in_words(self) -> str:
+        """Return the words between two episodes: the reward of one, and the number of the next."""
         if not self._config.prompts.rules:
             return f"reward {self._reward:g} episode {self.episode + 1}"
         return (
@@ -615,7 +623,7 @@ class AgentRun:
         )
 
     def _form(self, policy_call: PolicyCall) -> str | None:
-        """Return the form of the answer; `None` if it may be any text."""
+        """Return the answer's form (see `answer_restriction`); `None` if it may be any text."""
         if policy_call.must_call:
             calls = [
                 {
@@ -755,6 +763,7 @@ class AgentRun:
         return True
 
     def _reward_of_last(self) -> str:
+        """Return the sentence with the reward of the episode that ended last."""
         is_worded = bool(self._config.prompts.rules)
         return (
             f"The episode is over; its reward is {self._reward:g}."
@@ -766,7 +775,9 @@ class AgentRun:
         self.episode, self.kind = self.episode + 1, Kind.ACT
 
     def place(self) -> str:
-        """Return the task and episode, as the beginning of an error message."""
+        """Return the task, the episode and the program's function, as the beginning of an error
+        message.
+        """
         return (
             f"{self._facts.name}, task {self._task.member}, seed {self._task.seed}, episode "
             f"{self.episode + 1}: run()"
@@ -779,9 +790,10 @@ def closing_of(call: Call) -> Call:
 
 
 def _without_extra_arguments(parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, without others than it lists unless it allows them.
+    """Return the schema of a tool's arguments, which allows only the arguments that it lists unless
+    it says otherwise.
 
-    JSON Schema allows any, but a tool refuses an argument that it does not know.
+    JSON Schema allows any further argument, but a tool refuses one that it does not know.
     """
     parameters = parameters or {"type": "object"}
     return (

@@ -1,8 +1,8 @@
 """Compute the tokens that a turn allows from its legal actions, or from the form of its answer.
 
-A list of actions becomes a trie of tokens. A pattern, a regular expression, becomes an automaton
-over tokens, which is llguidance's, the library that SGLang and vLLM use for it. `restriction.py`
-says how the policy samples from them.
+A list of actions becomes a trie of tokens. A pattern (a regular expression) becomes an automaton
+over tokens, made by llguidance, the library that SGLang and vLLM use too. `restriction.py` says how
+the policy samples from them.
 """
 
 import json
@@ -25,7 +25,7 @@ from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat
 
 NUM_TRIES = 1024
-"""Lists of actions whose tries are kept, for lists that repeat from turn to turn."""
+"""Number of lists of actions whose tries are cached, because lists repeat from turn to turn."""
 
 
 def restriction_of(play: Play, chat: ChatFormat, parser: ActionParser) -> Restriction | None:
@@ -82,7 +82,7 @@ class TokenPattern:
     can only go on in one way, its tokens are forced.
 
     Args:
-        matcher: at the begin of the text.
+        matcher: at the beginning of the text.
         max_length: bound on the length of a sequence, in tokens; a longer one ends there.
     """
 
@@ -212,6 +212,7 @@ def _compiled(pattern: str, chat: ChatFormat, closing: str) -> tuple[LLMatcher, 
     if matcher.is_error():
         reason = " ".join(matcher.get_error().split())
         raise _fault(pattern, f"cannot be read: {reason:.200}")
+    # A pattern that no text of this tokenizer matches allows no first token.
     if not TokenPattern(matcher.deep_copy(), 0).allowed(0).size:
         raise _fault(pattern, "matches nothing that this tokenizer can write")
     return matcher, longest + 1 + len(end)  # 1 for the space before the action

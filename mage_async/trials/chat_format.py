@@ -1,8 +1,8 @@
-"""Turn messages into token ids and back; no other module knows a chat template.
+"""Turn messages into token ids and back, by the chat template of a model.
 
-The template renders a chat of marked messages once, and the text around the markers is cut into
-constants. A turn then costs one `encode` of a short string, and every context grows only at its
-end: earlier turns are never rendered again, although some templates (Qwen3's drops earlier
+The template renders a chat once, with markers in place of the messages, and the text around the
+markers is kept. A turn then costs one `encode` of a short string, and every context grows only at
+its end: earlier turns are never rendered again, although some templates (Qwen3's drops earlier
 thinking) would write them differently the second time.
 """
 
@@ -24,6 +24,7 @@ Render = Callable[[list[Message], bool, Tools], str]
 _USER, _ASSISTANT, _NEXT_USER = "MAGESAID", "MAGEANSWERED", "MAGEASKED"
 """Markers in place of messages, in words that no template writes itself."""
 _TOOL_ANSWERS = ("MAGETOLDFIRST", "MAGETOLDSECOND")
+"""Markers in place of the answers of two tools."""
 
 Span = tuple[int, int]
 """First character, and one past the last."""
@@ -80,7 +81,7 @@ class ChatFormat:
         self._tool_pieces = _tool_bridge(render, self._head, tools) if tools else None
 
     def offering(self, tools: Tools) -> "ChatFormat":
-        """Return the same chat with tools; it is rendered once."""
+        """Return this chat format with tools in every context; equal tools give the same object."""
         key = json.dumps(tools)
         if tools and key not in self._with_tools:
             self._with_tools[key] = ChatFormat(

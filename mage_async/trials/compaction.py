@@ -1,5 +1,6 @@
-"""Keep each context of a trial within its room: compact a full context, or cut its episode.
+"""Keep each context of a trial short enough: compact a context that is full, or cut its episode.
 
+`trial.room` is the longest context, in tokens, where contexts are compacted.
 `trial.memory = "notes"` has the agent write notes, with which the next context begins, and
 "truncation" begins the next context with the newest turns that fit. Without either, the episodes of
 a trial share the engine's context, and an episode that has used up its share is cut.
@@ -19,8 +20,8 @@ from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
 
 TEMPLATE_TOKENS = 16
-"""Estimate of the tokens that a chat template writes around a message, and of the answer's first
-token."""
+"""Estimate of the tokens that a chat template writes around a message, and the first token of the
+answer to it, together."""
 
 
 class NextTurn(NamedTuple):
@@ -40,7 +41,7 @@ class _Message(NamedTuple):
     """A user message of the current context, with which another context could begin."""
 
     stop: int
-    """Tokens of the context up to the message's answer."""
+    """Number of tokens of the context up to the point where the message's answer begins."""
     episode: int
     text: str
     kind: Kind
@@ -198,6 +199,7 @@ class Contexts:
         if turn.is_first:
             message = f"{outcome} {prompts.beginning(turn.episode, observation)}".strip()
         length, longest = transcript.length_with(message, Kind.ACT), self._longest_prompt()
+        # The context begins with message 0 already: with that, nothing would be dropped.
         for number, first in enumerate(self._messages[1:], 1):
             opening = prompts.opening(first.episode, first.text, turn.remarks)
             # All later messages move by the difference between the new beginning and the old one.

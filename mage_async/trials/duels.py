@@ -245,6 +245,7 @@ class PastPolicySide:
     ) -> None:
         duel = self.duel = duel_of(environment, task, episode)
         self._version = version
+        # For the past policy an episode is a whole trial, which lasts as long as the agent plays.
         own_config = replace(
             config.with_guidance(None), num_episodes=1, max_turns=0, stops_on_success=False
         )
@@ -283,6 +284,8 @@ class DuelRun(TwoSidedRun):
     def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
         assert self._version is not None, "without memory, only a past policy plays the other seat"
         self._past_contexts = list[str]()
+        """Contexts of the past policy in the episodes before the current one."""
+        # Called with the number of an episode.
         self._start_opponent = partial(
             PastPolicySide,
             self._environment,

@@ -67,6 +67,7 @@ def human_play(
             if opponent is not None:
                 yield from _opponent_turns(opponent)
                 outcome = opponent.duel.observe(AGENT)
+            # `act` of a slow environment only requests a call, whose result is the outcome.
             outcome = (yield from calls_of(play)) or outcome
             reward += outcome.reward
             lines = [] if outcome.is_valid else ["that is no legal action, and it counted as one:"]
@@ -94,7 +95,7 @@ def _opponent_turns(opponent: PastPolicySide) -> Generator[Prompt, str | Complet
 
 
 def takes_any_text(play: Play) -> bool:
-    """Return whether any text may be an action, because legal ones are not listed."""
+    """Return whether an action is due that may be any text, because no legal ones are listed."""
     return isinstance(play, SlowPlay) and not play.is_done
 
 

@@ -92,8 +92,8 @@ def random_play(environment: Environment, source: random.Random) -> Script:
 
 
 CARE = (0.3, 0.6, 0.9)
-"""Share of the facts of its context that a script writes into notes; each trial has one of them, so
-that the policy learns to read notes and can find out that better ones pay.
+"""Shares of the facts in its context that a script writes into notes. Each trial draws one share,
+so that the policy learns to read notes and can find out that better ones pay.
 """
 MAX_PIECE = 4
 """Most words in a row of notes where a game states no facts."""
@@ -112,7 +112,7 @@ class NoteTaker:
 
         Args:
             context: token ids.
-            words: those of the environment's words in it.
+            words: token ids of the environment's words in the context, in their order.
         """
         facts = self._script.facts() if isinstance(self._script, TrialScript) else None
         if facts is None:
@@ -216,7 +216,7 @@ def _answer(
 
 
 def _tagged(parser: ActionParser, kind: Kind, inside: list[int], chat: ChatFormat) -> list[int]:
-    """Add those tags around a text that the policy has to write itself."""
+    """Add the tags around an action or a remark, except those that the transcript writes."""
     opening = [] if parser.prefill(kind) else list(chat.encode(f"<{NAMES[kind]}>"))
     leaves_open = kind is Kind.ACT and parser.forced == "both"
     closing = [] if leaves_open else list(chat.encode(f"</{NAMES[kind]}>"))
@@ -238,6 +238,7 @@ NUM_TRIALS = 3
 no room even for that one, no group can be completed, while too long a trial costs one group only.
 """
 _MARKS = re.compile(r"(<\|user\|>|<\|assistant\|>|</?action>|</?remark>)")
+"""Roles and tags in the text that `_render` writes; each counts as one word."""
 
 
 def shortest_context(environment: Environment, config: TrialConfig, chat: ChatFormat) -> int:

@@ -26,7 +26,9 @@ class GrowingSegment:
     spans: list[tuple[int, Completion]] = field(default_factory=list)
     """Completions with their start positions, behind those of `kept`."""
     kept: Segment | None = None
-    """What the segment began with; `None`: nothing."""
+    """The segment that this one continues, of a trial that another process began; `None`: this one
+    began empty.
+    """
 
     @classmethod
     def after(cls, kept: Segment) -> "GrowingSegment":
@@ -86,7 +88,7 @@ class Transcript:
 
     def reopen(self, message: str, kind: Kind, kept_from: int) -> None:
         """Start a new context with a user message and the tokens of the current context from
-        `kept_from` on, which are part of its prompt.
+        `kept_from` on. In the new context they belong to the prompt, so none is trained on twice.
         """
         kept = self._segments[-1].tokens[kept_from:].tolist()
         self.open(message, kind)

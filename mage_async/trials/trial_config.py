@@ -122,6 +122,7 @@ class TrialConfig:
     num_episodes: int
     sampling: Sampling
     max_reflection_tokens: int
+    """Most tokens of a remark: a reflection, a strategy or notes."""
     parser: ActionParser
     prompts: Prompts
     keeps_history: bool
@@ -178,7 +179,7 @@ class TrialConfig:
         return replace(self, keeps_history=False, reflects=False)
 
     def episodes_left(self, episode: int, num_actions: int, facts: Facts) -> int:
-        """Return the largest number of episodes that a trial has turns for; 0 at its end.
+        """Return the largest number of further episodes that a trial has turns for; 0 at its end.
 
         Args:
             episode: number of episodes so far.
@@ -200,7 +201,11 @@ class TrialConfig:
     def with_horizon(
         self, environment: Environment, num_episodes: int, max_turns: int
     ) -> "TrialConfig":
-        """Return the settings with another horizon, which the prompts state too."""
+        """Return the settings with another horizon, which the prompts state too.
+
+        Args:
+            num_episodes, max_turns: the horizon; see the fields.
+        """
         if (num_episodes, max_turns) == (self.num_episodes, self.max_turns):
             return self
         prompts = self._prompts_for(environment, num_episodes)

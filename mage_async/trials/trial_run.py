@@ -6,8 +6,8 @@ and a game of the policy against itself ends as two trials.
 
 The environment decides whether an action is legal (`Outcome.is_valid`); an illegal one uses up its
 turn and costs `advantage.format_penalty` in training, and where the environment names its legal
-actions, it cannot be sampled (`allowed_tokens.py`). `compaction.py` keeps contexts within their
-room.
+actions, it cannot be sampled (`allowed_tokens.py`). `compaction.py` keeps contexts short enough for
+the engine.
 """
 
 import math
@@ -453,6 +453,7 @@ class TrialRun:
         return kind is not None
 
     def _lack_of_room(self, observation: str) -> ContextFull:
+        """Return the fault that no context has room for an observation as its first message."""
         reason = self._contexts.lack_of_room(observation, self._next_turn())
         return ContextFull(f"{_place_text(self._task)}{self._turn_name()}: {reason}")
 

@@ -53,31 +53,33 @@ class WinStay:
 
     Args:
         source: of the choices among untried actions.
-        rule: says where, and what pays.
+        rule: says in which places an action is the same choice, and what counts as its pay.
         words: declared words of the environment, for turns that list no actions; may be empty.
     """
 
     def __init__(self, source: random.Random, rule: Rule, words: Sequence[str]) -> None:
         self._source, self._rule, self._words = source, rule, words
         self._pays: defaultdict[Hashable, dict[str, list[float]]] = defaultdict(dict)
-        self._open: list[Turn] = []
+        """What each action earned each time, by place and action."""
+        self._actions: list[Turn] = []
         """Actions of the current episode."""
         self._num_read = 0
+        """Number of the trial's turns that were read."""
 
     def read(self, turns: Sequence[Turn], episode: int) -> None:
         """Read the turns of the trial so far, of which `episode` is the current episode."""
         for turn in itertools.islice(turns, self._num_read, None):
             if turn.kind is not Kind.ACT:
                 continue
-            self._open.append(turn)
-            if self._rule.pay == "reward":
+            self._actions.append(turn)
+            if self._rule.pay == "reward":  # known at once; a return is known at the end
                 self._add(turn, turn.reward)
         self._num_read = len(turns)
-        if self._open and self._open[-1].episode < episode:
+        if self._actions and self._actions[-1].episode < episode:
             if self._rule.pay == "return":
-                for turn, pay in zip(self._open, returns_to_go(self._open), strict=True):
+                for turn, pay in zip(self._actions, returns_to_go(self._actions), strict=True):
                     self._add(turn, pay)
-            self._open = []
+            self._actions = []
 
     def choose(self, play: Play) -> str:
         """Return the next action.
@@ -91,7 +93,7 @@ class WinStay:
                 "win-stay play needs to know what an action may be: declare `legal_actions` or "
                 "`words`"
             )
-        known = self._mean_pays(play.anchor, len(self._open))
+        known = self._mean_pays(play.anchor, len(self._actions))
         known = {action: pay for action, pay in known.items() if action in legal}
         untried = [action for action in legal if action not in known]
         best = max(known.values(), default=-math.inf)
@@ -158,6 +160,7 @@ def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Rule | None:
     }
     base = [trial.episode_rewards()[-1] for trial in by_random]
     found: tuple[float, Rule] | None = None
+    # Of rules that earn the same, the first one is kept.
     places: tuple[Place, ...] = ("anywhere", "turn", "state")
     for place, (pay, mean) in itertools.product(places, usual.items()):
         rule = Rule(place, pay, mean)
