@@ -34,7 +34,7 @@ class Rotation:
     low_frequency_factor: float = 1.0
     """Turns within `original_positions` up to which `llama3` slows a rotation down by `factor`."""
     high_frequency_factor: float = 4.0
-    """Turns from which on it leaves a rotation as it is; in between it interpolates."""
+    """Turns from which on `llama3` leaves a rotation as it is; in between it interpolates."""
     original_positions: int = 8192
     """Context length of the model before its context was extended."""
 

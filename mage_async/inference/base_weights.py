@@ -1,9 +1,9 @@
 """Merge published adapters (LoRA, arXiv 2106.09685) into the frozen weights of a model directory.
 
-Of a policy with adapters the learner publishes these alone. Every engine has the weights below
-them, its *base*: the model directory that the run began from. It stays mapped from its files, so
-that the processes of one machine share its pages. The merged weights are those that the learner
-computes, bit for bit: both sides call `added`.
+For the embedded engine, the learner of a policy with adapters publishes only the adapters. Every
+engine has the frozen weights, its *base*: the model directory that the run began from. The base
+stays mapped from its files, so that the processes of one machine share its pages. The merged
+weights are those that the learner computes, bit for bit: both sides call `added`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -59,6 +59,7 @@ class BaseWeights:
         return {
             name: tensor
             for name, tensor in read_tensors(self._directory)
+            # Some old files hold the frequencies of the rotation, which engines compute themselves.
             if not name.endswith("rotary_emb.inv_freq")
             and not (self._is_tied and name == "lm_head.weight")
         }
@@ -78,8 +79,8 @@ class BaseWeights:
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all weights of a policy by name, with its adapters merged into them.
 
-        Those that adapters of a second role change come a second time at the end, under their
-        published names.
+        If the policy has two roles, the weights that the second role's adapters change come once
+        more at the end, merged with those adapters and named with the prefix `SECOND_ROLE`.
 
         Args:
             adapters: Published tensors, by name.

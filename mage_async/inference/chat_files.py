@@ -23,6 +23,9 @@ def load_chat(directory: Path, *, thinking: bool = False) -> ChatFormat:
 
     Args:
         thinking: Value of `enable_thinking` in the template.
+
+    Raises:
+        PolicyError: there is no tokenizer.json or no chat template, or the template cannot be used.
     """
     tokenizer = _tokenizer(directory)
     settings = _json(directory / "tokenizer_config.json")
@@ -62,7 +65,8 @@ def _tokenize(tokenizer: Tokenizer, special: Collection[int]) -> Tokenize:
 def _special_tokens(tokenizer: Tokenizer, template: str) -> frozenset[int]:
     """Return the ids that only the template may write: special and added tokens that it contains.
 
-    Qwen3's `<tool_call>` and `<think>` are added tokens, but not marked as special.
+    Qwen3's `<tool_call>` and `<think>` are added tokens, but not marked as special. Tokens of one
+    character are left out: `encode_as_data` could not cut them inside.
     """
     added = tokenizer.get_added_tokens_decoder().items()
     return frozenset(

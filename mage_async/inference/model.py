@@ -259,6 +259,7 @@ class JointLayer:
         ends = np.cumsum([0, *self.sizes]).tolist()
         spans = list(zip(self.layers, pairwise(ends), strict=True))
         parts = []
+        # Policies with the same matrices are neighbours, and are multiplied by them at once.
         for _, group in groupby(spans, lambda one: id(one[0].shared)):
             own = list(group)
             first, last = own[0][1][0], own[-1][1][1]
@@ -271,7 +272,7 @@ class JointLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """Describe what one policy computes in a forward."""
+    """Describe what one policy computes in a forward that several policies may share."""
 
     model: "Model"
     tokens: np.ndarray
@@ -483,8 +484,8 @@ def forward_together(shares: Sequence[Share]) -> list[torch.Tensor]:
     """Compute one forward of several policies; store keys and values, and return logits.
 
     Args:
-        shares: Those of equal matrices are neighbours. All weights are the same but for the
-            matrices of layers and their adapters.
+        shares: What each policy computes. Policies with the same matrices are neighbours. All
+            policies have the same embedding, norms and LM head.
 
     Returns:
         Logits of each share: float32 [W, V], or [W, U].
@@ -520,7 +521,7 @@ def forward_together(shares: Sequence[Share]) -> list[torch.Tensor]:
         buckets(each.rows.take(each.logit_rows).last_tokens()) if num else []
         for each, num in zip(shares, wanted, strict=True)
     ]
-    # With the roles of the remaining tokens.
+    # Routed anew, because only some of the tokens, and so of the roles, remain.
     last_layer = JointLayer(
         tuple(
             each.model._routed(each.tokens[own])[-1] for each, own in zip(shares, ends, strict=True)

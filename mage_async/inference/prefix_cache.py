@@ -35,7 +35,9 @@ class Evicted:
     """Describe a sequence that lost its slot, as far as the statistics need it."""
 
     num_known: int
+    """Number of its tokens."""
     num_computed: int
+    """Number of these tokens that had keys and values."""
     digest: bytes
     """Digest of the `num_known` tokens."""
 
@@ -71,6 +73,7 @@ class PrefixCache:
         self._names: list[str | None] = [None] * slots
         """Sequence that holds each slot, the inverse of `_slots`; None if it was released."""
         self._evicted: dict[str, Evicted] = {}
+        """Evicted sequences by name, until they get a slot again or are released."""
         self._sources: set[int] = set()
         """Slots from which the planned forward copies a prefix."""
 

@@ -169,7 +169,7 @@ class Scheduler:
         return advance_together([self])
 
     def _share(self) -> Share | None:
-        """Plan a forward; return what it computes, None if that is nothing."""
+        """Plan a forward; return what it computes, None if there is nothing to compute."""
         plan = self._plan()
         if not plan.slots:
             return None
@@ -430,7 +430,9 @@ MAX_COLUMNS_SHARE = 0.25
 
 
 def _columns(allowed: Sequence[np.ndarray | None], vocabulary: int) -> np.ndarray | None:
-    """Return the tokens that any row may sample, int64 ascending; None if most or all are."""
+    """Return the tokens that any of the rows may sample, int64 ascending; None if these are too
+    many (`MAX_COLUMNS_SHARE`).
+    """
     # Rows often share one array of allowed tokens; each array is looked at once.
     sets = {id(each): each for each in allowed}.values()
     most = MAX_COLUMNS_SHARE * vocabulary

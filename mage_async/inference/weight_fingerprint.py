@@ -6,11 +6,12 @@ the weights that it has loaded. A fingerprint has three parts. Sums of the bytes
 or `sample_digest` for most versions) reveal bytes that changed on their way. Row checksums, one
 number for one row of each tensor, also reveal faults before the bytes were written, such as
 adapters that were not merged. Probe log-probs, of fixed probe tokens, also reveal faults after the
-bytes were read, such as a matrix in another's place. A version is *scored* if it has them.
+bytes were read, such as a matrix in another's place. A version is *scored* if its fingerprint has
+probe log-probs.
 
-Of a policy with adapters, these alone are published. The fingerprint then names their base, the
-frozen weights, by its digest. All bytes of adapters are summed, in every version, and row checksums
-are of adapters and of merged weights.
+If only the adapters of a policy are published, the fingerprint names their base, the frozen
+weights, by its digest. All bytes of adapters are summed, in every version, and row checksums are of
+adapters and of merged weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +39,9 @@ UNSEEN = "unseen"
 NUM_PROBE_TOKENS = 32
 """Number of tokens whose log-probs are compared."""
 _STRIDE = 2_654_435_761
-"""A prime larger than every vocabulary: its multiples visit all tokens, and rows, far apart."""
+"""A prime larger than every vocabulary: its multiples, modulo the number of tokens or rows, visit
+all of them, far apart.
+"""
 Precision = Literal["float32", "reduced"]
 """Precision with which log-probs were computed: all in float32 or better, or partly with fewer bits
 (bfloat16, float16, TF32).
@@ -140,7 +143,7 @@ def precision_of(dtype: torch.dtype) -> Precision:
 
 
 def difference(one: Sequence[float | None], other: Sequence[float | None]) -> float:
-    """Return the mean difference of both sides' log-probs.
+    """Return the mean absolute difference of both sides' log-probs, in nats.
 
     It is 0 if a side has none, and infinite if only one of two values is finite. (Weights that have
     become NaN in training arrive as NaN, on both sides.)

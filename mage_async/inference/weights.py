@@ -27,7 +27,9 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """Hold one transformer layer in float32; its matrices are prepared by `Arithmetic.matrix`."""
+    """Hold one transformer layer: norms and biases in float32, matrices as `Arithmetic.matrix`
+    prepares them.
+    """
 
     input_norm: torch.Tensor
     """[D]"""
@@ -55,7 +57,7 @@ class Layer:
 
 
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
-"""Endings of the published names of an adapter's two matrices, after that of their layer."""
+"""Endings of the published names of an adapter's two matrices, after the name of their layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,7 +196,8 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
     A truncated file is found, because its size is compared with its header.
 
-    Tensors that a model need not have are left out: a tied LM head, and rotations.
+    Tensors that not all files of a model hold are left out: the LM head, which may be tied to the
+    embedding, and the frequencies of the rotation, which old files hold.
 
     Raises:
         UnreadableWeights: a file cannot be read.
