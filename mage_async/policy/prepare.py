@@ -74,7 +74,7 @@ given seconds."""
 
 
 def _wait(trials: Iterator[Trial], _: float) -> Iterator[tuple[Trial, float]]:
-    """Yield trials however long they take."""
+    """Yield trials however long they take, each with 0 seconds."""
     return ((trial, 0.0) for trial in trials)
 
 

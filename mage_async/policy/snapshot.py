@@ -105,8 +105,8 @@ def head_of(places: tuple[Place, ...], **metadata: str) -> bytes:
 # The functions below copy from a GPU while the next step trains there. The trainer's kernels are
 # queued on the default stream: a copy on that stream would wait for all of them and delay later
 # ones, and a copy to pageable memory blocks the device. So weights are copied on a stream of their
-# own, after the event that they have been copied out of the model, through pinned memory. Never run
-# on a GPU.
+# own, after the event that they have been copied out of the model, through pinned memory. These
+# functions were never run on a GPU.
 
 STAGING_BYTES = 64 << 20
 """Number of bytes of pinned memory for a copy to the host, for weights of any size."""
@@ -220,9 +220,10 @@ class Snapshot:
         """
         working = part_of(file)
         host = replace(self, data=on_host(self.data, self.ready))
-        receipt = host.fingerprint().text()
+        fingerprint = host.fingerprint().text()
         with working.open("wb") as out:
-            out.write(head_of(self.places, version=str(self.version), receipt=receipt))
+            # In the file the fingerprint is called `receipt`.
+            out.write(head_of(self.places, version=str(self.version), receipt=fingerprint))
             out.write(host.data.numpy().data)
         os.chmod(working, 0o644)
         os.replace(working, file)
@@ -235,12 +236,12 @@ class Snapshot:
         """
         data = None if self.data.is_cuda else self.data
         scored = [] if self.logprobs is None else self._brought(self.logprobs).tolist()
-        receipt = fingerprint_of(self.version, self.places, data, scored, self.base)
+        without_rows = fingerprint_of(self.version, self.places, data, scored, self.base)
         names, lengths = list(self.lengths), list(self.lengths.values())
         return msgspec.structs.replace(
-            receipt,
+            without_rows,
             row_checksums=row_checksums_of(names, lengths, self._brought(self.rows)),
-            row_tolerance=MERGED_ROW_TOLERANCES[receipt.precision]
+            row_tolerance=MERGED_ROW_TOLERANCES[without_rows.precision]
             if self.is_merged
             else COPIED_ROW_TOLERANCE,
         )
@@ -262,8 +263,8 @@ def fingerprint_of(
     Args:
         data: Weights in host memory, uint8 [bytes]; None if they are not there, so that they get no
             sums.
-        logprobs: Probe log-probs in nats; empty if they were not computed: then a sample of whole
-            weights is summed.
+        logprobs: Probe log-probs in nats; empty if they were not computed: then only a sample of
+            the bytes is summed, except of adapters.
         base: What the tensors are added to, if they are adapters.
     """
     dtypes = {place.dtype for place in places} | ({getattr(torch, base.dtype)} if base else set())

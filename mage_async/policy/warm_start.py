@@ -159,7 +159,7 @@ def warm_start(
 
 
 def _gate_is_shut(progress: Progress, warm: WarmStart) -> str:
-    """Return the sentence of the error that the gate is still shut."""
+    """Return the error message for a gate that is still shut."""
     return (
         f"the warm start has not learned to look back: after {progress.step} steps the loss on "
         f"the last episode's observations is {progress.gate:.2f} of the first one's, above "
@@ -179,8 +179,8 @@ def _gate(sums: np.ndarray) -> float:
 
 
 def _learning_rate(warm: WarmStart, step: int, falls_at: float) -> float:
-    """Return the learning rate: linear over 20 steps, constant until the step `falls_at`, then a
-    cosine to a tenth, then constant.
+    """Return the learning rate: it rises linearly over 20 steps, stays until the step `falls_at`,
+    falls by a cosine to a tenth over `warm.steps` steps, and stays there.
     """
     done = min(1.0, max(0.0, step - falls_at) / max(1, warm.steps))
     cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * done))
@@ -304,7 +304,7 @@ def win_stay_examples(
                 continue
             sampled = np.flatnonzero(trial.segments[turn.segment].is_sampled[: turn.stop])
             sampled = sampled[sampled >= turn.start]
-            # The gate compares repeated actions with those that were only tried.
+            # 1 for a repeated win, 0 for another action: the gate compares the losses of both.
             examples[turn.segment].episodes[sampled] = number in wins
             if number not in wins:
                 examples[turn.segment].weights[sampled] = TRIED_WEIGHT

@@ -1,4 +1,4 @@
-"""Compute what the learner records of its weights: digests for commit records, and probe log-probs.
+"""Compute what the learner records of its weights: digests for the journal, and probe log-probs.
 
 A digest is computed on the weights' own device, and only sums leave the device: each word of a
 tensor's bytes, as a signed integer, times the key of its place, added modulo 2^64. Integer addition
