@@ -1,8 +1,9 @@
-"""Define the journal's records, which a run must not lose, and decide which segments are still
-needed.
+"""Define the journal's records, which a run must not lose, and decide which segments (files) of the
+journal are still needed.
 
-The first record of a segment is a `SegmentHeader` with the state of the ledger, so that earlier
-segments can be deleted. `services/mage_services/journal/` writes the records to files.
+The first record of a segment is a `SegmentHeader` with the state of the ledger (the groups in
+flight), so that earlier segments can be deleted. `services/mage_services/journal/` writes the
+records to files.
 """
 
 from collections.abc import Iterable, Sequence
@@ -69,7 +70,7 @@ class Commit(Fields):
 
 
 class Published(Fields):
-    """Record that the weights of a version were written; peers learn of them after this record."""
+    """Record that the weights of a version are on disk; peers hear of them after this record."""
 
     version: Number
     path: str
@@ -97,13 +98,19 @@ class SegmentHeader(Fields, tag="Head"):
     config: str
     """The configuration in force from here on, as TOML."""
     version: Number
+    """Policy version at the beginning of the segment."""
     first_grant: Number
+    """Number of the first group that the counts below include."""
     next_grant: Number
+    """Number of the group that will be granted next."""
     groups: tuple[Granted, ...]
     """Groups in flight, oldest first. Their trials in `held` are recorded in earlier segments."""
     trained: Number
+    """Number of groups trained so far."""
     acknowledged: Number
+    """Number of trials received so far, without duplicates."""
     granted_again: Number
+    """Number of grants after a group's first one, over all groups so far."""
     dropped: dict[str, Number]
     """Number of dropped groups by reason."""
     population: LeagueState | None = None

@@ -36,6 +36,7 @@ Digest = Annotated[str, Meta(min_length=1, max_length=128)]
 Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""A number that is not negative and fits into a signed integer of 64 bits."""
 Count = Annotated[int, Meta(ge=1, le=65_536)]
 CountOrZero = Annotated[int, Meta(ge=0, le=65_536)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
@@ -57,8 +58,9 @@ class Hello(Fields):
     build: Digest
     """Digest of the peer's program; it must equal the learner's."""
     config_digest: Digest
+    """Digest of the peer's configuration; it must equal the learner's."""
     group_quota: CountOrZero
-    """Largest number of groups that the peer plays at a time."""
+    """Largest number of groups that the peer plays concurrently."""
 
 
 class Welcome(Fields):

@@ -153,7 +153,7 @@ class TrialHeader(SeatHeader, kw_only=True, tag="TrialResult"):
     alternatives: tuple[Alternative, ...] = ()
     """Actions that an adviser proposed for some of the turns; empty without an adviser."""
     memory: Natural | None = None
-    """Version of the graph memory whose guidance was in the prompt; None without guidance."""
+    """Version of the guidance that the prompts began with; None without guidance."""
     other: SeatHeader | None = None
     """The other seat's trial, if the policy played both seats."""
 
@@ -181,6 +181,7 @@ class EpisodeHeader(TrialHeader, frozen=True, tag="EpisodeResult"):
     """Hold an `EpisodeResult` without its arrays."""
 
     last_message: str = ""
+    """See `FinishedEpisodes.last_message`."""
 
 
 _SHARED_FIELDS = [name for name in TrialHeader.__struct_fields__ if name in Trial.__slots__]
@@ -494,24 +495,24 @@ def _check_alternatives(header: TrialHeader, limits: Limits) -> None:
     An adviser's action may differ from the agent's at one token, inside the turn's completion.
     """
     last = -1
-    for step in header.alternatives:
-        if not last < step.turn < len(header.turns):
+    for each in header.alternatives:
+        if not last < each.turn < len(header.turns):
             raise WireError(
                 f"alternatives are in order of {len(header.turns)} turns, "
-                f"got {step.turn} after {last}"
+                f"got {each.turn} after {last}"
             )
-        turn, last = header.turns[step.turn], step.turn
+        turn, last = header.turns[each.turn], each.turn
         if turn.kind is not Kind.ACT:
-            raise WireError(f"turn {step.turn} has an alternative and is no action")
-        if len(step.action) > limits.max_alternative_chars:
+            raise WireError(f"turn {each.turn} has an alternative and is no action")
+        if len(each.action) > limits.max_alternative_chars:
             raise WireError(
-                f"turn {step.turn} has an alternative of over {limits.max_alternative_chars} "
+                f"turn {each.turn} has an alternative of over {limits.max_alternative_chars} "
                 "characters"
             )
-        is_inside = turn.start <= step.place < turn.stop and 0 <= step.token < 2**31
+        is_inside = turn.start <= each.place < turn.stop and 0 <= each.token < 2**31
         # Place and token are -1 where the adviser's action has the tokens of the agent's.
-        if not is_inside and not step.place == step.token == -1:
+        if not is_inside and not each.place == each.token == -1:
             raise WireError(
-                f"the alternative of turn {step.turn} puts token {step.token} at {step.place}, "
+                f"the alternative of turn {each.turn} puts token {each.token} at {each.place}, "
                 f"outside of {turn.start}:{turn.stop} or of all token ids"
             )
