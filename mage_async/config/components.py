@@ -18,11 +18,14 @@ from mage_async.registry import Registry
 
 
 class Components(Registry):
-    """Components of one kind by name.
+    """Register the components of one sort, such as all corrections, by their tags.
+
+    It finds them itself: they are the classes in the module of `base` that inherit it and have a
+    tag.
 
     Args:
         noun: what an error calls a component, such as "correction".
-        base: "module:Class" that every component inherits, in the module of the components.
+        base: "module:Class" that every component inherits.
     """
 
     def __init__(self, noun: str, base: str) -> None:
@@ -107,7 +110,8 @@ def component_class(registry: Components, name: str) -> type[Variant]:
             f"{registry.noun} {name!r}: inherit {base.__module__}.{base.__name__}, whose methods "
             "say what it has to do"
         )
-    # A file is written with the tag, by which the next process finds the class again.
+    # The class gets its address as tag: written to a file as the kind, it leads the next process to
+    # the same class.
     own = msgspec.defstruct(found.__name__, [], bases=(found,), tag=name, frozen=True)
     assert issubclass(own, Variant)
     return own

@@ -93,12 +93,12 @@ def dump(config: Config) -> str:
 
 
 def find(name: str | None) -> Path:
-    """Return the path of a configuration file: the user's, or a shipped one by its name.
+    """Return the path of a configuration file: the user's own, or a shipped one by its name.
 
-    Without a name it is the quickstart's.
+    Without a name it is the shipped `quickstart.toml`.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file; the error lists the shipped ones.
     """
     folder = _shipped_folder()
     if name is None:
@@ -195,7 +195,7 @@ class Assignments:
             )
         self._texts: dict[str, str] = {}
         """Texts of the assignments by key, the newest last."""
-        self._has_own_steps = "learner.steps" in keys
+        self._has_preset_steps = "learner.steps" in keys
         for key, value in keys.items():
             if value == {}:  # the empty table of a method turns the method on
                 self._table_at(names_in(key))
@@ -225,9 +225,11 @@ class Assignments:
             raise ConfigError(f"--set takes a.b=value, got {text!r}")
         if key == "policy.source" and "policy.kind" not in self._texts:
             self._set("policy.kind", "pretrained")  # the only kind with a source
-        if key == "environment.name" and not self._has_own_steps:
-            own, learner = self.tree.get("environment"), self.tree.get("learner")
-            is_other = not isinstance(own, dict) or own.get("name") != toml_value(value)
+        if key == "environment.name" and not self._has_preset_steps:
+            environment, learner = self.tree.get("environment"), self.tree.get("learner")
+            is_other = not isinstance(environment, dict) or environment.get("name") != toml_value(
+                value
+            )
             if is_other and isinstance(learner, dict) and not self._has_assigned("learner.steps"):
                 # The file's number of steps was chosen for its own environment.
                 learner.pop("steps", None)
@@ -239,7 +241,8 @@ class Assignments:
         """Set a key.
 
         If the key is the kind of its table, the file's keys that the new kind does not have are
-        removed. Keys that were assigned stay: the schema refuses them with an error.
+        removed. Keys that `--set` has assigned stay, so that the schema refuses them with an error
+        and the user learns that they had no effect.
         """
         *names, leaf = names_in(key)
         table, hint = self._table_at(names)
@@ -249,10 +252,11 @@ class Assignments:
             # `learner.correction=tis` is short for `learner.correction.kind=tis`.
             self._set(f"{key}.{kind_key(inside)}", value)
         elif leaf == kind_key(hint):
-            # A policy without a kind is of the schema's; `is_other` matters for policies alone.
-            path, is_other = joined(names), value != table.get(leaf, Config().policy.kind)
-            # The file's warm start was chosen for its own kind of policy.
-            if path == "policy" and is_other and not self._has_assigned("warm_start"):
+            path = joined(names)
+            # The file's warm start was chosen for its own kind of policy, which is the schema's if
+            # the file states none.
+            is_other_policy = path == "policy" and value != table.get(leaf, Config().policy.kind)
+            if is_other_policy and not self._has_assigned("warm_start"):
                 self.tree.pop("warm_start", None)
             # Keys are removed even if the kind stays the same, because a preset may have set keys
             # of another kind.
@@ -265,6 +269,7 @@ class Assignments:
             table[leaf] = in_full(value, inside)
 
     def _has_assigned(self, key: str) -> bool:
+        """Return whether `--set` has assigned a key, or a key of the table at this path."""
         return any(f"{name}.".startswith(f"{key}.") for name in self._texts)
 
     def _table_at(self, names: Sequence[str]) -> tuple[Table, Any]:
@@ -360,7 +365,11 @@ def _method_tables(
 
 
 def _resolved(path: Path) -> Table:
-    """Read a file and its base, if it names one."""
+    """Read a file and its base, if it names one, and merge them.
+
+    Raises:
+        ConfigError: a file cannot be read, or `base` is wrong.
+    """
     own = _read(path)
     name = own.pop("base", None)
     if name is None:
@@ -380,6 +389,7 @@ def _resolved(path: Path) -> Table:
 
 
 def _read(path: Path) -> Table:
+    """Read and parse a file, without its base."""
     try:
         return _tree(path.read_bytes(), str(path))
     except OSError as error:

@@ -52,19 +52,22 @@ WITH_TINY: Table = {
 }
 """Defaults with `policy.kind = "tiny"`."""
 
-# Random play may hardly ever earn anything in the last episode, which the schema's credit counts
-# alone. With the credit below, three of four tasks of `bench/learning/first_hour_tasks.py` end
-# higher.
-# The tiny policy's own 160 tokens are those of the environments of this package; a longer context
-# costs what its trials use, since memory grows with the longest sequence of each slot.
 WITH_FOREIGN_ENVIRONMENT: Table = {
+    # The schema's default, "final_only", counts rewards of the last episode alone, and random play
+    # may hardly ever earn any there. With "cumulative_paper" three of the four tasks of
+    # `bench/learning/first_hour_tasks.py` end higher.
     "credit": {"kind": "cumulative_paper"},
+    # The 160 tokens of `WITH_TINY` are enough for the environments of this package; three episodes
+    # of ten turns of a user's class needed 189. The bound itself costs nothing: the memory of the
+    # KV cache grows with the longest context that is really played.
     "engine": {"max_tokens": 512},
-    # The player that a class without a script clones (`trials/win_stay.py`) explores. With the
-    # entropy of `WITH_TINY` RL made Password's choices certain before they covered all its words.
+    # An environment without a script gets a warm start from a player that explores
+    # (`mage_async/trials/win_stay.py`). With the entropy bonus of `WITH_TINY`, RL made the choices
+    # in the task Password certain before they covered all its words.
     "learner": {"entropy": 0.05, "final_entropy": 0.02},
 }
-"""Defaults over `WITH_TINY` for a class of the user's own, or an environment of another library."""
+"""Defaults that replace those of `WITH_TINY` for a class of the user's own, or an environment of
+another library."""
 
 ON_CORES: Table = {
     "policy": {"lora": {}},
@@ -78,7 +81,8 @@ ON_CORES: Table = {
     },
     # All episodes count: in an unknown task, rewards of the last one alone may be too rare.
     "credit": {"kind": "cumulative_paper"},
-    # Three trials of a group often act alike, so a turn is compared with those of all trials.
+    # The three trials of a group often act alike, so the baseline has no "group": a turn is
+    # compared with the same turn in all groups of the batch.
     "advantage": {"baseline": ["kind", "episode", "index"], "scale": []},
     "learner": {
         "steps": 60,
@@ -106,14 +110,15 @@ ON_GPU: Table = {"policy": {"dtype": "bfloat16"}, "learner": {"matmul_precision"
 and TF32 several times faster than float32."""
 
 MASTERS: Table = {"learner": {"float32_masters": True}}
-"""Defaults over `ON_GPU` if all weights are trained: in 16 bits small updates would be rounded
-away.
+"""Defaults added to `ON_GPU` if all weights are trained, not adapters alone: in 16 bits small
+updates would be rounded away.
 """
 
 BFLOAT16_ENGINE: Table = {"engine": {"arithmetic": "bfloat16"}}
+"""Defaults added to `ON_CORES` if the processor multiplies in bfloat16, which is twice as fast."""
 BFLOAT16_ADAPTED: Table = {"policy": {"dtype": "bfloat16"}}
-"""Defaults over `ON_CORES` if the processor multiplies in bfloat16, which is twice as fast: for
-engines, and for a learner that trains adapters, which stay float32 themselves."""
+"""Defaults added to `BFLOAT16_ENGINE` if the learner trains adapters, which stay float32
+themselves."""
 
 
 @cache
@@ -127,12 +132,14 @@ def _multiplies_bfloat16() -> bool:
 
 
 def completed(tree: Table, *, is_recorded: bool = False) -> Table:
-    """Return a tree with all kinds stated, the defaults of its policy, and None for absent
-    sections.
+    """Return a tree completed with the defaults of this file, ready for decoding by the schema.
+
+    Every table in it states its kind, and None stands for a table that the tree leaves out by
+    "none".
 
     Args:
-        is_recorded: whether a run wrote the tree; a key that it lacks is newer than the run and
-            gets the schema's default.
+        is_recorded: whether a run wrote the tree. A key that it lacks is newer than the run and
+            gets the default of the schema or, with a tiny policy, of `WITH_TINY`.
     """
     # The defaults depend on the kinds of policy and engine, so kinds are stated before they are
     # chosen, and once more for the tables that they add.
@@ -150,9 +157,10 @@ def completed(tree: Table, *, is_recorded: bool = False) -> Table:
 
 
 def _evaluate_as_trained(whole: Table) -> None:
-    """Evaluate, in place, as many episodes as a trial has, unless the tree states a number.
+    """Set `evaluation.episodes`, in place, to `trial.episodes`, unless the tree states a number.
 
-    Training on single episodes is the control: it keeps the schema's number of episodes.
+    With `trial.episodes = 1`, as in the baselines of single-episode RL, it keeps the schema's
+    default: they too are evaluated on several episodes.
     """
     trial, evaluation = whole.get("trial"), whole.setdefault("evaluation", {})
     if isinstance(trial, dict) and isinstance(evaluation, dict):
@@ -162,13 +170,14 @@ def _evaluate_as_trained(whole: Table) -> None:
 
 
 def _defaults(whole: Table, is_recorded: bool) -> Table:
-    """Return the defaults that replace the schema's."""
+    """Return the defaults that replace the schema's, chosen by policy, engine and device."""
     policy, engine, learner = (
         table if isinstance(table := whole.get(name, {}), dict) else {}
         for name in ("policy", "engine", "learner")
     )
     if policy.get("kind") == "tiny":
-        # A recorded run has its credit; to load that again would import a credit of one's own.
+        # A recorded run states its credit already. Merging another one over it could import a
+        # credit of the user's own, which would execute the user's code.
         if is_recorded or not _has_foreign_environment(whole):
             return WITH_TINY
         return over(WITH_TINY, WITH_FOREIGN_ENVIRONMENT, Config)
@@ -189,8 +198,8 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
 
 
 def _has_foreign_environment(whole: Table) -> bool:
-    """Return whether the environment, or any part of a mix, is named as `module:Class` or
-    `library:name`.
+    """Return whether the environment, or any part of a mix of environments, is named as
+    `module:Class` or `library:name`.
 
     One such part is enough: its contexts may be longer than those of this package's environments,
     and its rewards may come in an early episode alone.
@@ -216,7 +225,7 @@ def stated_absent(tree: Table) -> Table:
 
 
 def without_empty(config: Config) -> Config:
-    """Return the configuration without a warm start of no steps."""
+    """Return the configuration, its warm start replaced by None if that has 0 steps."""
     has_steps = config.warm_start is not None and config.warm_start.steps
     return config if has_steps else msgspec.structs.replace(config, warm_start=None)
 
@@ -234,7 +243,9 @@ def spelled_out(tree: Table) -> Table:
 
 
 def _with_kinds(tree: Table, section: type[Section]) -> Table:
-    """Return a tree in which every table that comes in kinds states its own."""
+    """Return a tree in which every table that comes in kinds states its own, by default the kind of
+    the schema's default.
+    """
     whole = dict(tree)
     for field in msgspec.structs.fields(section):
         key, hint = field.name, hints_of(section)[field.name]

@@ -1,5 +1,7 @@
-"""Write the error messages of a configuration: the key as `--set` takes it, its value, and what to
-write instead: known keys, "did you mean", the allowed values, the new name of an old key.
+"""Write the error messages of a wrong configuration.
+
+A message has the key as `--set` takes it, its value, and what to write instead: the allowed values,
+the key that was probably meant, all known keys, or the new name of an old key.
 """
 
 import difflib
@@ -44,6 +46,7 @@ REMOVED_KEYS = {
 }
 """What to do instead of setting a key that was removed, by the key."""
 BOUNDS = {">=": "at least", ">": "greater than", "<=": "at most", "<": "less than"}
+"""Words for the signs with which msgspec states a bound."""
 LARGEST = 2**63 - 1
 """The largest whole number in TOML."""
 
@@ -53,18 +56,20 @@ def successor(key: str) -> str:
     for old, new in RENAMED_KEYS.items():
         if key == old or key.startswith(f"{old}."):
             current = new + key.removeprefix(old)
+            # A key of a renamed table may itself have been removed later.
             return successor(current) or f"it is `{current}` now"
     return f"it was removed; {REMOVED_KEYS[key]}" if key in REMOVED_KEYS else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The error of one key."""
+    """What is wrong with one key, as a sentence for the user."""
 
     key: str
     sentence: str
     is_unknown: bool = False
-    """Whether this version does not know the key or the kind."""
+    """Whether this version does not know the key, or the kind that it states. In the file of a run
+    a newer version may have written it."""
 
 
 def unwritable(tree: Table) -> Fault | None:
@@ -99,13 +104,13 @@ def explain(message: str, tree: Table) -> Fault:
     if unknown := re.search(r"unknown field `(.+)`", what):
         return _unknown(unknown[1], path, tree)
     parent, _, leaf = path.rpartition(".")
-    (above, _), (hint, value) = _declared(parent, tree), _declared(path, tree)
+    (table_hint, _), (hint, value) = _declared(parent, tree), _declared(path, tree)
     key = _key(path)
     # An unknown kind is "Invalid value"; a wrong choice of a `Literal` is "Invalid enum value".
-    is_kind = leaf != "" and leaf == kind_key(above)
+    is_kind = leaf != "" and leaf == kind_key(table_hint)
     if "Invalid enum value" in what or is_kind:
-        choices = ", ".join(map(repr, kinds(above) if is_kind else _literals(hint)))
-        own = ", or your own class as `module:Class`" if is_kind and registry_of(above) else ""
+        choices = ", ".join(map(repr, kinds(table_hint) if is_kind else _literals(hint)))
+        own = ", or your own class as `module:Class`" if is_kind and registry_of(table_hint) else ""
         return Fault(key, f"`{key}` must be one of {choices}, got {value!r}{own}", is_kind)
     # What msgspec expected: "int >= 1" becomes "at least 1", "object | null" the name of a table.
     bound = what.removeprefix("Expected ").split(", got ")[0].replace("`", "")
@@ -146,14 +151,15 @@ def _key(path: str, *names: str) -> str:
 
 
 def _declared(path: str, tree: Table) -> tuple[Any, Any]:
-    """Return the type that is declared at a path such as `$.doctor.halt[0]`, and the value there.
+    """Return the type that the schema declares at a path such as `$.doctor.halt[0]`, and the value
+    that the tree has there.
 
-    If the tree ends before the path does, the value is that of the last table on the path.
+    If the tree ends before the path does, the value is the last table on the path.
     """
     hint: Any = Config
     value: Any = tree
     for step in names_in(path)[1:]:
-        name, _, place = step.removesuffix("]").partition("[")
+        name, _, index = step.removesuffix("]").partition("[")
         if hint == METHOD_TABLES:
             hint = method_class(name).Settings
         else:
@@ -161,8 +167,8 @@ def _declared(path: str, tree: Table) -> tuple[Any, Any]:
             hint = hints_of(table).get(name) if table else None
         if isinstance(value, dict) and name in value:
             value = value[name]
-        if place.isdigit():
-            value = value[int(place)]
+        if index.isdigit():
+            value = value[int(index)]
     return hint, value
 
 

@@ -94,12 +94,12 @@ class TrialShape(Section):
 
     @property
     def keeps_history(self) -> bool:
-        """Whether earlier episodes stay in the context, as far as there is room."""
+        """Whether earlier episodes stay in the context, as far as they fit into it."""
         return self.memory not in ("none", "reflection")
 
     @property
     def compaction(self) -> Literal["none", "notes", "truncation"]:
-        """What a context that would outgrow its room is replaced by."""
+        """How a context that would outgrow `room` is shortened."""
         return self.memory if self.memory in ("notes", "truncation") else "none"
 
 

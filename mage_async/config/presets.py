@@ -1,23 +1,24 @@
 """Define MAGE, LaMer and their baselines as sets of keys, which `mage --method NAME` writes over a
 configuration.
 
-The `*_code` methods do what the published code does, habits included; the `*_paper` methods what
-the papers say, with those habits repaired. What differs is in the keys and nowhere else, so a run's
+The `*_code` presets do what the authors' code does, also where it departs from their papers; the
+`*_paper` presets do what the papers say. The presets differ in keys and nowhere else, so a run's
 `config.toml` says it all, and `--set` after `--method` changes any of it.
 
-| as coded | repaired |
-|---|---|
-| LaMer discounts later episodes by the rest of this one too | by their distance alone |
-| means over turns: long trials weigh more | over trials |
-| reflections share the mean of actions, with score 0 | compared with reflections |
-| both seats share a mean | seats are kept apart |
-| all episodes of a group share a mean, and all reflections a state | each episode has its own |
-| penalties reach the first of GiGPO's two terms | both |
-| reflections alone are carried over | histories and reflections |
+| | `*_code` | `*_paper` |
+|---|---|---|
+| LaMer's discount of a later episode | also by the turns left in this episode | by episodes alone |
+| a baseline is a mean over | turns, so long trials weigh more | trials |
+| a reflection is compared with | actions, as if its score were 0 | reflections |
+| turns in different seats of a game | share a baseline | have one each |
+| episodes of a group | share a baseline; all reflections are one state | have one each |
+| a penalty changes | the first of GiGPO's two terms | both terms |
+| an episode sees of earlier ones | reflections alone | histories and reflections |
 
 Both sets keep the published discount of 0.6 between episodes, at which MAGE's objective weighs the
-first episode more than the last (`mage_async/credit/returns.py`); the default is 1.0. The scripts
-have another one in some environments, so a `*_code` preset leaves the discount of a file alone.
+first episode more than the last (`mage_async/credit/returns.py`); the schema's default is 1.0. The
+authors' scripts use another discount in some environments, so a `*_code` preset keeps the discount
+that a configuration file states.
 """
 
 from collections.abc import Mapping
@@ -39,8 +40,8 @@ PUBLISHED = {
     "learner.correction.clip_high": 0.2,
     "learner.correction.dual_clip": 3.0,
 }
-"""What both papers and both codes share; MAGE's scripts of Kuhn poker and tic-tac-toe also set
-`learner.kl` to 0.1.
+"""Keys that the papers and the code of both MAGE and LaMer have in common. MAGE's scripts of Kuhn
+poker and tic-tac-toe also set `learner.kl` to 0.1.
 """
 
 AS_CODED = {
@@ -50,6 +51,7 @@ AS_CODED = {
     "advantage.anchor": "coded",
     "advantage.penalise": "score",
 }
+"""The column `*_code` of the table above; the discount of LaMer follows from `credit.kind`."""
 
 REPAIRED = {
     "trial.memory": "history_and_reflection",
@@ -58,6 +60,7 @@ REPAIRED = {
     "advantage.anchor": "global",
     "advantage.penalise": "return",
 }
+"""The column `*_paper` of the table above."""
 
 DISCOUNT = "credit.episode_discount"
 
@@ -95,7 +98,7 @@ GRPO = ONE_SCORE | {
 each trial first (GRPO, arXiv 2402.03300)."""
 
 UNTRAINED = {"learner.steps": 0, "warm_start": "none"}
-"""No training at all, so the credit does not matter."""
+"""No training at all: an evaluation of the model as it is."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "lamer_code": PUBLISHED | AS_CODED | {"credit.kind": "cumulative_code"},
@@ -114,11 +117,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 """Keys by preset: MAGE and LaMer, then the baselines of the papers.
 
 `grpo`, `gigpo`, `reinforce_pp_baseline` and `rloo` train on one episode and are evaluated on
-`evaluation.episodes`. `retry` is `gigpo` without any memory: what its `won_within` gains over one
-episode is luck, and anything that claims to learn within a trial has to beat it. `zero_shot`,
-`react` and `reflexion` are the untrained model: by itself, with its earlier episodes in the
-context, and with its remarks on them; a model that reads needs `transcript.rules = true` for each.
-The presets of the other methods lie with them, in `mage_async/methods/`.
+`evaluation.episodes`. `retry` is `gigpo` without any memory: it wins more trials within three
+episodes than within one (`won_within`) by luck alone, and a method that claims to learn within a
+trial has to beat it. `zero_shot`, `react` and `reflexion` are the untrained model: without memory,
+with its earlier episodes in the context, and with its reflections on them. A pretrained model needs
+`transcript.rules = true` for each of the three. The presets of the other methods lie with them, in
+`mage_async/methods/`.
 """
 
 
@@ -133,9 +137,9 @@ def keys_of_method(
     """Return the keys that `--method NAME` writes over a configuration.
 
     Args:
-        name: of a preset; or of a method, or `module:Class` of a user's own, to be turned on.
-        environment: its name; LaMer's paper has a discount of its own in MineSweeper.
-        stated_discount: `credit.episode_discount` of the file; None: the file does not state it.
+        name: name of a preset; or of a method, or `module:Class` of a user's own, to be turned on.
+        environment: name of the environment; LaMer's paper uses another discount in MineSweeper.
+        stated_discount: `credit.episode_discount` of the file; None if the file does not state it.
 
     Raises:
         ConfigError: there is no such preset.

@@ -35,7 +35,7 @@ from mage_async.methods.registry import METHODS, method_class
 from mage_async.registry import did_you_mean
 
 WIDTH = 100
-"""Columns of a line in a terminal."""
+"""Columns of a line that `as_lines` writes."""
 INTRODUCTION = """\
 # Configuration
 
@@ -54,23 +54,25 @@ of your own, `"module:Class"`.
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of a section."""
+    """Description of one key of a table."""
 
     name: str
     kind: str
-    """Type, in words."""
+    """Type of the value in words, such as "whole number, at least 1"."""
     default: str
     """Default as a file writes it; that of a tiny policy follows "tiny:" where it differs."""
     sentence: str
+    """What the key means: its docstring in the schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One table of the configuration."""
+    """Description of one table of the configuration, with those of its own keys."""
 
     path: str
     """Path such as `learner.correction`; "" for keys above all sections."""
     sentence: str
+    """What the table is for: the docstring of its class."""
     keys: list[Key]
 
     def title(self) -> str:
@@ -79,10 +81,13 @@ class Described:
 
 
 def sections(prefix: str = "") -> list[Described]:
-    """Describe all tables, those at and below one path, or one key.
+    """Describe all tables of the configuration, or the tables at and below a path, or one key.
 
     Args:
-        prefix: path of a table, such as `learner`, or of a key, such as `learner.steps`.
+        prefix: path of a table, such as `learner`, or of a key, such as `learner.steps`; "" is all.
+
+    Returns:
+        The descriptions; for a key that of its table, with this key alone.
 
     Raises:
         ConfigError: there is no such section or key.
@@ -93,6 +98,7 @@ def sections(prefix: str = "") -> list[Described]:
         if settings.__struct_fields__:
             presence = " Absent by default; it is a method."
             every += _described(f"methods.{name}", {"": settings}, {}, presence)
+    # Both end with a dot, so that `learn` does not match `learner`.
     found = [each for each in every if f"{each.path}.".startswith(f"{prefix}.") or not prefix]
     if not found:
         path, _, name = prefix.rpartition(".")
@@ -153,18 +159,21 @@ def _described(
     """Describe a table, then the tables in it.
 
     Args:
-        variants: class of each kind; of a table without a choice, its class alone.
+        variants: class of the table by its kind, such as "tiny" and "pretrained"; a table without
+            kinds has one class, by the name "".
         tiny: defaults of the table with a tiny policy, where they differ.
-        presence: whether the table is there by default.
-        stated: the key that states the kind.
+        presence: sentence that says whether the table is there by default, or "".
+        stated: description of the key that states the kind, which is listed first.
     """
+    # The kinds that have a key. Where two kinds give one key other defaults or meanings, the two
+    # descriptions differ, and each is listed with its own kinds.
     owners: dict[Key, list[str]] = {}
     for name, variant in variants.items():
         for key in _keys(variant, tiny):
             owners.setdefault(key, []).append(name)
-    only = {key: f" Only with {', '.join(names)}." for key, names in owners.items()}
+    only_with = {key: f" Only with {', '.join(names)}." for key, names in owners.items()}
     keys = [
-        key if len(names) == len(variants) else replace(key, sentence=key.sentence + only[key])
+        key if len(names) == len(variants) else replace(key, sentence=key.sentence + only_with[key])
         for key, names in owners.items()
     ]
     # The closest class that all kinds inherit describes the table, and has the tables inside it.
@@ -205,9 +214,10 @@ def _doc(section: type[Section]) -> str:
 
 
 def _sentences(section: type[Section]) -> dict[str, str]:
-    """Return the docstring of each key, also of the parents' keys."""
+    """Return the docstring of each key, also of keys that the class inherits."""
     found: dict[str, str] = {}
     for each in reversed(section.__mro__):
+        # A class that `defstruct` made (`_TrackerTables`) has no source.
         if not issubclass(each, Section) or each.__name__.startswith("_"):
             continue
         # Python keeps no docstrings of fields: they are read from the source.
@@ -219,7 +229,9 @@ def _sentences(section: type[Section]) -> dict[str, str]:
 
 
 PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "table"}
+"""Words for a type."""
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+"""Words for a bound, by its field of `msgspec.Meta`."""
 
 
 def in_words(hint: Any) -> str:

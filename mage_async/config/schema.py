@@ -121,8 +121,8 @@ class FromScript(WarmStart, tag="script"):
 
 
 class FromScriptIfAny(FromScript, tag="auto"):
-    """The environment's script plays; if it has none, what "win_stay" does, or no warm start if
-    repeating what paid earns no more than random play."""
+    """The environment's script plays. If it has none, the player of "win_stay" plays; if that
+    earns no more than random play, there is no warm start."""
 
 
 class FromRandom(WarmStart, tag="random"):
@@ -169,13 +169,14 @@ class FromData(WarmStart, tag="data"):
 DATA_ENDINGS = (".jsonl", ".parquet")
 """Endings of the names of a data set's files."""
 AnyWarmStart = FromScriptIfAny | FromScript | FromRandom | FromWinStay | FromBest | FromData
+"""The type of `[warm_start]`: one class for each of its kinds."""
 
 
 def check_widths(policy: Policy) -> None:
-    """Refuse a tiny model whose widths do not divide.
+    """Refuse a tiny model whose width is no multiple of its heads, or its heads of `kv_heads`.
 
     Raises:
-        ConfigError: they do not divide; the error has the keys and their values.
+        ConfigError: with the keys and their values.
     """
     if not isinstance(policy, Tiny):
         return
@@ -236,6 +237,7 @@ def local_policy(source: str) -> Path | None:
 
 
 Keep = Literal["newest", "best", "spread"]
+"""Which past policies of a `Population` are kept."""
 
 
 class Admission(Section):
@@ -379,7 +381,7 @@ def check_installed(learner: Learner) -> None:
     """Refuse 8-bit moments if torchao is not installed.
 
     Raises:
-        ConfigError: with the extra.
+        ConfigError: with the command that installs it.
     """
     if learner.optimizer_state == "8bit" and find_spec("torchao") is None:
         raise ConfigError(
@@ -429,7 +431,8 @@ class Evaluation(Section):
     trials: Count = 128
     """Trials of a point, from each split."""
     final_trials: Count = 512
-    """Trials of each final set."""
+    """Trials of each set of the final evaluation: training tasks, held-out tasks, and held-out
+    tasks under each control."""
     episodes: Count = 3
     """Episodes of an evaluated trial; unless it is given, as many as `trial.episodes`, where those
     are at least 2."""
@@ -531,7 +534,9 @@ NOT_COMPARED = {"doctor", "tracking"}
 
 
 def digest(config: Config) -> str:
-    """Return eight hex digits that peers compare before they work together."""
+    """Return a fingerprint of the configuration, in eight hex digits: processes of one run refuse
+    to work with a peer that has another one.
+    """
     names = (name for name in config.__struct_fields__ if name not in NOT_COMPARED)
     compared = msgspec.to_builtins({name: getattr(config, name) for name in names})
     return blake2s(msgspec.json.encode(compared, order="sorted"), digest_size=4).hexdigest()

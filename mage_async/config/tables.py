@@ -16,6 +16,7 @@ from mage_async.config.components import REGISTRIES, Components, component_class
 from mage_async.config.section import Section, Variant
 
 Table = dict[str, Any]
+"""A table of a tree: values by key, some of which are tables again."""
 METHOD_TABLES = dict[str, dict[str, Any]]
 """The type of `Config.methods`: tables by name, of keys that the schema does not know."""
 NONE = "none"
@@ -40,7 +41,9 @@ def hints_of(section: type[Section]) -> dict[str, Any]:
 
 
 def kinds(hint: Any) -> dict[str, type[Variant]]:
-    """Return the tables that a type admits, by kind; empty where there is no choice."""
+    """Return the classes among which a table of this type chooses, by kind; empty if the type is no
+    table or has only one class.
+    """
     parts = [part for part in get_args(hint) if _is(part, Variant)]
     return {part.__struct_config__.tag: part for part in parts} if len(parts) > 1 else {}
 
@@ -86,6 +89,7 @@ def table_class(hint: Any, value: Any = None, *, imports: bool = False) -> type[
 
 @cache  # otherwise every configuration that `mage view` reads would leave a class in memory
 def _stand_in(key: str, kind: str, names: tuple[str, ...]) -> type[Variant]:
+    """Make a class for a user's own component: its keys are `names`, with values of any type."""
     fields = [(name, Any) for name in names]
     stand_in = msgspec.defstruct(
         "StandIn", fields, bases=(Variant,), tag_field=key, tag=kind, frozen=True
