@@ -57,7 +57,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """Hold facts about the whole cluster."""
+    """Hold facts about the whole cluster; cores and GPUs are those of all its nodes together."""
 
     own: NodeFacts
     """The node that starts the run."""

@@ -92,7 +92,8 @@ class History:
 
     config: Config
     bounds: tuple[float, float] | None
-    """Smallest and largest return per unit of an episode; None if they are unknown."""
+    """Smallest and largest return of an episode, per unit (a round, hand or dial of it); None if
+    they are unknown."""
     records: deque[Record] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     """The newest steps, oldest first."""
     first_entropies: list[float] = field(default_factory=list)
@@ -223,8 +224,9 @@ MISMATCH = 0.05
 disagree. Engines in bfloat16 are 0.01 to 0.03 off, the embedded engine 1e-7.
 """
 YOUNG_K3 = 0.3
-"""k3 of the youngest tokens of a batch, in nats, above which engine and learner disagree. The
-largest in a healthy run was 0.22, for one step.
+"""k3 of the youngest tokens of a batch, in nats, above which engine and learner disagree; k3
+estimates the KL divergence of the engine's policy from the learner's. The largest in a healthy run
+was 0.22, for one step.
 """
 
 
@@ -234,13 +236,13 @@ def engine_mismatch(run: History) -> Sightings:
     """
     gap = run.record.get("logprob_mismatch_mean", 0.0)
     ages = (age for age in range(OLDEST_AGE + 1) if f"k3_mean_age_{age}" in run.record)
-    age = next(ages, 0)
-    k3 = run.record.get(f"k3_mean_age_{age}", 0.0)
+    youngest = next(ages, 0)
+    k3 = run.record.get(f"k3_mean_age_{youngest}", 0.0)
     if gap > MISMATCH or k3 > YOUNG_K3:
         equal = f"{gap:.2g} nats at equal version, and " if gap else ""
         yield Sighting(
             f"log-probs of engine and learner differ by {equal}k3 {k3:.2g} nats on tokens said "
-            f"to be {age} steps old"
+            f"to be {youngest} steps old"
         )
 
 
@@ -376,7 +378,8 @@ def format_gaming(run: History) -> Sightings:
 
 FAILURES, FAILURE_STEPS = 3, 20
 """Number of groups of one member that must be dropped within `FAILURE_STEPS` steps. With 24 members
-and 4 groups a step, each member is met three times in 20 steps.
+and 4 groups a step, each member is met three times in 20 steps, so a member that always fails is
+found.
 """
 MOST_NAMED = 3
 """Number of failing members above which the environment is the cause, not a member."""
@@ -419,7 +422,7 @@ def selection(run: History) -> Sightings:
     causes = run.selection.causes
     if causes.total() < FEWEST_DROPS:
         return
-    ((cause, count),) = causes.most_common(1)
+    ((cause, count),) = causes.most_common(1)  # the most frequent cause alone
     why = f"; of {causes.total()} dropped groups {count}: {cause}"
     ratio = run.selection.long_over_short(run.config.admission.trials_per_group, Z_SURE)
     if ratio is not None and _is_unequal(ratio):
@@ -664,7 +667,7 @@ class Doctor:
         """Begin with a run of which no step is known.
 
         Args:
-            bounds: Smallest and largest return per unit of an episode; None if they are unknown.
+            bounds: As `History.bounds`.
         """
         self.last_step = 0
         """The newest step that was examined."""
@@ -777,6 +780,6 @@ def _recorded_bounds(records: RunRecords) -> tuple[float, float] | None:
 
 
 def _bounds(facts: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the bounds of the return per unit; None if the environment does not declare them."""
+    """Return `History.bounds` from an environment's `Facts` as plain data."""
     least, most, units = (facts[name] for name in ("min_return", "max_return", "units"))
     return None if least is None or most is None else (least / units, most / units)

@@ -1,3 +1,3 @@
-"""Estimate the needs of a run before anything is loaded: memory by part, operations, whether it
-fits.
+"""Estimate what a run needs before it starts: memory by part, floating-point operations, and time;
+refuse a run that does not fit.
 """

@@ -57,20 +57,23 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
     Raises:
         ConfigError: the message says what is needed, what there is, and which key to change.
     """
+    # Without a curve the evaluator makes its engine only after training.
     num_engines = num_actors + bool(config.evaluation.every)
     tokens = config.engine.max_contexts * config.engine.max_tokens
+    # Bytes: of the learner's weights, gradients and moments; of the engines' weights; of their KV
+    # caches; of their processes without a policy.
     learner = size.num_weights * _bytes_per_weight(config)
     engines = 4 * size.num_weights * num_engines
     contexts = size.kv_token_bytes * tokens * num_engines
-    own = ENGINE_BYTES * num_engines
+    bare = ENGINE_BYTES * num_engines
     # Only the memory of this machine is counted, not that of a GPU.
     needed = (learner + LEARNER_BYTES) * (config.learner.device == "cpu")
-    needed += (engines + contexts + own) * isinstance(config.engine, Embedded)
+    needed += (engines + contexts + bare) * isinstance(config.engine, Embedded)
     if needed <= memory_bytes:
         return
     # Give advice on the largest part: keys and values, the processes themselves, or weights.
     advice = "lower engine.max_contexts or engine.max_tokens, or take fewer --actors"
-    if own > max(learner + engines, contexts):
+    if bare > max(learner + engines, contexts):
         advice = "take fewer --actors"
     elif contexts <= learner + engines:
         may_adapt = isinstance(config.policy, Pretrained) and not config.policy.lora
@@ -80,7 +83,7 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
         f"policy of {size.num_weights:,} weights: the learner needs {learner / 1e9:.1f} GB for "
         f"weights, gradients and optimizer, and {num_engines} engines, the evaluator's among them, "
         f"{engines / 1e9:.1f} GB for weights, {contexts / 1e9:.1f} GB for keys and values of "
-        f"{config.engine.max_contexts} contexts each, and {own / 1e9:.1f} GB for themselves, but "
+        f"{config.engine.max_contexts} contexts each, and {bare / 1e9:.1f} GB for themselves, but "
         "this machine has "
         f"{memory_bytes / 1e9:.1f} GB; {advice}"
     )
@@ -104,7 +107,7 @@ def with_deadlines(config: Config, *, turn_s: float, num_turns: int) -> tuple[Co
     Returns:
         The configuration, and a sentence for each key that was raised.
     """
-    # An engine that plays several groups at once is slower by their number.
+    # An engine that plays n groups at once takes n times as long for a turn of each.
     groups_at_once = max(1, config.engine.max_contexts // config.admission.trials_per_group)
     slowest_turn_s = turn_s * groups_at_once
     group_s = slowest_turn_s * num_turns

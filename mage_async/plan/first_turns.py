@@ -1,5 +1,7 @@
-"""Play the first turns of a policy and train on one micro-batch, in this process, to show an action
-and to measure times.
+"""Try a policy before a run starts: play two turns and train on one micro-batch, in this process.
+
+The turns show whether the policy's actions are valid, and the times forecast how long the run will
+take.
 """
 
 import random
@@ -78,7 +80,7 @@ def play_first_turns(
     Args:
         now: Clock, in seconds.
         settle: Performs the calls that a trial waits for, and passes it their results.
-        report: Called with a line for people once the turns are played.
+        report: Called with a line of text for the user once the turns are played.
 
     Returns:
         What the turns showed; None if the engine is not the embedded one, or a program plays.
@@ -92,8 +94,10 @@ def play_first_turns(
         return None
     began = now()
     torch.set_num_threads(config.engine.threads)
-    group, admission = config.admission.trials_per_group, config.admission
-    # Whole groups, at least one, as many as `MOST_CONTEXTS` and the engine's slots allow.
+    admission = config.admission
+    group = admission.trials_per_group
+    # The number of trials: whole groups, as many as `MOST_CONTEXTS` and `engine.max_contexts`
+    # allow, but at least one.
     size = min(MOST_CONTEXTS // group or 1, admission.groups_per_step) * group
     size = min(size, max(group, config.engine.max_contexts))
     model = Model.load(directory, slots=size, max_tokens=config.engine.max_tokens)
@@ -103,7 +107,7 @@ def play_first_turns(
         begin_trial(
             environment,
             random_task(environment, "train", source),
-            0,  # index in its group, of which it is the only trial
+            0,  # its index in its group; here each trial is a group of its own
             trial_config,
             chat,
             name=str(number),

@@ -56,7 +56,7 @@ class Pace(msgspec.Struct, frozen=True):
     def _num_updates(self, num_trials: float, num_microbatches: float) -> float:
         """Return the cost of training on `num_trials` trials, in units of the measured update.
 
-        Cost is proportional to tokens. The trials of a micro-batch share their opening, which is
+        Cost is proportional to tokens. The tokens that all trials begin with (`opening_tokens`) are
         computed once per micro-batch; the measured update was one micro-batch.
         """
         own = self.trial_tokens - self.opening_tokens
@@ -66,12 +66,11 @@ class Pace(msgspec.Struct, frozen=True):
     def step_train_s(self, config: Config) -> float:
         """Return the seconds in which the learner trains on a batch."""
         learner, num_trials = config.learner, trials_of_step(config)
-        # The trials of a micro-batch share their opening, so it counts once against the token
-        # limit.
+        # The tokens that all trials begin with count once against a micro-batch's limit of tokens.
         own = self.trial_tokens - self.opening_tokens
-        room = learner.max_tokens_per_microbatch - self.opening_tokens
+        left = learner.max_tokens_per_microbatch - self.opening_tokens
         has_limit = learner.max_tokens_per_microbatch > 0
-        trials_per_microbatch = max(1, room // max(1, own)) if has_limit else num_trials
+        trials_per_microbatch = max(1, left // max(1, own)) if has_limit else num_trials
         # -(-a // b) is a / b, rounded up.
         num_microbatches = max(learner.minibatches, -(-num_trials // trials_per_microbatch))
         seconds_per_update = self.update_s + learner.repeated_forwards * self.forward_s
@@ -124,9 +123,9 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
     """
     play_s, train_s = trials_of_step(config) * pace.trial_s(), pace.step_train_s(config)
     evaluation, every = config.evaluation, config.evaluation.every
-    # An evaluation while training costs each of the steps between two of them this much.
+    # The time of an evaluation while training, spread over the `every` steps between two of them.
     curve_s = NUM_CURVE_SETS * evaluation.trials * pace.trial_s() / every if every else 0.0
-    players = min(num_actors, num_cores)
+    players = min(num_actors, num_cores)  # actors that can play at the same time
     step_s = max((play_s + train_s + curve_s) / num_cores, play_s / players, train_s)
     if config.admission.max_staleness == 0:  # actors wait for each version: nothing overlaps
         step_s = max(step_s, play_s / players + train_s)

@@ -23,7 +23,7 @@ GB = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Describe the hardware of a process."""
+    """Describe the memory and speed of a GPU, or of this machine if nothing runs on a GPU."""
 
     name: str
     memory_bytes: int
@@ -127,15 +127,17 @@ class ProcessMemory:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Hold what a configuration needs of a device."""
+    """Hold the memory and the operations that a configuration needs, and the device that has to
+    provide them.
+    """
 
     config: Config
     device: Device
     batch: Batch
     update: Update
     processes: list[ProcessMemory]
-    """Memory of the learner, then of the engines (one entry for each of their GPUs), at last the
-    evaluator's.
+    """Memory of the learner, of the actors' engines (one entry for each of their GPUs), and of the
+    evaluator's engine, in this order.
     """
 
     def flops(self) -> float:
@@ -171,8 +173,8 @@ class Plan:
         """Refuse a run that does not fit.
 
         Raises:
-            ConfigError: it does not fit; the error has the fullest place, its largest part, and
-                the key to change.
+            ConfigError: it does not fit; the error has the place that needs most, its largest part,
+                and the key to change.
         """
         ((place, needed),) = self.needed().most_common(1)
         if needed > self.device.memory_bytes:
@@ -182,8 +184,8 @@ class Plan:
             )
 
     def _largest_part(self, place: str) -> str:
-        """Return a clause with the largest part in a place that a key can make smaller, and the
-        key.
+        """Return a clause that names the largest part in a place that a key can make smaller, and
+        this key.
         """
         here = [process for process in self.processes if process.place == place]
         parts = ((size, part, each) for each in here for part, size in each.parts.items())
@@ -278,9 +280,9 @@ def _embedded(config: Config, shape: Shape, name: str, *, meets_rivals: bool) ->
     """Plan an embedded engine, which computes in float32 on CPU cores.
 
     Args:
-        meets_rivals: Whether past versions of the policy play in it. Where adapters are published,
-            they are computed beside the matrices of their base, which the engine holds once,
-            besides the merged ones of the current version.
+        meets_rivals: Whether past versions of the policy play in it as opponents. With
+            `policy.lora` it then holds the layers twice: merged with the adapters for the current
+            version, and unmerged, shared by all past versions and their adapters.
     """
     token = shape.kv_token_bytes(ITEMSIZE["float32"])
     tokens = config.engine.max_contexts * config.engine.max_tokens
@@ -295,16 +297,17 @@ def _embedded(config: Config, shape: Shape, name: str, *, meets_rivals: bool) ->
 def _sglang(
     config: Config, shape: Shape, device: Device, name: str, gpu: int, is_first: bool
 ) -> ProcessMemory:
-    """Plan one GPU of an SGLang engine."""
+    """Plan one GPU of an SGLang engine; `is_first`: the first of the GPUs that share its model."""
     server: dict[str, Any] = getattr(config.engine, "server", {})
     itemsize = ITEMSIZE.get(server.get("dtype", config.policy.dtype), 2)
     gpus = config.engine.num_gpus
     whole, token = shape.num_weights * itemsize, shape.kv_token_bytes(itemsize, gpus)
     weights = whole // gpus
-    # The keys of `engine.server` size the cache by tokens, or by a share of the GPU's memory.
+    # The keys of `engine.server` size the KV cache by tokens, or by a share of the GPU's memory
+    # for weights and cache together.
     share = float(server.get("mem_fraction_static", 0.85))
-    room = max(0, round(share * device.memory_bytes) - weights) // token
-    tokens = min(room, int(server.get("max_total_tokens", room)))
+    most_tokens = max(0, round(share * device.memory_bytes) - weights) // token
+    tokens = min(most_tokens, int(server.get("max_total_tokens", most_tokens)))
     new_weights = config.transport.weights.new_weight_bytes(whole, weights, is_first=is_first)
     parts = Counter(
         {"weights": weights, "new weights": new_weights, "keys and values": tokens * token}

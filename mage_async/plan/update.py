@@ -58,7 +58,7 @@ ATTENTION: dict[Any, Callable[..., int]] = {
 
 @dataclass(slots=True)
 class _Held:
-    """Describe a tensor storage that has not been freed: its part and its bytes."""
+    """Hold the part under which a living tensor storage is counted, and its bytes."""
 
     part: str
     size: int
@@ -186,19 +186,20 @@ class Batch:
         Args:
             tokens: Number of tokens of a segment; 0 for `engine.max_tokens`.
         """
-        trial, spoken = config.trial, config.transcript
-        per_segment = trial.episodes if trial.keeps_history else 1
+        trial, transcript = config.trial, config.transcript
+        episodes_per_segment = trial.episodes if trial.keeps_history else 1
         num_turns = environment_of(config).facts.max_turns
         turns_per_segment = trial.most_turns(num_turns) if trial.keeps_history else num_turns
-        sampled = turns_per_segment * spoken.max_action_tokens
+        sampled = turns_per_segment * transcript.max_action_tokens
         if "reflection" in trial.memory:
-            sampled += per_segment * spoken.max_reflection_tokens
+            sampled += episodes_per_segment * transcript.max_reflection_tokens
         length = tokens or trial.room or config.engine.max_tokens
         trials = config.admission.groups_per_step * config.admission.trials_per_group
         segments = trials * (1 if trial.keeps_history else trial.episodes)
-        if trial.compaction != "none":  # a context has one turn or more, and notes at its end
+        if trial.compaction != "none":
+            # At worst each turn begins a new context, which holds that turn and the notes after it.
             segments = trials * trial.episodes * num_turns
-            sampled = spoken.max_action_tokens + spoken.max_reflection_tokens
+            sampled = transcript.max_action_tokens + transcript.max_reflection_tokens
         return Batch(segments, length, max(1, min(sampled, length - 1)))
 
     def of_one_pass(self, config: Config) -> list[int]:
@@ -273,14 +274,16 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
         trainer = _trainer(config, shape, trace, mode)
         before = trace.flops
         batches = [trainer.with_proximal(each) for each in trainer.micro_batches(segments)]
-        begun, before = trace.flops - before, trace.flops
+        proximal_flops, before = trace.flops - before, trace.flops
         trainer.update(batches, 1.0)
-        parts, updated = trace.peak, trace.flops - before
+        parts, update_flops = trace.peak, trace.flops - before
         with mode:
+            # Any base tells `Snapshot` to copy the adapters alone; its digest and its scale do not
+            # change their size.
             base = AdapterBase("", config.policy.dtype, 1.0) if publishes_adapters(config) else None
             published = Snapshot.of(trainer.model, 0, base=base).data.nbytes
-    repeated = config.learner.repeated_forwards
-    return Update(parts, (updated + repeated * begun) / sum(lengths), published)
+    flops = update_flops + config.learner.repeated_forwards * proximal_flops
+    return Update(parts, flops / sum(lengths), published)
 
 
 def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -> Trainer:
