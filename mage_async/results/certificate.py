@@ -70,8 +70,8 @@ DIFFERENCES: Mapping[str, Callable[[TaskReturns], float]] = {
 }
 """Differences of the last episode to the first one, and to each control."""
 ALL = "all"
-"""Name of the mean of these differences. If a model adapts, all of them are above 0, so their mean
-is too, and it varies less than any one of them.
+"""Name of the mean of these five differences, which is judged as a sixth. If a model adapts, all
+five are above 0, so their mean is too, and it varies less than any one of them.
 """
 SAID = {
     "first": "its first episode",
@@ -128,7 +128,7 @@ def certificate(
     if verdict == "cannot be told" and num_members >= LEAST_MEMBERS:
         needs = _needed(found, margin, quantile)
         # These tasks were too few for a verdict, so at least one more is needed.
-        needs = needs and max(needs, len(tasks) + 1)
+        needs = None if needs is None else max(needs, len(tasks) + 1)
     sentence = _sentence(verdict, tasks, num_members, found, luck, needs)
     return Certificate(verdict, sentence, len(tasks), num_members, needs, found, luck)
 
@@ -203,8 +203,12 @@ def _needed(found: Mapping[str, Difference], margin: float, quantile: float) -> 
 
 
 def _size(distance: float, spread: float, quantile: float) -> float:
-    """Return the number of tasks with which a difference of `distance` is found in 90 % of
-    cases.
+    """Return the number of tasks with which a mean that is `distance` away from the bound to beat
+    is found beyond it in 90 % of cases; infinity if no number is enough.
+
+    Args:
+        spread: Standard deviation over tasks.
+        quantile: Quantile of the normal distribution at which the bound is tested.
     """
     # A difference of nearly 0, or of the wrong sign, is found with no number of tasks.
     if distance <= 0.005:
@@ -226,7 +230,7 @@ def _sentence(
     """Return the sentence of the certificate: verdict, course of the returns, and the nearest
     control.
     """
-    first, last = (np.mean([task.own[place] for task in tasks]) for place in (0, -1))
+    first, last = (np.mean([task.own[episode] for task in tasks]) for episode in (0, -1))
     course = f"from {first:.2f} in episode 1 to {last:.2f} in the last of {len(tasks[0].own)}"
     weakest = min(found, key=lambda name: found[name].low)
     nearest = min(found, key=lambda name: found[name].high)

@@ -186,13 +186,13 @@ def bounds_that_did_not_act(finished: Iterable[FinishedRun]) -> str:
         if allowed is not None:
             key = run.cell.setting, allowed
             oldest[key] = max(oldest.get(key, 0.0), run.figures["staleness_max"])
-    idle = [(setting, allowed) for (setting, allowed), age in oldest.items() if age < allowed]
-    if not idle:
+    unused = [(setting, allowed) for (setting, allowed), age in oldest.items() if age < allowed]
+    if not unused:
         return ""
-    bound = max(allowed for _, allowed in idle)
-    reached = max(oldest[key] for key in idle if key[1] == bound)
+    bound = max(allowed for _, allowed in unused)
+    reached = max(oldest[key] for key in unused if key[1] == bound)
     return (
-        f"In {len(idle)} of {len(oldest)} settings no token was as old as the bound allows (at "
+        f"In {len(unused)} of {len(oldest)} settings no token was as old as the bound allows (at "
         f"{bound} steps: {reached:g} at most): there it limited nothing, and what tells them apart "
         "is chance. `--lags` sets the age itself."
     )
@@ -200,7 +200,7 @@ def bounds_that_did_not_act(finished: Iterable[FinishedRun]) -> str:
 
 def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
     """Return the figures of a run by name; NaN if the run did not record it."""
-    stale, trials = summary["staleness"], summary["trials"]
+    staleness, trials = summary["staleness"], summary["trials"]
     last = {
         f"{split}_last_return": summary["evaluation"][split]["return_by_episode"][-1]
         for split in ("heldout", "train")
@@ -216,13 +216,13 @@ def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
         "wall_s": summary["wall_s"],
         "processor_s": summary.get("processor_s", math.nan),
         "trials_per_s": summary["throughput"]["trials_per_s"],
-        "staleness_mean": stale["mean"],
-        "staleness_max": stale["max"],
+        "staleness_mean": staleness["mean"],
+        "staleness_max": staleness["max"],
         **{n: statistics.fmean(record[n] for record in records.metrics) for n in AVERAGED},
         **first,
         "dropped_share": trials["dropped"] / max(1, trials["granted"]),
-        "wasted_share": stale.get("wasted_share", math.nan),
-        "length_bias": stale.get("length_bias", math.nan),
+        "wasted_share": staleness.get("wasted_share", math.nan),
+        "length_bias": staleness.get("length_bias", math.nan),
     }
 
 
@@ -238,16 +238,20 @@ def _curve(records: RunRecords) -> list[tuple[int, float, float]]:
 
 def _ages(records: RunRecords) -> list[dict[int, float]]:
     """Return shares of tokens by age; see `FinishedRun.ages`."""
-    endings = ["", *(f"_episode_{k + 1}" for k in range(records.config.trial.episodes))]
-    return [_histogram(records.metrics, ending) for ending in endings]
+    suffixes = ["", *(f"_episode_{k + 1}" for k in range(records.config.trial.episodes))]
+    return [_histogram(records.metrics, suffix) for suffix in suffixes]
 
 
-def _histogram(metrics: Sequence[Record], ending: str) -> dict[int, float]:
-    """Return the share of tokens of each age, as a mean over steps."""
+def _histogram(metrics: Sequence[Record], suffix: str) -> dict[int, float]:
+    """Return the share of tokens of each age, as a mean over steps.
+
+    Args:
+        suffix: Suffix of the metric's name, such as "_episode_1"; "" for all episodes.
+    """
     shares: dict[int, float] = {}
     for record in metrics:
         for age in range(OLDEST_AGE + 1):
-            if share := record.get(f"token_share_age_{age}{ending}", 0.0):
+            if share := record.get(f"token_share_age_{age}{suffix}", 0.0):
                 shares[age] = shares.get(age, 0.0) + share / len(metrics)
     return shares
 
@@ -326,7 +330,7 @@ def checked_configs(
         config = config_file.load(file, [*assignments, *cell.assignments()], method)
         check(config)
         check_source(config.policy)
-        # As a run records it, so that a recorded run is recognised.
+        # A run records its configuration in this form, so a cell that is run already is recognised.
         config = with_warm_start(config)
         configs[cell] = config
     return configs
@@ -354,7 +358,7 @@ def by_flow(runs: RunsBySetting) -> dict[str, list[FinishedRun]]:
 
 
 def by_method(runs: RunsBySetting) -> dict[str, list[Setting]]:
-    """Group settings that a chart joins by a line, by `Setting.method`."""
+    """Group the settings that a chart joins by one line, by `Setting.method`."""
     found = defaultdict[str, list[Setting]](list)
     for setting in runs:
         found[setting.method].append(setting)

@@ -33,8 +33,8 @@ ENOUGH_TRIALS = 16
 """Number of trials below which `Signal` reports nothing, because so few may be alike by chance."""
 
 
-# Why groups are dropped. The reason of a drop names its task, seed and turn, so that nearly every
-# reason is different. Kinds of reasons can be counted, and each has a cure.
+# Kinds of reasons for which groups are dropped. The reason of a drop names its task, seed and turn,
+# so that nearly every reason is different; kinds of reasons can be counted, and each has a cure.
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Progress:
     """Seconds until the batch is complete; None if that is not known yet."""
     is_due_bound: bool
     """Whether `due_s` is only an upper bound, computed from the longest trial that the environment
-    allows, because no trial has ended.
+    allows, because no trial has arrived yet.
     """
 
 
@@ -273,7 +273,10 @@ def seconds(number: float) -> str:
 
 @dataclass(slots=True)
 class ProgressCounts:
-    """Count what reaches the learner: heartbeats, trials and drops. Every call is cheap."""
+    """Count the heartbeats, trials and drops that reach the learner, for snapshots of its progress.
+
+    The learner calls it for every message, so every call is cheap.
+    """
 
     _totals: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Numbers of turns and tokens in the last heartbeat of each actor, by its name."""
@@ -469,7 +472,11 @@ class Signal:
         self._reported: set[str] = set()
 
     def batch(self, version: int, groups: Sequence[Group]) -> str | None:
-        """Take in a batch that will be trained from `version`; return a sentence, or None."""
+        """Examine one more batch, which will be trained from `version`.
+
+        Returns:
+            A sentence that names a new fault and its cure; None if there is none.
+        """
         if version >= FIRST_STEPS:
             return None
         trials = [trial for group in groups for trial in group.trials]
@@ -499,7 +506,8 @@ class Signal:
         self._reported.add(kind)
         return f"nothing to learn from: {text}"
 
-    # Each of these names the likely cause in this environment, and then the keys that change it.
+    # Each of the next methods writes the sentence of one fault: its likely cause in this
+    # environment, then the keys that change it.
 
     def _no_valid_action(self, last: str) -> str:
         """Return the sentence for trials without a valid action, with what may help."""

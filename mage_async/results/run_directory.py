@@ -8,7 +8,7 @@ from mage_async.errors import RunError
 
 
 class _Below:
-    """Descriptor of a path below the root of a run."""
+    """Descriptor: an attribute of `RunDirectory` whose value is the path `root / name`."""
 
     def __init__(self, name: str) -> None:
         self._name = name

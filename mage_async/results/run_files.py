@@ -14,6 +14,7 @@ from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 
 Record = dict[str, Any]
+"""A JSON object of a run's files: one line or one whole document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def _parsed(file: Path, text: str, where: str) -> Record:
 
 
 def sync(path: Path) -> None:
-    """Sync a file's content, or the names in a folder, to the disk (`fsync`)."""
+    """Sync a file's content, or the entries of a folder, to the disk (`fsync`)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -140,7 +141,7 @@ STATES = {
 
 @dataclass(slots=True)
 class ProcessLife:
-    """Hold the last state of one process."""
+    """Hold the state of one process of a run, and how often it was started."""
 
     name: str
     state: str = ""

@@ -1,8 +1,9 @@
 """Score a set of trials: return of each episode with its interval, wins, and behaviour.
 
-Also the reference values of an environment, with which a score is compared: random play, the best
-response, exact inference; and the diversity of the trajectories of one task. A *member* is the
-hidden part of a task: an opponent, a code, a room or a goal; members of one kind form a family.
+The file also has the reference returns of an environment, with which a score is compared (random
+play, the best response, exact inference), and the diversity of the trajectories of one task. A
+*member* is the hidden part of a task: an opponent, a code, a room or a goal; members of one kind
+form a *family*. A *mix* is an environment whose tasks come from several environments.
 """
 
 import math
@@ -200,11 +201,12 @@ def _probes(trials: Sequence[Trial], environment: Environment) -> list[float]:
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Return the mean of one value or more."""
     return sum(values) / len(values)
 
 
 class Rung(msgspec.Struct, frozen=True):
-    """Score held-out tasks of one difficulty."""
+    """Hold the score on held-out tasks of one difficulty."""
 
     label: str
     options: dict[str, Any]
@@ -213,7 +215,7 @@ class Rung(msgspec.Struct, frozen=True):
 
 
 class Harder(msgspec.Struct, frozen=True):
-    """Score a ladder of tasks, from the tasks as trained to the hardest.
+    """Hold the scores on a ladder of tasks, from the tasks as trained to the hardest.
 
     LaMer (arXiv 2512.16848, figure 4) measures policies on more boxes of Sokoban and more mines of
     MineSweeper than they were trained on.
@@ -235,7 +237,9 @@ def references(environment: Environment, num_episodes: int) -> dict[str, Any]:
 
 
 def with_errors(known: Mapping[str, References]) -> dict[str, Any]:
-    """Return references by split, with the 95 % half-widths of those that were sampled."""
+    """Return `references` by split and, if any were sampled, `reference_ci95`: the half-widths of
+    their 95 % intervals.
+    """
     errors = {split: half_widths_of(values) for split, values in known.items()}
     found = {"references": dict(known)}
     return found | ({"reference_ci95": errors} if any(errors.values()) else {})

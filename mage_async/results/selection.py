@@ -71,7 +71,7 @@ def contrast(one: Share, other: Share, z: float = Z_95) -> Ratio:
     return Ratio(value, value * math.exp(-below), value * math.exp(above))
 
 
-# The next functions make two metrics of a step, which have the names of the functions.
+# The next two functions compute the metrics of a step that have their names.
 
 
 def trained_groups(groups: Iterable[Group], environment: Environment) -> list[list[Any]]:
@@ -102,7 +102,9 @@ def dropped_groups(drops: Iterable[DroppedGroup], environment: Environment) -> l
 
 
 def kind_of(environment: Environment, member: str) -> str:
-    """Return the kind of a group's tasks: the family of what they hide (`member`)."""
+    """Return the kind of a group's tasks: the family of what they hide (`member`); all past
+    policies are one kind.
+    """
     return "past policies" if is_policy(member) else environment.family(member)
 
 
@@ -172,12 +174,12 @@ class Selection:
             num_trials: Number of trials of a group; labels give the number of turns of one trial.
         """
         survival = 1.0  # estimated share of groups that are not dropped before a number of turns
-        started = dict[int, float]()
+        started = dict[int, float]()  # estimated number of started groups, by their whole length
         at_risk = self._trained.total() + self._dropped.total()
         total = at_risk
         for turns in sorted(self._trained.keys() | self._dropped.keys()):
-            # A group that ended after so many turns could have been dropped at every smaller
-            # number.
+            # A trained group with this number of turns could have been dropped at every smaller
+            # number, but not at this one: it leaves the groups at risk before drops are counted.
             if turns in self._trained:
                 started[turns] = self._trained[turns] / survival
                 at_risk -= self._trained[turns]
@@ -190,8 +192,7 @@ class Selection:
         classes: list[list[int]] = [[] for _ in LENGTH_CLASSES]
         before = 0.0
         for turns, number in started.items():
-            # The groups of one length stay together: the place of their middle one names their
-            # class.
+            # The groups of one length stay together, in the class that their middle one falls into.
             middle = (before + number / 2) / total
             classes[min(len(classes) - 1, int(middle * len(classes)))].append(turns)
             before += number
@@ -215,7 +216,9 @@ class Selection:
         return contrast(classes[-1], classes[0], z) if len(classes) > 1 else None
 
     def apart(self, z: float) -> list[tuple[Share, Ratio]]:
-        """Return each kind with its ratio over that of all other kinds; empty for a single kind."""
+        """Return each kind with its ratio of selection over that of all other kinds together; empty
+        if there is only one kind.
+        """
         shares = self.by_kind()
         trained = sum(share.trained for share in shares)
         started = sum(share.started for share in shares)

@@ -71,7 +71,8 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
             _mean_over_steps(records, "invalid_actions_per_trial") if records.metrics else None
         ),
         "injections": injections_by_source(records.metrics, records.config.environment.name),
-        # `parity` is one more comparison, after the last step.
+        # `parity`: after the last step the learner compares its log-probs with the engine's once
+        # more.
         "logprob_mismatch": _mismatch([*records.metrics, records.learner.get("parity", {})]),
         "trials": records.learner.get("trials"),
         "dropped_by_reason": records.learner.get("dropped_by_reason"),
@@ -107,7 +108,9 @@ def _identity(records: RunRecords) -> Record:
 
 
 def _staleness(records: RunRecords) -> Record:
-    """Return staleness over all trained tokens, and how admission treated long trials."""
+    """Return staleness over all trained tokens, and whether admission dropped long trials more
+    often or wasted tokens.
+    """
     metrics = [record for record in records.metrics if "staleness_mean" in record]
     if not metrics:
         return {}

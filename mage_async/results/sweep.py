@@ -21,6 +21,7 @@ LONGEST_FOLDER = 120
 _UNSAFE = re.compile(r"[^\w.+=,-]")
 """Characters that are replaced in a folder's name."""
 _RANGE = re.compile(r"(?P<low>[^.\s][^\s]*?)\.\.(?P<high>[^:\s]+)(?P<log>:log)?")
+"""Pattern of `LOW..HIGH` or `LOW..HIGH:log`."""
 _PARTS = re.compile(r'(?:\[[^\]]*\]|"[^"]*"|[^,\["])+')
 """Pattern of one value between commas; a list or a quoted text may hold commas itself."""
 
@@ -47,7 +48,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Describe a key and its possible values."""
+    """Describe a key of the configuration and the values that a sweep gives it."""
 
     key: str
     choices: tuple[str, ...] | Range
@@ -102,7 +103,8 @@ def grid(axes: Sequence[Axis]) -> list[Setting]:
 def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Setting]:
     """Draw `count` different combinations at random, or fewer if there are fewer.
 
-    The first ones do not depend on `count`.
+    Combinations are drawn one after the other, so a larger `count` with the same `seed` begins with
+    the same ones.
     """
     source, found = random.Random(seed), dict[Setting, None]()
     # The number of draws is bounded, because there may be fewer than `count` combinations.
@@ -152,9 +154,9 @@ def _place_on_axis(axis: Axis, value: str) -> float:
     if isinstance(axis.choices, Range):
         return float(value)
     numbers = [_number(choice) for choice in axis.choices]
-    at = axis.choices.index(value)
-    number = numbers[at]
-    return float(at) if None in numbers or number is None else number
+    index = axis.choices.index(value)
+    number = numbers[index]
+    return float(index) if None in numbers or number is None else number
 
 
 def _number(text: str) -> float | None:
