@@ -114,8 +114,8 @@ def _differences(document: Mapping[str, Any]) -> Table:
         )
         for name, each in document["differences"].items()
     ]
-    # The last row (`luck`) shows how much the best return so far exceeds the first one without
-    # learning.
+    # `luck`: by how much the best of a trial's returns exceeds the first one; repeated tries gain
+    # this much without any learning.
     if document["luck"]:
         cells = [TableCell(signed(document["luck"][part], 3)) for part in ("mean", "low", "high")]
         rows.append(TableRow("best so far minus the first", cells, "quiet"))

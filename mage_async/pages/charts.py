@@ -204,7 +204,7 @@ def _line_labels(series: Sequence[Series], area: PlotArea) -> list[tuple[Series,
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Move positions so that they are at least `gap` apart, keep their order and stay in bounds.
 
-    If there is no room for all, they stay apart and reach over `high`.
+    If not all fit between `low` and `high`, they keep the gap and the last ones exceed `high`.
     """
     order = sorted(range(len(wanted)), key=lambda number: wanted[number])
     placed = list(wanted)
@@ -235,7 +235,7 @@ class Bin:
     address: str
     is_chosen: bool
     label: str
-    """Text below the bar; "" if there is no room."""
+    """Text below the bar; "" for most bars if there are many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ def histogram(
         return None
     edges = bin_edges(values)
     counts = Counter(map(edges.bin_of, values))
-    # There is room for about ten labels below the bars.
+    # About ten labels fit below the bars.
     most, every = max(counts.values()), max(1, math.ceil(edges.count / 10))
     bins = [
         # A click on the chosen bin shows the whole list again.

@@ -102,12 +102,12 @@ class Arm:
 
 def arms(runs: Iterable[ComparedRun]) -> list[Arm]:
     """Sort runs into arms, in the order in which each arm first appears; seeds ascend."""
-    flat = [(run, _compared_keys(run.records.config)) for run in runs]
-    settings = [each for _, each in flat]
+    with_keys = [(run, _compared_keys(run.records.config)) for run in runs]
+    settings = [each for _, each in with_keys]
     keys = dict.fromkeys(key for each in settings for key in each)
     differing = [key for key in keys if _differs(key, settings)]
     found: dict[str, tuple[dict[str, Any], list[ComparedRun]]] = {}
-    for run, values in flat:
+    for run, values in with_keys:
         of_run = {key: values.get(key) for key in differing}
         # Values may be lists, which a dict cannot have as keys: hence `repr`.
         found.setdefault(repr(of_run), (of_run, []))[1].append(run)
@@ -124,7 +124,9 @@ def paired(first: Arm, second: Arm, *path: str | int) -> list[float]:
 
 
 def flat_config(config: Config) -> dict[str, Any]:
-    """Return every key of a configuration by its path, keys of the top level first."""
+    """Return the value of every key of a configuration by its path, such as `learner.steps`; keys
+    of the top level come first.
+    """
     pending, flat = [("", msgspec.to_builtins(config))], {}
     while pending:
         prefix, tree = pending.pop(0)
@@ -296,7 +298,11 @@ def _arm_line(
 
 
 def _difference_table(first: Arm, others: Sequence[Arm]) -> Table:
-    """Compare the last episode seed by seed, which cancels what the runs of a seed share."""
+    """Return the table of differences of the last episode's return to the first arm.
+
+    Runs are compared seed by seed: runs of one seed share their warm start and tasks, whose effect
+    the difference cancels.
+    """
     rows = []
     for arm in others:
         gaps = paired(first, arm, "evaluation", "heldout", *LAST)

@@ -41,7 +41,9 @@ def learning_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
 
 
 def environment_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
-    """Return charts of the held-out returns in each environment of a mix, each on its own scale."""
+    """Return a chart of the held-out returns in each environment of a mix, each with a y axis of
+    its own.
+    """
     points = curve_points(records, "heldout")
     names = points[0][1].get("parts", {}).get("environment", {}) if points else {}
     charts = []
@@ -212,7 +214,7 @@ def staleness(metrics: Sequence[Record], bound: int) -> Chart | None:
         _metric_line(metrics, "staleness_mean", "mean", "heldout"),
     ]
     described = "staleness of the tokens of each step, in steps"
-    # The range leaves room below the line of 0 and above that of the bound.
+    # The y axis begins a little below 0 and ends above the bound, so that both lines can be seen.
     return line_chart(series, described=described, y_span=(-0.1, max(1.0, bound) * 1.15 + 0.1))
 
 

@@ -102,7 +102,7 @@ def _return_charts(runs: RunsBySetting, subject: Subject) -> list[CaptionedChart
 def _method_lines(
     runs: RunsBySetting, x_of: Callable[[Setting, Sequence[FinishedRun]], float]
 ) -> list[Series]:
-    """Return a line for each method, and a stroke for each interval."""
+    """Return a line for each method, and an upright error bar for the interval of each point."""
     series = []
     for number, (label, settings) in enumerate(by_method(runs).items()):
         colour = f"s{number % NUM_COLOURS}"
@@ -124,7 +124,7 @@ def _scaled(point: tuple[int, float, float], *, column: int, scale: float) -> fl
 
 def _learning_curves(runs: RunsBySetting) -> list[CaptionedChart]:
     """Return two charts for each method, against trials and time, with a line for each setting."""
-    figures, ends = [], list[float]()
+    figures, ends = [], list[float]()  # captions with their lines; both ends of all bands
     for label, settings in by_method(runs).items():
         for axis, column, scale in (("thousand trials", 0, 1e-3), ("seconds of training", 1, 1.0)):
             series = []
@@ -166,7 +166,7 @@ def _figure_table(groups: Mapping[str, Sequence[FinishedRun]], names: Sequence[s
 
 
 def _figure_cell(name: str, figures: Sequence[float]) -> TableCell:
-    """Return the mean of a figure with its half-width, if it varies."""
+    """Return the mean of a figure over runs, with its 95 % half-width if it varies."""
     known = [value for value in figures if math.isfinite(value)]
     if not known:
         return TableCell("–")

@@ -59,7 +59,7 @@ SET_NAMES = {set_css(name): each.label for name, each in SETS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Hold a large number with its label, its interval and a note."""
+    """Hold a number that a page shows in large type, with its label, its interval and a note."""
 
     label: str
     value: str
@@ -120,7 +120,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
 
 
 def _set_tiles(evaluation: Mapping[str, Score]) -> list[Tile]:
-    """Return a tile for each evaluation set but that of training."""
+    """Return a tile for each evaluation set, held-out first, then the controls."""
     trials = f"{evaluation['heldout']['num_trials']:,} trials, 95 % interval"
     tiles = [heldout_tile(evaluation["heldout"], trials)]
     for name, each in SETS.items():
@@ -144,8 +144,9 @@ def _last_value(reference: EpisodeRow) -> str:
 def verdict(evaluation: Mapping[str, Score]) -> str:
     """Return a sentence on the held-out return and on how much of it is adaptation.
 
-    Adaptation counts as shown if both controls lower the last return by more than the 95 %
-    half-width of the difference.
+    Two controls play the same held-out tasks: `blind` without earlier episodes in the context,
+    `swapped` with another hidden member in the last episode. Adaptation counts as shown if both
+    lower the last return by more than the 95 % half-width of the difference.
     """
     heldout, num_episodes = evaluation["heldout"], len(evaluation["heldout"]["return_by_episode"])
     reached = f"In episode {num_episodes} the policy earns {_last(heldout)} on held-out tasks."
@@ -192,7 +193,7 @@ def _unfinished(records: RunRecords, summary: Mapping[str, Any]) -> str:
 
 
 def _facts(summary: Mapping[str, Any], admission: Admission) -> list[Tile]:
-    """Return the run's own figures as small tiles."""
+    """Return small tiles with figures of the run itself: its time, speed, staleness and faults."""
     staleness, cache = summary.get("staleness", {}), summary.get("prefix_cache", {})
     rates, mismatch = summary.get("throughput", {}), summary.get("logprob_mismatch", {})
     spent = []
@@ -272,7 +273,8 @@ def _return_bound(environment: Mapping[str, Any], evaluation: Mapping[str, Any])
 def seconds_by_state(records: RunRecords) -> dict[str, dict[str, float]]:
     """Return the seconds that each process spent in each state."""
     seconds = dict(records.learner.get("blocked_s", {}))
-    # These two record their own seconds after the learner has ended, so their records are newer.
+    # The evaluator and the supervisor write down their seconds after the learner has ended, so
+    # these are newer than the ones in the learner's record.
     for name, record in (("evaluator", records.evaluation), ("supervisor", records.supervisor)):
         if final := record.get("blocked_s"):
             seconds[name] = final
@@ -280,7 +282,8 @@ def seconds_by_state(records: RunRecords) -> dict[str, dict[str, float]]:
 
 
 def fates_part(learner: Record) -> Record | None:
-    """Return what became of all trials: granted = trained + dropped + in flight.
+    """Return a bar and lines of text on what became of all granted trials: they were trained or
+    dropped, or are in flight.
 
     `None` if the learner has not recorded them.
     """
@@ -363,9 +366,14 @@ def _harder_part(harder: Mapping[str, Any]) -> Record:
 
 
 def _rung_chart(rungs: Sequence[Mapping[str, Any]], name: str, half_widths: str) -> Chart | None:
-    """Return the chart of a figure against difficulty, with a line for each episode."""
-    points = [(place, rung["score"]) for place, rung in enumerate(rungs)]
-    named = [(float(place), rung["label"]) for place, rung in enumerate(rungs)]
+    """Return the chart of a figure against difficulty, with a line for each episode.
+
+    Args:
+        name: Name of the figure in the score of a rung, one value for each episode.
+        half_widths: Name of the figure with its half-widths; "" for none.
+    """
+    points = [(number, rung["score"]) for number, rung in enumerate(rungs)]
+    named = [(float(number), rung["label"]) for number, rung in enumerate(rungs)]
     series = episode_lines(points, name, half_widths)
     return line_chart(series, described=f"{name} against difficulty", x_names=named)
 

@@ -60,7 +60,8 @@ def episode_table(
     """Return a table with a column for each episode.
 
     Args:
-        text: Formats a value; None if values are returns.
+        head: Head of the column of labels.
+        text: Formats a value; None for returns, which have a sign and two or three digits.
         bound: Largest possible return in absolute value, which has the deepest colour: green for
             gains and red for losses. None for no colours.
     """
@@ -83,8 +84,8 @@ def episode_table(
 def sets_tables(
     evaluation: Mapping[str, Any], summary: Mapping[str, Any], bound: float
 ) -> dict[str, Table | str | None]:
-    """Return the tables of an evaluation: sets with references, wins, seats, probes; and a text on
-    trials that were cut short.
+    """Return the tables of an evaluation: returns by set with references, wins, returns by seat,
+    and probes (actions that only gather information); and a text on trials that were cut short.
     """
     heldout = evaluation["heldout"]
     seats = heldout.get("parts", {}).get("seat", {})
@@ -103,10 +104,11 @@ def sets_tables(
 
 
 def _win_rows(heldout: Mapping[str, Any], blind: Mapping[str, Any] | None) -> list[EpisodeRow]:
-    """Return the shares of held-out tasks won: in the episode, and in any so far.
+    """Return the shares of held-out tasks that were won, drawn and lost in each episode, and of
+    those won in any episode so far.
 
-    The latter never decreases, so a row of the same policy without its earlier episodes follows:
-    it shows what independent retries reach.
+    The share won so far never decreases, even without learning. So a last row shows it for the same
+    policy without its earlier episodes in the context (`blind`): what independent retries reach.
     """
     won, lost = heldout["won_by_episode"], heldout["lost_by_episode"]
     drawn = [1.0 - win - loss for win, loss in zip(won, lost, strict=True)]
@@ -175,6 +177,7 @@ def harder_tables(harder: Mapping[str, Any]) -> dict[str, Table]:
 MEMBER_HEADS = ("member", "Elo rating", "groups", "episodes", "agent's return", "of late")
 """Heads of the table of opponents and their ratings."""
 Standing = Mapping[str, Any]
+"""Rating of a member, the numbers of groups and episodes against it, and the agent's returns."""
 
 
 def population_table(table: Mapping[str, Any], units: int) -> Table:

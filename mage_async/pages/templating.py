@@ -17,6 +17,7 @@ from mage_async.pages.charts import Chart, Histogram, figure, percent, signed
 
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = TEMPLATES / "style.css"
+"""Style sheet of all pages: whole pages contain it, and the server of `mage view` sends it."""
 
 
 def fill(template: str, **data: object) -> Markup:
@@ -98,9 +99,11 @@ UNINDEXED_BYTES = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Hold the surroundings of a page. Addresses are relative to `base`."""
+    """Hold what surrounds the content of a page: title, tabs, and links to other pages."""
 
     base: str
+    """Beginning of every address of the server, with its token; the addresses below are relative to
+    it."""
     title: str
     run: str = ""
     """Name of the run that the page is about; empty for the list of runs."""
@@ -115,7 +118,8 @@ class Frame:
     note: str = ""
     """Sentence that the index of the run is incomplete; "" if it is complete."""
     change: int = 0
-    """Number of the last change that the page may show; later ones make it load again."""
+    """Number of changes of the run's files when the page was made. The browser compares it with the
+    newest number, and loads the page again if that is larger."""
 
     @property
     def home(self) -> str:

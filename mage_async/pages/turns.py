@@ -19,7 +19,8 @@ _TEMPLATE_MARKS = re.compile(
 )
 """Marks of chat templates, which a reader need not see."""
 _FORCED_TAGS = re.compile(r"^</(action|remark)>|<(action|remark)>$")
-"""Tags that the transcript wrote around a completion: they become part of the observations."""
+"""Tags that the transcript itself wrote around a completion (`transcript.forced_tags`): they stand
+at the ends of the observations."""
 
 
 def readable(text: str) -> str:
@@ -43,7 +44,7 @@ class ReadableTurn:
 
 @dataclass(frozen=True, slots=True)
 class TurnCredit:
-    """Hold what a step computed for a turn; None if it is not known."""
+    """Hold return and advantage that a training step computed for a turn; None if not known."""
 
     return_to_go: float | None = None
     advantage: float | None = None
@@ -90,7 +91,8 @@ class ShownTrial:
     num_tokens: int
     duration_s: float
     memory: int | None
-    """Version of the guidance in its first prompt; None if there was none."""
+    """Version of the guidance (advice from earlier tasks) in its first prompt; None if there was
+    none."""
     seat: int | None
     """Seat of the trial, if the policy played both; None if its group has the seat."""
 
@@ -124,7 +126,7 @@ def shown_trial(
     for number, (turn, text) in enumerate(zip(trial.turns, texts, strict=True)):
         segment = trial.segments[turn.segment]
         sampled = segment.is_sampled[turn.start : turn.stop]
-        runs = {_run_at(segment.versions, place) for place in range(turn.start, turn.stop)}
+        runs = {_run_at(segment.versions, index) for index in range(turn.start, turn.stop)}
         oldest = min((run.policy for run in runs if run is not None), default=None)
         # Step n trains version n - 1, so a token's staleness is n - 1 minus its version.
         turns.append(
@@ -217,9 +219,11 @@ class ShownToken:
     logprob: float
     """Log-prob under the policy that sampled the token, in nats."""
     version: int | None
+    """Policy version that sampled the token; None if it was not sampled."""
     kv: int | None
     """Oldest version of the KV cache that the token was sampled with."""
     provenance: Provenance | None
+    """How `version` is known; None if the token was not sampled."""
     staleness: int | None
     """Version being trained minus `version`, in steps; None before a step trains it."""
 
@@ -238,15 +242,15 @@ class ShownToken:
 def shown_tokens(
     turn: Turn, segment: Segment, decode: Decode, step: int | None
 ) -> Iterator[ShownToken]:
-    """Yield the tokens of a turn's completion in order."""
-    for place in range(turn.start, turn.stop):
-        number, is_sampled = int(segment.tokens[place]), bool(segment.is_sampled[place])
-        run = _run_at(segment.versions, place) if is_sampled else None
+    """Yield the tokens of a turn's completion in order; `step` as in `shown_trial`."""
+    for index in range(turn.start, turn.stop):
+        number, is_sampled = int(segment.tokens[index]), bool(segment.is_sampled[index])
+        run = _run_at(segment.versions, index) if is_sampled else None
         yield ShownToken(
             text=decode([number]),
             number=number,
             is_sampled=is_sampled,
-            logprob=float(segment.logprobs[place]),
+            logprob=float(segment.logprobs[index]),
             version=run.policy if run else None,
             kv=run.kv if run else None,
             provenance=run.provenance if run else None,
@@ -254,6 +258,11 @@ def shown_tokens(
         )
 
 
-def _run_at(runs: Sequence[VersionRun], place: int) -> VersionRun | None:
-    """Return the run of versions that a token belongs to; None before the first run."""
-    return next((run for run in reversed(runs) if run.start <= place), None)
+def _run_at(runs: Sequence[VersionRun], index: int) -> VersionRun | None:
+    """Return the run of tokens of one version that a token belongs to; None before the first run.
+
+    Args:
+        runs: Runs of a segment in order, each known by its first token.
+        index: Index of the token in the segment.
+    """
+    return next((run for run in reversed(runs) if run.start <= index), None)
