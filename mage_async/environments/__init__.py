@@ -1,3 +1,3 @@
-"""Define the environments: `environment.py` holds the protocol, `catalogue.py` finds one by its
-name.
+"""Define the environments in which agents act: `environment.py` has the protocol that all follow,
+`catalogue.py` loads one by its name, `games/` has the shipped ones, `loaders/` those of libraries.
 """

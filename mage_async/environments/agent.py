@@ -1,7 +1,8 @@
-"""Define tasks of a program that is the agent: its own loop calls a model, and it returns a reward.
+"""Define tasks in which a user's program is the agent: the program runs its own loop, calls the
+policy over HTTP as it would call any other model, and returns a reward.
 
-The program knows nothing of trials. It receives an address at which it finds the policy, as it
-would find any other model, and runs once for each episode (`mage_async/trials/agent_run.py`).
+The program knows nothing of trials: it runs once for each episode, and receives the address of the
+policy (`mage_async/trials/agent_run.py`).
 """
 
 import inspect
@@ -26,12 +27,16 @@ class Session:
     base_url: str
     api_key: str
     memory: str = ""
-    """Text that replaces `{memory}` in a message."""
+    """What earlier episodes of the trial have to tell: guidance and remarks. It replaces `{memory}`
+    in the program's messages.
+    """
     full: str = ""
-    """Why a call was refused whose conversation outgrew its context; "" if none was."""
+    """Error of a call of the policy that was refused because its conversation no longer fits the
+    context; "" if none was.
+    """
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Returns the context manager within which a call waits for the policy's answer; its time is
-    not the program's.
+    """Returns a context manager within which a call waits for the policy's answer. The time spent
+    in it does not count towards the program's deadline.
     """
 
 
@@ -43,6 +48,7 @@ class AgentProgram(Callee):
     """
 
     session: Session
+    """Set, as `value` is, by `AgentTasks.call` before `run` is called."""
     value: Any
     """The task, as `members` lists it."""
 
@@ -60,11 +66,11 @@ class AgentProgram(Callee):
         raise NotImplementedError
 
     def is_async(self, method: Method) -> bool:
-        """Return whether `run` is a coroutine function."""
+        """Return whether `run` is a coroutine function; `close` calls nothing."""
         return method != "close" and inspect.iscoroutinefunction(self.run)
 
     def method_name(self, method: Method) -> str:
-        """Return the name of the only method."""
+        """Return "run", the only method; `close` calls nothing."""
         return "" if method == "close" else "run"
 
     async def check(self) -> None:
@@ -82,6 +88,7 @@ class AgentProgram(Callee):
             return Answered()
         session = self.session
         given = (self.value, request.episode, request.seed, session.base_url, session.api_key)
+        # Every call but `close` is a `reset`; see `AgentTasks.call`.
         if self.is_async("reset"):
             return self._perform_async(request, given)
         try:

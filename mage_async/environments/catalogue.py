@@ -54,11 +54,13 @@ LOADERS = {
     "textarena": ("mage_async.environments.loaders.textarena:load", "Mastermind-v0"),
     "verifiers": ("mage_services.verifiers.process:load", "gsm8k"),
 }
-"""For each library of environments: the function that creates a class for a name of the library,
-and an example of such a name.
+"""For each `prefix` of an environment's name `prefix:rest`: the address `module:function` of the
+function that returns a class for `rest`, and an example of `rest`. The prefix `agent` stands for a
+user's own program that is the agent; the others are libraries of environments.
 """
 _KNOWN = _CLASSES | EXTRAS | {"mix": "mage_async.environments.mix:Mix"}
 """All environments that a configuration can name without a module."""
+# The error for an unknown name also lists the prefixes of the loaders.
 _REGISTRY = Registry("environment", _KNOWN, (f"{library}:…" for library in LOADERS))
 _ADVICE = (
     "inherit mage_async.environments.environment.Environment and see what it asks for, "
@@ -70,7 +72,7 @@ _NO_OPTION = (
     inspect.Parameter.VAR_POSITIONAL,
     inspect.Parameter.VAR_KEYWORD,
 )
-"""Kinds of parameters that are no options."""
+"""Kinds of parameters that no option of a configuration can set by name."""
 _REQUIRED = ("members", "family", "seats", "rules", "begin", "script", "swaps", "references")
 """Methods that a class has to define itself: their bodies in `Environment` are empty."""
 
@@ -97,12 +99,14 @@ def load(name: str | type, **options: Any) -> Environment:
         _check_options(name, inspect.signature(loader).parameters, options)
         kind = loader(identity, **options)
         adapter = AgentTasks if issubclass(kind, AgentProgram) else ResetStep
+        # The loader has used the options already, so the class itself gets none.
         return adapter(kind, {}, Origin(name, options))
     found = _REGISTRY.load(name)
     is_reset_step = _is_reset_step(found)
     if not is_reset_step:
         _check_protocol(name, found)
     _check_options(name, _parameters(found), options)
+    # Whatever a user's own constructor raises becomes a `ConfigError`.
     with nullcontext() if name in _KNOWN else own_code(name):
         if is_reset_step:
             kind = with_step(found) if has_tools(found) else found
@@ -113,6 +117,7 @@ def load(name: str | type, **options: Any) -> Environment:
     is_call_mode_declared = any(
         "called" in vars(each) for each in found.__mro__ if each is not Environment
     )
+    # Calls of a user's class may block, so they are made in threads unless it says otherwise.
     if name not in _KNOWN and not is_call_mode_declared:
         object.__setattr__(environment, "called", "in_threads")  # also of a frozen dataclass
     return cast("Environment", environment)
@@ -148,8 +153,8 @@ def _parameters(found: type) -> Mapping[str, inspect.Parameter]:
 
 
 def _is_reset_step(found: type) -> bool:
-    """Return whether a class has `reset`, and `step` or tools, but not `begin`: it is adapted by
-    `ResetStep`.
+    """Return whether a class has `reset`, and `step` or tools, but not `begin`; `ResetStep` adapts
+    such a class.
     """
     has = {each: callable(getattr(found, each, None)) for each in ("reset", "step", "begin")}
     return has["reset"] and not has["begin"] and (has["step"] or has_tools(found))
@@ -157,7 +162,8 @@ def _is_reset_step(found: type) -> bool:
 
 def _check_protocol(name: str, found: type) -> None:
     """Raise a `ConfigError` if a class lacks methods of the protocol."""
-    # `is_probe` may be the protocol's own, which has a default.
+    # Every evaluation calls `is_probe` (`score.py`), so a class that does not inherit `Environment`
+    # has to define it; a class that inherits may keep the default, which `_REQUIRED` has not.
     lacking = [
         f"`{each}`"
         for each in (*_REQUIRED, "is_probe")

@@ -39,6 +39,9 @@ class Facts:
 
     name: str
     num_seats: int = 1
+    """Number of players. A seat is the index of a player; `Environment.seats` returns those that
+    the agent may take.
+    """
     max_turns: int
     """Upper bound on the agent's turns in one episode."""
     min_return: float | None
@@ -237,14 +240,14 @@ class Environment(Protocol):
         ...
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the task variants that can replace `member` in the `swapped` control: knowledge of
-        `member` must not help against them.
+        """Return the task variants that can replace `member` in the `swapped` control, a kind of
+        trial whose last episode plays another variant: knowledge of `member` must not help there.
         """
         ...
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return known returns by name (random, Nash or minimax, best response, ...), per unit and
-        episode.
+        """Return known returns by name (random, Nash or minimax, best response, ...): a value for
+        each episode of a trial, divided by `Facts.units`.
         """
         ...
 
@@ -339,8 +342,8 @@ class Duel(Protocol):
 
 
 class DuelSides:
-    """Collect each side's observations and rewards until that side observes; base class of
-    duels.
+    """Collect what each side observes and earns until `observe` is called for that side; base class
+    of duels.
     """
 
     def __init__(self, chance: Chance) -> None:
@@ -412,7 +415,7 @@ class DuelPlay:
 # (`NumberedTasks` in `loaders/loader.py`); the functions below divide those of a shipped game.
 
 HELDOUT_EVERY = 4
-"""Number of task variants, or of tasks of another library, of which one is held out."""
+"""One in so many task variants, or tasks of another library, is held out."""
 V = TypeVar("V")
 """Type of what a game hides, such as a code or an opponent."""
 Splits = Mapping[Split, Mapping[str, V]]

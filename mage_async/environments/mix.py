@@ -1,9 +1,9 @@
-"""Mix several environments into one.
+"""Mix several environments into one, so that one run trains on all of them.
 
-Each group of trials plays one component, with the rules, rewards, script, units and winning
-thresholds of that component. A task variant of a mix is written `label/variant`, such as
-`hangman/cold`. `component_of` and `label_of` also accept an environment that is no mix, so that
-callers need not distinguish.
+Each group of trials plays one component, with the rules, rewards, script and `Facts` of that
+component. A task variant of a mix is written `label/variant`, such as `hangman/cold`.
+`component_of`, `own_task` and `label_of` also accept an environment that is no mix, so that callers
+need not distinguish.
 """
 
 import random
@@ -38,7 +38,7 @@ class MixComponent:
     """
 
     def member(self, own: str) -> str:
-        """Return the mix's name for a task variant of the component."""
+        """Return the mix's name for the component's task variant `own`, such as `hangman/cold`."""
         return f"{self.label}/{own}"
 
 
@@ -56,15 +56,17 @@ class Mix(Environment):
     """
 
     groups_per_part = 0
-    """Number of training groups that a component plays before the next one has its turn, for a
-    curriculum. With 0 components take turns by their shares.
+    """Number of training groups for which a curriculum plays each component before it moves to the
+    next; the last component then goes on. `assembly.py` sets it. With 0, which is no curriculum,
+    components take turns by their shares.
     """
 
     def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
         if not isinstance(parts, list | tuple):
             raise ConfigError(f"mix: `parts` must be a list of tables, got {parts!r}")
         self.parts = tuple(_component(table) for table in parts)
-        self._known: dict[tuple[Split, int], dict[str, References]] = {}
+        self._references: dict[tuple[Split, int], dict[str, References]] = {}
+        """References of the components by label, for each split and number of episodes."""
         labels = [part.label for part in self.parts]
         if twice := {label for label in labels if labels.count(label) > 1}:
             raise ConfigError(f"mix: two parts are called {min(twice)!r}: give one a `label`")
@@ -92,7 +94,7 @@ class Mix(Environment):
         )
 
     def family(self, member: str) -> str:
-        """Return the component's label and the kind within the component."""
+        """Return `label/kind`: the component's label, and the variant's kind in the component."""
         part, own = self.part(member)
         return part.member(part.environment.family(own))
 
@@ -112,11 +114,11 @@ class Mix(Environment):
         return part.begin(own, episode)
 
     def script(self, source: random.Random) -> None:
-        """Return None: the components have scripts, a mix has none."""
+        """Return None: a warm start uses the script of the component that a task belongs to."""
         return None
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return replacements within the same component."""
+        """Return the variants of the same component that can replace `member` (`swapped`)."""
         part, own = self.part(member)
         return tuple(part.member(other) for other in part.environment.swaps(own, split))
 
@@ -131,11 +133,11 @@ class Mix(Environment):
     def own_references(self, split: Split, num_episodes: int) -> dict[str, References]:
         """Return the references of each component, by label; they are computed once."""
         key = split, num_episodes
-        if key not in self._known:
-            self._known[key] = {
+        if key not in self._references:
+            self._references[key] = {
                 part.label: part.environment.references(split, num_episodes) for part in self.parts
             }
-        return self._known[key]
+        return self._references[key]
 
 
 def component_of(environment: Environment, member: str) -> Environment:

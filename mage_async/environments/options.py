@@ -1,5 +1,5 @@
-"""Check options of environments, with messages that name the allowed values, and find harder
-options on ladders.
+"""Check options of environments, with messages that name the allowed values, and find easier and
+harder values of an option on its ladder (`Environment.ladders`: the values, easiest first).
 """
 
 import inspect
@@ -52,13 +52,13 @@ def harder(
         ConfigError: there is no such ladder, or the options are on no rung of it, or on the
             highest.
     """
-    ladder, rungs, at = _own_rung(name, environment, options, ladder)
-    if at + 1 == len(rungs):
+    ladder, rungs, own = _own_rung(name, environment, options, ladder)
+    if own + 1 == len(rungs):
         raise ConfigError(
-            f"environment {name!r}: {ladder} = {rungs[at][ladder]} has no harder rung; the ladder "
+            f"environment {name!r}: {ladder} = {rungs[own][ladder]} has no harder rung; the ladder "
             f"is {_known(ladder, rungs)}"
         )
-    return rungs[at + 1 :]
+    return rungs[own + 1 :]
 
 
 def curriculum(
@@ -72,8 +72,8 @@ def curriculum(
         ConfigError: there is no such ladder, or the options are on no rung of it, or on the
             lowest.
     """
-    ladder, rungs, at = _own_rung(name, environment, options, ladder)
-    if not at:
+    ladder, rungs, own = _own_rung(name, environment, options, ladder)
+    if not own:
         raise ConfigError(
             f"environment {name!r}: {ladder} = {rungs[0][ladder]} is the easiest rung of the "
             f"ladder, which is {_known(ladder, rungs)}: a curriculum needs a harder one in "
@@ -81,7 +81,7 @@ def curriculum(
         )
     return [
         {"name": name, "label": f"{ladder}-{rung[ladder]}", "options": {**options, **rung}}
-        for rung in rungs[: at + 1]
+        for rung in rungs[: own + 1]
     ]
 
 
@@ -99,13 +99,13 @@ def _own_rung(
         )
     own = {**_defaults(environment), **options}.get(ladder)
     rungs = [dict(rung) for rung in ladders[ladder]]
-    at = [place for place, rung in enumerate(rungs) if rung[ladder] == own]
-    if not at:
+    indices = [index for index, rung in enumerate(rungs) if rung[ladder] == own]
+    if not indices:
         raise ConfigError(
             f"environment {name!r}: {ladder} = {own} has no harder rung; the ladder is "
             f"{_known(ladder, rungs)}"
         )
-    return ladder, rungs, at[0]
+    return ladder, rungs, indices[0]
 
 
 def _known(ladder: str, rungs: list[dict[str, Any]]) -> str:

@@ -1,11 +1,11 @@
 """Rehearse a user's environment: play it briefly before any process starts.
 
 A mistake in the class is then one error message at once instead of many dropped groups minutes
-later. A class that implements all of `Environment` plays one episode for each split and seat, and
-begins it once more for one invalid action. A class with `reset` and `step` alone plays a task,
-restarts it and compares the two episodes. This finds mistakes that occur in every trial; others
-need a test, such as the one that the shipped environments share
-(`tests/environments/test_every_environment.py`).
+later. Of a class that implements all of `Environment`, one episode is played for each split and
+seat, and begun once more to try an invalid action. Of a class with `reset` and `step` alone, one
+task of each split is played, and played again to check that the episode repeats. This finds
+mistakes that occur in every trial; others need a test, such as the one that the shipped
+environments share (`tests/environments/test_every_environment.py`).
 
 `compare_heldout` finds held-out tasks that are the same as training tasks under another name: it
 compares how tasks answer the same actions with the same seed.
@@ -410,7 +410,8 @@ def compare_heldout(environment: Environment) -> Iterator[HeldOut]:
 
     Raises:
         CallFault: a call failed, or is a coroutine that has to wait.
-        ConfigError: the environment declares no actions that could be drawn.
+        ConfigError: the environment declares no actions that could be drawn, or an `AgentProgram`
+            is the agent.
     """
     if isinstance(environment, AgentTasks):
         raise ConfigError(f"{environment.facts.name}: a program's tasks need a policy to be played")

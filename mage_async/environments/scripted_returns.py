@@ -15,7 +15,9 @@ NUM_TRIALS = 200
 
 
 class Sampled(tuple[float, ...]):
-    """Hold sample means of returns, one per episode; exact values are a plain tuple."""
+    """Hold sample means of returns, one per episode. By this type reports know measured values from
+    exact ones, which are plain tuples.
+    """
 
     half_widths: tuple[float, ...]
     """Half-widths of the means' 95 % confidence intervals."""
@@ -40,7 +42,7 @@ def half_widths_of(references: Mapping[str, Sequence[float]]) -> dict[str, tuple
 
 
 def mean_of(every: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return means over several independent references; the result is sampled if one of them is."""
+    """Return means over several independent references: `Sampled` if one of them is."""
     means = tuple(statistics.fmean(values) for values in zip(*every, strict=True))
     sampled = [each.half_widths for each in every if isinstance(each, Sampled)]
     if not sampled:

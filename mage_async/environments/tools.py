@@ -4,7 +4,7 @@ A method's signature and docstring become a JSON schema; a completion is parsed 
 arguments are checked, and `with_step` turns a class with tools into one with `reset` and `step`.
 Mistakes of the agent are answered with an error message: an unknown tool, arguments that do not
 follow the schema, a call that cannot be parsed. An exception of a tool is a fault of the
-environment and costs the group.
+environment: the trial is played again, or its group is dropped.
 """
 
 import inspect
@@ -22,7 +22,7 @@ import msgspec
 from mage_async.errors import ConfigError
 
 MAX_CALLS = 16
-"""Largest number of calls in one turn; further calls get an error message."""
+"""Largest number of calls in one turn; one error message answers all further ones."""
 _OVER = "The episode is over."
 """Answer to a tool call after the end of the episode."""
 _MARK = "is_offered_tool"
@@ -383,6 +383,7 @@ async def _step(user_object: Any, tools: Mapping[str, Tool], text: str) -> StepV
     else:
         is_done = True
         observation = await _final_observation(user_object, without_end(text).strip())
+    # `score` is the total of the episode so far; the reward is what this turn has added to it.
     score = await _result(user_object.score)
     reward, user_object._earned = score - user_object._earned, score
     return observation, reward, is_done, False, {"is_valid": is_valid, "tool_answers": answers}
@@ -391,7 +392,9 @@ async def _step(user_object: Any, tools: Mapping[str, Tool], text: str) -> StepV
 async def _answers(
     user_object: Any, tools: Mapping[str, Tool], calls: Sequence[ToolCall | InvalidCall]
 ) -> tuple[list[str], bool]:
-    """Make the calls; return the answer to each, in order, and whether all of them were valid."""
+    """Make the calls; return the answers in order, and whether all calls were valid. Calls beyond
+    `MAX_CALLS` have one answer together.
+    """
     answers, is_valid = list[str](), True
     for number, call in enumerate(calls):
         if _is_done(user_object):

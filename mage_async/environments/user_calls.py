@@ -77,8 +77,8 @@ class Callee:
     """Hold the user's object to which the calls of one episode are made, in the process that makes
     them.
 
-    `user_class.UserObject` is an object of a class with `reset` and `step`, `UserPlay` a play of a
-    whole `Environment`.
+    `user_class.UserObject` holds an object of a class with `reset` and `step`, `UserPlay` a play of
+    a class that implements the whole `Environment` protocol.
     """
 
     serial_group = ""
@@ -111,7 +111,8 @@ class Callee:
 
 
 class UserPlay(Callee):
-    """Call a play of a whole `Environment` whose methods may block; the first call creates it.
+    """Call a play whose methods may block, of a class that implements the whole `Environment`
+    protocol; the first call creates the play.
 
     Args:
         begin: Creates the play.
@@ -344,7 +345,9 @@ def settled(play: Play) -> Outcome | None:
 
 
 class WholePlay(SlowPlay):
-    """Play an episode of a whole `Environment` whose `begin` and `act` are calls."""
+    """Play an episode of a class that implements the whole `Environment` protocol; its `begin` and
+    `act` are calls.
+    """
 
     _callee: UserPlay
 

@@ -100,7 +100,7 @@ class ResetStepPlay(SlowPlay):
         """Request a step. An empty action, or an action that is not among known legal ones, is
         refused here without a call, and uses up the turn.
         """
-        outcome = super().act(action)
+        outcome = super().act(action)  # counts the turn, that of a refused action too
         if not (refusal := self._refusal(action)):
             return outcome
         self._call = None  # the step that was requested above is not made
@@ -134,8 +134,10 @@ class ResetStepPlay(SlowPlay):
             is_legal = re.fullmatch(pattern, action) is not None
         else:
             is_legal = bool(action) and (not legal or action in legal)
+        # With tools, any text is an action: calls of tools, or the answer that ends the episode.
         if self._environment.tools or is_legal:
             return ""
+        # A sentence would have words that a closed vocabulary has not.
         if self._environment.facts.words:
             return INVALID
         if pattern is not None:
@@ -195,8 +197,8 @@ class UserObject(Callee):
         return self._answered(request, value)
 
     def late_close(self) -> Callable[[], Any] | None:
-        """Return a coroutine function to await after a plain call; else None. It closes an object
-        that the call left open, if `close` is a coroutine function.
+        """Return a coroutine function that closes an object that a plain call has left open because
+        its `close` has to be awaited; None if no object is left open.
         """
         is_left_open = bool(self._to_close) and (self._is_over or self._object is None)
         return self._close_left if is_left_open else None
@@ -298,7 +300,7 @@ class UserObject(Callee):
         actions = tuple(listed)
         if wrong := [each for each in actions if not isinstance(each, str)]:
             raise CallFault(f"{what}, got {wrong[0]!r:.60} among them")
-        return tuple(map(str, actions))
+        return tuple(map(str, actions))  # a subclass, such as NumPy's, becomes a plain `str`
 
     def _optional(self, name: str) -> Any:
         """Return an optional attribute, property or method result; None if there is none."""
@@ -405,6 +407,7 @@ class ResetStep(Environment):
         declared = partial(getattr, kind)
         reset = declared("reset", None)
         self.wants_episode = bool(reset) and "episode" in inspect.signature(reset).parameters
+        """Whether `reset` takes the number of the episode too."""
         self._name = str(declared("name", kind.__name__.lower()))
         self._check_methods()
         words = self._checked_words(declared("words", ()))
@@ -435,7 +438,9 @@ class ResetStep(Environment):
         return train[member] if member in train else heldout[member]
 
     def seed_of(self, task: Task) -> int:
-        """Return 31 bits from the task's seed and name; the two splits share no seed."""
+        """Return 31 bits from the task's seed and name. The lowest bit is 1 for held-out tasks, so
+        the two splits share no seed.
+        """
         mixed = blake2s(f"{task.seed}/{task.member}".encode(), digest_size=8).digest()
         is_heldout = task.member in self.values["heldout"]
         return (int.from_bytes(mixed, "big") % 2**30) * 2 + is_heldout
