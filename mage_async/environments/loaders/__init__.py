@@ -1,3 +1,3 @@
-"""Load environments of other libraries, by `library:name`: each is a class with `reset` and
-`step`.
+"""Load environments of other libraries, by `library:name`: each loader returns a class with `reset`
+and `step`.
 """

@@ -55,7 +55,7 @@ class Handle:
     """Identify one environment of a server."""
 
     name: str
-    """Name of its number: `id` or `env_idx`."""
+    """Name of its number in requests: `id` or `env_idx`."""
     number: int
 
     @property
@@ -223,7 +223,8 @@ def handle_of(answer: Any) -> Handle:
 
 
 def answer_of(seen: Observed, score: float, **more: Any) -> dict[str, Any]:
-    """Return the answer that carries an observation.
+    """Return the answer by which this project's own server (`mage_services/serving/`) sends an
+    observation.
 
     Args:
         score: Sum of all rewards of the episode.

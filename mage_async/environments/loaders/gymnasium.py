@@ -45,6 +45,7 @@ class _Shared:
     make: Callable[[int], Any]
     """Creates an environment with the options of a task."""
     renders: bool
+    """Whether observations also show what the environment draws as text."""
     read: Read
     say: Callable[[Any, Any], str]
     """Returns an observation as text; called with the environment without wrappers, and the
@@ -144,7 +145,7 @@ def _made(identity: str, options: Mapping[str, Any], renders: bool, task: int) -
 
 
 def _without_own(say: Callable[[Any], str]) -> Callable[[Any, Any], str]:
-    """Return a function of environment and observation that ignores the environment."""
+    """Return `say` with a first parameter for the environment, which it ignores."""
     return lambda _, observation: say(observation)
 
 

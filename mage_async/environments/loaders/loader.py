@@ -1,7 +1,6 @@
-"""Share parts of the loaders: optional libraries, classes for a name, episodes on a server, and a
-global random state of its own for each engine that draws from it.
-
-A loader makes an environment class out of another project's library; each has a file here.
+"""Share parts of the loaders, each of which turns another project's library into environment
+classes and has a file here: import an optional library, declare a class for a name, play episodes
+on a server, and give each engine that draws from the global random state a state of its own.
 """
 
 import importlib
@@ -39,7 +38,7 @@ def library(module: str, extra: str) -> ModuleType:
 
 
 class ListedActions:
-    """Let episodes list their actions; a script for a warm start then tries any of them."""
+    """Let a class of episodes list its actions; a script for a warm start then draws from them."""
 
     legal_actions: tuple[str, ...] | None = None
     """Legal actions; None if they are not listed."""
@@ -51,9 +50,10 @@ class ListedActions:
 
 
 class NumberedTasks:
-    """Number the tasks of episodes by the index in a list."""
+    """Declare tasks that are indices into a list, such as the questions of a dataset."""
 
     num_tasks: int
+    """Length of the list."""
 
     def members(self, split: Split) -> range:
         """Return the numbers of a split's tasks; the last quarter of the list is held out."""

@@ -1,7 +1,7 @@
 """Load `openenv:URL`: an environment on a server that speaks OpenEnv's WebSocket protocol.
 
-Every episode has its own session, which ends with it; a broken session costs only its group. A task
-is the seed that `reset` sends.
+Every episode has its own session, which ends with it, so a session that breaks affects only one
+trial. A task is the seed that `reset` sends.
 """
 
 import json
@@ -75,7 +75,7 @@ class Episode(ServerEpisode):
     more: Mapping[str, Any]
     """Fields that are sent with every `reset`."""
     form: ActionForm | None = None
-    """Form of the server's actions; requested once per class."""
+    """Form of the server's actions, which the first episode requests for the whole class."""
     _socket: Any = None
 
     async def reset(self, seed: int, task: int) -> str:
@@ -226,7 +226,9 @@ def _text(fields: Mapping[str, Any]) -> str:
 
 
 def observation_answer(seen: Observed) -> dict[str, Any]:
-    """Return the message that carries an observation."""
+    """Return the message by which this project's own server (`mage_services/serving/`) sends an
+    observation.
+    """
     fields = {"text": seen.text, "legal_actions": list(seen.legal_actions)}
     metadata = {"is_valid": seen.is_valid}
     data = {"observation": {**fields, METADATA: metadata}, "reward": seen.reward}
@@ -234,7 +236,7 @@ def observation_answer(seen: Observed) -> dict[str, Any]:
 
 
 def error_answer(code: str, message: str, **more: Any) -> dict[str, Any]:
-    """Return the message that carries an error.
+    """Return the message by which this project's own server reports an error.
 
     Args:
         code: Error code of OpenEnv: `INVALID_JSON`, `UNKNOWN_TYPE`, `VALIDATION_ERROR`,

@@ -51,11 +51,11 @@ def load(
     """Return an environment class whose episodes are questions of a dataset.
 
     Args:
-        dataset: name of a dataset in reasoning-gym, such as `chain_sum`.
-        size: number of questions, in both splits together.
-        seed: seed of the dataset.
-        rules: rules in words, for the prompt.
-        config: configuration keys of the dataset, such as `min_terms`.
+        dataset: Name of a dataset in reasoning-gym, such as `chain_sum`.
+        size: Number of questions, in both splits together.
+        seed: Seed of the dataset.
+        rules: Rules in words, for the prompt.
+        config: Configuration keys of the dataset, such as `min_terms`.
 
     Raises:
         ConfigError: there is no such dataset, its configuration is refused, or the library is
@@ -75,7 +75,7 @@ def load(
         rules=rules,
         min_return=0.0,
         max_return=1.0,
-        wins_above=0.99,
+        wins_above=0.99,  # only the full score is a win
     )
 
 

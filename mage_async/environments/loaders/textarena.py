@@ -1,7 +1,8 @@
 """Load `textarena:GAME`: one-player games of TextArena, from a list of games that were tried.
 
-A task is a seed. TextArena draws from the global random state, which is isolated while it runs;
-both methods are coroutines that never wait, because all coroutines share one thread.
+A task is a seed. TextArena draws from the global random state, which is isolated while it runs.
+`reset` and `step` are coroutines although they never wait: all coroutines run in one thread, so no
+other call draws from that state meanwhile.
 """
 
 import itertools
@@ -24,10 +25,10 @@ TITLES = (
 )
 """Names of games without their versions, such as `-v0-hard`."""
 _CELLS = tuple(f"[{row} {column}]" for row in range(5) for column in range(5))
-_WAYS = ("[up]", "[down]", "[left]", "[right]")
+_DIRECTIONS = ("[up]", "[down]", "[left]", "[right]")
 ACTIONS: dict[str, tuple[str, ...]] = {
-    "FifteenPuzzle-v0": _WAYS,
-    "FrozenLake-v0": _WAYS,
+    "FifteenPuzzle-v0": _DIRECTIONS,
+    "FrozenLake-v0": _DIRECTIONS,
     "GuessTheNumber-v0": tuple(f"[{number}]" for number in range(1, 21)),
     "LightsOut-v0": _CELLS,
     "Mastermind-v0": tuple(f"[{' '.join(code)}]" for code in itertools.permutations("123456", 4)),
