@@ -51,6 +51,7 @@ _SPLITS: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
     "heldout": ("valid_seen", "valid_unseen"),
 }
+"""Folders of the published problems that each split uses."""
 _NOT_SUPPORTED = ("movable", "Sliced")
 """Words in the paths of problems that the engine does not support, according to its own loader."""
 
@@ -72,8 +73,8 @@ class _Session:
         return [each for each in self._state["admissible_commands"] if each != "help"]
 
     def step(self, action: str) -> tuple[str, float, bool]:
-        """Take a command; return the observation, the reward (1 for the goal), and if it is
-        over.
+        """Take a command; return the observation, the reward (1 if the goal is reached, else 0),
+        and whether the game is over.
         """
         with self._random_state:
             self._state, _, is_over = self._game.step(action)
@@ -111,7 +112,7 @@ class AlfWorld(TextGames):
         self._wrapper = alfred.AlfredDemangler
         self._data = Path(os.path.expandvars(data)).expanduser() if data else None
         self._household = Household()
-        self._made = lru_cache(maxsize=1024)(self._make)
+        self._problem_of = lru_cache(maxsize=1024)(self._generate)
         listed = (
             numbered("game", games)
             if self._data is None
@@ -125,14 +126,14 @@ class AlfWorld(TextGames):
             return _Session(self._engine, self._wrapper, self._data / member / "game.tw-pddl")
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{member}.tw-pddl"
-            file.write_text(json.dumps(self._made(member)))
+            file.write_text(json.dumps(self._problem_of(member)))
             return _Session(self._engine, self._wrapper, file)
 
     def kind(self, member: str) -> str:
         """Return the kind of a problem's goal, such as `pick_heat_then_place_in_recep`."""
         if self._data is not None:
             return _kind_of(member)
-        return self._made(member)["kind"]
+        return self._problem_of(member)["kind"]
 
     def rules(self) -> str:
         """Return the rules in plain words; the first observation states the goal."""
@@ -144,7 +145,7 @@ class AlfWorld(TextGames):
             "the same in all episodes."
         )
 
-    def _make(self, member: str) -> dict[str, str]:
+    def _generate(self, member: str) -> dict[str, str]:
         """Generate a problem. Held-out problems use one room in four, training ones the other
         three.
         """
@@ -243,7 +244,9 @@ class Household:
         self._folder = Path(str(module.__file__)).parent
         constants = importlib.import_module("alfworld.gen.constants")
         self._holds: dict[str, set[str]] = constants.VAL_RECEPTACLE_OBJECTS
+        """For each kind of receptacle, the kinds of objects that it may hold."""
         self._fit: dict[str, set[str]] = constants.VAL_ACTION_OBJECTS
+        """For each trait, such as `Heatable`, the kinds of objects that have it."""
         self._openable: set[str] = constants.OPENABLE_CLASS_SET
         self._goal_library: dict[str, Any] = importlib.import_module(
             "alfworld.gen.goal_library"

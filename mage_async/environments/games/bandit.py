@@ -34,7 +34,9 @@ It stays the same in all episodes. An episode has {rounds} rounds."""
 
 
 class BanditPlay(SoloPlay):
-    """Play rounds, each with a random context. The anchor is the context."""
+    """Play rounds, each with a random context. The anchor, which is equal for equal states, is the
+    context.
+    """
 
     def __init__(
         self, code: Code, num_arms: int, rounds: int, noise: float, chance: Chance
@@ -113,7 +115,7 @@ class Bandit(Game[Code]):
 
     Args:
         contexts: Number of contexts.
-        arms: Number of arms, A; one code in A is held out.
+        arms: Number of arms, A; a share 1/A of the codes is held out.
         rounds: Number of rounds of an episode, at most 20, because exact values take longer with
             every round.
         noise: Probability that an arm does the opposite of what the code says.

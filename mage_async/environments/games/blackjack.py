@@ -65,8 +65,8 @@ class Hand:
 
 
 class BlackjackPlay(SoloPlay):
-    """Play hands, one after the other. The anchor, the key by which equal states of different
-    trials are compared, is the hand and the number of hits in it.
+    """Play hands, one after the other. The anchor, which is equal for equal states, is the number
+    of the hand and the number of hits in it.
     """
 
     def __init__(self, hands: Sequence[Hand], chance: Chance) -> None:
@@ -176,7 +176,8 @@ class Blackjack(Game[str]):
             *(*RESULTS.values(), DEALER, BUST, OVER, INVALID),
         )
         returns = (-float(hands), float(hands))
-        facts = facts_of("blackjack", 4 * hands, words, returns, units=hands)
+        # A hand ends after `MAX_HITS` hits, if it has not ended before.
+        facts = facts_of("blackjack", MAX_HITS * hands, words, returns, units=hands)
         super().__init__(facts, numbered("deck", decks), "deck")
 
     def family(self, member: str) -> str:
@@ -390,7 +391,7 @@ def hand_total(cards: Sequence[int]) -> int:
 
 
 class PickPlay(SoloPlay):
-    """Take cards, then stand. The anchor is the cards taken."""
+    """Take cards, then stand. The anchor, which is equal for equal states, is the cards taken."""
 
     def __init__(self, table: Table, turns: int, chance: Chance) -> None:
         self._table, self.turns_left, self.chance = table, turns, chance

@@ -47,7 +47,9 @@ At each box press one. You are told the right button. It stays the same in all e
 
 
 class BoxesPlay(SoloPlay):
-    """Visit each box once. The anchor is the box, because no other turn affects its reward."""
+    """Visit each box once. The anchor, which is equal for equal states, is the box alone, because
+    no other turn affects its reward.
+    """
 
     def __init__(self, code: Code, chance: Chance) -> None:
         self._code, self.chance, self.box = code, chance, 0
@@ -192,8 +194,8 @@ def best_first_episode(codes: Sequence[Code]) -> float:
 
 def _is_heldout(code: Code) -> bool:
     """Return whether a code or its complement is among `_HELDOUT`."""
-    shorts = ("".join(button[0] for button in each) for each in (code, _complement(code)))
-    return any(short in _HELDOUT[len(code)] for short in shorts)
+    initials = ("".join(button[0] for button in each) for each in (code, _complement(code)))
+    return any(each in _HELDOUT[len(code)] for each in initials)
 
 
 def _complement(code: Code) -> Code:

@@ -6,8 +6,8 @@ and whether a reply names the right action or only right and wrong. All of it, a
 stays the same in all episodes of a task. A policy memorises everything that all tasks share, so the
 tasks share as little as possible. A return lies between 0 and 1. There is no chance.
 
-Three kinds of tasks are held out: other words and phrasings, other sizes, and three structures that
-no training task has.
+Held-out tasks differ from training tasks in one of three ways, by the option `heldout`: other words
+and phrasings, other sizes, or three structures that no training task has.
 """
 
 import itertools
@@ -107,11 +107,16 @@ class Look:
     """Hold the words, the phrasing and the size of a task."""
 
     things: tuple[str, ...]
+    """Words for what the task shows."""
     actions: tuple[str, ...]
     answers: tuple[str, str]
+    """Words for a right and for a wrong action."""
     list_form: str
+    """Sentence that lists the actions, with `{}` for them."""
     joint: str
+    """Text between the parts of an observation."""
     phrasing: int
+    """Index of the task's wording in `Structure.phrasings`."""
     tells: bool
     """Whether the reply to a wrong action names the right one."""
 
@@ -242,16 +247,16 @@ def _goals(look: Look) -> list[Hidden]:
     return [(thing,) for thing in look.things[1:]]
 
 
-def _far(look: Look, start: str, goal: str) -> int:
+def _distance(look: Look, start: str, goal: str) -> int:
     """Return the number of steps on the shortest way, by breadth-first search."""
-    ways, far, waiting = _places(look), {start: 0}, deque([start])
+    ways, found, waiting = _places(look), {start: 0}, deque([start])
     while waiting:
         place = waiting.popleft()
         for other in ways[place]:
-            if other not in far:
-                far[other] = far[place] + 1
+            if other not in found:
+                found[other] = found[place] + 1
                 waiting.append(other)
-    return far[goal]
+    return found[goal]
 
 
 def _maze(look: Look, hidden: Hidden) -> Episode:
@@ -259,7 +264,7 @@ def _maze(look: Look, hidden: Hidden) -> Episode:
     reward.
     """
     ways, place, most = _places(look), look.things[0], 2 * len(look.things)
-    shortest = _far(look, place, hidden[0])
+    shortest = _distance(look, place, hidden[0])
     reply = ""
     for steps in range(1, most + 1):
         action = yield Turn(reply, f"you are at {place}:", ways[place], 0.0)
@@ -272,10 +277,9 @@ def _maze(look: Look, hidden: Hidden) -> Episode:
     yield Turn(reply, "", (), 0.0)
 
 
-def _rules_of_kinds(look: Look) -> list[Hidden]:
-    """Return the word that matters, the first or the second, with the action of each of its values.
-
-    Not all values have the same action.
+def _category_rules(look: Look) -> list[Hidden]:
+    """Return every rule: 0 or 1 if the first or the second word of a pair matters, and then the
+    action for each value of that word. Not all values have the same action.
     """
     # Half of the things are the values of the first word, the others those of the second.
     actions = itertools.product(look.actions[:2], repeat=len(look.things) // 2)
@@ -327,7 +331,7 @@ def _lock(look: Look, hidden: Hidden) -> Episode:
     yield Turn(reply, "", (), reward)
 
 
-def _floors(look: Look) -> list[Hidden]:
+def _indices(look: Look) -> list[Hidden]:
     """Return the index of each place."""
     return [(place,) for place in range(len(look.things))]
 
@@ -431,7 +435,7 @@ STRUCTURES = {
             "One of the two words of each thing matters, and says what to do.",
             "Things have two words; just one of them tells the action.",
         ),
-        _rules_of_kinds,
+        _category_rules,
         _category,
         {"train": ((4, 2),), "sizes": ((6, 2),)},
     ),
@@ -451,7 +455,7 @@ STRUCTURES = {
             "Something lies at one of {}, which stand in this row.",
             "From first to last: {}. Where is it?",
         ),
-        _floors,
+        _indices,
         _search,
         {"train": ((4, 2), (5, 2)), "sizes": ((7, 2),)},
     ),
@@ -565,7 +569,9 @@ def _parts(member: str) -> tuple[str, str]:
 
 
 class FamilyPlay(SoloPlay):
-    """Play one episode of a small game. The anchor is the number of the turn, and the question."""
+    """Play one episode of a small game. The anchor, which is equal for equal states, is the number
+    of the turn, and the question.
+    """
 
     def __init__(self, game: SmallGame, chance: Chance) -> None:
         self.game, self.chance = game, chance
@@ -616,6 +622,7 @@ class FamilyScript(TrialScript[FamilyPlay]):
     """
 
     remembers: bool = True
+    """Whether the replies of earlier episodes count too."""
     slip: float = 0.0
     """Probability of taking a random legal action instead."""
 
@@ -625,29 +632,31 @@ class FamilyScript(TrialScript[FamilyPlay]):
         if self.source.random() < self.slip:
             return self.source.choice(legal)
         seen = self.plays if self.remembers else [play]
-        left = [
+        candidates = [
             hidden
             for hidden in play.game.every_hidden()
             if all(_agrees(each, hidden) for each in seen)
         ]
-        # Many candidates may be left; a sample of 64 is enough to choose an action.
-        left = self.source.sample(left, min(len(left), 64))
+        # There may be many candidates; a sample of 64 is enough to choose an action.
+        candidates = self.source.sample(candidates, min(len(candidates), 64))
         if play.game.structure == "maze":
-            return self._way(play, legal, [hidden[0] for hidden in left])
+            return self._way(play, legal, [hidden[0] for hidden in candidates])
         if play.game.structure == "search":
             # The middle place leaves the fewest, on whichever side the hidden one lies.
-            places: list[int] = sorted(hidden[0] for hidden in left)
+            places: list[int] = sorted(hidden[0] for hidden in candidates)
             return play.game.look.things[places[len(places) // 2]]
         if play.game.structure == "code":
-            return self._fitting(play, left)
-        worth = {action: sum(_pays(play, hidden, action) for hidden in left) for action in legal}
+            return self._fitting(play, candidates)
+        worth = {
+            action: sum(_pays(play, hidden, action) for hidden in candidates) for action in legal
+        }
         most = max(worth.values())
         return self.source.choice([action for action in legal if worth[action] == most])
 
-    def _fitting(self, play: FamilyPlay, left: Sequence[Hidden]) -> str:
+    def _fitting(self, play: FamilyPlay, candidates: Sequence[Hidden]) -> str:
         """Return the next sign of a code that may be hidden and begins as this episode did."""
         begun = tuple(play.done)
-        fits = [each for each in left if each[: len(begun)] == begun] or left
+        fits = [each for each in candidates if each[: len(begun)] == begun] or candidates
         return str(self.source.choice(fits)[len(begun)])
 
     def _way(self, play: FamilyPlay, legal: Sequence[str], goals: Sequence[str]) -> str:
@@ -655,7 +664,7 @@ class FamilyScript(TrialScript[FamilyPlay]):
         look = play.game.look
         return min(
             self.source.sample(legal, len(legal)),
-            key=lambda place: min(_far(look, place, goal) for goal in goals),
+            key=lambda place: min(_distance(look, place, goal) for goal in goals),
         )
 
 

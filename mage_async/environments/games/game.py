@@ -82,7 +82,9 @@ def num_equal(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 class SoloPlay(ABC):
-    """Play an episode of a single player; base class."""
+    """Play an episode of a single player; base class. A subclass adds what else a `Play` has:
+    `chance`, `observation` and `anchor`.
+    """
 
     is_over = False
     """Whether the episode has ended."""
@@ -127,8 +129,10 @@ class TrialScript(Generic[P]):
 
     def facts(self) -> Sequence[str] | None:
         """Return what the player knows, each fact in the words of an observation, oldest first;
-        `None`: the game does not say. Notes of a warm start are made of those that the context
-        holds.
+        `None` if the game does not say.
+
+        Where a trial replaces a full context by notes, a warm start writes some of these facts:
+        those that the context holds (`NoteTaker`).
         """
         return None
 

@@ -4,8 +4,8 @@ Rules: a square grid without walls; a step goes up, down, left or right. Reachin
 and ends the episode; nothing else earns anything. Nothing is hidden: the task is hard because a
 random walk rarely reaches a far goal, so most trials earn nothing. Every trial ends in some cell,
 however, and would have been a success with that cell as its goal: `Grid.reached` returns it, and
-hindsight relabelling trains on it. From a corner, a policy that walks in two directions only
-reaches many goals without reading the observation; from the middle, with goals on all sides, it
+hindsight relabelling trains on it. From a corner, a policy that only walks down and right reaches
+many goals without reading the observation; from the middle (`start`), with goals on all sides, it
 does not.
 """
 
@@ -48,8 +48,8 @@ anything. You have {turns} steps. The goal is the same in all episodes."""
 
 
 class GridPlay(SoloPlay):
-    """Take steps until the goal is reached or the turns are used up. The anchor is the goal and the
-    cell.
+    """Take steps until the goal is reached or the turns are used up. The anchor, which is equal for
+    equal states, is the goal and the cell.
     """
 
     def __init__(self, start: Cell, goal: Cell, size: int, turns: int, chance: Chance) -> None:
@@ -68,17 +68,17 @@ class GridPlay(SoloPlay):
 
     def actions(self) -> Sequence[str]:
         """Return the directions that stay in the grid."""
-        return [way for way in DIRECTIONS if self._to(way) is not None]
+        return [way for way in DIRECTIONS if self._cell_after(way) is not None]
 
     def towards_goal(self) -> list[str]:
         """Return the directions in which the next step lies on a shortest way."""
-        far = steps_between(self.cell, self._goal)
-        steps = ((way, self._to(way)) for way in DIRECTIONS)
-        return [way for way, to in steps if to is not None and steps_between(to, self._goal) < far]
+        left = steps_between(self.cell, self._goal)
+        steps = ((way, self._cell_after(way)) for way in DIRECTIONS)
+        return [way for way, to in steps if to is not None and steps_between(to, self._goal) < left]
 
     def apply(self, action: str) -> Outcome:
         """Take a step; a step out of the grid, or any other action, only uses up a turn."""
-        to = self._to(action)
+        to = self._cell_after(action)
         self.cell, self._steps = to or self.cell, self._steps + 1
         is_there = self.cell == self._goal
         is_over = is_there or self._steps == self._turns
@@ -86,7 +86,7 @@ class GridPlay(SoloPlay):
         observation = f"{INVALID} {state}" if to is None else state
         return Outcome(observation, float(is_there), to is not None, is_over)
 
-    def _to(self, action: str) -> Cell | None:
+    def _cell_after(self, action: str) -> Cell | None:
         """Return the cell one step away; None if it lies outside, or the action is no direction."""
         if action not in DIRECTIONS:
             return None
@@ -132,14 +132,14 @@ class Grid(Game[Cell]):
             for row in range(size)
             for column in range(size)
         }
-        far = {name: steps_between(self._start, cell) for name, cell in cells.items()}
-        farthest = max(far.values())
+        distances = {name: steps_between(self._start, cell) for name, cell in cells.items()}
+        farthest = max(distances.values())
         check_whole("grid", "turns", turns, farthest, 1000)
         # All goals that are farther away may belong to one split, which leaves the other empty.
         check_whole("grid", "nearest", nearest, 1, farthest - 2)
         self._size, self._turns = size, turns
         goals = {name: cell for name, cell in cells.items() if cell != self._start}
-        played = {name: cell for name, cell in goals.items() if far[name] >= nearest}
+        played = {name: cell for name, cell in goals.items() if distances[name] >= nearest}
         words = (*DIRECTIONS, *ROWS[:size], *COLUMNS[:size], GOAL, REACHED, OVER, INVALID)
         facts = facts_of("grid", turns, words, threshold=0.5, example="down")
         # Hindsight also relabels to goals nearer than `nearest`.

@@ -75,7 +75,9 @@ class Puzzle:
 
 
 class AnyLetters(tuple[str, ...]):
-    """List some of the actions where any lowercase letters, as many as these have, are one."""
+    """Represent the legal actions where any lowercase letters, as many as a code has, are a guess;
+    only the codes are listed.
+    """
 
     is_whole = False
 
@@ -86,7 +88,9 @@ class AnyLetters(tuple[str, ...]):
 
 
 class GuessingPlay(SoloPlay):
-    """Guess until the code is found or the turns are used up. The anchor is the guesses so far."""
+    """Guess until the code is found or the turns are used up. The anchor, which is equal for equal
+    states, is the guesses so far.
+    """
 
     def __init__(
         self, puzzle: Puzzle, actions: dict[str, Code], code: Code, chance: Chance

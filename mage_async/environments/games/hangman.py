@@ -1,10 +1,10 @@
 """Play Hangman: find a hidden word letter by letter.
 
 Rules: the agent sees a blank for each letter of the word and tries one letter a turn. Each of the n
-letters of the word earns 1/n; any other action costs one of L lives and 1/L. With `says_word` the
-agent wins by saying the word, which alone pays 1, and has a number of turns in place of lives. The
-word is hidden, and the same in all episodes. Knowing the list of words helps within one episode;
-knowing the word itself needs memory of earlier episodes.
+letters of the word earns 1/n; any other action costs one of L lives and a reward of 1/L. With the
+option `says_word` the agent wins by saying the word, which alone pays 1, and has a number of turns
+in place of lives. The word is hidden, and the same in all episodes. Knowing the list of words helps
+within one episode; knowing the word itself needs memory of earlier episodes.
 """
 
 import random
@@ -58,7 +58,7 @@ The word is the same in all episodes."""
 class HangmanPlay(SoloPlay):
     """Try one letter a turn, until the word is complete or the lives are used up.
 
-    The anchor is the set of letters tried, and the lives left.
+    The anchor, which is equal for equal states, is the letters tried and the lives left.
 
     Args:
         word: The hidden word.
@@ -68,7 +68,7 @@ class HangmanPlay(SoloPlay):
     """
 
     def __init__(self, word: str, lives: int, chance: Chance, words: tuple[str, ...] = ()) -> None:
-        self.word, self._lives, self._left, self.chance = word, lives, lives, chance
+        self.word, self._lives, self._lives_left, self.chance = word, lives, lives, chance
         self._words = words
         self.tried: set[str] = set()
         self.said: set[str] = set()
@@ -82,7 +82,7 @@ class HangmanPlay(SoloPlay):
     @property
     def anchor(self) -> str:
         """Letters tried, and lives left."""
-        return f"{''.join(sorted(self.tried))}{self._left}"
+        return f"{''.join(sorted(self.tried))}{self._lives_left}"
 
     def actions(self) -> Sequence[str]:
         """Return the letters and words not tried in this episode."""
@@ -101,10 +101,10 @@ class HangmanPlay(SoloPlay):
         is_hit = is_valid and action in self.word
         if is_valid:
             self.tried.add(action)
-        self._left -= not is_hit
+        self._lives_left -= not is_hit
         result = HIT if is_hit else MISS if is_valid else INVALID
         reward = 1 / len(set(self.word)) if is_hit else -1 / self._lives
-        end = f" {WON}" if set(self.word) <= self.tried else "" if self._left else f" {LOST}"
+        end = f" {WON}" if set(self.word) <= self.tried else "" if self._lives_left else f" {LOST}"
         return Outcome(f"{result} {self.observation}{end}", reward, is_valid, bool(end))
 
     def _say(self, action: str) -> Outcome:
@@ -114,9 +114,9 @@ class HangmanPlay(SoloPlay):
         is_valid, is_won = action in self.actions(), action == self.word
         if is_valid:
             (self.tried if len(action) == 1 else self.said).add(action)
-        self._left -= 1
+        self._lives_left -= 1
         result = HIT if is_valid and action in self.word else MISS if is_valid else INVALID
-        end = f" {WON}" if is_won else "" if self._left else f" {LOST}"
+        end = f" {WON}" if is_won else "" if self._lives_left else f" {LOST}"
         is_done = bool(end)
         return Outcome(f"{result} {self.observation}{end}", float(is_won), is_valid, is_done)
 
@@ -193,6 +193,8 @@ class Hangman(Game[str]):
         if says_word:
             facts = facts_of("hangman", turns, (*vocabulary, *self._words), threshold=0.5)
         else:
+            # The longest episodes try all letters of the word and lose all lives but one, or lose
+            # all lives and try all letters but one.
             facts = facts_of("hangman", _WIDTH + lives - 1, vocabulary, (-1.0, 1.0))
         super().__init__(facts, hold_out(named(self._words)), "word")
 

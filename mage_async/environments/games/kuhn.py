@@ -144,7 +144,9 @@ class KuhnDuel(DuelSides):
 
     def __init__(self, game: Any, hands: Sequence[Hand], chance: Chance) -> None:
         super().__init__(chance)
-        self._game, self.hands, self.hand = game, hands, 0
+        self._game, self.hands = game, hands
+        self.hand = 0
+        """Index of the current hand."""
         self.seen: list[Seen] = []
         """What each finished hand has shown of the opponent."""
         self._begin_hand()
@@ -195,6 +197,7 @@ class KuhnDuel(DuelSides):
         for card in hand.cards if hand.seat == 0 else reversed(hand.cards):
             self._state.apply_action(card)
         self._log: list[list[str]] = []
+        """What each side has seen of the current hand."""
         for side in _SIDES:
             position = POSITIONS[hand.seat if side == AGENT else 1 - hand.seat]
             text = f"you {position} {CARDS[hand.cards[side]]}"
@@ -224,7 +227,9 @@ class KuhnDuel(DuelSides):
 
 
 class KuhnPlay(DuelPlay):
-    """Play a few hands against a hidden opponent. The anchor is the current hand."""
+    """Play a few hands against a hidden opponent. The anchor, which is equal for equal states, is
+    the current hand.
+    """
 
     def __init__(
         self,
@@ -271,6 +276,7 @@ class KuhnPlay(DuelPlay):
 
 
 Chances = np.ndarray | float
+"""Probabilities by opponent and card, float64 [P, 3], or one number for all of them."""
 _SIGNS = np.sign(np.subtract.outer(np.arange(3), np.arange(3))).astype(float)
 """Sign of the result of a showdown, float64 [3, 3], by [my card, other card]: 1 if my card wins, -1
 if it loses.

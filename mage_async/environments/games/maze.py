@@ -44,6 +44,7 @@ _CORRIDORS = "at most {rows} times {columns}"
 Shapes = Sequence[Sequence[int]]
 """Numbers of rows and of columns, the border included, of mazes of corridors."""
 _Shapes = tuple[tuple[int, int], ...]
+"""Checked `Shapes`, which can be part of the key of a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +60,14 @@ class Maze:
 
     def distances(self, to: Cell) -> dict[Cell, int]:
         """Return the number of steps from each cell to `to`."""
-        far, waiting = {to: 0}, deque([to])
+        found, waiting = {to: 0}, deque([to])
         while waiting:
             cell = waiting.popleft()
             for other in self.exits[cell].values():
-                if other not in far:
-                    far[other] = far[cell] + 1
+                if other not in found:
+                    found[other] = found[cell] + 1
                     waiting.append(other)
-        return far
+        return found
 
     def shortest(self) -> int:
         """Return the number of steps from the start to the goal."""
@@ -74,7 +75,9 @@ class Maze:
 
 
 class MazePlay(SoloPlay):
-    """Take steps until the goal is reached or the turns are used up. The anchor is the cell."""
+    """Take steps until the goal is reached or the turns are used up. The anchor, which is equal for
+    equal states, is the cell.
+    """
 
     def __init__(self, maze: Maze, turns: int, chance: Chance, *, wins_only: bool = False) -> None:
         self._maze, self._turns, self.chance, self._wins_only = maze, turns, chance, wins_only
@@ -116,6 +119,7 @@ class MazePlay(SoloPlay):
         self.seen.setdefault(self.cell, self.actions())
         is_there, is_last = self.is_at_goal(), self._steps == self._turns
         state = GOAL if is_there else OVER if is_last else self.observation
+        # With `wins_only` every way pays as much as a shortest one.
         shortest = self._steps if self._wins_only else self._maze.shortest()
         earned = reward(shortest, self._steps, self._turns) if is_there else 0.0
         observation = state if to else f"{INVALID} {state}"
@@ -212,8 +216,10 @@ class MazeGame(Game[str]):
         check_whole("maze", "loops", loops, 0, 100)
         check_whole("maze", "mazes", mazes, 8, 1_000_000)
         self._shapes, self._shortest = _checked(shapes, shortest)
+        # Without the border of walls, which `shapes` count too.
         sides = zip(*self._shapes, strict=True) if shapes else ((size + 2,), (size + 2,))
         rows, columns = (max(each) - 2 for each in sides)
+        # The turns suffice for every shortest way, which passes no cell twice.
         least_turns = self._shortest[1] if shapes else size * size
         check_whole("maze", "turns", turns, least_turns, 1000)
         self._size, self._loops, self._turns, self._wins_only = size, loops, turns, wins_only
@@ -221,6 +227,8 @@ class MazeGame(Game[str]):
             rows=rows, columns=columns
         )
         words = (*DIRECTIONS, *ROWS[:rows], *COLUMNS[:columns], GOAL, OVER, INVALID)
+        # Any reward is a win. Without one an episode is lost, even if its last turn reached the
+        # goal.
         facts = facts_of("maze", turns, words, threshold=1e-9)
         super().__init__(facts, numbered("maze", mazes), "maze")
 
@@ -307,8 +315,8 @@ def maze_of(name: str, size: int, loops: int) -> Maze:
     _grow(exits, start, source)
     for _ in range(loops):
         _remove_wall(exits, source)
-    far = Maze(exits, start, start).distances(start)
-    by_distance = sorted(far, key=lambda cell: (far[cell], cell))
+    distance = Maze(exits, start, start).distances(start)
+    by_distance = sorted(distance, key=lambda cell: (distance[cell], cell))
     return Maze(exits, start, source.choice(by_distance[len(by_distance) // 2 :]))
 
 
@@ -387,9 +395,9 @@ def corridors_of(name: str, shapes: _Shapes, shortest: tuple[int, ...]) -> Maze:
             cell: {way: to for way in DIRECTIONS if (to := step(cell, way)) in cells}
             for cell in sorted(cells)
         }
-        far = Maze(exits, start, start).distances(start)
-        goal = max(far, key=lambda cell: far[cell])
-        if shortest[0] <= far[goal] <= shortest[1]:
+        distance = Maze(exits, start, start).distances(start)
+        goal = max(distance, key=lambda cell: distance[cell])
+        if shortest[0] <= distance[goal] <= shortest[1]:
             return Maze(exits, start, goal, shows_goal=True)
     raise ConfigError(
         f"maze: no maze of `shapes` = {shapes} has a shortest way of {shortest[0]} to {shortest[1]}"
@@ -405,6 +413,7 @@ def _dig(start: Cell, rows: int, columns: int, source: random.Random) -> set[Cel
         """Return the number of a cell's neighbours that are dug."""
         return sum(step(cell, way) in cells for way in DIRECTIONS)
 
+    # At each end one neighbour is dug, or with probability 0.3 up to two.
     while ends:
         end, dug, most = source.choice(ends), 0, 1 + (source.random() >= 0.7)
         for way in source.sample(tuple(DIRECTIONS), len(DIRECTIONS)):

@@ -132,8 +132,8 @@ class Board:
 
 
 class MineSweeperPlay(SoloPlay):
-    """Play one episode: the opening is made, then one cell a turn. The anchor is the visible
-    board.
+    """Play one episode: the opening is made, then one cell a turn. The anchor, which is equal for
+    equal states, is the visible board.
 
     Args:
         size: Number of cells in a row.
@@ -275,10 +275,10 @@ class MineSweeperScript(TrialScript[MineSweeperPlay]):
         again = (cell for each in reversed(plays) for cell in each.chosen)
         safe = next((cell for cell in again if cell in closed and cell in shown), None)
         if safe is None:
-            safe = self.source.choice(self._unseen(play, closed, shown, struck))
+            safe = self.source.choice(self._guesses(play, closed, shown, struck))
         return cell_names(play.size)[safe]
 
-    def _unseen(
+    def _guesses(
         self, play: MineSweeperPlay, closed: list[int], shown: Mapping[int, int], struck: set[int]
     ) -> list[int]:
         """Return the cells to choose from if no closed cell is known to be safe."""
@@ -530,11 +530,13 @@ class _Counts:
     def __init__(self, groups: Sequence[int], needs: Sequence[_Need], num_mines: int) -> None:
         self._sizes = [group.bit_count() for group in groups]
         """Number of cells of each group."""
-        self._speak = [[i for i, (cells, _) in enumerate(needs) if cells & each] for each in groups]
+        self._needs_of = [
+            [i for i, (cells, _) in enumerate(needs) if cells & each] for each in groups
+        ]
         """For each group, the indices of the needs that hold its cells."""
         self._needed = [number for _, number in needs]
         """For each need, the number of mines that are not placed yet."""
-        self._room = [cells.bit_count() for cells, _ in needs]
+        self._num_open = [cells.bit_count() for cells, _ in needs]
         """For each need, the number of its cells in groups that are not filled yet."""
         self._sums = [0] * len(groups)
         """Number of mines of each group, summed over all layouts."""
@@ -559,21 +561,21 @@ class _Counts:
                 for group, placed in enumerate(self._placed):
                     self._sums[group] += ways * placed
             return
-        size, speak = self._sizes[number], self._speak[number]
-        for i in speak:
-            self._room[i] -= size
-        # `_room[i]` is now the number of cells of later groups: what they cannot hold must lie in
-        # this group.
-        least = max((self._needed[i] - self._room[i] for i in speak), default=0)
-        most = min((self._needed[i] for i in speak), default=left)
+        size, needs = self._sizes[number], self._needs_of[number]
+        for i in needs:
+            self._num_open[i] -= size
+        # `_num_open[i]` is now the number of cells of later groups: what they cannot hold must lie
+        # in this group.
+        least = max((self._needed[i] - self._num_open[i] for i in needs), default=0)
+        most = min((self._needed[i] for i in needs), default=left)
         if number == len(self._sizes) - 1:
             least = max(least, left)
         for placed in range(max(0, least), min(most, size, left) + 1):
-            for i in speak:
+            for i in needs:
                 self._needed[i] -= placed
             self._placed[number] = placed
             self._place(number + 1, left - placed, ways * math.comb(size, placed))
-            for i in speak:
+            for i in needs:
                 self._needed[i] += placed
-        for i in speak:
-            self._room[i] += size
+        for i in needs:
+            self._num_open[i] += size

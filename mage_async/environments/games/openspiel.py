@@ -131,7 +131,9 @@ class OpenSpielDuel(EngineDuel):
 
 
 class OpenSpielPlay(DuelPlay):
-    """Play one game against a hidden opponent. The anchor is what the agent sees."""
+    """Play one game against a hidden opponent. The anchor, which is equal for equal states, is what
+    the agent sees.
+    """
 
     def __init__(self, duel: OpenSpielDuel, move: Mover) -> None:
         self.duel = duel
@@ -229,7 +231,7 @@ class OpenSpielGame(Game[str]):
         super().__init__(facts, splits, "opponent")
 
     def family(self, member: str) -> str:
-        """Return random, mcts, cfr or best-response."""
+        """Return the kind of the opponent: random, mcts, cfr or best-response."""
         is_best = self.variant(member).startswith("best-response")
         return "best-response" if is_best else member.partition("-")[0]
 
@@ -355,6 +357,7 @@ def _check_opponents(game: Any, train: Sequence[str], heldout: Sequence[str]) ->
     if shared:
         raise ConfigError(f"openspiel: {min(shared)!r} cannot be trained on and held out")
     if any(map(_SEARCH.fullmatch, (*train, *heldout))):
+        # A search of two simulations shows whether the engine can sample the hidden cards.
         try:
             searcher(game, 2, Chance(0, 0))(_first_decision(game))
         except engine().SpielError as error:

@@ -116,8 +116,8 @@ def best_value(game: Any, seat: int, against: Table) -> float:
 
 
 def _response(game: Any, seat: int, against: Table) -> Any:
-    """Return the engine's best response. The engine copies a mapping, but would not keep a policy
-    object alive.
+    """Return the engine's best response to a table. The table is passed as a mapping, because the
+    engine copies a mapping but does not keep a policy object alive.
     """
     return engine().TabularBestResponse(game, seat, _complete(game, against))
 

@@ -90,7 +90,9 @@ class Seen(NamedTuple):
 
 
 class RpsPlay:
-    """Play four rounds. The anchor is the moves of this episode, all that a rule can depend on."""
+    """Play four rounds. The anchor, which is equal for equal states, is the moves of this episode:
+    all that an opponent's rule can depend on.
+    """
 
     def __init__(self, opponent: Opponent, chance: Chance) -> None:
         self._opponent, self.chance = opponent, chance
@@ -186,8 +188,13 @@ class RpsScript(TrialScript[RpsPlay]):
     """Play one style in all episodes of a trial."""
 
     style: str
+    """`fixed`, `cycle`, `random`, `beat last` or `copy last`; the last two answer the opponent's
+    last move.
+    """
     first: int
+    """Number of the move of `fixed`, and of the first move of `cycle`."""
     step: int
+    """Number that `cycle` adds to its move after each round, modulo 3."""
 
     def facts(self) -> Sequence[str]:
         """Return the opponent's move and the result of each round, equal ones once."""
@@ -238,7 +245,7 @@ class Rps(Environment):
         return tuple(opponent.name for opponent in _SPLITS[split])
 
     def family(self, member: str) -> str:
-        """Return fixed, seq, copy, beat or lose."""
+        """Return the kind of the opponent's rule: fixed, seq, copy, beat or lose."""
         return _opponent(member).family
 
     def seats(self) -> tuple[int, ...]:
@@ -537,7 +544,9 @@ The opponent has a favourite move, the same in all episodes."""
 
 
 class BiasedPlay(SoloPlay):
-    """Play rounds against moves drawn with the given weights. The anchor is the round."""
+    """Play rounds against moves drawn with the given weights. The anchor, which is equal for equal
+    states, is the numbers of rounds played and won.
+    """
 
     def __init__(self, weights: Sequence[float], rounds: int, chance: Chance) -> None:
         self._weights, self._num_left, self._half, self.chance = weights, rounds, rounds / 2, chance

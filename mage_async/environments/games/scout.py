@@ -66,7 +66,9 @@ class Payoffs:
 
 
 class ScoutPlay(SoloPlay):
-    """Visit each dial once. The anchor is the dial: no other turn affects its reward."""
+    """Visit each dial once. The anchor, which is equal for equal states, is the dial alone, because
+    no other turn affects its reward.
+    """
 
     def __init__(self, code: Code, payoffs: Payoffs, chance: Chance) -> None:
         self._code, self._payoffs, self.chance = code, payoffs, chance
@@ -113,7 +115,9 @@ class ScoutScript(TrialScript[ScoutPlay]):
     """Scout and guess with fixed probabilities; play a key that was seen with probability 0.95."""
 
     scouts: float
+    """Probability of scouting."""
     guesses: float
+    """Probability of guessing a key."""
 
     def facts(self) -> Sequence[str]:
         """Return the dial and the key of each known dial."""

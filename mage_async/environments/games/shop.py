@@ -125,8 +125,8 @@ class Index:
         for number, (count, length) in enumerate(zip(counts, lengths, strict=True)):
             norm = _K1 * (1 - _B + _B * length / mean)
             for word, times in count.items():
-                share = (len(texts) - frequencies[word] + 0.5) / (frequencies[word] + 0.5)
-                weight = math.log1p(share) * times * (_K1 + 1) / (times + norm)
+                rarity = (len(texts) - frequencies[word] + 0.5) / (frequencies[word] + 0.5)
+                weight = math.log1p(rarity) * times * (_K1 + 1) / (times + norm)
                 self._weights[word].append((number, weight))
 
     def find(self, query: str, most: int) -> list[int]:
@@ -155,7 +155,7 @@ def query_of(action: str) -> str | None:
 
 
 class ShopPlay(SoloPlay):
-    """Play one visit to the shop. The anchor is the page."""
+    """Play one visit to the shop. The anchor, which is equal for equal states, is the page."""
 
     def __init__(
         self, products: Sequence[Product], index: Index, goal: Goal, turns: int, chance: Chance
@@ -231,7 +231,7 @@ class ShopPlay(SoloPlay):
             self.chosen |= {name: value for name, values in options.items() if value in values}
         elif action in (PREVIOUS, NEXT):
             self._page += 1 if action == NEXT else -1
-        else:
+        else:  # all other links of a page of results are products
             linked = {f"click[{each.name}]": each for each in self._shown(self._found or [])}
             self.item, self.chosen = linked[action], {}
 

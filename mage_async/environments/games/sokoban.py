@@ -40,8 +40,11 @@ class Rewards:
     """Hold the rewards of a step, as in gym-sokoban. An invalid action costs one step."""
 
     step: float = -0.1
+    """Reward of every step, to which the others are added."""
     on: float = 1.0
+    """Reward for a box that comes onto a target."""
     off: float = -1.0
+    """Reward for a box that leaves a target."""
     solved: float = 10.0
 
 
@@ -82,7 +85,7 @@ class Room:
 
 
 class SokobanPlay(SoloPlay):
-    """Play one episode. The anchor is the current room."""
+    """Play one episode. The anchor, which is equal for equal states, is the current room."""
 
     def __init__(self, room: Room, turns: int, steps_per_turn: int, chance: Chance) -> None:
         self.room, self._turns_left, self.chance = room, turns, chance

@@ -1,8 +1,8 @@
-"""Share the base of games on other engines (TextWorld, ALFWorld): a list of games by name, played
-in free text.
+"""Provide the base classes of environments on text engines (TextWorld, ALFWorld): a list of games
+by name, whose actions and observations are free text.
 
-Every episode creates its game from the name of the task variant, so a restart returns to the
-game's beginning; nothing else is drawn. Engines that use the global random state run inside
+Every episode creates its game anew from the name of the task variant, so it starts from the game's
+beginning; nothing else is random. Engines that use the global random state run inside
 `IsolatedRandomState` (`loaders/loader.py`).
 """
 
@@ -24,9 +24,10 @@ INVALID, OVER = "invalid", "over"
 
 
 class Session(Protocol):
-    """Run an engine's game once."""
+    """Run an engine's game once, from its beginning."""
 
     observation: str
+    """The game's first text."""
 
     def legal(self) -> Sequence[str]:
         """Return the legal actions."""
@@ -38,7 +39,7 @@ class Session(Protocol):
 
 
 class TextPlay(SoloPlay):
-    """Play one episode. The anchor is the last observation."""
+    """Play one episode. The anchor, which is equal for equal states, is the last observation."""
 
     def __init__(self, session: Session, turns: int, chance: Chance) -> None:
         self._session, self._turns_left, self.chance = session, turns, chance
@@ -68,10 +69,10 @@ class TextPlay(SoloPlay):
 
 @dataclass(slots=True)
 class RepeatScript(TrialScript[TextPlay]):
-    """Take any action, or the next one of the earlier episode that earned most."""
+    """Take any action, or the next action of the earlier episode that earned most."""
 
     memory: float
-    """Probability of repeating that episode."""
+    """Probability of the latter, where this episode has begun like that one."""
 
     def action(self, play: TextPlay) -> str:
         """Return the next action."""

@@ -1,8 +1,9 @@
 """Play TextWorld: text adventures that TextWorld generates (a house, a kitchen, coins).
 
-Rules: one command a turn; the first observation states the goal. Each step of the score pays its
-share, so a won game has paid 1. The places of things are hidden; the game is the
-same in all episodes. Generating a game takes some seconds; games are kept in the user's cache.
+Rules: one command a turn; the first observation states the goal. A rise of the game's score pays
+its share of the highest possible score, so a won game has paid 1 in all. The places of things are
+hidden; the game is the same in all episodes. Generating a game takes some seconds; games are kept
+in the user's cache.
 """
 
 import importlib
@@ -30,14 +31,14 @@ CHALLENGES: dict[str, dict[str, Any]] = {
 }
 """Challenges of TextWorld, with the settings of their generator."""
 _STATUS_LINE = re.compile(r"^>.*", re.MULTILINE | re.DOTALL)
-"""Prompt of the game at the end of its text, with what follows."""
+"""The game's prompt `>` at the end of its text, with the status line that follows it."""
 
 
 class _Session:
     """Play one game on TextWorld's engine."""
 
     def __init__(self, engine: Any, file: Path, number: int) -> None:
-        self._random_state, self._best = IsolatedRandomState(number), 0.0
+        self._random_state, self._best_score = IsolatedRandomState(number), 0.0
         wanted = engine.EnvInfos(admissible_commands=True, score=True, max_score=True)
         with self._random_state:
             self._game = engine.start(str(file), wanted)
@@ -55,8 +56,8 @@ class _Session:
         """
         with self._random_state:
             self._state, score, is_over = self._game.step(action)
-        risen = max(0.0, score - self._best)
-        self._best += risen
+        risen = max(0.0, score - self._best_score)
+        self._best_score += risen
         return _strip_banner(self._state.feedback), risen / self._state.max_score, bool(is_over)
 
 

@@ -69,8 +69,8 @@ _WORDS = {"board": (MINE, THEIRS), "news": SEATS}
 
 
 class TicTacToeDuel(EngineDuel):
-    """Play one game between two policies. The anchor is the board: nine words, row by row; each is
-    `mine`, `theirs` or the name of a free cell.
+    """Play one game between two policies. The anchor, which is equal for equal states, is the
+    board: nine words, row by row; each is `mine`, `theirs` or the name of a free cell.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class TicTacToe(Game[str]):
         super().__init__(facts, splits, "opponent")
 
     def family(self, member: str) -> str:
-        """Return random, preferred, mcts, minimax or careless."""
+        """Return the kind of the opponent: random, preferred, mcts, minimax or careless."""
         return self.variant(member).partition("-")[0]
 
     def rules(self) -> str:
