@@ -1,9 +1,10 @@
 """Start child processes, and exchange messages with them, by the one protocol of this program.
 
 A child inherits one end of a private socket pair. A message is a frame: the length of its body (4
-bytes, little endian, at most `MAX_MESSAGE_BYTES`), then the body, which is msgpack of a type that
-the receiver names. A side has ended when its end of the pair closes, and on Linux the kernel kills
-a child with its parent.
+bytes, little endian, at most `MAX_MESSAGE_BYTES`), then the body in msgpack, or in JSON for a child
+without msgpack. The receiver decodes it as the type that it expects. When one end of the pair
+closes, the other process knows that its partner has ended. On Linux the kernel also kills a child
+with its parent, if the child has called `die_with_parent`.
 
               parent            child
     asyncio   `ChildProcess`    `Channel` over `inherited_socket()`
@@ -89,7 +90,8 @@ def _body_length(header: bytes, max_bytes: int) -> int:
     """Return the length of a body, in bytes.
 
     Raises:
-        WireError: it is above `max_bytes`; nothing after such a frame can be read.
+        WireError: the length is above `max_bytes`. The channel is of no use any more, because the
+            next frame begins only after the whole body.
     """
     length: int = _LENGTH.unpack(header)[0]
     if length > max_bytes:
@@ -114,7 +116,7 @@ class Channel(Generic[T]):
 
     @classmethod
     async def over(cls, end: socket.socket, kind: Any, codec: Any = msgspec.msgpack) -> Self:
-        """Take over one end of a socket pair."""
+        """Return a channel over one end of a socket pair, which it closes later."""
         return cls(*await asyncio.open_connection(sock=end), kind, codec)
 
     def send(self, message: Any) -> None:
@@ -495,10 +497,10 @@ def place_in_foreign_code(log: Path) -> str:
     stacks = takewhile(lambda line: _STACK_LINE.match(line), reversed(lines))
     own = (*LIBRARIES, str(Path(mage_async.__file__).parent), str(Path(__file__).parents[1]))
     for line in reversed(list(stacks)):
-        frame = _FRAME.match(line)
+        found = _FRAME.match(line)
         # Files such as <frozen importlib._bootstrap> are the interpreter's own.
-        if frame is not None and not frame["file"].startswith((*own, "<")):
-            return f"{frame['file']}, line {frame['line']}, in {frame['name']}"
+        if found is not None and not found["file"].startswith((*own, "<")):
+            return f"{found['file']}, line {found['line']}, in {found['name']}"
     return ""
 
 
@@ -512,7 +514,9 @@ def last_line(log: Path) -> str:
 
 @contextmanager
 def waiting_notice(what: str) -> Iterator[None]:
-    """Print to stderr every `WAIT_NOTICE_S` seconds that `what` is waited for; on an event loop."""
+    """Within the block, print to stderr every `WAIT_NOTICE_S` seconds that `what` is waited for.
+    Needs a running event loop.
+    """
     loop = asyncio.get_running_loop()
     began = loop.time()
     handle: asyncio.TimerHandle

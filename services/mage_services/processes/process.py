@@ -45,7 +45,7 @@ one core, the one whose niceness is higher by 10 gets a tenth of it.
 """
 _NICENESS_AT_START = os.getpriority(os.PRIO_PROCESS, 0)
 _AUTOGROUP = Path("/proc/self/autogroup")
-"""File by which the kernel schedules a session as one group, with a niceness of its own."""
+"""File with the niceness of this process's session, which Linux may schedule as one group."""
 
 
 def lower_priority(niceness: int) -> None:
@@ -63,8 +63,8 @@ def lower_priority(niceness: int) -> None:
 def restore_priority() -> None:
     """Undo `lower_priority`, also for the processes that this one has started since.
 
-    The niceness of the session is reset by every process, that of threads only by one that has the
-    privilege to lower a niceness.
+    Every process may reset the niceness of its session. Only a process with the privilege to lower
+    a niceness can reset that of its threads; without it they keep theirs.
     """
     _set_session_niceness(0)
     with suppress(PermissionError):
@@ -160,8 +160,12 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
 
 
 def end_despite_threads(code: int, say: Callable[[str], None]) -> None:
-    """End this process with an exit code after `THREADS_END_S`, and name the threads for which the
-    interpreter would wait for ever. A process without such threads ends by itself.
+    """Start a timer that ends this process with an exit code after `THREADS_END_S`, if it has
+    threads for which the interpreter would wait for ever. A process without such threads ends by
+    itself.
+
+    Args:
+        say: Called with a sentence that names the threads, just before the process ends.
     """
 
     def waited_for() -> str:
@@ -190,8 +194,6 @@ def end_despite_threads(code: int, say: Callable[[str], None]) -> None:
 async def ticks(seconds: float) -> AsyncIterator[float]:
     """Yield the event loop's time every `seconds`, however long the work in between takes. Ticks
     that were missed, for example because the process was stopped, are skipped.
-
-    Cancellation also cancels the timer.
     """
     loop = asyncio.get_running_loop()
     due = loop.time()
@@ -265,8 +267,8 @@ def _fail(status: Status, code: int, error: BaseException) -> None:
 
 
 class TimeAccounting:
-    """Measure the wall time of a process by state. It is in one state at a time, so the shares sum
-    to 100 %.
+    """Measure how much wall time a process spends in each of its states, such as "training". The
+    process is in one state at a time, so the shares sum to 100 %.
     """
 
     def __init__(self, state: str) -> None:

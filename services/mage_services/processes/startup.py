@@ -66,7 +66,11 @@ class Startup:
     """Whether the run's directory is on another machine, so that its files have to be copied."""
 
     def hello(self, role: Literal["actor", "evaluator"], group_quota: int = 0) -> Hello:
-        """Return the first message of this process to the learner."""
+        """Return the first message of this process to the learner.
+
+        Args:
+            group_quota: Largest number of groups that an actor plays at a time.
+        """
         return Hello(
             role=role,
             name=self.name,
@@ -112,9 +116,9 @@ def build_digest() -> str:
 class RunFiles:
     """Find files of a run, for a process that may be on another machine than the run's directory.
 
-    A process on another machine requests a file by a status event. Its keeper on that machine
-    (`mage_services/cluster/keeper.py`) copies the file there and answers. On the machine of the
-    run's directory every file is used where it lies.
+    On the machine of the run's directory every file is used where it lies. A process on another
+    machine requests a file by a status event; its keeper, the Ray actor that started the process
+    (`mage_services/cluster/keeper.py`), copies the file to that machine and answers.
 
     Args:
         is_remote: Whether the run's directory is on another machine.

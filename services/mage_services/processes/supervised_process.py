@@ -1,7 +1,7 @@
-"""Watch a process of a run from the side of the supervisor, to which it sends status events.
+"""Start and watch a process of a run, for the supervisor, to which it sends status events.
 
-A process that is silent for too long is killed. Its heartbeat, a status event a second, keeps it
-from being silent.
+A process that sends no event for too long, a *silent* process, is killed. A healthy one sends at
+least a heartbeat every second.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class ProcessSpec:
     log: Path
     """File to which the process prints."""
     threads: int
-    """Number of threads of a computation (`OMP_NUM_THREADS`)."""
+    """Number of threads that share one computation (`OMP_NUM_THREADS`)."""
     devices: tuple[int, ...] = ()
     """Indices of the only GPUs that the process sees; () for all."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
     _ending: asyncio.Task[None]
     """Task that waits for the end of the process, and ends the processes that it left running."""
     _log_bytes = 0
-    """Number of bytes in the log before the process was to print its stacks."""
+    """Number of bytes in the log when the first note on its silence asked for its stacks."""
 
     @classmethod
     async def start(cls, spec: ProcessSpec) -> Self:  # type: ignore[override]
@@ -167,6 +167,8 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
                     await asyncio.wait([self._ending], timeout=LEAVE_S)
                     self.kill()
                     return
+                # No note before the first event, because imports may take long, and none after a
+                # shorter wait than `NOTICE_S`, because the process is about to be killed.
                 if timeout_s == NOTICE_S and allowed == silence_s and num_notes < 2:
                     text = self._silence_note(silence_s) if num_notes == 0 else self._place_note()
                     num_notes += 1
@@ -196,8 +198,8 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
 
     def _silence_note(self, silence_s: float) -> str:
         """Return the first note on a silent process, and let the process print its stacks."""
-        # A busy loop on a machine with other work counts as silent only for the time in which it
-        # ran, so minutes may pass before it is killed and its place is known from its epitaph.
+        # The stacks are printed long before the kill, whose epitaph names the place too: on a busy
+        # machine minutes may pass until then, because waiting for a core is not silence.
         self._log_bytes = self.spec.log.stat().st_size
         self._show_stacks()
         return (
@@ -226,7 +228,11 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         return int(running_and_waiting.split()[1]) / 1e9  # in nanoseconds
 
     def epitaph(self, code: int) -> str:
-        """Return one line that says which process failed, and why."""
+        """Return one line that says which process failed, and why.
+
+        Args:
+            code: Exit code of the process, negative for a signal.
+        """
         how = end_in_words(code)
         if code == EXIT_DETERMINISTIC:
             how = "cannot go on"

@@ -56,8 +56,10 @@ PROGRESS = {"step", "played", "curve"}
 MAX_LOG_BYTES = 50_000_000
 """Number of bytes above which a log is reported as too long, once."""
 
-# Advice that is appended to the line which says how a process ended.
 PRINT_LESS = "the environment prints too much, and the disk fills up; let it print less"
+"""Advice in the note on a log that is too long."""
+
+# Advice that is appended to the line which says how a process ended.
 OUT_OF_MEMORY = (
     ". It is started again. Unless somebody killed it, the kernel had no memory left (see "
     "`dmesg`): start fewer --actors"
@@ -93,11 +95,11 @@ class Supervisor:
     _children: set[RunningProcess] = field(default_factory=set)
     """The processes that run now."""
     _is_over: bool = False
-    """Whether the learner has ended well, and `LEAVE_S` have passed in which actors could."""
+    """Whether the learner has ended well, and the actors have had `LEAVE_S` to end too."""
     _num_restarts: dict[str, int] = field(default_factory=dict)
     """By process: its failures in a row, which count against `supervision.max_restarts`."""
     _num_early_ends: dict[str, int] = field(default_factory=dict)
-    """By process: how often in a row it has ended before `HEALTHY_S`, not counting the first."""
+    """By process: how often in a row it has ended before `HEALTHY_S`; 0 after the first time."""
     _progress: int = 0
     """Number of events in `PROGRESS` so far, of all processes."""
     _long_logs: set[str] = field(default_factory=set)
@@ -349,8 +351,8 @@ RECORDED_FIELDS = ("event", "text", "reason", "version", "node")
 
 
 class RecordedView:
-    """Write the events of a run to files, and pass them to another view. A full disk is reported
-    once.
+    """Write the events of a run to files, and pass them to another view. When a file cannot be
+    written, for example on a full disk, this is reported once, and nothing is written any more.
     """
 
     def __init__(
@@ -386,6 +388,7 @@ class RecordedView:
         if event["event"] in RECORDED:
             content = {key: event[key] for key in RECORDED_FIELDS if key in event}
             append_lines(self._run.events, [whose | content])
+        # Events of the learner that have its time accounting (`blocked_s`) have its faults too.
         elif "blocked_s" in event:
             faults = [fault for fault in event["faults"] if fault not in self._known_faults]
             self._known_faults.update(faults)
