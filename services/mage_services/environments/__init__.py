@@ -1,1 +1,1 @@
-"""Calls into environments, made in threads, on an event loop, or in worker processes."""
+"""Call environments in threads, on an event loop, or in worker processes."""

@@ -1,14 +1,17 @@
 """Call environments that may block, without blocking the caller's event loop.
 
-callee                               its calls are made in
-method of `reset` and `step`         a thread, which is abandoned and replaced if it hangs
-play of a whole `Environment`        the same; one after another if it has a `serial_group`
-coroutine                            an event loop in a thread of its own, shared by all coroutines,
-                                     which is abandoned and replaced if a coroutine blocks it
+what is called                       where the call is made
+a user's `reset`, `step` or `close`  in a thread, which is abandoned and replaced if it hangs
+a play of a whole `Environment`      the same; plays with one `serial_group` take turns
+a coroutine function                 on an event loop in a thread of its own, shared by all
+                                     coroutines, which is abandoned and replaced if one blocks it
 
 All threads are daemons, so that a process can end although a user's code hangs. With
 `environment.workers`, calls of classes with `reset` and `step` are made in worker processes
 (`worker_pool.py`).
+
+A `reset` finds *no room* if the class raises `CapacityReached`, for example because its server has
+as many sessions as it can hold. The call is then repeated for a while.
 """
 
 import asyncio
@@ -37,16 +40,16 @@ if TYPE_CHECKING:
     from mage_services.gateway.gateway import Gateway
 
 BATCH = 32
-"""Results that wake an event loop together. Waking another thread costs as much as a few calls, and
-hundreds of calls often return together; with larger batches the first results would wait longer.
+"""Number of results that wake an event loop together. Waking another thread costs as much as a few
+calls, and hundreds of calls often return together; with larger batches the first results would wait
+longer.
 """
 CLOSING_S = 5.0
 """Seconds for which `CallRunner.close` waits for objects to be closed."""
 TRY_AGAIN_S = 1.0
-"""Seconds after which a `reset` that found no room is repeated, unless an object is closed before.
-"""
+"""Seconds after which a `reset` that found no room is repeated; earlier if an object is closed."""
 SLOW_S = 10.0
-"""Seconds on a call's clock after which it is reported, long before its deadline."""
+"""Seconds on a call's clock after which the call is reported as slow, long before its deadline."""
 STUCK_S = 1.0
 """Seconds after which an event loop that does not answer is abandoned: a coroutine blocks it."""
 
@@ -63,14 +66,18 @@ Answer = Callable[[CallResult], None]
 
 
 class Handover:
-    """A queue from other threads to an event loop, which calls `take` with each item, in order."""
+    """A queue from other threads to an event loop, which calls `take` with each item, in order.
+
+    An item is the tuple of `take`'s arguments.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[..., None]) -> None:
         self._loop, self._take = loop, take
         self._waiting: deque[tuple[Any, ...]] = deque()
         self._is_woken = False
-        # One for each event loop that puts items: a loop that a coroutine blocks never ends its
-        # iteration, and must not keep the items of the loop that replaces it.
+        # Event loops that have put items, and will wake the receiving loop at the end of their
+        # iteration. A set instead of a flag, because a loop that a coroutine blocks never ends its
+        # iteration, and must not keep back the items of the loop that replaces it.
         self._due: set[asyncio.AbstractEventLoop] = set()
 
     def put(self, *parts: Any) -> None:
@@ -90,13 +97,14 @@ class Handover:
             here.call_soon(self._end_turn, here)
 
     def _end_turn(self, here: asyncio.AbstractEventLoop) -> None:
+        """Wake the receiving loop for the items that the loop `here` put in an iteration."""
         self._due.discard(here)
         if self._waiting and not self._is_woken:
             self._wake()
 
     def _wake(self) -> None:
         self._is_woken = True
-        with suppress(RuntimeError):
+        with suppress(RuntimeError):  # the receiving loop is closed
             self._loop.call_soon_threadsafe(self._take_all)
 
     def _take_all(self) -> None:
@@ -111,7 +119,9 @@ _SENTINEL = os.open(os.devnull, os.O_RDONLY)
 
 
 def _check_descriptors(place: str) -> None:
-    """End this process if a call has closed its descriptors, without which it cannot send."""
+    """End this process if a user's call has closed descriptors of the process, among which may be
+    its socket to the supervisor. `place` names the call.
+    """
     try:
         os.fstat(_SENTINEL)
     except OSError:
@@ -201,8 +211,8 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 class Leases:
     """Limits how many objects of a user's class are open at once, and for how long unused.
 
-    A lease lasts from before an object's `reset` to the end of its `close`. Leases are granted in
-    the order of the calls. Used on one event loop.
+    An open object has a lease, from before its `reset` to the end of its `close`. Leases are
+    granted in the order of the calls. All methods are called on one event loop.
     """
 
     most_open: int
@@ -218,12 +228,13 @@ class Leases:
     _freed: asyncio.Condition = field(default_factory=asyncio.Condition, init=False)
 
     async def begin(self, call: Call) -> None:
-        """Wait for a lease of a call's object before the call, and stop the object's idle timer.
+        """Stop the idle timer of a call's object before the call; before a `reset`, wait for a
+        lease of the object.
 
         Cancellation takes no lease.
 
         Raises:
-            CallFault: the lease has ended.
+            CallFault: the object was idle for too long, and has lost its lease.
         """
         callee, method = call.callee, call.request.method
         if method == "reset" and callee not in self._open:
@@ -288,21 +299,21 @@ class CallClock:
     began: float
     """When the call began, in the event loop's time, plus the seconds for which the clock stood."""
     stopped_at: float
-    """When the clock last stopped."""
+    """When the clock last stopped, in the event loop's time."""
     num_holds: int = 1
-    """The clock runs while this is 0."""
+    """How many callers hold the clock now; it runs while this is 0."""
 
 
 class CallRunner:
     """Makes calls, each within a deadline. Threads and processes are started when they are needed.
 
     Args:
-        deadline_s: deadline of a call.
+        deadline_s: seconds on its clock after which a call fails.
         num_processes: worker processes; 0: calls are made in threads of this process.
         most_open: most objects at once, others wait before their `reset`; 0: any number.
         idle_s: seconds without a call after which an object is closed; 0: never.
-        wait_for_room_s: how long a `reset` that finds no room is repeated.
-        say: takes a line for people.
+        wait_for_room_s: seconds for which a `reset` that finds no room is repeated.
+        say: called with a sentence for the user, about a slow call.
     """
 
     def __init__(
@@ -318,9 +329,11 @@ class CallRunner:
         self._deadline_s, self._wait_for_room_s = deadline_s, wait_for_room_s
         self._say = say
         self._running: set[CallClock] = set()
-        """Clocks of calls that have not returned; those that stand still are left out."""
+        """Clocks that run: of calls that have not returned, and do not wait for the policy."""
         self._calling_s, self._calling_since = 0.0, 0.0
-        """Seconds in which a clock ran, until `_calling_since`, when the present ones began to."""
+        """Seconds in which at least one clock ran, without the current stretch of time; and when
+        that stretch began, in the event loop's time.
+        """
         self._next_look: asyncio.TimerHandle | None = None
         """Timer that looks for slow calls."""
         self._known_slow: set[str] = set()
@@ -445,7 +458,8 @@ class CallRunner:
         try:
             yield
         finally:
-            # For good: calls of the policy may wait after the program's own call has ended.
+            # Never released: a request to the policy may end after the program's own call, and must
+            # not start the clock again.
             self._hold(clock)
 
     @contextmanager
@@ -482,8 +496,8 @@ class CallRunner:
             clock.limit.reschedule(clock.began + self._deadline_s)
 
     def _look_when_slow(self, clock: CallClock) -> None:
-        """Let `_look` be called when a call will be slow, or earlier; unless a slow call of the
-        same function was reported.
+        """Have `_look` called by the time at which a call becomes slow, unless a slow call of the
+        same function was reported already.
         """
         due, timer = clock.began + SLOW_S, self._next_look
         if (timer and timer.when() <= due) or clock.call.name in self._known_slow:
@@ -546,6 +560,7 @@ class CallRunner:
         self._in_background(self._give_back(Call(callee, Request("close", place))), "reaping")
 
     async def _give_back(self, call: Call) -> None:
+        """Make a call of `close`, and end the lease of its object even if the call fails."""
         try:
             await self._within_deadline(call)
         finally:
@@ -610,8 +625,8 @@ class CallRunner:
             made.set_result(value)
 
     def _returned(self, thread: CallThread, call: Call) -> None:
-        """Make a thread idle again; close an object that its call left open, because `close` is a
-        coroutine function.
+        """Make a thread idle again. If its call has left an object open because the class's `close`
+        is a coroutine function, which a thread cannot await, close the object on the event loop.
         """
         self._idle_threads.append(thread)
         if (close := call.callee.late_close()) is not None:

@@ -12,8 +12,8 @@ current and all later calls of its episodes fail; another process is started for
 
 A message holds text, numbers and lists only: `UserObject` converts what a class returns.
 
-`WorkerPool` runs in the actor, `Server` and all after it in the process, which ends with its actor.
-What a class prints goes to the actor's log.
+`WorkerPool` runs in the actor. `Server` and all below it run in the worker process, which ends with
+its actor. What a class prints goes to the actor's log.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class Failed(Fields):
     kind: str = ""
     """See `EnvironmentFault.kind`."""
     is_for_room: bool = False
-    """Whether a `reset` found no room for another object."""
+    """Whether a `reset` found no room for another object of the class (`NoRoom`)."""
 
 
 class Abandon(Fields):
@@ -106,11 +106,11 @@ Answer = Made | Failed | Abandoned
 
 
 class WorkerProcess:
-    """A running worker process, from its start to its end.
+    """A running worker process, from its start to its end, as the actor sees it.
 
     Attributes:
         is_ready: set once the process accepts calls, or has ended.
-        end: how the process ended; empty while it runs.
+        end: how the process ended, such as "ended with exit code 1"; empty while it runs.
     """
 
     def __init__(self, process: ChildProcess[Message]) -> None:
@@ -142,7 +142,11 @@ class WorkerProcess:
         self._process.send(Abandon(number=number))
 
     async def kill_if_stuck(self, number: int) -> None:
-        """Kill the process if it does not answer a message with this number."""
+        """Kill the process if it does not answer a message within `STUCK_S`.
+
+        Args:
+            number: number for the message, which no call has.
+        """
         try:
             async with asyncio.timeout(STUCK_S):
                 await self.answer_to(Abandon(number=number))
@@ -169,6 +173,7 @@ class WorkerProcess:
                 answer.set_result(None)
 
     async def _receive(self) -> None:
+        """Hand each answer to the call that waits for it, until the process ends."""
         async for message in self._process.channel.messages():
             if isinstance(message, Ready):
                 self.is_ready.set()
@@ -190,7 +195,7 @@ class _Slot:
         """Return the process, started if none runs.
 
         Args:
-            where: the first call of an episode, with which the message of an error begins.
+            where: place of the first call of an episode, with which an error message begins.
 
         Raises:
             CallFault: no process could be started.
@@ -352,14 +357,18 @@ class Server:
         self._channel.send(answer)
 
     def _object(self, message: Make) -> UserObject:
-        """Return the object of an episode; the last call, `close`, removes it."""
+        """Return the object of an episode, created at its first call and forgotten at its last one,
+        `close`.
+        """
         user_object = self._objects.pop(message.episode, None) or UserObject(self._loaded(message))
         if message.request.method != "close":
             self._objects[message.episode] = user_object
         return user_object
 
     def _loaded(self, message: Make) -> ResetStep:
-        """Return an environment, which is loaded once: a loader may take long."""
+        """Return the environment that a message names. Each is loaded once, because a loader may
+        take long.
+        """
         key = msgspec.msgpack.encode((message.name, message.options))
         if key not in self._environments:
             environment = load(message.name, **message.options)
