@@ -17,12 +17,15 @@ class Node:
     id: str
     """Ray's id of the node, in hex."""
     address: str
+    """IP address."""
     cores: float
+    """Number of CPU cores that `ray start` announced."""
     gpus: float
+    """Number of GPUs that `ray start` announced."""
 
     @property
     def name(self) -> str:
-        """Its name for people. The start of the id distinguishes nodes of one machine."""
+        """Name of the node for people. The start of the id distinguishes nodes of one machine."""
         return f"{self.address} ({self.id[:6]})"
 
 

@@ -24,17 +24,16 @@ from mage_services.cluster.placement import bundles_of, port_of, total
 from mage_services.processes.startup import build_digest
 
 LIBRARIES = ("torch", "transformers", "pyzmq", "msgpack", "safetensors", "ray")
+"""Libraries whose bytes nodes exchange, so that their versions have to agree."""
 CONNECT_S = 3.0
+"""Seconds that a connection to the learner's address may take."""
 BLOCK_BYTES, MOST_BLOCKS = 1 << 16, 64
-"""Size and largest number of the blocks read of a file, evenly spread. A part is enough, because
-training changes every tensor."""
+"""Size in bytes and largest number of the blocks that are read of a model's file, evenly spread. A
+part of a file is enough to tell two models apart, because training changes every tensor."""
 
 
 class Probe:
-    """Ray actor that looks at one node before a run is started there, and returns plain data.
-
-    A probe that listens on a port does so until it ends.
-    """
+    """Ray actor that looks at one node before a run is started there, and returns plain data."""
 
     def __init__(self) -> None:
         self._listener: socket.socket | None = None
@@ -54,7 +53,11 @@ class Probe:
         return dict(versions=_versions(), free_bytes=free, gpus=_num_gpus(), model=digest)
 
     def listen(self, host: str, port: int) -> tuple[int, str]:
-        """Listen as the learner will; return the port, and why listening failed or ""."""
+        """Listen as the learner will, until the probe ends.
+
+        Returns:
+            The port, and why listening failed; "" if it did not.
+        """
         listener = socket.socket()
         try:
             listener.bind((host, port))
@@ -74,10 +77,10 @@ class Probe:
 
 
 def model_digest(source: str) -> tuple[str, int]:
-    """Return a digest of the model that `policy.source` names on this machine, and its bytes.
+    """Return a digest of the model that `policy.source` names, and its size in bytes.
 
-    The digest is "" if this machine has no such model. Large files are read in part, so this takes
-    seconds for a model of any size.
+    If this machine has no such model, they are "" and 0. Large files are read in part, so this
+    takes seconds for a model of any size.
     """
     folder = _folder_of(source) if source else None
     if folder is None:
@@ -95,6 +98,9 @@ def model_digest(source: str) -> tuple[str, int]:
 
 
 def _folder_of(source: str) -> Path | None:
+    """Return the folder of a model: a local one, or that of a hub id which was downloaded before.
+    None if neither is on this machine.
+    """
     if Path(source).is_dir():
         return Path(source)
     from huggingface_hub import snapshot_download
@@ -107,6 +113,7 @@ def _folder_of(source: str) -> Path | None:
 
 
 def _versions() -> dict[str, str]:
+    """Return versions by name; a library that is not installed is left out."""
     found = {"Python": sys.version.split()[0], "mage_async": build_digest()}
     for library in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -115,7 +122,7 @@ def _versions() -> dict[str, str]:
 
 
 def _num_gpus() -> int:
-    """Count the GPUs that NVIDIA's driver lists. Never run on a GPU."""
+    """Count the GPUs that NVIDIA's driver lists. This was never tried on a machine with a GPU."""
     if shutil.which("nvidia-smi") is None:
         return 0
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
@@ -125,7 +132,9 @@ def _num_gpus() -> int:
 ANSWER_S = 30.0
 """Seconds for a node to start its probe and to answer."""
 NUM_CLOCK_CALLS = 5
-"""The fastest call gives the best estimate of a clock's offset."""
+"""Number of times that a node's clock is read. The fastest call gives the best estimate of its
+offset.
+"""
 
 
 def examine(address: str, config: Config, num_actors: int) -> tuple[ClusterFacts, Needs]:
@@ -219,8 +228,9 @@ def _reached(config: Config, own: Node, probes: dict[Node, Any]) -> tuple[str, d
 
 
 def _needs(config: Config, num_actors: int, has_gpus: bool) -> Needs:
+    """Return what a run of this configuration needs; the learner's address is not known yet."""
     learner, actor = bundles_of(config, has_gpus)
-    cores, gpus = total([learner, *[actor] * (num_actors + 1)])
+    cores, gpus = total([learner, *[actor] * (num_actors + 1)])  # one more for the evaluator
     source = _source_of(config)
     return Needs(int(cores), int(gpus), model_digest(source)[1], source)
 

@@ -1,10 +1,11 @@
 """Run one process of a run inside a Ray actor (`Keeper`), and send it files (`ServedFiles`).
 
-A keeper starts the process as a supervisor would (`SupervisedProcess`), relays its status lines,
-and brings it files. Ray schedules the keeper into the bundle reserved for the process, and so
-chooses the node and the GPUs that the process sees. A keeper ends with its node, and the process
-with its keeper. If the run's directory is on another machine, the process works in a temporary
-folder of the keeper's; `ServedFiles` sends it the files through Ray's object store.
+A keeper starts the process as a supervisor would (`SupervisedProcess`), passes its status events on
+to the supervisor, and brings it files. Ray places the keeper where the resources of the process are
+reserved (its *bundle*), and so chooses the node and the GPUs that the process sees. A keeper ends
+with its node, and the process with its keeper. If the run's directory is on another machine, the
+process works in a temporary folder of the keeper's; `ServedFiles` sends it the files through Ray's
+object store.
 """
 
 import asyncio
@@ -23,11 +24,12 @@ from mage_services.processes.startup import CopiedFile
 from mage_services.processes.supervised_process import ProcessSpec, SupervisedProcess
 
 KEPT_WEIGHTS = 4
-"""Versions of the weights kept on a node's disk: the engine's, its next one, and those that an
-opponent's seat will soon need."""
+"""Number of versions of the weights kept on a node's disk: the engine's, its next one, and those of
+past policies that will soon play as opponents."""
 ACTOR_KEYS = ("learner.key", "actor.key_secret")
+"""Files of keys that an actor reads."""
 LOG_BYTES = 1 << 20
-"""Length of the end of a process's output that is copied into the run's log."""
+"""Number of bytes at the end of a process's output that are copied into the run's log."""
 ENDED = "ended"
 """Name of the last event of a process; it carries an `End`."""
 
@@ -62,7 +64,8 @@ class Keeper:
         return own_node().name
 
     async def live(self, spec: ProcessSpec, silence_s: float) -> AsyncIterator[dict[str, Any]]:
-        """Start the process, and yield its status lines and finally its end.
+        """Start the process, and yield its status events until it ends; the last event, `ENDED`,
+        has its `End`. A request for a file is answered here, and not yielded.
 
         Raises:
             OSError: the process's files cannot be written to this node.
@@ -91,7 +94,9 @@ class Keeper:
         return 0 if self._child is None else await self._child.wait()
 
     async def _spec_in(self, spec: ProcessSpec, folder: Path) -> ProcessSpec:
-        """Bring the keys to a folder of this node; return the spec of a process that uses it."""
+        """Bring the keys into a folder of this node, and return the spec of the process with that
+        folder as its run's directory.
+        """
         run = RunDirectory(folder)
         run.logs.mkdir()
         wanted = {folder / "keys" / name: self._keys / name for name in ACTOR_KEYS}
@@ -102,7 +107,7 @@ class Keeper:
         return replace(spec, arguments=arguments, log=run.log_of(spec.name))
 
     async def _answer(self, requested: Path, folder: Path) -> CopiedFile:
-        """Bring a file that the process requests.
+        """Bring a file that the process requests, and return the answer for it.
 
         Args:
             requested: a path below the process's own folder, or the path of announced weights.
@@ -127,7 +132,9 @@ class Keeper:
         return ""
 
     def _keep(self, file: Path) -> None:
-        """Remember brought weights, and remove all but the last `KEPT_WEIGHTS`."""
+        """Note a file of weights that was brought, and remove all but the last `KEPT_WEIGHTS` of
+        them. Other files stay.
+        """
         if file.parent.name != "weights":
             return
         self._weights = [*(each for each in self._weights if each != file), file]
@@ -146,15 +153,21 @@ def _write(file: Path, content: Any) -> None:
 
 
 def _end_of(log: Path) -> str:
+    """Return the last `LOG_BYTES` of a log."""
     with log.open("rb") as printed:
         printed.seek(max(0, log.stat().st_size - LOG_BYTES))
         return printed.read().decode(errors="replace")
 
 
 KEPT_ANSWERS = 2
-"""Answers whose objects stay in Ray's store: while a version is new, every node requests it."""
+"""Number of answers whose objects stay in Ray's store: all nodes request a version of the weights
+while it is new.
+"""
 Answer = list[tuple[str, Any]] | str
+"""What `ServedFiles.read` returns."""
 _Stamp = tuple[Path, int]
+"""Path of a file and time of its last change, in ns: a file that was written again is read again.
+"""
 
 
 class ServedFiles:
@@ -186,10 +199,10 @@ class ServedFiles:
             return fault.strerror or "it cannot be read"
 
     def address(self, port: int) -> str:
-        """Return the address of a learner on this node.
+        """Return an address for the learner on this node.
 
         Args:
-            port: 0 chooses a port that is free now.
+            port: Port of the learner; 0 chooses one that is free now.
         """
         import ray
 
@@ -200,6 +213,7 @@ class ServedFiles:
 
 
 def _put(file: Path) -> Any:
+    """Put the bytes of a file into Ray's object store; return a reference to them."""
     import numpy as np
     import ray
 

@@ -1,9 +1,11 @@
 """Place the processes of a run on a Ray cluster: reserve what each needs, and start it there.
 
-There are two placement groups. The learner (all its ranks on one host) and the evaluator are placed
-on the node of this process, because both write to the run's directory. Actors are placed on as few
-nodes as possible, because each node receives every version of the weights. When a node is lost, Ray
-reserves its part of a group elsewhere, and a restarted process is placed there.
+Each process has a *bundle*: the CPU cores and GPUs that Ray reserves for it on one node. Two of
+Ray's placement groups hold the bundles. The group of the learner (all its ranks on one host) and
+the evaluator lies on the node of this process, because both write to the run's directory. The group
+of the actors spans as few nodes as possible, because each node receives every version of the
+weights. When a node is lost, Ray reserves its bundles elsewhere, and the restarted processes are
+placed there.
 
 A process is not a Ray actor itself. A Ray actor, its *keeper* (`keeper.py`), occupies the bundle
 that is reserved for the process, starts the process as a child there, and relays its events.
@@ -104,11 +106,13 @@ def _sentence_of(fault: Exception) -> str:
 
 
 PLACEMENT_TIMEOUT_S = 600.0
-"""How long to wait for nodes with room, which an autoscaling cluster may have to start."""
+"""Seconds to wait for nodes with enough free resources, which an autoscaling cluster may have to
+start.
+"""
 NOTICE_S = 10.0
-"""How long to wait before the user is informed of the wait."""
+"""Seconds of waiting after which the user is informed."""
 MAX_PLACINGS = 5
-"""Attempts to start a process, of which each fails only because its keeper died."""
+"""Number of attempts to place the keeper of a process, in case it dies before it is placed."""
 Bundle = dict[str, float]
 """Amount of each resource, by Ray's name of the resource."""
 
@@ -169,10 +173,10 @@ class Placement:
     """Ray handle of `ServedFiles`, on the node of this process."""
 
     def reserve(self) -> None:
-        """Reserve room for all processes; wait for nodes that have it.
+        """Reserve a bundle for each process; wait until nodes have the resources.
 
         Raises:
-            RunError: no nodes had room within `PLACEMENT_TIMEOUT_S`.
+            RunError: the nodes did not have them within `PLACEMENT_TIMEOUT_S`.
         """
         import ray
         from ray.util.placement_group import placement_group
@@ -184,7 +188,7 @@ class Placement:
         self._run_group = placement_group(own, "STRICT_PACK", bundle_label_selector=selector)
         self._actor_group = placement_group(actors, "PACK")
         self._wait_for_room(self._run_group, "the learner and the evaluator", own)
-        # In the learner's bundle, without a core of its own.
+        # In the learner's bundle, but without a core of its own, which the learner needs.
         self._served_files = _create(ServedFiles, self._run_group, 0, {"CPU": 0})
         self.address = ray.get(self._served_files.address.remote(port_of(self.config)))
         self._wait_for_room(self._actor_group, f"{self.num_actors} actors", actors)
@@ -224,10 +228,8 @@ class Placement:
         return _create(Keeper, self._run_group, number, needs, *folders, None)
 
     async def _placed(self, name: str, keeper: Any) -> str:
-        """Return the node of a keeper, or "" if the keeper died before it was placed.
-
-        That happens when Ray places it on a node that was lost unnoticed. Cancellation leaves the
-        keeper.
+        """Return the node of a keeper, or "" if the keeper died before it was placed, which happens
+        when Ray has not yet noticed that the chosen node is lost. Cancellation leaves the keeper.
         """
         from ray.exceptions import RayActorError
 
@@ -242,6 +244,15 @@ class Placement:
             return ""
 
     def _wait_for_room(self, group: Any, whose: str, bundles: list[Bundle]) -> None:
+        """Wait until Ray has reserved the bundles of a placement group; inform the user if that
+        takes long.
+
+        Args:
+            whose: The processes of the group, for sentences.
+
+        Raises:
+            RunError: it takes longer than `PLACEMENT_TIMEOUT_S`.
+        """
         if group.wait(NOTICE_S):
             return
         needs = _in_words(bundles)
