@@ -1,9 +1,9 @@
-"""Serve one environment over AgentGym's HTTP: `create` opens a session, `close` ends it.
+"""Serve one environment over AgentGym's HTTP protocol: `create` opens a session, `close` ends it.
 
 Fields are those of AgentGym's BabyAI and SciWorld servers, so that programs written for those work
-here. A data item is a task variant: items are numbered through the variants of training, then the
-held-out ones, and then from the start again. HTTP has no connection that could break, so a session
-without a request for `idle_s` is closed.
+here. A client names a task by the number of a data item (`data_idx`). The numbers go through the
+task variants of training, then the held-out ones, and then start again. HTTP has no connection that
+could break, so a session without a request for `idle_s` is closed.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ class AgentGymServer:
         """Return the session of a request, and restart its idle timer.
 
         Raises:
-            BadRequest: the session was closed.
+            BadRequest: there is no such session, or it was closed.
         """
         number = fields.get("id")
         if not isinstance(number, int) or number not in self._open:
@@ -155,7 +155,9 @@ class AgentGymServer:
 async def _guarded(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Refuse pages of other sites; answer errors as AgentGym's servers do."""
+    """Refuse pages of other sites; answer errors as AgentGym's servers do, with status 200 and the
+    field `error`.
+    """
     refuse_other_sites(request)
     try:
         return await handler(request)

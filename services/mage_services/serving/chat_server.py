@@ -123,6 +123,7 @@ class Conversations:
         Args:
             new: Texts that the context does not have yet; the first and the last are the user's.
         """
+        # The server writes this beginning of each of the policy's messages, an opening tag or "".
         prefill = self._parser.prefill(Kind.ACT)
         tokens, forced = [*context.tokens], context.forced
         for number, words in enumerate(new):

@@ -3,10 +3,13 @@
 A session ends as follows:
 
 ended by                  effect
-the client, `close`       closed; its place is free before the connection is closed
+the client, `close`       the session is closed first, so that another client may take its place,
+                          then the connection
 the network               the same; a connection that does not answer a ping is closed
 no request for `idle_s`   the client receives `SESSION_ERROR`, and the connection is closed
-no room                   the client receives `CAPACITY_REACHED`, and there is no session
+
+If all sessions that the server may have are open, a new client receives `CAPACITY_REACHED` instead
+of a session.
 """
 
 import asyncio

@@ -1,6 +1,5 @@
-"""Play the episodes of one client of an environment server, and serve over HTTP until a signal.
-
-The servers of OpenEnv's and AgentGym's protocol have both in common.
+"""Provide what the servers of this package share: a client's session in an environment (`Session`),
+and the serving of an HTTP application until a signal (`serve`).
 """
 
 import asyncio
@@ -35,7 +34,8 @@ class Session:
         self._environment, self._calls = environment, calls
         self._play: Play | None = None
         self._task: Task | None = None
-        # Also true while a call is made, so that a play whose call failed gets no further steps.
+        # Whether the episode takes no step. Also true while a call is made, so that an episode
+        # whose call failed gets no further steps.
         self._is_done = True
         self.num_steps, self.score = 0, 0.0
         self.episode_id: str | None = None
@@ -110,7 +110,8 @@ class Session:
 
 
 def task_of(environment: Environment, data: Json) -> Task:
-    """Return the task of a `reset` request: `task` by name, or one of `split` by `seed`.
+    """Return the task of a `reset` request: the variant that `task` names or, without `task`, the
+    one of `split` that the number `seed` chooses.
 
     Raises:
         BadRequest: there is no such task.
@@ -140,7 +141,7 @@ def whole(data: Json, name: str) -> int:
     return value
 
 
-# Serving.
+# The rest serves HTTP; `mage serve` uses it too, which has no environment.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,3 +1,3 @@
-"""Play tasksets of the library `verifiers`, whose own loop runs the rollouts and requests each
-completion: `verifiers:TASKSET`.
+"""Play `verifiers:TASKSET`, a set of tasks of the library `verifiers`. The library's own loop runs
+the rollouts, and requests each completion from the policy.
 """

@@ -25,6 +25,7 @@ from mage_services.processes.child_process import ChildProcess, waiting_notice
 IDLE_S = 120.0
 """Seconds without a rollout after which the process is ended; the next rollout starts another."""
 PROGRAM = Path(__file__).parent / "child" / "rollout_worker.py"
+"""Program that the other interpreter runs."""
 
 
 class BeginRollout(msgspec.Struct, frozen=True):
@@ -158,6 +159,8 @@ class VerifiersProcess:
 class _Processes:
     """Keeps one process of verifiers for each event loop, started when it is first needed.
 
+    A `VerifiersProcess` has tasks and futures, which belong to the event loop that created them.
+
     Args:
         python: an interpreter that can import verifiers.
         job: arguments of `child/rollout_worker.py`.
@@ -188,7 +191,11 @@ class Program(NumberedTasks, AgentProgram):
         (await self.processes.here()).end()
 
     async def run(self, task: int, episode: int, seed: int, base_url: str, api_key: str) -> float:
-        """Run a rollout of the task, which calls the policy at its address."""
+        """Run a rollout of the task; return its reward.
+
+        The rollout calls the policy at `base_url`, which has the key in it, so `api_key` is not
+        needed.
+        """
         process = await self.processes.here()
         return await process.play(task, base_url)
 
@@ -209,7 +216,8 @@ def load(
         python: an interpreter that can import verifiers and the taskset.
         size: number of tasks of the taskset that are played, in both splits together.
         turns: largest number of completions of a rollout; one that requests more is a fault.
-        environment: configuration of verifiers' environment, such as `taskset` and the seats.
+        environment: configuration of verifiers' environment, such as `taskset` and its seats, which
+            are its agents.
 
     Raises:
         ConfigError: an option is out of its range.

@@ -34,7 +34,9 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """Request one completion; the answer reaches the trace through the endpoint."""
+        """Request one completion. Its answer is not returned: verifiers' endpoint has put it into
+        the trace.
+        """
         system, prompt = self.resolve_prompt(data)
         messages = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):

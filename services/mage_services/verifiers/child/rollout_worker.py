@@ -1,4 +1,4 @@
-"""Runs rollouts of a taskset for another process, which answers their requests.
+"""Run rollouts of a taskset for another process, which answers their requests for completions.
 
     python rollout_worker.py '{"taskset": ID, "size": N, "environment": {…}}'
 
@@ -6,9 +6,9 @@ Its interpreter may lack mage_async and msgspec, so it has the other side of
 `mage_services/processes/child_process.py` in a few lines: on a socket that it inherits, frames of a
 length (4 bytes, little endian) and a body in JSON.
 
-received    {"run": KEY, "task": INDEX, "base_url": URL}, {"cancel": KEY}
-sent        {"ready": true} or {"refused": TEXT}, then {"key": KEY, "reward": X} or
-            {"key": KEY, "failed": TEXT}
+sent first  {"ready": true}, or {"refused": TEXT} if the taskset cannot be loaded
+received    {"run": KEY, "task": INDEX, "base_url": URL} or {"cancel": KEY}
+sent        {"key": KEY, "reward": X} or {"key": KEY, "failed": TEXT}, when a rollout has ended
 
 The end of the socket ends the program.
 """
