@@ -29,10 +29,11 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Background(Generic[T]):
-    """Run an event loop in a thread, on which an asynchronous context manager is open.
+    """Run an event loop in another thread, on which an asynchronous context manager stays open,
+    such as an engine. Both end with this object's own `with` block.
 
     Args:
-        make: Called in the thread; returns the context manager.
+        make: Called in that thread; returns the context manager.
 
     Attributes:
         value: What the context manager returned when it was entered.
@@ -66,7 +67,9 @@ class Background(Generic[T]):
             future.cancel()  # has no effect if the coroutine has ended
 
     def _main(self) -> None:
-        """Run the loop until `__exit__`; a failure is kept for `__enter__` and `__exit__`."""
+        """Run the loop until `__exit__`. If the context manager fails, keep its exception, which
+        `__enter__` or `__exit__` raises.
+        """
         try:
             asyncio.run(self._stay_open())
         except BaseException as error:  # raised again in the thread that waits

@@ -98,10 +98,14 @@ def address_of(found: type) -> str:
 
 
 def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
-    """Yield the source code of a value of `__main__`, after that of each name that it uses.
+    """Yield lines of code that give `name` its value: first for each name of `__main__` that the
+    value uses, then for the value itself.
+
+    Args:
+        done: Names for which code was yielded already; this call adds to them.
 
     Raises:
-        ConfigError: the value of a name has no source.
+        ConfigError: the value of a name cannot be written as code.
     """
     if name in done:
         return

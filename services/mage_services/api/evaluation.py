@@ -59,7 +59,8 @@ def evaluate(
         episodes: Number of episodes of a trial; None for that of the run's own evaluation.
         diversity: Number of plays of each task, of which the distinct trajectories are counted;
             None to measure no diversity.
-        harder: Name of the ladder of harder tasks, "" for the first ladder; None to play none.
+        harder: Name of a ladder, a series of harder and harder tasks that the environment
+            declares; "" for its first one, None to play none.
         environment: Name of an environment other than that of training.
         assignments: Changes to the configuration for that environment, as `a.b=c`.
 
@@ -86,6 +87,8 @@ def evaluate(
         check_words(config, policy)
     began = time.monotonic()
     roomy = _roomy(config, episodes, times_as_long(config, ladder))
+    # Guidance is text that a method such as graph memory puts before a trial. It was learned about
+    # the environment of training, so trials of another one begin without it.
     guidance = no_guidance if environment else recorded_guidance(run, config, version)
     playing = _play(roomy, policy, trials, diversity, episodes, ladder, guidance)
     sets, more = run_to_end(playing)
@@ -110,6 +113,9 @@ def evaluate(
 def _roomy(config: Config, episodes: int, times_as_long: float) -> Config:
     """Return the configuration with a larger engine context, for more or longer episodes than the
     run's own trials have.
+
+    Args:
+        times_as_long: Factor by which the longest episode exceeds the run's own; at least 1.
     """
     own = max(config.trial.episodes, config.evaluation.episodes)
     max_tokens = math.ceil(config.engine.max_tokens * max(1.0, episodes / own) * times_as_long)
@@ -129,6 +135,11 @@ async def _play(
     """Play the final sets with the controls; measure diversity and harder tasks if wanted.
 
     Cancellation abandons all trials.
+
+    Args:
+        repeats: Number of plays of each task that measure diversity; None to measure none.
+        ladder: Harder tasks to play; None for none.
+        guidance: Returns the text that a method puts before the trial of a task.
 
     Returns:
         Scores by set, and a mapping with "diversity" and "harder", as far as they were measured.

@@ -27,11 +27,11 @@ def write_folder(run: RunDirectory, folder: Path, license_id: str = "") -> int:
 
     Args:
         folder: Folder to write, which must not exist or be empty.
-        license_id: Licence of the model; if "", that which the card of the base model names, if
-            any.
+        license_id: Licence of the model, such as "apache-2.0"; if "", that which the card of the
+            base model names, if any.
 
     Returns:
-        The version of the model.
+        The version of the model: the number of steps that it was trained for.
 
     Raises:
         RunError: the run has no policy, or the folder holds something.

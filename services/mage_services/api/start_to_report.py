@@ -191,15 +191,15 @@ def site_of(
             yield placement.address, placement.start
         return
     _check_keys(config.transport.keys)
-    is_ours = config.transport.address == "ipc"
-    address = ipc_address(run.root) if is_ours else config.transport.address
+    is_ipc = config.transport.address == "ipc"
+    address = ipc_address(run.root) if is_ipc else config.transport.address
     check_address(address, has_keys=bool(config.transport.keys))
-    if not is_ours:
+    if not is_ipc:
         check_free(address)
     try:
         yield address, SupervisedProcess.start
     finally:
-        if is_ours:
+        if is_ipc:  # `ipc_address` has made a folder for the socket
             shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
 
 
@@ -218,7 +218,7 @@ def run_to_end(
     view: View | None = None,
     until: Until | None = None,
 ) -> int:
-    """Supervise a run whose lock this process holds, then write its summary and report.
+    """Supervise a run, whose lock the caller holds, to its end; then write its summary and report.
 
     Args:
         cluster: Address of a Ray cluster; "" for this machine.

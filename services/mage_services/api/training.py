@@ -108,8 +108,10 @@ def supervise(
 
 
 class Relay:
-    """Pass the events of a run on: from the thread of its supervisor, for which this object is the
-    run's view, to the thread that iterates over them. Stop the run if that thread is done.
+    """Pass the events of a run from the thread of its supervisor to the thread that called `train`.
+
+    The supervisor uses this object as the run's view. The other thread iterates over it, and calls
+    `stop` to end the run early.
     """
 
     def __init__(self) -> None:
@@ -135,7 +137,7 @@ class Relay:
         self.summary = summary
 
     def end(self, _: object) -> None:
-        """End the iteration over the events."""
+        """End the iteration over the events; called when the supervisor's thread is done."""
         self._queue.put(None)
 
     def __iter__(self) -> Iterator[tuple[str, Event]]:
