@@ -1,7 +1,9 @@
 """`mage ablate`: measure what staleness costs, by bound, rule, correction, lag and seed.
 
-The command is a sweep whose keys are known by name. Every combination is a whole run in a folder of
-its own under `--run-dir`. Called again, the command reads the finished runs and runs the missing
+The command is a sweep (`mage sweep`) over these five keys. A rule, that of admission, decides which
+groups of trials are granted to actors, trained or dropped. A lag delays the actors' weights on
+purpose, so that staleness changes and speed does not. Every combination is a whole run in a folder
+of its own under `--run-dir`. Called again, the command reads the finished runs and runs the missing
 ones, each in processes of its own, as many at once as there are CPU cores. In the end it writes
 `report.html` and `runs.csv`.
 """
@@ -54,7 +56,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def ablation_of(given: argparse.Namespace) -> "Matrix":
-    """Return the matrix of a command line.
+    """Return the matrix of a command line, which has one cell for each combination.
 
     Raises:
         ConfigError: a cell is no valid configuration; the sentence says which and why.

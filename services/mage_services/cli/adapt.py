@@ -1,8 +1,8 @@
 """`mage adapt`: measure whether a model adapts, with controls, and certify it in one sentence.
 
-The model is reached at a chat endpoint of another server, lies in a model directory, or is the
-policy of a run. `adaptation.py` plays the tasks and records the returns, and
-`mage_async/results/certificate.py` computes the verdict.
+The model is behind a chat endpoint of another server, in a model directory, or the policy of a run.
+`mage_services/actor/adaptation.py` plays the tasks and records the returns, and
+`mage_async/results/certificate.py` computes the verdict from them.
 """
 
 import argparse
@@ -33,8 +33,9 @@ GAMES = "rps,numberlock,mastermind"
 TRIALS = 128
 """Tasks of each game, unless a test of a paper has another number."""
 PAPERS = {"orbit": ("papers/orbit", 256)}
-"""Tests of papers that `--games` names: the configuration whose parts with a share of 0 are the
-games, and the number of tasks of each.
+"""Tests of papers that `--games` may name: a configuration, whose environment is a mix, and the
+number of tasks of each game. The games are the parts of the mix with a share of 0: those that are
+not trained on.
 """
 REPORT_S = 10.0
 """Seconds between two lines of progress."""
@@ -268,13 +269,17 @@ def _assignments(
         f"environment.options={{{table}}}",
         f"trial.episodes={given.episodes}",
         f"trial.memory={memory}",
-        "trial.turn_budget=0",
+        "trial.turn_budget=0",  # every trial plays all its episodes
         *lengths,
     ]
 
 
 def _named(names: str, assignments: Sequence[str]) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return the games of a list of names, with their options.
+    """Return label, name and options of each game.
+
+    Args:
+        names: Value of `--games`.
+        assignments: Values of `--option`.
 
     Raises:
         ConfigError: an option belongs to no game, or a game is named twice.
@@ -320,7 +325,9 @@ def _num_tasks(given: argparse.Namespace) -> int:
 
 
 def _identity(given: argparse.Namespace, player: _Player) -> dict[str, Any]:
-    """Return what must be equal for a call to continue an earlier measurement."""
+    """Return the arguments that must equal those of an earlier call, if its measurement is to be
+    continued.
+    """
     endpoint = player.endpoint
     return {
         "model": given.model if endpoint else str(player.policy),
@@ -493,8 +500,8 @@ def _document(
     money = None if given.price is None else _money(usage, given.price)
     costs = usage | {"wall_s": wall_s, "money": money}
     turns = {label: measurement.turns(label) for label in tasks}
-    limits = {game.config.sampling.max_tokens for game in games}
-    limits |= {game.config.max_reflection_tokens for game in games if game.config.reflects}
+    lengths = {game.config.sampling.max_tokens for game in games}
+    lengths |= {game.config.max_reflection_tokens for game in games if game.config.reflects}
     named = zip(games, player.games, strict=True)
     return {
         "model": player.name,
@@ -503,7 +510,7 @@ def _document(
         "margin": given.margin,
         "episodes": given.episodes,
         "memory": given.memory,
-        "warnings": warnings_of(turns, costs, limits),
+        "warnings": warnings_of(turns, costs, lengths),
         "returns": arm_returns(every),
         "games": [
             {
@@ -524,7 +531,11 @@ def _document(
 
 
 def _game_certificate(tasks: Any, margin: float, statements: int) -> dict[str, Any]:
-    """Return the certificate of one game, as plain data, when `statements` games have one each."""
+    """Return the certificate of one game, as plain data.
+
+    Args:
+        statements: Number of games with a certificate each, by which the level is divided.
+    """
     import msgspec
 
     from mage_async.results.certificate import certificate
@@ -540,6 +551,7 @@ def _in_units(returns: Any, game: "Game", measurement: "Measurement") -> Any:
     units = game.environment.facts.units
 
     def own(value: tuple[float, float] | None) -> tuple[float, float] | None:
+        """Convert a mean and the half-width of its interval; None if the episode was not played."""
         if value is None:
             return None
         return (least + value[0] * (most - least)) / units, value[1] * (most - least) / units
@@ -583,7 +595,7 @@ def _show(document: dict[str, Any], out: Path) -> None:
 
 
 def _continues(out: Path) -> str:
-    """Return the sentence that says what is recorded and how to continue."""
+    """Return a sentence on an interrupted measurement: what is recorded, and how to continue."""
     from mage_services.actor.adaptation import Record
 
     record = Record(out)

@@ -89,8 +89,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _config(given: argparse.Namespace) -> "Config":
-    """Return the configuration of the command line; if the tiny policy cannot play the class, with
-    a pretrained policy, unless the command line names one.
+    """Return the configuration of the command line.
+
+    If the tiny policy cannot play the environment, for lack of words, the policy is a pretrained
+    one instead, unless the command line says otherwise.
     """
     from mage_async.assembly import named_parts
     from mage_async.config import config_file
@@ -195,7 +197,9 @@ def _trials(
 
 
 def _within_budget(items: Iterator[Any]) -> list[Any]:
-    """Return what an iterator yields within `BUDGET_S`: from one to `NUM_TRIALS` items."""
+    """Return what an iterator yields within `BUDGET_S`: at least one item, if it has any, and at
+    most `NUM_TRIALS`.
+    """
     began, found = time.monotonic(), list[Any]()
     for item in itertools.islice(items, NUM_TRIALS):
         found.append(item)
@@ -217,8 +221,8 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
     players: list[tuple[str, Player | None]] = [("random", random_play)]
     players.append(("script", own_script) if has_script else ("win-stay", None))
     print("return per unit by episode, on training tasks:")
-    for name, given in players:
-        player = given or _win_stay(config, environment, chat)
+    for name, known in players:
+        player = known or _win_stay(config, environment, chat)
         if player is None:
             print("  win-stay: to repeat what paid earns no more than random play")
             continue

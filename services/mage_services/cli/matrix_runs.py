@@ -93,6 +93,7 @@ def write_files(matrix: Matrix) -> list[FinishedRun]:
 
 
 RunEnd = Literal["done", "failed", "left for later"]
+"""How a cell's run ended; it is left for later if the time `--for-s` was over before it began."""
 
 
 def run_matrix(matrix: Matrix) -> int:
@@ -140,18 +141,18 @@ def _alone(root: Path) -> IO[str]:
 async def _run_all(
     matrix: Matrix, missing: Sequence[Cell], progress: Progress, outcomes: list[RunEnd]
 ) -> None:
-    """Run the missing cells, and add how each ended to `outcomes`.
+    """Run the missing cells, `matrix.parallel` at once, and add how each ended to `outcomes`.
 
     Cancellation ends the current runs.
     """
-    room = asyncio.Semaphore(matrix.parallel)
-    until = time.monotonic() + matrix.for_s
+    may_run = asyncio.Semaphore(matrix.parallel)
+    latest_start = time.monotonic() + matrix.for_s
 
     async def one(cell: Cell) -> None:
-        """Run a cell when there is room, and print how it ended."""
-        async with room:
+        """Run a cell once fewer than `parallel` runs go on, and print how it ended."""
+        async with may_run:
             began = time.monotonic()
-            outcome = await _run(matrix, cell) if began < until else "left for later"
+            outcome = await _run(matrix, cell) if began < latest_start else "left for later"
             took_s = time.monotonic() - began
         if outcome == "done":
             found = next(run for run in write_files(matrix) if run.cell == cell)
@@ -286,23 +287,23 @@ def _study(file: Any, seed: int) -> Any:
 
 
 def _chosen(study: Any, axes: Sequence[Axis], count: int, most: int) -> list[Combination]:
-    """Return combinations without a result: those of an earlier call, or else at most `most` new
-    ones, so that there are `count` in all.
+    """Return combinations to run now: those of an earlier call that have no result yet. If there
+    are none, return at most `most` new ones, as long as the study has fewer than `count` in all.
     """
     from optuna.trial import TrialState
 
-    whole = []
+    unfinished = []
     for trial in study.trials:
         if len(trial.params) == len(axes) and not trial.state.is_finished():
-            whole.append(trial)
+            unfinished.append(trial)
         elif not trial.state.is_finished():  # the command was killed before all values were drawn
             study.tell(trial.number, state=TrialState.FAIL)
-    if not whole:
+    if not unfinished:
         distributions = {axis.key: _distribution(axis) for axis in axes}
         num_new = min(most, count - len(study.trials))
         new = [study.ask(distributions) for _ in range(num_new)]
-        whole = [study.trials[trial.number] for trial in new]
-    return [(trial.number, _setting(axes, trial.params)) for trial in whole]
+        unfinished = [study.trials[trial.number] for trial in new]
+    return [(trial.number, _setting(axes, trial.params)) for trial in unfinished]
 
 
 def _distribution(axis: Axis) -> Any:

@@ -5,7 +5,12 @@ from typing import Any
 
 
 def add_config(parser: argparse.ArgumentParser, *names: str, **more: Any) -> None:
-    """Declare the configuration file: an option, or an argument of a command with `nargs`."""
+    """Declare the configuration file, as the option `--config`.
+
+    Args:
+        names: Another name of the argument; without leading dashes it is a positional one.
+        more: Further arguments of `add_argument`.
+    """
     text = "a TOML file, or the name of a shipped one (quickstart)"
     parser.add_argument(*(names or ("--config",)), help=text, **more)
 

@@ -67,7 +67,9 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
 
 
 def ask_in_terminal(wanted: "HumanPrompt") -> str:
-    """Show the possible actions, and read a line; Ctrl-C leaves at once."""
+    """Show the possible actions, and return the line that the person types. Ctrl-C raises
+    `KeyboardInterrupt` at once.
+    """
     from mage_async.trials.human_play import shown
 
     # `uvloop.run` handles Ctrl-C on the event loop, which `input` blocks.

@@ -1,4 +1,7 @@
-"""`mage push RUN REPO`: write a run's model with a card made from the run, and upload it."""
+"""`mage push RUN REPO`: upload a run's model to the HuggingFace hub, with a model card.
+
+The card is made from the run: its configuration, its returns and the controls.
+"""
 
 import argparse
 from pathlib import Path

@@ -30,7 +30,8 @@ def run(given: argparse.Namespace) -> int:
     """Replay and print each step.
 
     Raises:
-        RunError: there is no journal, or none from the weights of a checkpoint on.
+        RunError: there is no journal, or it lacks steps after the initial weights and after each
+            checkpoint.
         RunFailed: a step's weights differ from those that the run committed.
     """
     from mage_async.admission.ledger import Ledger
@@ -48,7 +49,8 @@ def run(given: argparse.Namespace) -> int:
     check_journal(RunDirectory(given.run_dir))
     run = RunDirectory(given.run_dir.resolve())
     config, journal = config_file.load_recorded(run.config), open_journal(run.journal)
-    # Find the oldest weights from which the journal is complete, and the first segment to read.
+    # Find the oldest weights after which the journal has every step, and the first of its files
+    # (segments) to read. The weights are the initial ones (None) or those of a checkpoint.
     for checkpoint in (None, *checkpoints(run.checkpoints)):
         version = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_"))
         if (first := first_needed(journal.segments, version)) is not None:

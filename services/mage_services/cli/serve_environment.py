@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Rehearse the environment as before a run, then serve it until Ctrl-C.
+    """Rehearse the environment (play a few episodes to check it) as before a run, then serve it
+    until Ctrl-C.
 
     Raises:
         ConfigError: the environment cannot be loaded, or does not begin the same way twice.

@@ -79,7 +79,7 @@ def _matrix(
     found: Sequence["Setting"],
     seeds: Sequence[int],
 ) -> "Matrix":
-    """Return the matrix of some combinations with every seed."""
+    """Return the matrix that has a cell for each of some combinations with each seed."""
     from mage_async.results.matrix import Subject
     from mage_async.results.sweep import sweep_cells
 
@@ -143,7 +143,9 @@ def matrix_of(
     """Return the matrix of some cells, after a check of every configuration.
 
     Args:
-        varied: Words for the title, which also names the configuration, the method and `--set`.
+        wanted: The cells to run.
+        subject: What the runs compare, for the report.
+        varied: Words for the report's title, which also names configuration, method and `--set`.
 
     Raises:
         ConfigError: a cell is no valid configuration; the sentence says which and why.
@@ -154,6 +156,7 @@ def matrix_of(
     if given.parallel < 1 or given.actors < 1:
         raise ConfigError("--parallel and --actors must be at least 1")
     file = config_file.find(given.config)
+    # No evaluation while a run trains, and a smaller one than usual at its end.
     cheap = ["evaluation.every=0", f"evaluation.final_trials={given.trials}"]
     configs = checked_configs(file, wanted, [*cheap, *given.set], given.method)
     method = [] if given.method is None else [given.method]

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Send every tracker what is new, and wait for all.
+    """Send every tracker the metrics that it has not received, and wait until all are done.
 
     Returns:
         1 if a tracker has not received everything, else 0.
@@ -46,7 +46,8 @@ def run(given: argparse.Namespace) -> int:
         raise ConfigError(f"{given.run_dir} has no tracker: name one by --set, of {keys}")
     directory.tracking.mkdir(exist_ok=True)
     for name in trackers:
-        # The run's own process may still be sending to this tracker.
+        # Refuse while another process, such as one of the run itself, sends to this tracker. The
+        # lock is released at once, because the process that `start` starts takes it again.
         lock = directory.tracking / f"{name}.lock"
         refusal = f"{name} is being told of {directory.root} by another process: wait for it"
         os.close(hold(lock, refusal))
