@@ -9,19 +9,37 @@ seed share tasks, evaluation and, if their prompts have the same form, the warm 
 differences are taken seed by seed.
 
     arms                 environment                control
-    rema                 the quickstart's           GRPO; both train on one episode
+    rema, mage           the quickstart's           GRPO, which trains on one episode, as ReMA does
+    rema_final, …        the winner of 5 rounds     the same; only the last round of an episode pays
     stepagent_*          small rooms of Sokoban     RL with the environment's rewards alone
     scaling_inter_far    larger rooms of Sokoban    the same horizon in all steps
     metacure*            Scout                      one adapter, paid the last episode's reward
-    sac_*, grpo_grid     goals on a grid            SAC-GLAM without hindsight
+    sac_*, grpo_*        goals on a grid            SAC-GLAM without hindsight
+    kuhn_*               Kuhn poker                 MAGE: one opponent a group, a global anchor
     graph_memory_*       boxes with similar codes   no memory across tasks; episode 1 is compared
     all others           the quickstart's           the quickstart
 
 A run whose result is in the folder is not run again.
+
+**ReMA, GRPO and MAGE** (`--arms grpo rema mage grpo_final rema_final mage_final`) are the presets
+as they are; MAGE is `mage_paper`. In a step GRPO and ReMA play 54 groups of one episode, MAGE 18
+groups of three, so all have the same budget of turns with the environment. A win ends a trial of
+MAGE in training, so it uses less of the budget; the turns are reported, and all arms are evaluated
+at several steps, so that equal turns can be read off. After a third of the steps GRPO and ReMA have
+played as many trials as MAGE in all. Evaluations have three episodes of a task. MAGE remembers the
+earlier ones. GRPO and ReMA do not: theirs are independent tries, and the last is one like the
+first. Compared are the first episode, the last one, and the best of the three, for which more tries
+are enough without any memory.
+
+**MAGE's ablations in Kuhn poker** (`--arms kuhn_global kuhn_local kuhn_mixed_global
+kuhn_mixed_local kuhn_skewed`) train `mage_paper` over `kuhn.toml`. "local": only turns of the same
+episode are the same state. "mixed": a group's trials meet different opponents and are compared all
+the same. "skewed": nine in ten groups meet three of the twelve opponents, which bet alike.
 """
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,18 +53,58 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Split
 from mage_async.results.intervals import interval, paired
+from mage_async.tasks.matchmaking import Draw, Matchmaker
+from mage_async.trajectory import Group, Kind
 
 Gain = tuple[float, float]
 """Mean over seeds, and the half-width of its 95 % interval."""
-CONFIG = ROOT / "configs/quickstart.toml"
 STEPS, TRIALS = 20, 512
 """Steps of a run: a third of the quickstart's, so that speeds of learning are compared. Trials of
 an evaluation."""
 ROOM = "engine.max_tokens=240"
 """Room of a context, the same for all arms: some methods write more into it than others."""
+MEASURES = {
+    "first_episode": ("return_by_episode", 0),
+    "last_episode": ("return_by_episode", -1),
+    "best_of_tries": ("best_within", -1),
+    "won_in_tries": ("won_within", -1),
+}
+"""Key of a score, and index of the episode, by name: the returns of the first and of the last
+episode, the mean over trials of their best return, and the share of trials that win any episode."""
 # Changes of single arms.
-ONE_EPISODE = ("evaluation.episodes=1",)
 REFLECTIONS = 'trial.memory="history_and_reflection"'
+
+
+# ReMA, GRPO and MAGE. The changes leave all keys of the three presets alone.
+EPISODES = ("evaluation.episodes=3", "engine.max_tokens=400", "learner.steps=90")
+WATCHED = (30, 45, 60, 75)
+"""Steps after which these arms are evaluated besides; after 30 of 90 GRPO and ReMA have played as
+many trials as MAGE in all."""
+SINGLE = (*EPISODES, "admission.groups_per_step=54", "engine.max_contexts=240")
+FINAL = ("environment.name=biased_rps", "environment.options={rounds=5}")
+"""Rock-paper-scissors against an opponent with a favourite move; winning three of five rounds pays
+1 at the end of the episode. Random play earns 0.21; a script that counts the opponent's moves 0.60,
+and 0.78 if it also counts those of earlier episodes."""
+
+KUHN_STEPS = ("learner.steps=120", "engine.max_tokens=320")
+MIXED = (
+    *KUHN_STEPS,
+    "population.mixed_groups=true",
+    'advantage.baseline=["group", "seat", "kind", "episode"]',
+)
+"""Trials of a group meet about six opponents, and share a mean over all of them. With the preset's
+baseline, which has the member, most of eight trials would be compared with none."""
+LOCAL = "advantage.anchor=local"
+
+
+class Skewed(Matchmaker):
+    """Let nine in ten groups meet the first three of the training opponents, which bet with the
+    jack alone, and the others any.
+    """
+
+    def choose(self, names: Sequence[str], draw: Draw) -> str:
+        """Choose uniformly, of the first three names or of all."""
+        return draw.source.choice(names[:3] if draw.source.random() < 0.9 else names)
 
 
 SOKOBAN = (
@@ -99,7 +157,6 @@ GRID = (
 in 0.7 % of trials, but a policy that only goes in two directions reaches a quarter of the goals.
 The policy is evaluated on the goals that it trains on."""
 AROUND = (
-    *GRID,
     "environment.options={size=9,turns=10,nearest=5,start='middle'}",
     "learner.steps=200",
 )
@@ -148,7 +205,7 @@ ONE_ADAPTER = ("policy.lora.rank=32", "policy.lora.alpha=64", "advantage.scale=[
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A configuration to train: the quickstart with a method and some keys changed."""
+    """A configuration to train, with a method and some keys changed."""
 
     method: str | None = None
     changes: tuple[str, ...] = ()
@@ -165,6 +222,10 @@ class Arm:
     """Index of the episode whose returns are compared."""
     evaluated_after: tuple[int, ...] = ()
     """Steps after which it is evaluated, besides the last one."""
+    config: str = "quickstart"
+    """Name of the configuration that is changed, a file of `configs/`."""
+    blind: bool = False
+    """Whether it is evaluated without memory of earlier episodes, which are independent tries."""
 
 
 ALIKE_ARM = Arm(
@@ -176,6 +237,10 @@ ALIKE_ARM = Arm(
     episode=0,
     evaluated_after=(1, 2, 3, 4, 6, 8),
 )
+GRPO_ARM = Arm("grpo", SINGLE, "grpo", "one episode", evaluated_after=WATCHED, blind=True)
+REMA_ARM = replace(GRPO_ARM, method="rema", warm_start="planned")
+MAGE_ARM = Arm("mage_paper", EPISODES, "grpo", "reflections", evaluated_after=WATCHED)
+KUHN_ARM = Arm("mage_paper", KUHN_STEPS, "kuhn_global", "kuhn", config="kuhn")
 ARMS = {
     "quickstart": Arm(),
     "scaling_inter": Arm(
@@ -192,8 +257,12 @@ ARMS = {
         "sge", ('trial.strategy="episode"', "methods.sge.reflected=0"), warm_start="strategies"
     ),
     "reflections": Arm(None, (REFLECTIONS,), warm_start="reflections"),
-    "grpo": Arm("grpo", ONE_EPISODE, control="grpo", warm_start="one episode", episode=0),
-    "rema": Arm("rema", ONE_EPISODE, control="grpo", warm_start="planned", episode=0),
+    "grpo": GRPO_ARM,
+    "rema": REMA_ARM,
+    "mage": MAGE_ARM,
+    "grpo_final": replace(GRPO_ARM, changes=(*SINGLE, *FINAL), control="grpo_final"),
+    "rema_final": replace(REMA_ARM, changes=(*SINGLE, *FINAL), control="grpo_final"),
+    "mage_final": replace(MAGE_ARM, changes=(*EPISODES, *FINAL), control="grpo_final"),
     "sokoban": Arm(None, SOKOBAN, control="sokoban", warm_start="sokoban"),
     "stepagent_implicit": Arm(
         "stepagent_implicit",
@@ -248,13 +317,26 @@ ARMS = {
         "train",
     ),
     "grpo_grid": Arm("grpo", GRID_ALONE, "sac_without_hindsight", "grid", "train"),
-    "sac_glam_around": Arm("sac_glam", AROUND, "sac_around_without_hindsight", "around", "train"),
+    "sac_glam_around": Arm(
+        "sac_glam", (*GRID, *AROUND), "sac_around_without_hindsight", "around", "train"
+    ),
     "sac_around_without_hindsight": Arm(
         "sac_glam",
-        (*AROUND, "methods.sac_glam.hindsight=0"),
+        (*GRID, *AROUND, "methods.sac_glam.hindsight=0"),
         "sac_around_without_hindsight",
         "around",
         "train",
+    ),
+    "grpo_around": Arm(
+        "grpo", (*GRID_ALONE, *AROUND), "sac_around_without_hindsight", "around", "train"
+    ),
+    "kuhn_global": KUHN_ARM,
+    "kuhn_local": replace(KUHN_ARM, changes=(*KUHN_STEPS, LOCAL)),
+    "kuhn_mixed_global": replace(KUHN_ARM, changes=MIXED),
+    "kuhn_mixed_local": replace(KUHN_ARM, changes=(*MIXED, LOCAL), control="kuhn_mixed_global"),
+    "kuhn_skewed": replace(
+        KUHN_ARM,
+        changes=(*KUHN_STEPS, "population.matchmaker=bench.learning.methods:Skewed"),
     ),
     "alike": ALIKE_ARM,
     "graph_memory_alike": replace(
@@ -274,6 +356,10 @@ ARMS = {
 BASELINES = {
     "alike": "methods_alike",
     "far": "methods_far",
+    "grpo": "methods_rema",
+    "grpo_final": "methods_rema",
+    "kuhn_global": "methods_kuhn",
+    "kuhn_mixed_global": "methods_kuhn",
     "sac_around_without_hindsight": "methods_around",
     "sac_without_hindsight": "methods_grid",
     "scout": "methods_scout",
@@ -295,16 +381,24 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     began, policy = time.monotonic(), _prepared(job, folder)
     config, arm = config_of(*job), ARMS[job.arm]
     training, curve, watched = InProcessRun(config, policy), [], {}
+    num_turns: list[int] = []
     for step in range(1, config.learner.steps + 1):
-        curve.append(training.step())
+        curve.append(training.step(lambda groups: num_turns.append(_num_turns(groups))))
         if step in arm.evaluated_after:
-            watched[step] = training.evaluate(arm.split, TRIALS).return_by_episode
+            watched[step] = training.evaluate(arm.split, TRIALS, blind=arm.blind).return_by_episode
     return {
         "curve": curve,
+        "turns": sum(num_turns),
         "watched": watched,
-        arm.split: msgspec.to_builtins(training.evaluate(arm.split, TRIALS)),
+        arm.split: msgspec.to_builtins(training.evaluate(arm.split, TRIALS, blind=arm.blind)),
         "wall_s": time.monotonic() - began,
     }
+
+
+def _num_turns(groups: Sequence[Group]) -> int:
+    """Return the number of actions in a batch, which are turns with the environment."""
+    turns = (turn for group in groups for trial in group.trials for turn in trial.turns)
+    return sum(turn.kind is Kind.ACT for turn in turns)
 
 
 def _prepared(job: Job, folder: Path) -> Path:
@@ -323,37 +417,54 @@ def config_of(name: str, seed: int) -> Config:
 
 def _config(arm: Arm, changes: tuple[str, ...], seed: int) -> Config:
     settings = [ROOM, f"learner.steps={STEPS}", *changes, f"seed={seed}"]
-    return config_file.load(CONFIG, settings, arm.method)
+    return config_file.load(ROOT / f"configs/{arm.config}.toml", settings, arm.method)
 
 
 def _report(found: dict[str, dict[int, Any]], seeds: list[int]) -> int:
     """Print the compared returns of each arm, and write each group of arms to its baseline."""
-    rows = []
-    compared = {
-        name: {seed: _returns(each)[arm.episode] for seed, each in found[name].items()}
-        for name, arm in ARMS.items()
-    }
+    rows: list[dict[str, Any]] = []
     for name, arm in ARMS.items():
-        values = compared[name]
-        if not values:
+        if not found[name]:
             continue
-        gain = _gain(name, values, compared[arm.control])
-        first = [_returns(each)[0] for each in found[name].values()]
-        row = {"arm": name, "control": arm.control, "first_episode": first, "gain": gain}
-        last = [_returns(each)[-1] for each in found[name].values()]
+        measured = {measure: _values(name, measure, found) for measure in MEASURES}
         watched = {step: _watched(step, name, found) for step in map(str, arm.evaluated_after)}
-        rows.append(row | {"last_episode": last, "watched": watched})
-        against = "" if gain is None else f" against {arm.control}"
-        which = "last" if arm.episode else "first"
-        print(f"{name:21} {which} episode: {_text_of([*values.values()], gain)}{against}")
+        compared = "last_episode" if arm.episode else "first_episode"
+        turns = [each.get("turns") for each in found[name].values()]
+        rows.append(
+            {
+                "arm": name,
+                "control": arm.control,
+                "gain": measured[compared][1],
+                **{measure: returns for measure, (returns, _) in measured.items()},
+                "gains": {measure: gain for measure, (_, gain) in measured.items()},
+                "watched": watched,
+                "turns": turns,
+            }
+        )
+        print(f"{name:21} against {arm.control}, turns {turns}")
+        # All measures matter where the control makes independent tries.
+        for measure in MEASURES if ARMS[arm.control].blind else (compared,):
+            print(f"    {measure:14} {_text_of(*measured[measure])}")
         for step, (returns, gained) in watched.items():
-            print(f"    after step {step:2} {_text_of(returns, gained)}")
+            print(f"    after step {step:2}  {_text_of(returns, gained)}")
     has_new_memory_arms = any(found[name] for name in ("graph_memory_singly", "graph_memory_fast"))
     files = BASELINES | ({"alike": "methods_told"} if has_new_memory_arms else {})
-    for file in ("methods", *files.values()):
+    for file in dict.fromkeys(("methods", *files.values())):
         if own := [row for row in rows if files.get(row["control"], "methods") == file]:
             write_baseline(file, {"trials": TRIALS, "seeds": seeds, "rows": own})
     return 0
+
+
+def _values(
+    name: str, measure: str, found: dict[str, dict[int, Any]]
+) -> tuple[list[float], Gain | None]:
+    """Return a measure of an arm by seed, and its gain over the control's."""
+    arm, (key, episode) = ARMS[name], MEASURES[measure]
+    own, control = (
+        {seed: run[ARMS[each].split][key][episode] for seed, run in found[each].items()}
+        for each in (name, arm.control)
+    )
+    return list(own.values()), _gain(name, own, control)
 
 
 def _watched(
@@ -377,11 +488,6 @@ def _gain(name: str, own: dict[int, float], control: dict[int, float]) -> Gain |
 def _text_of(returns: list[float], gain: Gain | None) -> str:
     values = " ".join(f"{value:+.3f}" for value in returns)
     return values if gain is None else f"{values}  {gain[0]:+.3f} ± {gain[1]:.3f}"
-
-
-def _returns(result: Any) -> list[float]:
-    split = "heldout" if "heldout" in result else "train"
-    return result[split]["return_by_episode"]
 
 
 if __name__ == "__main__":
