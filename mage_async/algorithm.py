@@ -1,19 +1,20 @@
 """Run the algorithm in one file and one process: play trials, compute advantages, train, publish.
 
 This is Algorithm 1 of MAGE (arXiv 2603.03680) with the parts of a real run: engine, trials, credit,
-advantages, trainer, warm start. Left out is what makes a run asynchronous and durable. One step,
-`InProcessRun.step`, is:
+advantages, trainer, warm start. The processes, messages and journal, which make a run asynchronous
+and durable, are left out. One step, `InProcessRun.step`, is:
 
 1. **Tasks.** Each group of trials gets one task: an environment, a seed, a hidden opponent.
 2. **Play.** A trial is several episodes of its task in one growing context, so later episodes can
    use the observations of earlier ones.
 3. **Credit.** Rewards become returns (`mage_async/credit/returns.py`), returns become advantages,
-   normalised among turns that are compared (`mage_async/learning/advantages.py`).
+   normalised over the turns that are compared with each other, such as the same turn of all trials
+   of a group (`mage_async/learning/advantages.py`).
 4. **Train.** The trainer makes `learner.minibatches` optimizer updates (`mage_async/learning/`).
 5. **Publish.** The engine gets the new weights; the policy version grows by one.
 
-A whole run under `admission.rule = "sync"` with `engine.arithmetic = "exact"` makes the same
-weights, bit by bit (`tests/end_to_end/test_algorithm.py`).
+`mage train`, with all its processes, makes the same weights bit by bit under `admission.rule =
+"sync"`, `engine.arithmetic = "exact"` and one thread (`tests/end_to_end/test_algorithm.py`).
 """
 
 from collections import deque
@@ -60,7 +61,8 @@ OnBatch = Callable[[list[Group]], None]
 def prepare(config: Config, folder: Path) -> Path:
     """Return the model directory of the warm-started policy.
 
-    It is made once in a folder for each configuration, source of the user's classes and program.
+    The first call makes it in `folder`. A later call finds it there, if the configuration, the
+    source of the user's classes and this program have not changed since.
     """
     policy = folder / f"policy-{policy_key(config)}"
     if not policy.exists():
@@ -82,6 +84,8 @@ class InProcessRun:
         engine = config.engine
         if not isinstance(engine, Embedded):
             raise ConfigError('a run in one process needs engine.kind = "embedded", got "sglang"')
+        # The number of threads decides the order of sums, and so their last bits. Runs of a tiny
+        # model have one thread by default.
         torch.set_num_threads(1)
         self._config, self._environment = config, environment_of(config)
         self._chat = load_chat(policy)
@@ -94,8 +98,8 @@ class InProcessRun:
         self._past_policies: dict[int, Scheduler] = {}
         """Engines of the past policies that sit in the opponent's seat, by version."""
         self.methods = Methods(config, self._environment)
-        share = self.methods.self_play_share()
-        self.league = League(config.population, self._environment.facts, share)
+        self_play_share = self.methods.self_play_share()
+        self.league = League(config.population, self._environment.facts, self_play_share)
         self._tasks = MatchedTasks(
             TaskStream(self._environment, config.seed).task,
             self._environment,
@@ -109,6 +113,7 @@ class InProcessRun:
         """The newest `admission.lag + 1` versions, oldest first; batches are played with the first,
         evaluations with the last."""
         self._served: int | None = None
+        """The version that the engine has loaded."""
         self._publish()
 
     @property
@@ -184,7 +189,8 @@ class InProcessRun:
 
         Args:
             blind: every episode begins without memory of the earlier ones.
-            swap: the last episode has another opponent, so adaptation is worth nothing there.
+            swap: the last episode has another opponent, about whom the earlier episodes say
+                nothing.
             guided: trials begin with the guidance of a method, where one gives any.
         """
         trial_config = self._trial_config(self._config.evaluation.episodes)
@@ -201,7 +207,9 @@ class InProcessRun:
         return score(self._play(runs), self._environment)
 
     def _publish(self) -> None:
-        """Keep the trainer's weights for the engine, and an engine for each past policy in play."""
+        """Copy the trainer's weights for the engine, and keep an engine for each past policy that
+        may be an opponent.
+        """
         version, served = self.version, self._engine.model
         named = merged_tensors(self.model)
         weights = as_weights(named, served.architecture, "trainer", served.arithmetic)

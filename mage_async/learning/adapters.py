@@ -4,9 +4,10 @@ Adapted layers are peft's: `base_layer` is the frozen layer, `lora_A` and `lora_
 They are recognised by these attributes, because importing peft takes seconds. Every function also
 takes a model without adapters, whose weights are all trained and published as they are.
 
-Of a model with adapters these alone are published (`adapter_tensors`), if engines merge them
-(`mage_async/inference/base_weights.py`). Checkpoints have them in peft's format, and merged at the
-last step. SGLang, and a run within one process, get merged weights (`merged_tensors`).
+What is published: the adapters alone (`adapter_tensors`) for engines that merge them into their own
+copy of the frozen weights (`mage_async/inference/base_weights.py`); merged weights
+(`merged_tensors`) for SGLang, and in a run within one process. A checkpoint holds the adapters in
+peft's format; that of the last step holds the merged model too.
 
 A policy of two roles has an adapter of each (`route`). Both take part in every forward, but each
 acts on the tokens of its own role only: the output of its down-projection is multiplied by 1 or 0
@@ -64,15 +65,16 @@ def adapted_layers(model: nn.Module) -> dict[str, AdaptedLayer]:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Return whether a model has adapters, without a look at each layer: peft notes their rules."""
+    """Return whether a model has adapters: peft leaves their configuration on the model, so this
+    costs less than a search of all layers.
+    """
     return hasattr(model, "peft_config")
 
 
 def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the tensors of the adapters; all tensors of a model without adapters."""
-    is_whole = not adapted_layers(model)
-    state = model.state_dict()
-    return {name: tensor for name, tensor in state.items() if is_whole or _is_adapter(name)}
+    trains_all, state = not adapted_layers(model), model.state_dict()
+    return {name: tensor for name, tensor in state.items() if trains_all or _is_adapter(name)}
 
 
 def base_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -88,8 +90,9 @@ def base_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def second_role_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the base tensors that the second role's adapter changes, by their published names.
 
-    Merged, a policy with two roles has two of each: the first role's under the usual name, and the
-    second role's under this one. A model without roles has none.
+    After merging, a policy with two roles has two versions of each adapted tensor: the first role's
+    under its usual name, the second role's under that name with the prefix `SECOND_ROLE`. A model
+    without roles has no second version, and the result is empty.
     """
     layers, base = adapted_layers(model), base_tensors(model)
     adapted = [f"{name}.weight" for name, layer in layers.items() if len(layer.lora_A) == 2]
@@ -112,8 +115,8 @@ def merged_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Merge the adapters into the weights: yield `W + alpha / rank * B A` for every adapted weight.
 
     Tensors are computed one at a time, in float32, and cast once. They come in the order of
-    `base_tensors`, for a policy with roles with the first role's adapter; those of
-    `second_role_tensors` follow.
+    `base_tensors`. For a policy with two roles these have the first role's adapter, and the tensors
+    of `second_role_tensors` follow, with the second role's.
     """
     layers = adapted_layers(model)
     for name, tensor in base_tensors(model).items():
@@ -176,6 +179,7 @@ def has_wide_adapters(model: nn.Module) -> bool:
 
 
 def _is_adapter(name: str) -> bool:
+    """Return whether the name of a tensor is that of an adapter's matrix."""
     return ".lora_A." in name or ".lora_B." in name
 
 
@@ -188,7 +192,7 @@ def merge(
     """Merge the adapter of a role, or the only one, into a weight.
 
     Args:
-        part_of: selects the rows that `weight` consists of.
+        part_of: selects the same rows of the adapter as `weight` consists of; default: all rows.
     """
     name = list(layer.lora_A)[role]
     down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
@@ -243,7 +247,8 @@ def backward(
     """Run the backward pass; with roles, give each adapter the gradient of its own tokens only.
 
     Args:
-        hidden: [N, D], from the model's latest forward; the loss must be a function of it.
+        hidden: [N, D], from the model's latest forward; with roles, the loss must depend on the
+            adapters through it alone.
         is_second_role: bool [N]; None: all tokens are the first role's.
     """
     if not has_roles(model):

@@ -1,17 +1,20 @@
 """Turn returns into advantages, by a class for each estimator.
 
-An estimator is its configuration: its fields are set in the table `[advantage]`. To add one, copy a
-class and give it a `tag`, which is its name.
+The class of an estimator is also its configuration: its fields are the keys of `[advantage]`. To
+add one, copy a class and give it a `tag`, which is its name.
 
 A list of columns of the `TurnTable` says which turns are compared: turns that agree in all of these
 columns form a *cell* and share a baseline. ("group",) is GRPO's; ("group", "kind", "episode",
-"index") compares the same turn of trials on the same task, reflections with reflections; "seat" and
-"member" separate different games. A turn alone in its cell has advantage zero, and so have equal
-returns, exactly.
+"index") compares the same turn of trials on the same task, and reflections with reflections.
+"seat" (the player whose role the policy takes) and "member" (the hidden opponent or task variant)
+separate what are different games. A turn alone in its cell has an advantage of exactly 0, and so
+have turns with equal returns.
 
 The host numbers the cells; `mage_kernels` computes means, deviations and scales in float64 on the
-learner's device. Shapes: `N` turns of the batch. The module does not import torch at its top,
-because the configuration imports it in processes without torch.
+learner's device. Shapes: `N` turns of the batch.
+
+torch is imported inside of functions only, because processes that never need torch import this
+module with the configuration.
 """
 
 from collections.abc import Sequence
@@ -105,12 +108,13 @@ class Advantage(Variant, tag_field="estimator"):
                 "advantage.length_penalty punishes completions over half their limit, and limits "
                 "of one token have no half: set it to 0, or raise transcript.max_action_tokens"
             )
-        is_alone = (
+        # Whether a turn is compared with turns of other trials only, never with one of its own.
+        needs_other_trials = (
             self.leaves_one_out
             or self.value == "trial_score"
             or {"kind", "episode", "index"} <= set(self.baseline)
         )
-        compares = not is_alone or "group" not in self.baseline or self.anchor_weight
+        compares = not needs_other_trials or "group" not in self.baseline or self.anchor_weight
         if config.learner.steps and config.admission.trials_per_group == 1 and not compares:
             raise ConfigError(
                 "admission.trials_per_group must be at least 2 with advantage.baseline = "
@@ -216,7 +220,12 @@ def turn_advantages(
     max_reflection_tokens: int,
     device: "torch.device | str",
 ) -> "Tensor":
-    """Return the advantages of all turns, penalties included: float64 `[N]` on `device`."""
+    """Return the advantages of all turns, penalties included: float64 `[N]` on `device`.
+
+    Args:
+        max_action_tokens: limit of the completion of an action, for the penalty on its length.
+        max_reflection_tokens: the same of all other turns.
+    """
     acts = table.kind == Kind.ACT
     penalties = penalties_of(
         table,
@@ -224,8 +233,9 @@ def turn_advantages(
         length_penalty=config.length_penalty,
         max_tokens=np.where(acts, max_action_tokens, max_reflection_tokens),
     )
-    returns, charged = table.returns, penalties
+    returns, charged = table.returns, penalties  # charged: what is subtracted from each return
     if config.value == "trial_score":
+        # All turns of a trial have one score, from which all penalties of the trial are subtracted.
         returns = table.trial_scores()
         charged = np.bincount(table.trial, penalties)[table.trial]
     if config.penalise == "return":

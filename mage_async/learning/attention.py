@@ -41,11 +41,13 @@ class Boundaries:
     shape: tuple[int, int]
     """S and L."""
     places: torch.Tensor
-    """int64 [T - P]: place of each row behind the opening, an index into S * L."""
+    """int64 [T - P]: place of each token behind the opening among the S * L padded ones."""
     opening: int = 0
     """P: tokens at the beginning of the row that belong to every sequence."""
     visible: torch.Tensor | None = None
-    """bool [L, P + L]: mask of the keys that each own token sees; None without an opening."""
+    """bool [L, P + L]: which keys, the opening's and then its sequence's own, each own token sees;
+    None without an opening.
+    """
     extents: "Extents | None" = None
     """Inputs of the variable-length kernel; None where the row does not lie on CUDA."""
 
@@ -81,6 +83,7 @@ def packed_attention(
         query: [1, N, T, D]
         key: [1, K, T, D]
         value: [1, K, T, D]
+        attention_mask: not used; `boundaries` decide what a token sees.
         others: further keywords of the layer; none may change its attention.
 
     Returns:
@@ -148,7 +151,12 @@ def _unfold(folded: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
 
 
 def placed(rows: torch.Tensor, places: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """[T - P, ...] -> [S, L, ...]: copy each row to its place; the gradient is copied back."""
+    """[T - P, ...] -> [S, L, ...]: copy each token's row to its place; the gradient is copied back.
+
+    Args:
+        places: see `Boundaries`.
+        shape: S and L.
+    """
     folded = rows.new_zeros((shape[0] * shape[1], *rows.shape[1:]))
     laid: torch.Tensor = folded.index_copy_(0, places, rows).unflatten(0, shape)
     return laid
@@ -157,8 +165,8 @@ def placed(rows: torch.Tensor, places: torch.Tensor, shape: tuple[int, int]) -> 
 class Unfold(torch.autograd.Function):
     """[S, L, ...] -> [T - P, ...]: drop the padding.
 
-    Every row has one place of its own, so the backward pass copies. torch's own for `index_select`
-    would add row by row.
+    Every token has one place of its own, so the backward pass copies. The backward pass that torch
+    has for `index_select` would add row by row.
     """
 
     @staticmethod
@@ -186,7 +194,7 @@ def lacks_grouped_kernel(
     return device.type == "cuda" and (is_masked or dtype not in (torch.bfloat16, torch.float16))
 
 
-# Variable length: torch's flash kernel on CUDA, in 16 bits. Never run on a GPU.
+# Variable length: torch's flash kernel on CUDA, in 16 bits. This path has never run on a GPU.
 #
 # The opening is a sequence of queries of its own. Its keys are copied before the own keys of every
 # other sequence: the kernel's causal mask is aligned at the last query and the last key of a
@@ -242,7 +250,7 @@ class Extents:
     copies: torch.Tensor | None = None
     """int64 [S + 1, P]: indices of the copies of the opening's keys; None without an opening."""
     own: torch.Tensor | None = None
-    """int64 [T - P]: indices of the keys of all tokens behind the opening."""
+    """int64 [T - P]: indices of the keys of all tokens behind the opening; None without one."""
 
     @staticmethod
     def of(lengths: torch.Tensor, opening: int = 0) -> "Extents":

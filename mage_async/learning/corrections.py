@@ -1,15 +1,18 @@
 """Compute the losses of tokens that an older policy sampled, by a class for each correction.
 
-A correction is its configuration: the fields are the keys of `[learner.correction]`, and
-`surrogate` turns tokens into losses. To add one, copy a class and give it a `tag`, which is its
-name; one of your own, outside the package, is `learner.correction.kind = "my_losses:Squared"`.
+The class of a correction is also its configuration: its fields are the keys of
+`[learner.correction]`, and its method `surrogate` turns tokens into losses. To add a correction,
+copy a class and give it a `tag`, which is its name. A class outside of this package is named by its
+module: `learner.correction.kind = "my_losses:Squared"`.
 
-A masked token has loss zero and still counts in the number of tokens that the sum is divided by, so
-masking never makes the gradient of the other tokens larger.
+A masked token has loss 0, and still counts in the number of tokens by which the sum of losses is
+divided, so masking never makes the gradient of the other tokens larger.
 
 Notation: `r` is the ratio of the current policy to another one, `A` the advantage, `w = proximal /
-behaviour` the importance weight, sg stops the gradient. Shapes: `N` sampled tokens. The module does
-not import torch at its top, because the configuration imports it in processes without torch.
+behaviour` the importance weight; `sg` stops the gradient. Shapes: `N` sampled tokens.
+
+torch is imported inside of functions only, because processes that never need torch import this
+module with the configuration.
 """
 
 from collections.abc import Callable
@@ -46,8 +49,8 @@ class Tokens:
     """int64 [N]: number of the token's turn, from 0 without gaps. A turn is one completion, which
     papers of a single turn call a sequence."""
     sequences: "torch.Tensor"
-    """int64 [N]: number of the token's training sequence, from 0 without gaps: the trajectory of
-    papers, or one episode of a trial whose memory begins a new context in each."""
+    """int64 [N]: number of the token's training sequence, from 0 without gaps. It is the trajectory
+    of papers, or one episode of it in trials in which every episode begins a new context."""
 
     def at(self, logprobs: "torch.Tensor") -> "Tokens":
         """Return the same tokens with log-probs of other weights."""
@@ -114,7 +117,7 @@ class Clipped(Correction):
         return Surrogate(losses, weights, is_clipped | is_bound, is_masked)
 
     def check(self, config: Any) -> None:
-        """Refuse a dual clip that would bound every loss."""
+        """Refuse a dual clip of 1 or less."""
         check_dual_clip(self.dual_clip)
 
 
@@ -177,7 +180,7 @@ class Tis(Correction, tag="tis"):
 
     # `-sg(min(current / behaviour, max_weight)) A log current` (Ionides 2008; IMPALA, Espeholt et
     # al. 2018, eq. 1). The weight has no gradient, so a token keeps a gradient however far it has
-    # moved. Other systems call `decoupled` by this name.
+    # moved. In other systems TIS is the name of what is called `decoupled` here.
 
     max_weight: Weight = 2.0
     """Importance weights are truncated here."""
@@ -320,7 +323,7 @@ class Gspo(Correction, tag="gspo"):
         return Surrogate(losses, of_turn, is_clipped | is_bound, no_token(tokens))
 
     def check(self, config: Any) -> None:
-        """Refuse a dual clip that would bound every loss."""
+        """Refuse a dual clip of 1 or less."""
         check_dual_clip(self.dual_clip)
 
 
@@ -328,8 +331,8 @@ class Dppo(Correction, tag="dppo"):
     """Tokens whose probability has moved too far are masked."""
 
     # `-keep r A` with `r = current / behaviour`; keep is 0 for a masked token and 1 otherwise. A
-    # ratio of 2 moves a token of probability 0.001 by nothing and one of 0.4 by everything, so the
-    # bound is on the change of the probability, in the direction of the advantage (Qi et al. 2026,
+    # ratio of 2 changes a probability of 0.001 by 0.001 and one of 0.4 by 0.4, so the bound is
+    # on the change of the probability, in the direction of the advantage (Qi et al. 2026,
     # "Rethinking the trust region in LLM RL", arXiv 2602.04879, binary total variation; prime-rl's
     # default loss, without its penalty on the squared log-ratio). An advantage of 0 counts as
     # negative.
@@ -401,9 +404,10 @@ class Vcpo(Correction, tag="vcpo"):
     #     learning rate *= sqrt(min(1, (sum w)^2 / (B sum w^2) / full_share))      effective sample
     #     b = sum(w^2 |s|^2 A) / sum(w^2 |s|^2)              off-policy optimal baseline
     #
-    # with weights that are not truncated. As in the authors' code the baseline is subtracted from
-    # advantages (its scope "minibatch"; their scripts take it from rewards of a group, which lie in
-    # one minibatch there). A_i is the mean over the sequence's tokens where turns differ.
+    # with weights that are not truncated. As in the authors' code with the scope "minibatch", the
+    # baseline is subtracted from advantages. (Their scripts subtract it from the rewards of a
+    # group, which lies in one minibatch there.) If the turns of a sequence differ in their
+    # advantages, A_i is the mean over its tokens.
 
     max_weight: Weight = 8.0
     """Largest importance weight of a sequence; larger ones are truncated."""
@@ -438,7 +442,9 @@ class Vcpo(Correction, tag="vcpo"):
         return baseline, factor
 
     def check(self, config: Any) -> None:
-        """Refuse averages and trainers in which a sequence's score is another one."""
+        """Refuse loss weights, which would be part of the advantages that the baseline is computed
+        from, and several ranks, each of which has only a share of a minibatch.
+        """
         if config.learner.average != "token" or config.learner.ranks > 1:
             raise ConfigError(
                 'learner.correction = "vcpo" takes its baseline among the whole sequences of a '
@@ -448,9 +454,9 @@ class Vcpo(Correction, tag="vcpo"):
             )
 
 
-# Two corrections that depend on the age of a token. A mask by age takes most from the first episode
-# of a trial, which is the oldest and, in meta-RL, the exploration: `age_mask` is not the default
-# for this reason, and metrics report staleness by episode.
+# Two corrections that depend on the age of a token. A mask by age masks most tokens in the first
+# episode of a trial, which is the oldest and, in meta-RL, the one that explores. Therefore
+# `age_mask` is not the default, and metrics report staleness by episode.
 
 
 class DecoupledAged(Truncated, tag="decoupled_aged"):
@@ -493,8 +499,10 @@ def clipped_gain(
 def dual_clipped(
     losses: "torch.Tensor", advantages: "torch.Tensor", dual_clip: float
 ) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Bound the losses of negative advantages by `dual_clip` times these, and return the losses
-    and where the bound holds, both [N]; 0 is no bound.
+    """Bound the loss of each token with a negative advantage A by `-dual_clip * A`; 0 is no bound.
+
+    Returns:
+        The losses, and whether the bound replaced each: [N] both.
     """
     # Dual clip (Ye et al. 2020, arXiv 1912.09729, eq. 5). Where the advantage is negative, PPO's
     # loss of a token that became much likelier has no bound. LaMer and MAGE use 3.
@@ -505,7 +513,11 @@ def dual_clipped(
 
 
 def check_dual_clip(dual_clip: float) -> None:
-    """Refuse a dual clip that would bound every loss."""
+    """Refuse a dual clip of 1 or less: it would bound the loss of tokens that have not moved.
+
+    Raises:
+        ConfigError: it is above 0 and at most 1.
+    """
     if 0 < dual_clip <= 1:
         raise ConfigError(f"learner.correction.dual_clip must be above 1, or 0, got {dual_clip}")
 
@@ -524,7 +536,7 @@ def binary_divergence(logprobs: "torch.Tensor", others: "torch.Tensor") -> "torc
         others: [N]: log-prob of the event under q.
     """
     log_p, log_q = logprobs.double(), others.double()
-    # Rounding makes a certain event's complement 0; its logarithm is bounded, as 0 log 0 is 0.
+    # The complement of a probability that rounds to 1 would be 0, whose logarithm is -inf.
     rest_p, rest_q = ((-each.expm1()).clamp(min=1e-12) for each in (log_p, log_q))
     return log_p.exp() * (log_p - log_q) + rest_p * (rest_p / rest_q).log()
 
@@ -551,7 +563,7 @@ def turn_means(values: "torch.Tensor", turns: "torch.Tensor") -> "torch.Tensor":
 
 
 def _masked_gain(tokens: Tokens, ratio: "torch.Tensor", is_masked: "torch.Tensor") -> Surrogate:
-    """Return the losses `-r A` of tokens that are not masked."""
+    """Return the losses `-r A`, which are 0 at masked tokens; `ratio` and `is_masked` are [N]."""
     losses = (-ratio * tokens.advantages).masked_fill(is_masked, 0.0)
     weights = ratio.detach().masked_fill(is_masked, 0.0)
     return Surrogate(losses, weights, no_token(tokens), is_masked)

@@ -44,7 +44,8 @@ def head_inputs(model: PreTrainedModel, row: TokenRow, temperature: float) -> He
 def checkpoint_activations(model: PreTrainedModel, *, is_on: bool) -> None:
     """Switch activation checkpointing: a layer keeps only its input for the backward pass.
 
-    Set on each layer, because the model's own method has two names among transformers' versions.
+    It is set on each layer, because the model's own method is called differently in different
+    versions of transformers.
     """
     for layer in layers_of(model):
         recompute = partial(checkpoint, use_reentrant=False)
@@ -65,6 +66,7 @@ def hidden_states(model: PreTrainedModel, row: TokenRow) -> torch.Tensor:
 
 def _states_and_head(model: PreTrainedModel, row: TokenRow) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the input of the LM head, [T, D], and return its weight of the same type, [V, D]."""
+    # A model with adapters on a CPU: a faster implementation of the same layers.
     merged = merged_layers(model)
     if merged is not None:
         return merged.hidden_states(row), merged.head

@@ -43,6 +43,7 @@ from mage_async.learning.attention import Boundaries, placed
 from mage_async.learning.packing import TokenRow
 
 Gradients = tuple[Tensor | None, ...]
+"""What a backward pass returns: a gradient for each argument of `forward`, or None."""
 ATTRIBUTE = "merged_layers"
 """Name under which a model keeps its `MergedLayers`."""
 
@@ -55,9 +56,9 @@ class Part:
     """torch's linear layer, or peft's with an adapter."""
     rows: slice
     head_dim: int
-    """Size of the heads whose rows are reordered so that the two halves which a rotation combines
-    are neighbours, and can be viewed as one complex number (`Folding.rotated`); 0: the order is the
-    layer's.
+    """Size of a head, if rows are reordered for the rotary position embedding: it combines each row
+    of a head's first half with one of the second half, and in the matrix the two are neighbours, so
+    that they can be viewed as one complex number (`Folding.rotated`). 0: rows keep their order.
     """
 
     def ordered(self, tensor: Tensor) -> Tensor:
@@ -145,7 +146,9 @@ class NormedProduct(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float, matrix: Matrix, *adapters: Tensor
     ) -> Tensor:
-        """Take `adapters` from `matrix`, so that autograd knows them."""
+        """Compute the product. `adapters` are those of `matrix`: autograd gives gradients only to
+        tensors that are arguments.
+        """
         normed, inverse = _normed(hidden, weight, epsilon)
         rows = normed.to(matrix.merged.dtype)
         ctx.save_for_backward(hidden, weight, inverse, rows, matrix.merged)
@@ -171,7 +174,7 @@ class AddedProduct(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, residual: Tensor, matrix: Matrix, *adapters: Tensor
     ) -> Tensor:
-        """Take `adapters` from `matrix`, so that autograd knows them."""
+        """Compute the sum. `adapters` are those of `matrix`, as in `NormedProduct`."""
         ctx.save_for_backward(rows, matrix.merged)
         ctx.matrix = matrix
         return residual + matrix.multiply(rows)
@@ -212,7 +215,7 @@ class HeadNorms(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """Take the norms' frozen weights, float32 [N + K, H]."""
+        """Compute the norms; `weight` is frozen, float32 [N + K, H]."""
         count, size = weight.shape
         heads = qkv[:, : count * size].float().unflatten(1, (count, size))
         normed, inverse = _normed(heads, None, epsilon)
@@ -261,7 +264,9 @@ class Folding:
         return list(heads.split((self.heads, self.kv_heads, self.kv_heads), 1))
 
     def rotated(self, qkv: Tensor, *, is_back: bool = False) -> Tensor:
-        """Rotate queries and keys of float32 [T, (N + 2K) H] in place, or back."""
+        """Apply the rotary position embedding in place, to the queries and keys of float32
+        [T, (N + 2K) H]; with `is_back`, undo it.
+        """
         turned = qkv[:, : (self.heads + self.kv_heads) * self.head_dim]
         pairs = torch.view_as_complex(turned.unflatten(1, (-1, self.head_dim // 2, 2)))
         pairs.mul_(self.angles.conj() if is_back else self.angles)
@@ -324,7 +329,7 @@ class Attention(torch.autograd.Function):
         attended, weights = _attend(own, length, keeps=keeps)
         parts.append(folding.unfolded(attended))
         ctx.save_for_backward(*(each.to(folding.dtype) for each in (*kept, *own, *weights)))
-        ctx.folding, ctx.given = folding, qkv.dtype
+        ctx.folding, ctx.qkv_dtype = folding, qkv.dtype
         return torch.cat(parts).flatten(1).to(folding.dtype)
 
     @staticmethod
@@ -351,7 +356,7 @@ class Attention(torch.autograd.Function):
                 d_shared += each[:, :opening].unflatten(0, (-1, folding.kv_heads)).sum(0)
             for part, each in zip(parts, d_opening, strict=True):
                 part[:opening] = folding.unfolded_opening(each)
-        return folding.rotated(d_qkv, is_back=True).to(ctx.given), None
+        return folding.rotated(d_qkv, is_back=True).to(ctx.qkv_dtype), None
 
 
 BLOCK = 64
@@ -488,7 +493,7 @@ class MergedLayer:
         )
 
     def matrices(self) -> tuple[Matrix, ...]:
-        """Return all matrices."""
+        """Return the layer's four matrices."""
         return self.qkv, self.output, self.gate_up, self.down
 
     def forward(self, hidden: Tensor, folding: Folding, epsilon: float) -> Tensor:
@@ -514,7 +519,9 @@ def _added_product(rows: Tensor, residual: Tensor, matrix: Matrix) -> Tensor:
 
 
 class MergedLayers:
-    """The layers of a model, and its LM head, with adapters merged as they are at each forward."""
+    """The layers of a model, and its LM head. Each forward first merges the adapters again, if they
+    have changed since the last one.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         shape = architecture_of(model.config.to_dict(), Path(model.name_or_path or "the policy"))

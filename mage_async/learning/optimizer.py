@@ -39,7 +39,8 @@ def optimizer_of(
     """
     if learner.optimizer_state == "8bit":
         return _in_8_bits(trained, learner, device)
-    is_fused = True if device.type == "cuda" else None  # never run on a GPU
+    # None lets torch choose. The fused step of CUDA has never been run here.
+    is_fused = True if device.type == "cuda" else None
     return torch.optim.AdamW(trained, lr=learner.learning_rate, fused=is_fused)
 
 
@@ -98,7 +99,7 @@ def _in_8_bits(
     from torchao.optim import AdamW8bit
 
     optimizer: Any = AdamW8bit(trained, lr=learner.learning_rate)
-    if device.type == "cpu":  # compiled, an update would need a C++ compiler
+    if device.type == "cpu":  # torchao compiles its step, which needs a C++ compiler on a CPU
         optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)
     made: torch.optim.Optimizer = optimizer
     return made
@@ -114,8 +115,11 @@ class Masters:
     def __init__(self, model: nn.Module, *, is_on: bool) -> None:
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._pairs = [(each, _master(each)) for each in weights if is_on and each.itemsize == 2]
+        """Each weight of 16 bits with its master; empty without masters."""
         masters = dict(self._pairs)
         self.trained = [masters.get(weight, weight) for weight in weights]
+        """The tensors that the optimizer updates, in the order of the model's weights."""
+        # After every backward pass, the gradient of such a weight goes to its master.
         for weight, _ in self._pairs:
             weight.register_post_accumulate_grad_hook(
                 lambda each: _move_gradient(each, masters[each])

@@ -2,8 +2,12 @@
 
 `training_sequences` turns a batch of groups into sequences with advantages. `split_minibatch`
 groups the sequences of a minibatch so that the memory of a step does not grow with the minibatch.
-`MicroBatch.of` lays one group into a single row of tokens, without padding, on the learner's
-device.
+`MicroBatch.of` lays one such group of sequences into a single row of tokens, without padding, on
+the learner's device.
+
+A trial is a list of segments, contexts that only grow; a turn is one completion in a segment. A
+training sequence is one segment. Some methods ask an adviser, such as an expert, for the action
+that it would take instead of the policy's: an *alternative*.
 
 Shapes: `T` tokens of a row, `S` sequences in it, `N` sampled tokens.
 """
@@ -43,7 +47,7 @@ class SampledTokens(NamedTuple):
     kv_versions: np.ndarray
     """int32 [N]: oldest version among the weights that computed the cached keys and values."""
     episodes: np.ndarray
-    """int32 [N]"""
+    """int32 [N]: number of the token's episode in its trial, from 0."""
     kinds: np.ndarray
     """int32 [N]: `Kind` of the token's turn."""
     provenances: np.ndarray
@@ -78,10 +82,10 @@ def sequences_of(
     second_role: SecondRole | None = None,
     kinds: Collection[Kind] = tuple(Kind),
 ) -> list[TrainingSequence]:
-    """Cut every segment of the trials behind its last sampled token that is trained on.
+    """Make a training sequence of every segment of the trials, cut after its last trained token.
 
-    A turn without a sampled token is left out, as where only one action was legal, and so is a
-    segment without a turn.
+    A turn without a sampled token (only one action was legal) is left out, and so is a segment
+    without a trained turn.
 
     Args:
         advantages: float32 [turns of all trials], in the order of each trial's `turns`.
@@ -89,15 +93,15 @@ def sequences_of(
         kinds: kinds of turns that are trained on.
     """
     parts: list[tuple[Segment, list[Turn], dict[int, int]]] = []
-    changes: list[tuple[int, ...]] = []  # indices from which on the other role computes, by part
+    changes: list[tuple[int, ...]] = []  # for each part: the indices at which the role changes
     order: list[int] = []  # numbers of the turns over all trials, segment by segment
     first = 0  # number of the trial's first turn, over all trials
     for trial in trials:
-        # For each segment: the trained turns, and the alternative tokens by position.
+        # For each segment: numbers of the trained turns, and the alternatives' tokens by position.
         trained = [list[int]() for _ in trial.segments]
         alternatives = [dict[int, int]() for _ in trial.segments]
         for advice in trial.alternatives:
-            if advice.place >= 0:  # else its action has the same tokens, or has none
+            if advice.place >= 0:  # -1: equal, or not comparable token by token
                 alternatives[trial.turns[advice.turn].segment][advice.place] = advice.token
         for number, turn in enumerate(trial.turns):
             is_sampled = trial.segments[turn.segment].is_sampled[turn.start : turn.stop]
@@ -145,10 +149,12 @@ def training_sequences(
 def loss_weights(
     trials: Sequence[Trial], average: str, kinds: Collection[Kind] = tuple(Kind)
 ) -> np.ndarray:
-    """Return the weight of each turn's tokens in a mean over all trained tokens, so that this mean
-    becomes one over trials, or over turns and then trials: float64 [turns of all trials].
+    """Return a weight for the tokens of each turn: float64 [turns of all trials].
 
-    All corrections are linear in the size of an advantage, so a weight can be multiplied into it.
+    With these weights, the mean of the loss over all trained tokens becomes a mean over trials, or
+    over turns and then trials. The loss of a token is linear in the size of its advantage, so
+    the advantage is multiplied by the weight. (Under the correction `vcpo` the loss is not linear;
+    it refuses these means.)
 
     Args:
         average: "trial" is a mean over the tokens of each trial, then over trials (GRPO, arXiv
@@ -177,7 +183,7 @@ def loss_weights(
 
 
 def credited(groups: Sequence[Group], config: Config) -> TurnTable:
-    """Tabulate all turns of a batch with their returns under `credit.*`."""
+    """Tabulate all turns of a batch with their returns, as the configured credit computes them."""
     methods = Methods(config)
     return build_table(
         groups,
@@ -266,9 +272,10 @@ def split_minibatch(
     Args:
         max_tokens: 0 puts all sequences into one group.
         shares_opening: the tokens that all sequences of a group begin with count once, as in
-            `TokenRow.of`. Sequences that begin alike are then put together, and a sequence that
-            would add more than its own tokens to the row starts the next group. Without it the
-            sequences keep their order.
+            `TokenRow.of`. Sequences that begin alike are then put together. A sequence that shares
+            less than the group does would shorten the opening, and so lengthen the rest of every
+            sequence: if the row would grow by more than the new sequence's own tokens, that
+            sequence starts the next group. Without `shares_opening` sequences keep their order.
 
     Raises:
         RunError: a single sequence has more than `max_tokens` tokens.
@@ -303,9 +310,9 @@ def split_minibatch(
 
 
 def common_prefix(one: np.ndarray, other: np.ndarray) -> int:
-    """Count the tokens that two sequences begin with alike; the last token of either never counts.
+    """Count the equal tokens with which two sequences begin, without the last token of either.
 
-    The last token is always sampled, so it needs a place of its own.
+    The last token of a sequence is always sampled, so it needs a place of its own in the row.
     """
     most = min(len(one), len(other)) - 1
     differs = one[:most] != other[:most]
@@ -405,6 +412,7 @@ class TokenRow:
 
 
 def _put(device: torch.device, values: np.ndarray) -> Tensor:
+    """Return an array as a tensor on a device."""
     return torch.from_numpy(values).to(device)
 
 
@@ -478,8 +486,8 @@ class MicroBatch:
     turn_lengths: np.ndarray
     """int64 [turns]: sampled tokens of each turn; they sum to N."""
     alternatives: np.ndarray
-    """int64 [N]: the token of an alternative action; -1 where there is none, or it is the sampled
-    one.
+    """int64 [N]: the token of an adviser's action that differs from the sampled token; -1 where no
+    adviser was asked, or its token is the sampled one.
     """
     advantages: Tensor
     """float32 [N]"""
@@ -575,7 +583,8 @@ def _alternatives(sequence: TrainingSequence) -> np.ndarray:
     if sequence.alternatives:
         places = np.fromiter(sequence.alternatives, np.int64)
         known = np.fromiter(sequence.alternatives.values(), np.int64)
-        # An alternative can part from the policy's action only where the policy had a choice.
+        # An alternative may differ at a token that was not sampled, because no other was legal; it
+        # is left out, since there is no log-prob to compare it with.
         index = np.searchsorted(sequence.places, places)
         is_sampled = sequence.places[np.minimum(index, len(alternatives) - 1)] == places
         alternatives[index[is_sampled]] = known[is_sampled]

@@ -1,7 +1,7 @@
 """Orders that rank 0 of a learner sends to the other ranks.
 
 All ranks take part in every forward and in every sum of gradients, so all must do the same things
-in the same order. An order names the next thing.
+in the same order. Rank 0 decides what comes next, and sends it to the others as an order.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Adopt(msgspec.Struct, frozen=True, tag=True):
-    """Train under another configuration from here on."""
+    """Train under another configuration from the next step on."""
 
     tables: dict[str, Any]
     """The configuration, as in `Begin`."""
@@ -45,7 +45,7 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
 
 
 class Digest(msgspec.Struct, frozen=True, tag=True):
-    """Take part in the digest of the weights."""
+    """Add up the rank's shard of the weights: the sums of all ranks give the weights' digests."""
 
 
 class Publish(msgspec.Struct, frozen=True, tag=True):
@@ -72,7 +72,9 @@ class Ranks:
     """This process as one of a learner's ranks, which torch.distributed has connected."""
 
     number: int
+    """Of this process, from 0."""
     count: int
+    """Of all ranks."""
     device_type: str
     """"cpu" or "cuda", the same on every rank."""
     send: Callable[[Sequence[Order]], None]

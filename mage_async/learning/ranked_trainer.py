@@ -1,9 +1,9 @@
 """Train a model that is sharded over ranks: the same step as in one process, to rounding.
 
-Rank 0 deals every minibatch to the ranks and fixes the number of micro-batches; a rank with fewer
-sequences fills up with micro-batches that add nothing to the gradient. The loss of a token is
-divided by the tokens of a minibatch of all ranks, on average over the step; gradients are summed,
-and the gradient's norm is over all ranks.
+Rank 0 deals the sequences of every minibatch to the ranks; a rank's *share* is what it gets. All
+ranks make the same number of micro-batches: a rank whose share fills fewer adds empty ones, which
+add nothing to the gradient. Each token's loss is divided by the mean number of tokens of a
+minibatch, over all ranks. The ranks sum their gradients, and clip the sum by its own norm.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,14 +61,17 @@ class RankedTrainer(Trainer):
         """Train on a batch with all ranks and return metrics by name; the version grows by one."""
         chunks, num_ranks = self._chunks(sequences), self._ranks.count
         minibatches = [deal(chunk, num_ranks) for chunk in chunks]
-        sizes = [max(len(self._split(share)) for share in shares) for shares in minibatches]
+        # Of each minibatch: the number of micro-batches of the rank that needs most of them.
+        counts = [max(len(self._split(share)) for share in shares) for shares in minibatches]
+        # 1 / (mean number of sampled tokens of a minibatch).
         scale = len(chunks) / max(1, sum(len(each.places) for each in sequences))
         own, *others = zip(*minibatches, strict=True)  # by rank: its share of each minibatch
-        self._ranks.send([Step([*map(to_bytes, shares)], sizes, scale) for shares in others])
-        packed = [[self._pack(part) for part in shares] for shares in others]
-        updates = self._train(own, sizes, scale)
+        self._ranks.send([Step([*map(to_bytes, shares)], counts, scale) for shares in others])
+        # The micro-batches of the other ranks, to which their reports will be added.
+        packed = [[self._pack(share) for share in shares] for shares in others]
+        updates = self._train(own, counts, scale)
         for rank, batches in enumerate(packed, start=1):
-            updates = self._with_reports(updates, rank, batches)
+            updates = self._with_report(updates, rank, batches)
         return self.end_step(updates)
 
     def refer_to(self, model: PreTrainedModel) -> None:
@@ -78,13 +81,13 @@ class RankedTrainer(Trainer):
 
     @contextmanager
     def read(self, num_forwards: int) -> Iterator[PreTrainedModel]:
-        """Yield the model on rank 0; the other ranks take part in its forwards."""
+        """Yield the model on rank 0 for `num_forwards` forwards, in which all ranks take part."""
         self._ranks.send_all(Forward(num_forwards))
         yield self.model
         _reshard(self.model)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state on every rank; the number of ranks may have changed since."""
+        """Restore a state on every rank; it may have been saved by another number of ranks."""
         sharded = state | {"optimizer": sharded_moments(state["optimizer"], self.masters.trained)}
         masters = self.masters.tensors()
         # The state has the float32 masters of 16-bit weights under `KEY`. If their number differs,
@@ -95,12 +98,12 @@ class RankedTrainer(Trainer):
         super().restore(sharded)
 
     def join_forwards(self, num_forwards: int) -> None:
-        """Take part, on another rank, in the forwards that rank 0 makes inside of `read`."""
+        """Take part in the forwards that rank 0 makes inside of `read`. Other ranks call this."""
         empty_forwards(self.model, num_forwards)
         _reshard(self.model)
 
     def follow_step(self, order: Step) -> None:
-        """Train, on another rank, on its share of a step, and report to rank 0."""
+        """Train on this rank's share of a step, and report to rank 0. Other ranks call this."""
         shares = [from_bytes(each, self.model.device) for each in order.shares]
         updates = self._train(shares, order.num_micro_batches, order.scale)
         report = report_of([each for update in updates for each in update.micro_batches])
@@ -109,7 +112,7 @@ class RankedTrainer(Trainer):
         self.version += 1
 
     def _corrected_loss(self) -> CorrectedLoss:
-        # M2PO chooses its tokens among those of all ranks.
+        # M2PO decides over a whole minibatch which tokens it masks, so all ranks decide together.
         correction = self._learner.correction
         if not isinstance(correction, M2po):
             return super()._corrected_loss()
@@ -117,7 +120,7 @@ class RankedTrainer(Trainer):
         return CorrectedLoss(correct, self._learner.kl)
 
     def _pack(self, share: Sequence[TrainingSequence]) -> list[MicroBatch]:
-        """Pack the micro-batches that another rank makes of its share."""
+        """Pack the same micro-batches that another rank makes of its share."""
         return [self._packed(each) for each in self._split(share)] if share else []
 
     def _train(
@@ -162,11 +165,12 @@ class RankedTrainer(Trainer):
         """Compute the loss of an empty micro-batch: 0."""
         loss = empty_loss(self.model)
         if isinstance(self._learner.correction, M2po):
-            # All ranks choose together. This one has no values, so its result and bound are unused.
+            # All ranks must call this together. This rank has no values, so its result is empty,
+            # and the bound 0 is never used.
             largest_set_of_all(torch.zeros(0, device=loss.device), 0.0)
         return loss
 
-    def _with_reports(
+    def _with_report(
         self, updates: Sequence[Update], rank: int, packed: Sequence[Sequence[MicroBatch]]
     ) -> list[Update]:
         """Receive another rank's report, and return the updates with its micro-batches."""
@@ -256,15 +260,16 @@ def _sequence(row: dict[str, torch.Tensor], device: torch.device) -> TrainingSeq
     )
 
 
-# Micro-batches without tokens of their own.
+# Empty micro-batches.
 #
 # All ranks take part in every forward and backward pass, so a rank with fewer micro-batches than
-# the others computes some of one token, which add nothing to the gradient.
+# the others also computes some rows of a single token, whose loss is 0 and adds nothing to the
+# gradient.
 
 
 @torch.no_grad()
 def empty_forwards(model: PreTrainedModel, count: int) -> None:
-    """Take part in forwards of other ranks."""
+    """Take part in `count` forwards of other ranks, with a row of one token in each."""
     for _ in range(count):
         hidden_states(model, _short_row(model.device))
 
@@ -278,12 +283,12 @@ def empty_loss(model: PreTrainedModel) -> torch.Tensor:
 
 
 def _short_row(device: torch.device) -> TokenRow:
-    """Make a row of one token."""
+    """Make a row of one token; which token does not matter."""
     return TokenRow.of([np.zeros(1, np.int32)], device)
 
 
 def _reshard(model: PreTrainedModel) -> None:
-    """Free the weights that a forward has left gathered."""
+    """Free the copies of other ranks' weights that a forward has gathered and left in memory."""
     cast("FSDPModule", model).reshard()
 
 
@@ -293,7 +298,7 @@ def _reshard(model: PreTrainedModel) -> None:
 # the results of their forwards.
 
 COLUMNS = 6
-"""Numbers per token: log-prob, entropy mask, loss, weight, is clipped, is masked."""
+"""Numbers per token: proximal log-prob, entropy mask, loss, weight, is clipped, is masked."""
 
 
 def report_of(trained: Sequence[TrainedMicroBatch]) -> torch.Tensor:
@@ -331,7 +336,7 @@ def _results(each: TrainedMicroBatch) -> tuple[torch.Tensor, ...]:
     return *per_token, made.is_clipped, made.is_masked
 
 
-# M2PO's choice among the tokens of a minibatch whose shares lie on several ranks.
+# M2PO's choice of the tokens to keep, among those of a minibatch that lie on several ranks.
 
 
 def largest_set_of_all(values: torch.Tensor, bound: float) -> torch.Tensor:
@@ -397,7 +402,12 @@ def sharded_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def sharded_moments(state: Mapping[str, Any], trained: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """Shard the moments in an optimizer state of a single process."""
+    """Shard the moments in an optimizer state of a single process.
+
+    Args:
+        state: result of the optimizer's `state_dict`, with whole tensors.
+        trained: the sharded weights, in the order of the optimizer.
+    """
     moments = {
         number: {
             key: sharded_as(value, trained[number]) if _is_moment(value, trained[number]) else value

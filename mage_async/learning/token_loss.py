@@ -53,20 +53,23 @@ class HeadInputs:
         The distribution is the one that the token was drawn from: over its allowed set, or over the
         whole vocabulary.
         """
-        scale, restricted = self.inverse_temperature, self.restricted
+        inverse_temperature, restricted = self.inverse_temperature, self.restricted
         if restricted is None:
-            return linear_logprob(self.hidden, self.head, self.targets, scale)
+            return linear_logprob(self.hidden, self.head, self.targets, inverse_temperature)
         of_restricted = restricted_logprob(
             self.hidden.index_select(0, restricted.index),
             self.head,
             restricted.columns,
             restricted.mask,
             restricted.targets,
-            scale,
+            inverse_temperature,
         )
-        if not restricted.free.any():
+        if not restricted.free.any():  # no target was drawn from the whole vocabulary
             return of_restricted
-        of_free = linear_logprob(self.hidden, self.head, self.targets, scale, mask=restricted.free)
+        of_free = linear_logprob(
+            self.hidden, self.head, self.targets, inverse_temperature, mask=restricted.free
+        )
+        # `of_free` has 0 at restricted targets; their results are put there.
         logprob, entropy = (
             whole.index_copy(0, restricted.index, part)
             for whole, part in zip(of_free, of_restricted, strict=True)
@@ -88,7 +91,7 @@ class TokenLoss:
 
 @dataclass(frozen=True, slots=True)
 class CorrectedLoss:
-    """The policy loss under a correction, with a KL term and an entropy bonus."""
+    """The policy loss under a correction of `corrections.py`, with KL term and entropy bonus."""
 
     correct: Callable[[Tokens], Surrogate]
     """The correction's `surrogate`."""
@@ -120,7 +123,8 @@ class CorrectedLoss:
         """
         is_single_pass = self.is_single_pass
         if is_single_pass is None:
-            # Restricted tokens need a few rows of the LM head, so nothing is saved there either.
+            # Tokens drawn from a set of allowed tokens need only the rows of these tokens in the
+            # LM head, which cost little: a single pass would save nothing.
             is_cheap = inputs.restricted is not None or keeps_logits(inputs.hidden, inputs.head)
             is_single_pass = self.clipped is not None and not is_cheap
         if is_single_pass:
@@ -173,9 +177,9 @@ class LossTerm(Protocol):
     """
 
     needs_reference: bool
-    """Whether `prepare` needs the policy that training began with."""
+    """Whether `prepare` needs the reference policy, by default the one that training began with."""
     reference_cycle: int
-    """Steps after which the reference becomes the policy under training; 0: it never does."""
+    """After every so many steps the reference gets the weights under training; 0: it never does."""
 
     def prepare(
         self, batch: MicroBatch, reference: HeadInputs | None, frozen: HeadInputs | None
@@ -185,7 +189,7 @@ class LossTerm(Protocol):
         Called once a step, without gradient.
 
         Args:
-            reference: states under the policy that training began with; None: no term needs it.
+            reference: states under the reference policy; None: no term needs it.
             frozen: states under `Method.frozen_policy`; None: there is none.
         """
         ...

@@ -1,6 +1,7 @@
 """Train the policy: one step turns a batch of sequences into new weights and metrics.
 
-The metrics are means over the tokens of the step, staleness, and the engine's log-prob error.
+The metrics are means over the tokens of the step, the staleness of these tokens, and the difference
+between the engine's and the learner's log-probs.
 """
 
 import math
@@ -117,7 +118,7 @@ class Trainer:
             group["weight_decay"] = learner.weight_decay
 
     def _corrected_loss(self) -> CorrectedLoss:
-        """Return the loss of the configured correction; a trainer of ranks has its own."""
+        """Return the loss of the configured correction; `RankedTrainer` overrides this."""
         return corrected_loss(self._learner)
 
     def describe(self) -> str:
@@ -155,7 +156,8 @@ class Trainer:
 
     def end_step(self, updates: Sequence[Update]) -> dict[str, float]:
         """Return the metrics of a step by name, and begin the next version."""
-        # Interpolated log-probs say nothing of the difference between engine and learner.
+        # Interpolated log-probs are made from the engine's, so a comparison of the two would say
+        # nothing. Those of the first minibatch are always computed.
         computed = updates[:1] if self._learner.proximal == "interpolated" else updates
         metrics = step_metrics(updates, computed, self.version, self._max_staleness)
         metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
@@ -177,8 +179,8 @@ class Trainer:
             return mismatch([self.with_proximal(each) for each in batches], self.version)
 
     def refer_to(self, model: PreTrainedModel) -> None:
-        """Use a frozen policy as the reference, on the device of the model; with the weights of a
-        restored checkpoint's reference, where that was renewed.
+        """Move a frozen policy to the model's device and use it as the reference. If a restored
+        checkpoint has weights of a renewed reference, the policy gets these.
         """
         if self._reference_weights is not None:
             model.load_state_dict(self._reference_weights)
@@ -241,11 +243,13 @@ class Trainer:
         )
 
     def later(self, batches: Sequence[MicroBatch], progress: float) -> list[MicroBatch]:
-        """Return the micro-batches of a minibatch that is not the step's first one, with what its
-        update needs from the time before the first update.
+        """Prepare a minibatch other than the step's first, before the step's first update.
+
+        Its proximal log-probs are computed now; those to be interpolated are left out, and the
+        micro-batches get their `progress`.
 
         Args:
-            progress: share of the step's updates that are made before.
+            progress: share of the step's updates that are made before the minibatch's own.
         """
         if self._learner.proximal == "interpolated":
             return [replace(each, progress=progress) for each in batches]
@@ -253,7 +257,7 @@ class Trainer:
 
     @torch.no_grad()
     def with_proximal(self, batch: MicroBatch, inputs: HeadInputs | None = None) -> MicroBatch:
-        """Return the micro-batch with `proximal` and `entropy_mask`, by the present weights.
+        """Return the micro-batch with `proximal` and `entropy_mask`, from the present weights.
 
         Args:
             inputs: result of `head_inputs` under these weights, if it has been computed already.
@@ -398,7 +402,7 @@ def trainer_of(
             f"learner.ranks = {count}: a method trains in a way that works in one process alone: "
             "leave it out, or set learner.ranks = 1"
         )
-    from mage_async.learning.ranked_trainer import RankedTrainer  # takes a second
+    from mage_async.learning.ranked_trainer import RankedTrainer  # a slow import: about a second
 
     return RankedTrainer(model, config, ranks)
 
