@@ -5,9 +5,9 @@ when it is trained; in meta-RL those are the exploration. `Concurrency` measures
 steps take, and admits the largest number of groups for which the predicted share of tokens older
 than `max_staleness` stays within a target.
 
-Under a policy that bounds the staleness of every group, no token becomes too old: there the
-prediction is of the tokens that the trainer would wait for, and the same target buys throughput
-(0.002 with the default bound).
+Under a policy that bounds the staleness of every group, no token becomes too old. There the trainer
+waits for the groups that would, and a smaller predicted share means less waiting. (In a simulation
+of `slots` with a bound of 2 steps, a target of 0.002 gives 97 % of the ideal throughput.)
 """
 
 from collections import deque
@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 TOKEN_TIMES = (np.arange(16) + 0.5) / 16
-"""Moments of a group's life at which the prediction looks at a token, in 0..1: float64 [16]."""
+"""Times at which the prediction looks at a token of a group, from 0, its grant, to 1, its
+completion: float64 [16], the centres of 16 equal intervals."""
 
 
 def over_age_share(
@@ -29,7 +30,8 @@ def over_age_share(
     the step before it is published. So a complete group waits between 0 and `step_s` seconds for
     its step, uniformly distributed. A token sampled `y` seconds before its group was complete is
     too old if `y` plus that wait exceeds `max_staleness * step_s`: with probability
-    `clip(y / step_s - max_staleness + 1, 0, 1)`. Tokens are spread evenly over their group's life.
+    `clip(y / step_s - max_staleness + 1, 0, 1)`. Tokens are spread evenly over the time from the
+    group's grant to its completion.
 
     Args:
         durations_s: Seconds from grant to complete, one per group. A group counts in proportion to
@@ -55,8 +57,8 @@ def most_concurrent_groups(
     every step, only takes longer to settle.
 
     Args:
-        alone_s: For each group its duration in seconds over the mean number of concurrent groups,
-            itself included.
+        alone_s: For each group, the seconds that it would take alone: its duration divided by the
+            mean number of concurrent groups, itself included.
         target: Largest share of tokens that may be too old, in 0..1.
     """
     alone = np.asarray(alone_s, float)
@@ -76,15 +78,19 @@ class Concurrency:
     """
 
     most: int
+    """Largest value of `limit`."""
     groups_per_step: int
     max_staleness: int
     target: float
     """Largest share of tokens that may be too old, in 0..1."""
     warm: int = 32
+    """Number of groups to measure before `limit` is computed."""
     limit: int = field(init=False)
     """Largest number of groups that may be incomplete at a time."""
     _alone_s: deque[float] = field(default_factory=lambda: deque(maxlen=512), init=False)
-    """Seconds from grant to complete over the mean number of concurrent groups, one per group."""
+    """Seconds from grant to completion, divided by the mean number of concurrent groups, of each of
+    the latest groups.
+    """
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=16), init=False)
     """Seconds for which each step kept the trainer busy."""
 

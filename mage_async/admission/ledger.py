@@ -5,6 +5,9 @@ trains.
 next message or tick of the clock. It reads no clock; every time is an argument, in seconds of any
 clock that never goes back. Its decisions are recorded in the journal, and `recovery.py` replays the
 records into a new ledger after a restart.
+
+A *peer* is an actor, by the name of its connection. A group *holds a slot* while it is in flight; a
+policy may limit the number of slots.
 """
 
 import math
@@ -50,13 +53,16 @@ from mage_async.trajectory import Group, Guidance, Task, Trial
 # `version`. `max_concurrent_groups` may admit fewer groups than the policy does, never more.
 
 OVER_AGE = "over age"
-"""Reason for the drops of the policy `drop`. They are no fault, so `drops_in_a_row` skips them."""
+"""Reason for which the policy `drop` drops groups that have become too stale. They are no fault, so
+they do not count in `drops_in_a_row`."""
 ALIKE = "all trials earned the same"
-"""Reason for the drops of dynamic sampling (`admission.replaced_groups`). They are no fault either,
-and depend on the rewards, so neither `drops_in_a_row` nor `take_drops` has them.
+"""Reason for which dynamic sampling (`admission.replaced_groups`) drops groups. They are no fault,
+and are chosen by their rewards: they count neither in `drops_in_a_row` nor among the drops of
+`take_drops`, which show whether faults choose what is trained.
 """
 MAX_REASONS = 64
-"""Number of distinct reasons that are counted; further drops are counted under "other reasons"."""
+"""Number of distinct reasons that are counted; drops for further reasons are counted under "other
+reasons". Actors write reasons as text, which may differ at every drop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Report that no such trial was granted: an error of the peer."""
+    """Report that no such trial was granted: an error of the peer, which `reason` describes."""
 
     reason: str
 
@@ -146,7 +152,7 @@ class InFlightGroup:
     version: int
     """Policy version at the first grant."""
     epoch: int
-    """Number of earlier grants of this group."""
+    """Number of earlier grants of this group: 0 at its first grant."""
     peer: str | None
     """The actor that plays the group; None if it is lapsed or complete."""
     deadline: float
@@ -162,8 +168,8 @@ class InFlightGroup:
     guidance: Guidance | None = None
     """Strategies from earlier tasks for the first trials' prompts."""
     episodes: dict[int, EpisodeResult] = field(default_factory=dict)
-    """Finished episodes of trials that have not arrived, by the trial's index. The next actor
-    continues there.
+    """Finished episodes of trials that have not arrived, by the trial's index. If the group is
+    granted again, the next actor continues behind them.
     """
 
     @classmethod
@@ -342,8 +348,8 @@ class Ledger:
     lag: int = 0
     """Actors play with the weights of `lag` steps ago; every bound on staleness grows by it."""
     max_expiries: int = 5
-    """Number of missed deadlines at which a group is dropped: it would hold up every later
-    group.
+    """Number of missed deadlines at which a group is dropped: a group that is never complete would
+    hold up every group granted after it.
     """
     policy: AdmissionPolicy = SLOTS
     max_concurrent_groups: int | None = None
@@ -378,7 +384,9 @@ class Ledger:
     # Grants.
 
     def may_grant(self) -> bool:
-        """Return whether a new group may be granted; lapsed groups come first and need no slot."""
+        """Return whether a new group may be granted; lapsed groups come first, and hold their slots
+        already.
+        """
         most = self.max_concurrent_groups
         if most is not None and self.num_incomplete() >= most:
             return False
@@ -429,7 +437,8 @@ class Ledger:
     def renew_grants(self, peer: str, *, now: float, deadline_s: float) -> list[GroupGrant]:
         """Return the grants of all groups that a peer plays, with new deadlines.
 
-        After a restart of the learner, either side may know of a grant that the other does not.
+        A peer gets them when it connects: after a restart of the learner, either side may know of a
+        grant that the other does not.
         """
         groups = [self._pending[grant] for grant in self._assignments.grants_of(peer)]
         for group in groups:
@@ -447,7 +456,7 @@ class Ledger:
     # Results and drops.
 
     def receive(self, result: TrialResult) -> Accepted | Duplicate | Unknown:
-        """Take in a trial, or the two trials of both seats.
+        """Take in a trial, or the two trials of one game in which the policy plays both seats.
 
         A trial counts once, by (grant, index), whichever epoch of the grant it comes from. The
         caller acknowledges it after the journal holds it.
@@ -474,6 +483,7 @@ class Ledger:
 
         Nothing changes if the trial is not awaited, or if as many of its episodes are kept already.
         """
+        # An epoch above the group's was never granted.
         group, trial = self._pending.get(result.grant), result.finished.trial
         if group is None or result.epoch > group.epoch or trial.index >= len(group.trials):
             return
@@ -506,7 +516,7 @@ class Ledger:
 
     def replace_alike(self, grant: int, most: int) -> bool:
         """Drop a complete group whose trials all earned the same in every episode, unless `most`
-        were dropped so since the last step; return whether it was dropped.
+        groups were dropped for that since the last step; return whether it was dropped.
         """
         group = self._pending[grant]
         earned = {tuple(trial.episode_rewards()) for trial in group.group().trials}
@@ -516,7 +526,10 @@ class Ledger:
         return True
 
     def drop_all(self, reason: str) -> None:
-        """Drop every pending group. They do not count as drops in a row, or in `take_drops`."""
+        """Drop every pending group, as when a run is resumed under another configuration.
+
+        These groups do not count in `drops_in_a_row`, nor among those of `take_drops`.
+        """
         for group in list(self._pending.values()):
             self._drop(group, reason)
         self._drops_in_a_row, self._last_drop = 0, ""
@@ -756,7 +769,7 @@ class Ledger:
             self._num_granted_again += 1
 
     def replay_drop(self, grant: int, reason: str, num_turns: int) -> None:
-        """Replay a drop."""
+        """Replay the record of a drop; nothing changes if the group is not pending."""
         if grant in self._pending and reason == OVER_AGE:
             self._drop_over_age(grant)
         elif grant in self._pending and reason == ALIKE:
@@ -765,7 +778,9 @@ class Ledger:
             self._drop(self._pending[grant], reason, num_turns)
 
     def replay_commit(self, commit: Commit) -> list[Group] | None:
-        """Replay a step; returns its groups, or None if one of their trials is missing."""
+        """Replay a step; return its groups, or None if one of their trials is missing, as where
+        earlier segments of the journal were deleted.
+        """
         removed = [self._remove(grant) for grant in commit.grants]
         self._num_trained += len(removed)
         self._drops_in_a_row, self._last_drop, self._num_replaced = 0, "", 0
@@ -828,7 +843,7 @@ class Ledger:
         self._drops.append(DroppedGroup(group.task.member, group.num_turns(), OVER_AGE))
 
     def _drop_alike(self, grant: int) -> None:
-        """Drop a complete group whose trials all earned the same."""
+        """Drop a complete group whose trials all earned the same; see `ALIKE`."""
         self._remove(grant)
         self._dropped[ALIKE] += 1
         self._num_replaced += 1

@@ -119,7 +119,9 @@ def take_complete(state: AdmissionState) -> list[int]:
 
 
 def take_from_quarter(state: AdmissionState) -> list[int]:
-    """Return B complete groups that overtake fewer older ones than a quarter of all slots."""
+    """Return B complete groups that overtake fewer older ones than a quarter of all slots, of which
+    every group in flight holds one.
+    """
     slots = (state.max_staleness + 1) * state.groups_per_step
     return take_from_window(state, max(1, slots // 4))
 

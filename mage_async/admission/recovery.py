@@ -1,4 +1,5 @@
-"""Replay the journal's records: rebuild the ledger, the league and the methods' states of a run.
+"""Replay the journal's records: rebuild the ledger (groups in flight), the league (past policies
+that play as opponents) and the methods' states of a run.
 
 The records are an argument: nothing here reads a file. `services/mage_services/learner/resume.py`
 reads them after a restart of the learner, and trains the steps after its checkpoint again.
@@ -32,7 +33,7 @@ CONFIG_CHANGED = "the configuration was changed"
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Hold one step of the journal."""
+    """Hold one step that the journal recorded, with the groups that it trained."""
 
     commit: Commit
     groups: list[Group] | None
@@ -59,7 +60,7 @@ def replay(
 
     Args:
         records: Records in order; the first one is a `SegmentHeader`.
-        methods: Methods of the run; None to compute no states and import no method.
+        methods: Methods of the run. None: no states are computed, and no method is imported.
 
     Raises:
         RunError: the records contradict each other, or the state of a method differs.

@@ -46,6 +46,9 @@ def staleness_metrics(tokens: TokenAges, max_staleness: int) -> dict[str, float]
     """Return metrics by name: of the step, of each episode and of each age.
 
     The dict is empty if there are no tokens.
+
+    Args:
+        max_staleness: bound on the staleness of a token, in steps.
     """
     if not len(tokens.staleness):
         return {}
@@ -138,8 +141,8 @@ bin take bounded memory, however long a run is.
 SHORTEST_S = 1e-6
 """Seconds below which a duration counts as this one, because log2(0) is not finite."""
 NUM_REMEMBERED = 4096
-"""Number of groups before the oldest group in flight that are remembered. A late trial of an older
-group may not be counted.
+"""Number of groups, granted before the oldest group in flight, whose trials are remembered. A trial
+of a still older group that arrives late may not be counted.
 """
 
 

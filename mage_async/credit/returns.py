@@ -6,8 +6,8 @@ Such a rule is called a credit. Its class is also its configuration: the fields 
 Notation: r[k,t] is the reward of turn t of episode k, n[k] the number of its turns, R[k] their
 undiscounted sum, K the last episode played, d = `turn_discount` and g = `episode_discount`. Every
 credit first decides what a turn is *paid*, p[k,t]; its return G[k,t] is the discounted sum of what
-is paid from there on. A reflection is paid nothing and gets the first return of the episode that it
-opens, undiscounted.
+is paid from there on. A reflection is paid nothing. Its return is that of the first turn of the
+episode that it opens, undiscounted.
 
 Returns of later episodes are discounted in one of two forms. *Chained* (the code of LaMer and
 MAGE): the last turn of an episode adds g G[k+1,0], so an earlier turn gets d^(n[k]-1-t) g G[k+1,0].
@@ -54,15 +54,15 @@ class Credit(Variant):
         return rewards
 
     def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
-        """Return the credit of one trial's turns.
+        """Return the returns of one trial's turns.
 
         Args:
-            rewards: `rewards[episode][turn]` of the act turns, of episodes that were played.
+            rewards: `rewards[episode][turn]` of the actions, of episodes that were played.
             has_reflection: For each episode, whether a reflection opens it.
         """
         paid = self.paid(rewards)
         acts: list[list[float]] = []
-        ahead = 0.0
+        ahead = 0.0  # return of the first turn of the episode after this one
         for episode in reversed(paid):
             assert episode, "an episode has at least one turn"
             # A credit without `episode_discount` ignores later episodes.

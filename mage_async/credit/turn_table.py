@@ -2,8 +2,8 @@
 
 A table holds each turn's return, computed by the configured credit
 (`mage_async/credit/returns.py`), and what penalties depend on. A turn is an act (an action of the
-environment), a reflection (a remark between two episodes) or a strategy (a remark before an action,
-on what to do).
+environment), a reflection (a remark between two episodes), a strategy (a remark before an action,
+on what to do) or notes (a remark that replaces a full context).
 
 Shapes: `N` turns of all trials of all groups, in the order of `group.trials`, then `trial.turns`.
 """
@@ -34,13 +34,13 @@ class TurnTable:
     trial: np.ndarray
     """int64: index of the trial in the batch"""
     member: np.ndarray
-    """int64: the member that the trial met"""
+    """int64: number of the trial's member, its hidden opponent or task variant"""
     seat: np.ndarray
     """int64: the seat that the policy plays"""
     kind: np.ndarray
     """int64: `Kind`"""
     episode: np.ndarray
-    """int64"""
+    """int64: number of the episode in its trial, from 0"""
     index: np.ndarray
     """int64: position among the turns of its kind in its episode"""
     anchor: np.ndarray
@@ -54,7 +54,7 @@ class TurnTable:
     and notes
     """
     is_valid: np.ndarray
-    """bool"""
+    """bool: whether the completion held a valid action or remark"""
     num_tokens: np.ndarray
     """int64: length of the completion"""
     memory: np.ndarray
@@ -78,7 +78,7 @@ class TurnTable:
         """Return for each turn the score of its trial, the undiscounted sum of what the trial's
         turns are paid: float64 `[N]`.
         """
-        # Every act of an episode has the episode's score: one act of each episode is summed.
+        # Every act of an episode has the episode's score, so one act of each episode is summed.
         acts = np.flatnonzero(self.kind == Kind.ACT)
         episodes = joint_cells(self.trial, self.episode)[acts]
         one_of_each = acts[np.unique(episodes, return_index=True)[1]]
@@ -176,14 +176,17 @@ def _credited(
     for turn, paid in zip(trial.turns, bonus, strict=True):
         if turn.kind is Kind.ACT:
             scores[turn.episode] += paid
-    extra = _bonus_to_go(trial, bonus, credit.turn_discount)
+    bonuses_to_go = _bonus_to_go(trial, bonus, credit.turn_discount)
     returns: list[float] = []
-    next_return, is_next_before = 0.0, False  # of the next turn; turns are visited backwards
+    # Turns are visited backwards. Of the turn after this one: its return, and whether it is in an
+    # episode before the last.
+    next_return, is_next_before = 0.0, False
     for turn in reversed(trial.turns):
         is_before = trial.is_before_last(turn.episode)
         if turn.kind is Kind.ACT:
-            # After the pop, `len(values)` is the number of this act.
-            next_return = values.pop() * (share if is_before else 1.0) + extra[len(values)]
+            # After the pop, `len(values)` is this act's number among the acts of the trial.
+            next_return = values.pop() * (share if is_before else 1.0)
+            next_return += bonuses_to_go[len(values)]
         elif is_before and not is_next_before:
             next_return *= share
         is_next_before = is_before
@@ -232,4 +235,5 @@ def _ids(names: Sequence[object]) -> np.ndarray:
 
 
 def _integers(values: Sequence[int]) -> np.ndarray:
+    """Return integers as an int64 array."""
     return np.array(values, np.int64)
