@@ -1,5 +1,8 @@
 """Compute group-normalised advantages: baselines and scales of values within cells of turns.
 
+A *cell* is a set of turns that are compared with each other, such as the first turns of all trials
+of a group. A *part* is all turns of one trial in one cell.
+
 The plain PyTorch here is the specification and runs on CPUs; `fused/group_advantage.py` is the same
 in Triton. Both compute in fp64, which costs nothing for the thousands of turns of a batch, and
 separates rounding of equal values from differences.
@@ -37,9 +40,8 @@ class Cells:
     """int64 `[N]`: the cell of each turn, from 0 without gaps."""
     num_cells: int
     parts: Tensor | None = None
-    """int64 `[N]`: the part of each turn. A part is all turns of one trial in one cell. Parts are
-    numbered from 0 without gaps, those of a lower cell first. None if no mean or baseline needs
-    them.
+    """int64 `[N]`: the part of each turn. Parts are numbered from 0 without gaps, those of a lower
+    cell first. None if no mean or baseline needs them.
     """
     num_parts: int = 0
     counts_parts: bool = False
@@ -70,6 +72,9 @@ def minus_baseline(
         divide_by_std: Whether to divide by the unbiased standard deviation of the cell's turns,
             plus `EPSILON` (GRPO, arXiv 2402.03300); a turn alone in its cell is divided by 1 +
             `EPSILON`.
+
+    Raises:
+        ValueError: the values are not fp64, or the cells lack parts.
     """
     _check(values, cells)
     if leave_one_out and cells.parts is None:
@@ -91,6 +96,10 @@ def over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -
         values: fp64 `[N]`.
         magnitudes: fp64 `[N]`: the numbers of which the values are differences, such as returns;
             they set what counts as rounding.
+        epsilon: Added to the root mean square, in units of the values.
+
+    Raises:
+        ValueError: the values are not fp64, or the cells lack parts.
     """
     _check(values, cells)
     if is_fused_on(values.device.type):

@@ -27,16 +27,16 @@ backward pass.
 GPU_CHUNK_BYTES = 2**31
 """Largest number of bytes of a chunk's logits on a GPU, whose GEMMs need thousands of rows."""
 CHUNKS_THAT_FIT = 8
-"""Number of chunks that would fit into the free memory. One takes about four times the memory of
-its logits, so half of the memory is used.
+"""A chunk's logits on a GPU take at most 1 / CHUNKS_THAT_FIT of the free memory. To compute a chunk
+takes about four times the memory of its logits, so half of the free memory is used.
 """
 MIN_ROWS = 64
-"""Smallest number of rows of a GEMM over logits: with fewer rows, the order of its sums may
-change.
+"""Smallest number of rows of a GEMM over logits: with few rows, fewer than 8 with MKL, the order of
+its sums may change.
 """
 PLANNED: ContextVar[int] = ContextVar("PLANNED", default=0)
-"""Number of bytes of a chunk on a device that is being planned for; 0 to use this machine's
-device.
+"""Number of bytes of a chunk's logits on the device that a run is planned for; 0: nothing is
+planned, and the device of the tensors decides.
 """
 
 
@@ -149,15 +149,16 @@ class ChunkedLogprob(torch.autograd.Function):
         inverse_temperature: float,
         chunk_bytes: int,
     ) -> tuple[Tensor, Tensor]:
-        """Return log-prob and entropy of each row, `[T]` each, and keep one chunk's
-        probabilities.
+        """Return log-prob and entropy of each row, `[T]` each; keep the probabilities if all rows
+        are one chunk of at most CHUNK_BYTES.
         """
         dtype = computing_dtype(hidden.dtype)
         logprob, entropy = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2))
         ctx.kept = None
         ctx.step = rows_at_once(len(head), dtype.itemsize, chunk_bytes)
         is_kept = len(hidden) <= rows_at_once(len(head), dtype.itemsize, CHUNK_BYTES)
-        # A GPU's GEMM reads 16 bits and adds up in fp32; a CPU's needs a converted head.
+        # A GPU's GEMM reads 16 bits and adds up in fp32. For a CPU's the LM head is converted, once
+        # for all chunks.
         computing_head = head if head.is_cuda else head.to(dtype)
         for rows in chunks(len(hidden), ctx.step):
             softmax = softmax_of(hidden[rows], computing_head, tokens[rows], inverse_temperature)
@@ -291,7 +292,9 @@ def masked_rows(mask: Tensor, device: torch.device) -> Tensor | None:
 
 
 def rows_with_gradient(*gradients: Tensor | None) -> Tensor | None:
-    """Return the indices of rows where any gradient `[T]` is not exactly 0; None if all are."""
+    """Return the indices of the rows in which any gradient, `[T]`, is not exactly 0; None if every
+    row is one of them.
+    """
     present = [gradient for gradient in gradients if gradient is not None]
     active = present[0] != 0
     for gradient in present[1:]:

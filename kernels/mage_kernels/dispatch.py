@@ -30,6 +30,7 @@ class Backend:
     fused_devices: frozenset[str]
     """Types of devices whose tensors the Triton kernels compute."""
     reason: str
+    """The choice and its reason in words, such as "plain PyTorch: no CUDA device"."""
     has_heads: bool = True
     """Whether the kernels of the LM head run there too; if not, only those of advantages do."""
 
@@ -37,12 +38,17 @@ class Backend:
 def choose_backend(
     wanted: str, *, capability: tuple[int, int] | None, has_triton: bool, device: str = "the GPU"
 ) -> Backend:
-    """Choose a backend.
+    """Choose between the Triton kernels and plain PyTorch.
 
     Args:
         wanted: Value of `MAGE_KERNELS`: "auto", "torch" or "triton".
         capability: Compute capability of the CUDA device; None without one.
         has_triton: Whether Triton is installed.
+        device: Name of the CUDA device, for `Backend.reason`.
+
+    Raises:
+        ValueError: `wanted` is another word.
+        ImportError: "triton" is wanted and not installed.
     """
     torch_only = frozenset[str]()
     if wanted not in ("auto", "torch", "triton"):
@@ -52,6 +58,7 @@ def choose_backend(
     if wanted == "triton":
         if not has_triton:
             raise ImportError(f"MAGE_KERNELS=triton, but Triton is not installed: {INSTALL}")
+        # Triton's interpreter runs the kernels on CPU tensors.
         fused = frozenset(
             {"cuda", "cpu"} if os.environ.get("TRITON_INTERPRET") == "1" else {"cuda"}
         )

@@ -60,6 +60,9 @@ def linear_logprob(
 
     Returns:
         Log-prob `[T]` and entropy `[T]`: fp32, or fp64 for fp64 inputs.
+
+    Raises:
+        ValueError: shapes, dtypes or the temperature are wrong.
     """
     _check(hidden, head, tokens, inverse_temperature, mask)
     num_rows = len(hidden)
@@ -93,8 +96,8 @@ def restricted_logprob(
     The distribution of row `r` is the softmax of `inverse_temperature * hidden[r] @ head[c]` over
     the tokens `c` of `columns` where `mask[r]` is True. Both results are differentiable.
 
-    The cost is that of `U` rows of the LM head instead of `V`: for the actions of a game these are
-    a few dozen of tens of thousands.
+    The cost is that of `U` rows of the LM head instead of `V`: a few dozen for the actions of a
+    game, instead of tens of thousands.
 
     Args:
         hidden: `[R, D]`.
@@ -154,6 +157,10 @@ def linear_policy_loss(
         normaliser: Number of tokens of the whole step, over all micro-batches and ranks.
         inverse_temperature: Inverse of the sampling temperature, above 0.
         mask: See `linear_logprob`; data of tokens outside never reaches a result, not even NaN.
+
+    Raises:
+        ValueError: shapes, dtypes or the temperature are wrong, or there is a KL term and no
+            reference.
     """
     _check(hidden, head, tokens, inverse_temperature, mask)
     if loss.kl_coefficient and data.reference_logprobs is None:

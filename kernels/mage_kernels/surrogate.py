@@ -34,7 +34,11 @@ class Surrogate:
     """Coefficient of the KL term; above 0 it needs `TokenData.reference_logprobs`."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError if a parameter is out of range."""
+        """Check the parameters.
+
+        Raises:
+            ValueError: one is out of range.
+        """
         if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
             raise ValueError(
                 "clip_low must lie in 0..1 and clip_high be at least 0, "

@@ -6,8 +6,8 @@ next message or tick of the clock. It reads no clock; every time is an argument,
 clock that never goes back. Its decisions are recorded in the journal, and `recovery.py` replays the
 records into a new ledger after a restart.
 
-A *peer* is an actor, by the name of its connection. A group *holds a slot* while it is in flight; a
-policy may limit the number of slots.
+A *peer* is one connection of an actor, by its name; a restarted actor is a new peer. A group *holds
+a slot* while it is in flight; most policies limit the number of slots.
 """
 
 import math

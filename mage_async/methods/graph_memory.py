@@ -19,8 +19,9 @@ The graph has three layers and two kinds of weighted edges:
 
     query q  --w_qt-->  path t  --w_tm-->  strategy m
 
-A query is what is known of a task before it is played: its environment, or the part of a mix, and
-the seat. A path is a finished episode, a strategy a state and an action to take in it. The
+A query is what is known of a task before it is played: its environment and the seat of the policy.
+(If a run mixes several environments, each of them is a *part* of the mix, and the query names the
+part.) A path is a finished episode, and a strategy is a state with an action to take in it. The
 relevance of a strategy for a query is
 
     rho(m | q) = sum over q', t of sim(q, q') w_qt(q', t) w_tm(t, m)
@@ -28,7 +29,7 @@ relevance of a strategy for a query is
 where the similarity of two parts of a mix is the cosine of the word counts of their rules.
 
 The paper has a second language model summarise episodes; here paths and strategies are read off the
-record of a trial, with `Play.anchor` as the state.
+record of a trial, with `Play.anchor`, a text that is equal for equal states, as the state.
 """
 
 import math
@@ -84,8 +85,8 @@ class Settings(Section):
 
 
 NEW_EDGE_WEIGHT = 0.5
-"""Weight of a new edge. It lies between the bounds `LEAST` and `MOST`, so that rewards can raise
-and lower it; `Settings.rate` sets how fast."""
+"""Weight of a new edge. It lies between the bounds `LEAST` and `MOST` of all weights, so that
+rewards can raise and lower it; `Settings.rate` sets how fast."""
 
 
 # Paths and strategies
@@ -179,6 +180,7 @@ def with_shuffled_rewards(
 
 
 def _sign(reward: float) -> str:
+    """Return the sign of a reward, for a transition: "+", "-" or "0"."""
     return "+" if reward > 0 else "-" if reward < 0 else "0"
 
 
@@ -260,9 +262,13 @@ class Graph:
         return found
 
     def slopes(self, query: Query, by_score: Mapping[Decision, float]) -> "Slopes":
-        """Return the gradient with respect to edge weights, from one with respect to scores."""
+        """Return the gradient with respect to the weights of edges.
+
+        Args:
+            by_score: gradient with respect to each strategy's score for the query.
+        """
         strengths, slopes = self._strengths(query), Slopes({}, {})
-        through: dict[Path, float] = {}
+        through: dict[Path, float] = {}  # gradient with respect to each path's strength
         for (path, decision), weight in self.supports.items():
             if path in strengths and decision in by_score:
                 slopes.supports[path, decision] = by_score[decision] * strengths[path]
@@ -273,7 +279,7 @@ class Graph:
         return slopes
 
     def move(self, slopes: "Slopes", step: float) -> None:
-        """Add a multiple of a gradient to the weights, within their bounds."""
+        """Add `step` times a gradient to the weights, within their bounds."""
         for edge, slope in slopes.queries.items():
             self.queries[edge] = _bounded(self.queries[edge] + step * slope)
         for support, slope in slopes.supports.items():
@@ -320,7 +326,7 @@ class Graph:
         return sum(each == decision for _, each in self.supports)
 
     def _strengths(self, query: Query) -> dict[Path, float]:
-        """Return the sum of sim * w_qt from a query to each path."""
+        """Return the strength of each path for a query: the sum of sim(query, q) w_qt(q, path)."""
         found: dict[Path, float] = {}
         for (each, path), weight in self.queries.items():
             if like := self._similarity(query, each):
@@ -332,12 +338,14 @@ class Graph:
         return self.likeness(one[0], other[0]) * (1.0 if one[1] == other[1] else OTHER_SEAT)
 
     def _paths(self) -> list[Path]:
+        """Return the paths in the order of their first appearance."""
         return list(dict.fromkeys(path for _, path in self.queries))
 
     def _strength(self, path: Path) -> float:
         """Return the largest product w_qt * w_tm of the edges of a path."""
-        to = max(weight for (_, each), weight in self.queries.items() if each == path)
-        return to * max(weight for (each, _), weight in self.supports.items() if each == path)
+        largest_in = max(weight for (_, each), weight in self.queries.items() if each == path)
+        largest_out = max(weight for (each, _), weight in self.supports.items() if each == path)
+        return largest_in * largest_out
 
 
 class Slopes(NamedTuple):
@@ -355,6 +363,7 @@ def cosine(one: str, other: str) -> float:
 
 
 def _bounded(weight: float) -> float:
+    """Return the weight, or the bound of weights that it exceeds."""
     return min(MOST, max(LEAST, weight))
 
 
@@ -471,10 +480,10 @@ class GraphMemory(Method):
         """Draw strategies for a group by their weights."""
         settings, scores = self.settings, self.scores(self.query(task))
         source = random.Random(f"{self.config.seed}/memory/{self.version}/{number}")
-        count = 1 if settings.told == "singly" else settings.strategies
-        decisions = drawn(scores, count, source)
-        count = self.config.admission.trials_per_group
-        guided = min(count - 1, max(1, round(settings.guided * count)))
+        num_strategies = 1 if settings.told == "singly" else settings.strategies
+        decisions = drawn(scores, num_strategies, source)
+        num_trials = self.config.admission.trials_per_group
+        guided = min(num_trials - 1, max(1, round(settings.guided * num_trials)))
         return self._guidance_of(decisions, logprob(scores, decisions), guided, self.version)
 
     def guidance_tokens(self) -> int:
@@ -503,6 +512,7 @@ class GraphMemory(Method):
     def learn(self, groups: Sequence[Group]) -> None:
         """Train the weights and add strategies, in the three parts of this module's docstring."""
         batch = list(zip(groups, self._played(groups), strict=True))
+        # All gradients are computed before the first weight moves.
         moves = [self._move(group, played) for group, played in batch]
         for slopes, step in filter(None, moves):
             self.graph.move(slopes, step)
@@ -554,7 +564,7 @@ class GraphMemory(Method):
         """Return strategies as a guidance; None if there are no strategies.
 
         Args:
-            nats: log-prob of drawing the strategies.
+            nats: log-prob of drawing the strategies, in nats.
             guided: number of trials of the group that begin with them.
             version: version of the memory from which they come.
         """
@@ -598,7 +608,9 @@ class GraphMemory(Method):
         return with_shuffled_rewards(batch, source)
 
     def _move(self, group: Group, played: Played) -> tuple[Slopes, float] | None:
-        """Return a group's gradient and the step along it; None for a group without guidance."""
+        """Return a group's gradient and the step along it; None if the group teaches the weights
+        nothing, as without guidance.
+        """
         guidance, gap = group.guidance, _gap(group, played)
         if guidance is None or gap is None:
             return None
@@ -665,8 +677,8 @@ _PREFACE = "In earlier tasks of this kind these decisions paid, which may help h
 
 
 def _gap(group: Group, played: Played) -> float | None:
-    """Return the mean return of the guided trials minus that of the others; None where one of the
-    two is empty.
+    """Return the mean return of a group's guided trials minus that of the others, or None if there
+    are no guided trials or no others. The return of a trial is its mean over episodes.
     """
     rewards: dict[bool, list[float]] = {True: [], False: []}
     for trial, episodes in zip(group.trials, played, strict=True):

@@ -116,6 +116,7 @@ class MetaCure(Method):
         return ("explore", "exploit") if self.settings.separate_roles else None
 
     def _check_bonus(self) -> None:
+        """Refuse a bonus that cannot be computed, or together with self-play."""
         name, weight = self.environment.facts.name, self.settings.information_bonus
         is_exact = self.settings.inference == "exact"
         if is_exact and filter_of(self.environment) is None:
@@ -144,7 +145,7 @@ def filter_of(environment: Environment) -> Belief | None:
 
 
 def information_gain(trial: Trial, environment: Environment) -> list[float]:
-    """Return the nats that each turn gained about the trial's member; 0 for remarks.
+    """Return the nats that each turn gained about the trial's member; 0 for turns that are remarks.
 
     The actions are played again: the same task with the same seed gives the same observations.
     """
@@ -169,12 +170,13 @@ def information_gain(trial: Trial, environment: Environment) -> list[float]:
 
 def learned_gains(trials: Sequence[Trial]) -> list[list[float]]:
     """Return the nats that each turn of each trial gained about its member, by counts over the
-    batch (the equations of this module's docstring); 0 for remarks. The turns of a trial are left
-    out of the counts by which the trial itself is judged.
+    batch (the equations of this module's docstring); 0 for turns that are remarks. The turns of a
+    trial are left out of the counts by which the trial itself is judged.
     """
     seen = [_outcomes(trial) for trial in trials]
     members = list(dict.fromkeys(trial.task.member for trial in trials))
-    # How often an outcome followed a place, by member; None is any member, or any outcome.
+    # How often an outcome followed a place (a state and an action), by member; None is any member,
+    # or any outcome.
     counts: Counter[tuple[str | None, Place, Outcome | None]] = Counter()
     for trial, outcomes in zip(trials, seen, strict=True):
         for place, outcome in filter(None, outcomes):
@@ -216,7 +218,7 @@ Outcome = tuple[float, tuple[int, ...]]
 
 
 def _outcomes(trial: Trial) -> list[tuple[Place, Outcome] | None]:
-    """Return state and action of each turn of a trial, and the outcome; None for remarks."""
+    """Return the place of each turn of a trial and the outcome; None for turns that are remarks."""
     found: list[tuple[Place, Outcome] | None] = []
     for turn, after in zip_longest(trial.turns, trial.turns[1:]):
         if turn.kind is not Kind.ACT:

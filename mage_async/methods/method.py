@@ -50,8 +50,8 @@ class Adviser(Protocol):
 
 
 Advisers = Callable[[Environment, Task, int], Adviser | None]
-"""Creates the adviser of a trial from the trial's environment (of a mix: the component), task and
-index."""
+"""Function that makes the adviser of a trial from the trial's environment (of a mix of several: the
+one that the trial plays), its task and its index in the group."""
 
 
 def overriding(config: Config, hook: str) -> list[str]:
@@ -107,7 +107,7 @@ class Method:
     Args:
         settings: the method's table of the configuration, an instance of `Settings`.
         config: the whole configuration.
-        environment: of the run; None: it is loaded when it is first used.
+        environment: the environment of the run; None: it is loaded when it is first used.
     """
 
     Settings: ClassVar[type[Section]] = Section
@@ -116,7 +116,8 @@ class Method:
     """Keys of the configuration by name of a preset: `mage --method NAME` writes them over a file.
     A preset that turns the method on sets a key of its table, `methods.NAME.KEY`."""
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """Unit and meaning of each metric that the method adds to the line of a step, by name."""
+    """Unit and meaning of each metric that the method adds to a step's line of `metrics.jsonl`, by
+    name."""
 
     def __init__(
         self, settings: Any, config: Config, environment: Environment | None = None
@@ -164,7 +165,7 @@ class Method:
         compares the text with the recorded one.
 
         Args:
-            number: of the group, in order of grant.
+            number: number of the group, in order of grant.
         """
         return None
 
@@ -272,7 +273,7 @@ class Method:
         """Return whether the second adapter computes a turn; asked if `roles` names two.
 
         Args:
-            kind: of the turn.
+            kind: the kind of the turn.
             is_last: whether the turn is in the last episode of its trial.
         """
         return is_last
@@ -306,7 +307,9 @@ class Method:
         return None
 
     def batch_metrics(self, trials: Sequence[Trial]) -> dict[str, float]:
-        """Return metrics of a batch by name, for the line of its step; `metrics` has each name."""
+        """Return metrics of a batch by name, for its step's line of `metrics.jsonl`. `metrics` must
+        explain each name.
+        """
         return {}
 
 
@@ -320,7 +323,7 @@ class Methods:
     answer decides. Created without arguments, the object has no methods.
 
     Args:
-        environment: of the run; None: a method that needs it loads it.
+        environment: the environment of the run; None: a method that needs it loads it.
     """
 
     def __init__(
@@ -348,7 +351,7 @@ class Methods:
         """Return the horizon of a group granted at a policy version.
 
         Args:
-            num_episodes: of a trial, where no method says otherwise.
+            num_episodes: episodes of a trial, where no method says otherwise.
         """
         horizon = Horizon(num_episodes)
         for method in self:
@@ -397,7 +400,9 @@ class Methods:
             kind = method_class(name)
             try:
                 settings = msgspec.convert(table, kind.Settings)
-            except msgspec.ValidationError as error:  # of a user's own, whose keys have changed
+            except msgspec.ValidationError as error:
+                # The configuration that a run recorded is loaded without importing a user's own
+                # method, whose keys may have changed since.
                 raise ConfigError(f"methods.{name}: {error}") from error
             if name in before:
                 method = before[name]
@@ -496,7 +501,7 @@ class Methods:
         return {name for method in self for name in method.metrics}
 
     def batch_metrics(self, trials: Sequence[Trial]) -> dict[str, float]:
-        """Return the metrics that methods add to the line of a step."""
+        """Return the metrics that methods add to a step's line of `metrics.jsonl`."""
         metrics: dict[str, float] = {}
         for method in self:
             metrics |= method.batch_metrics(trials)
@@ -504,4 +509,5 @@ class Methods:
 
 
 def _first(answers: Iterator[T | None]) -> T | None:
+    """Return the first answer that is not None; None: there is none."""
     return next((answer for answer in answers if answer is not None), None)

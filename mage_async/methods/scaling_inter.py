@@ -74,4 +74,5 @@ class ScalingInter(Method):
 
 
 def _at(stages: list[int], stage: int) -> int:
+    """Return the value of a stage; after the last stage, the last value."""
     return stages[min(stage, len(stages) - 1)]

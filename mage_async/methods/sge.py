@@ -2,10 +2,10 @@
 
 The policy writes a strategy before each action, sampled at a higher temperature than the action;
 the core has keys for this (`trial.strategy`, `sampling.strategy_temperature`). This file adds
-reflection: some trials begin with two strategies from the last trained group of their task, the
-first strategy of the episode that earned most and of the episode that earned least, and with the
-outcome of each. Strategies of the same group cannot be used, because all its trials are played at
-once.
+reflection: some trials begin with two strategies from the last trained group with their task: the
+first strategy of the episode that earned most, and that of the episode that earned least. The text
+says which is which. Strategies of a trial's own group cannot be used, because all trials of a group
+are played at once.
 """
 
 from collections.abc import Sequence
@@ -83,9 +83,9 @@ class Sge(Method):
         decisions = [("paid", known.paid), *([("failed", known.failed)] if known.failed else [])]
         # A tiny model, whose prompts have no rules in words, gets the bare strategies.
         words = _WORDS if self.config.transcript.rules else dict.fromkeys(_WORDS, "{} ")
-        room = self.settings.max_bytes // len(decisions)
-        text = "".join(_cut(words[how], strategy, room) for how, strategy in decisions)
-        # Nothing is sampled here, so the log-prob of the decisions is 0.
+        max_bytes = self.settings.max_bytes // len(decisions)
+        text = "".join(_cut(words[how], strategy, max_bytes) for how, strategy in decisions)
+        # The strategies are not drawn at random, so the log-prob of the decisions is 0.
         return Guidance(self._version, guided, tuple(decisions), text, logprob=0.0)
 
     def begin(self, state: bytes | None, version: int) -> None:
@@ -103,7 +103,7 @@ class Sge(Method):
         for group in groups:
             found = [each for trial in group.trials for each in strategies_of(trial)]
             if found:
-                best, worst = max(found), min(found)
+                best, worst = max(found), min(found)  # by return, and by text among equals
                 task = group.trials[0].task
                 failed = worst[1] if worst[0] < best[0] else ""
                 self._known.pop((task.member, task.seat), None)  # moves the task to the end
@@ -129,7 +129,7 @@ def strategies_of(trial: Trial) -> list[tuple[float, str]]:
     ]
 
 
-def _cut(words: str, strategy: str, room: int) -> str:
-    """Put a strategy into the template `words`, cut so that the text has at most `room` bytes."""
-    left = max(0, room - len(words.format("").encode()))
+def _cut(words: str, strategy: str, max_bytes: int) -> str:
+    """Put a strategy into the template `words`, cut so that the text has at most `max_bytes`."""
+    left = max(0, max_bytes - len(words.format("").encode()))
     return words.format(strategy.encode(errors="replace")[:left].decode(errors="ignore"))

@@ -7,7 +7,7 @@ gradients in a single pass over chunks of rows. There are no atomics and no lock
 the same bits.
 
 Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows with a gradient or of a chunk, `C` columns
-of a chunk.
+of a chunk. dX is the gradient of the hidden states, dW that of the LM head.
 """
 
 from collections.abc import Iterable, Iterator
@@ -158,13 +158,14 @@ def backward_rows(
 #
 # The log-probs of a chunk of rows decide its loss and, because the loss of a token depends on that
 # token alone, its gradients: the kept logits are turned into the logits' gradient in place, and two
-# GEMMs give dX and dW. Every chunk reads and writes dW, fp32 `[V, D]` (3 GB at D = 2560), so chunks
-# are large. The host reads nothing, so the pass never waits for the device.
+# GEMMs give dX and dW. Every chunk reads and writes dW, fp32 `[V, D]` (3 GB of traffic at D = 2560
+# and V = 152 thousand), so chunks are large. The host reads nothing, so the pass never waits for
+# the device.
 
 CHUNK_ROWS = 4096
 """Largest number of rows of a chunk."""
 ROW_STEP = 128
-"""Number of which the rows of a chunk are a multiple: the kernels' row tile."""
+"""The rows of every chunk but the last are a multiple of this, the row tile of the kernels."""
 
 
 def even_chunks(num_rows: int) -> Iterator[slice]:

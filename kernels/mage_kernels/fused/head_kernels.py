@@ -79,6 +79,7 @@ def num_kept_rows(keep_bytes: int, num_rows: int, vocabulary: int, itemsize: int
 SPLITS = 8
 """Number of parts of the vocabulary, each of which is reduced by programs of its own."""
 PARTIALS_BLOCKS = {**TILE, "BLOCK_D": 64, "GROUP": 16}
+"""Tile sizes of this kernel, and GROUP as explained above; `*_OPTIONS` are options of a launch."""
 PARTIALS_OPTIONS = {"num_warps": 8, "num_stages": 3}
 LOWEST = tl.constexpr(-1.0e30)  # finite, because -inf - -inf is NaN
 
@@ -177,8 +178,8 @@ def logit_partials(
 # Merge of the parts, with the logit of the sampled token.
 #
 # The sampled token's logit is an fp32 dot product of its hidden state and its row of the LM head,
-# which reads 2 T D elements. The alternative, comparing every column with the token in the GEMM's
-# epilogue, would take three of the epilogue's eight instructions per logit.
+# which reads 2 T D elements. It could also be picked out of the tiles above, by comparing every
+# column with the token; but that would be three of eight instructions for each logit.
 
 MERGE_BLOCKS = {"BLOCK_D": 1024}
 MERGE_OPTIONS = {"num_warps": 4}
@@ -374,7 +375,9 @@ def recomputed_gradient_kernel(
 def recomputed_gradient(
     gradient: Tensor, hidden: Tensor, head: Tensor, coefficients: Coefficients, first_column: int
 ) -> None:
-    """Fill `gradient` `[R, C]` with the gradient of the columns from `first_column` on."""
+    """Fill `gradient` `[R, C]` with the gradient of C logits of each row: those of the C tokens of
+    the vocabulary from `first_column` on.
+    """
     num_rows, num_columns = gradient.shape
     num_row_tiles, num_column_tiles = tiles(gradient, RECOMPUTED_BLOCKS)
     recomputed_gradient_kernel[(num_row_tiles * num_column_tiles,)](
@@ -451,7 +454,8 @@ def kept_gradient(
     coefficients: Coefficients,
     first_column: int,
 ) -> None:
-    """Fill `gradient` `[R, C]` from rows `source_rows` `[R]` of kept logits.
+    """Fill `gradient` `[R, C]` like `recomputed_gradient`, from rows `source_rows` `[R]` of kept
+    logits.
 
     `first_column` must be a multiple of the forward's BLOCK_V, because maxima are stored by tile.
     """

@@ -142,6 +142,7 @@ def _check_environment(environment: Environment) -> None:
 
 
 def _shown(value: object) -> str:
+    """Return a value as it is written in TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else f"{value:g}"

@@ -1,9 +1,10 @@
 """Keep trials as transitions in a replay buffer, with copies whose goal is one that they reached.
 
-The copies are hindsight experience replay (Andrychowicz et al. 2017, arXiv 1707.01495), as in
-SAC-GLAM (arXiv 2410.12481). The journal holds the same trials, and every draw is seeded by the run,
-the version and the update, so a replay of the journal repeats the draws. A checkpoint holds the
-buffer, because the earlier segments of the journal may have been deleted.
+The goal of a trial is named by its task's *member*, a task variant. The copies are hindsight
+experience replay (Andrychowicz et al. 2017, arXiv 1707.01495), as in SAC-GLAM (arXiv 2410.12481).
+The journal holds the same trials, and every draw is seeded by the run, the version and the update,
+so a replay of the journal repeats the draws. A checkpoint holds the buffer, because the earlier
+segments of the journal may have been deleted.
 
 Shapes: `T` tokens of a segment, `n` sampled tokens in it, `A` tokens of the environment's actions.
 """
@@ -35,8 +36,8 @@ from mage_async.trials.trial_run import TrialRun
 
 # Trials played again
 #
-# The environment answers the recorded actions again, with the words of the given member, so a trial
-# with another goal reads exactly as if it had been played for that goal.
+# The environment answers the recorded actions again, now with the given member as the goal, so a
+# trial with another goal reads exactly as if it had been played for that goal.
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class PlayedAgain:
     """A trial, with the goal that it reached at each of its turns."""
 
     trial: Trial
-    """`cut_at` is the episode in which the recorded actions ran out, where they did."""
+    """Its `cut_at` is the episode in which no action was left, or the next one was not legal."""
     reached: tuple[str | None, ...]
     """The member whose goal each turn reached; None: no goal."""
 
@@ -71,7 +72,7 @@ def play_again(
     for turn in reversed(trial.turns):
         left.setdefault(turn.episode, []).append(turn)
     reached: list[str | None] = []
-    make_calls(run)  # of the environment, here and after each answer
+    make_calls(run)  # calls the environment: to begin here, and to answer each action below
     while (prompt := run.next_prompt()) is not None:
         turns, play = left.get(run.episode, []), run.play
         if prompt.restriction is None:
@@ -135,8 +136,8 @@ class SoftSequence:
     places: np.ndarray
     """int64 [n]: positions of the sampled tokens"""
     actions: np.ndarray
-    """int64 [n]: number of the sampled token; -1 where the next state is unknown, so that the
-    critic has no target"""
+    """int64 [n]: index of the sampled token among the A tokens (`action_tokens`); -1 where the next
+    state is unknown, so that the critic has no target"""
     valid: np.ndarray
     """bool [n, A]: tokens of legal actions"""
     rewards: np.ndarray
@@ -148,7 +149,7 @@ class SoftSequence:
 
 
 MOST_MEMBERS = 64
-"""Train members whose actions are looked at for their tokens."""
+"""Most train members whose first legal actions are looked at for their tokens."""
 Copy = tuple[SoftSequence, ...]
 """The segments of a trial, with its own goal or another one."""
 Experience = tuple[Copy, ...]
@@ -236,6 +237,7 @@ class _Reader:
         return tuple(sequence for sequence in found if sequence is not None)
 
     def _sequence(self, trial: Trial, turns: Sequence[Turn]) -> SoftSequence | None:
+        """Return the segment in which the turns are, or None if none of its tokens was sampled."""
         segment = trial.segments[turns[0].segment]
         places: list[int] = []
         rewards: list[float] = []
@@ -245,7 +247,9 @@ class _Reader:
             places += own.tolist()
             rewards += [0.0] * len(own)
             discounts += [1.0] * len(own)
-            if places:  # an action without a choice is paid to the choice before it
+            # The reward of an action without a choice is paid to the choice before it. Without an
+            # earlier choice no choice has earned it, and it is left out.
+            if places:
                 rewards[-1] += discounts[-1] * turn.reward
                 discounts[-1] *= 0.0 if after is None else self._discount(turn, after)
         if not places:
@@ -269,6 +273,7 @@ class _Reader:
         )
 
     def _number(self, token: int) -> int:
+        """Return the index of a token among those of `action_tokens`."""
         if token not in self._numbers:
             raise RunError(
                 f"methods.sac_glam: token {token} of a legal action is in no word of the "
@@ -278,6 +283,7 @@ class _Reader:
         return self._numbers[token]
 
     def _discount(self, turn: Turn, after: Turn) -> float:
+        """Return the discount between a turn and the next one."""
         return self._turn_discount if turn.episode == after.episode else self._episode_discount
 
     def _ends_unknown(self, trial: Trial, last: Turn) -> bool:
@@ -288,6 +294,7 @@ class _Reader:
 
 
 ARRAYS = tuple(each.name for each in fields(SoftSequence) if each.name != "version")
+"""Names of the fields of a `SoftSequence` that are arrays."""
 
 
 class ReplayBuffer:
@@ -334,8 +341,10 @@ class ReplayBuffer:
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+    """Concatenate arrays into a tensor, which a checkpoint can hold."""
     return torch.from_numpy(np.concatenate(arrays)) if arrays else torch.empty(0)
 
 
 def _cut(joined: torch.Tensor, lengths: Sequence[int]) -> list[np.ndarray]:
+    """Cut a tensor into arrays of these lengths; the inverse of `_joined`."""
     return np.split(joined.numpy(), np.cumsum(lengths)[:-1]) if lengths else []

@@ -1,10 +1,10 @@
 """Train by soft actor-critic (SAC-GLAM, arXiv 2410.12481) on draws from a replay buffer.
 
 The critic has two Q heads on the policy's last hidden state, with slow copies as targets. A head
-reads the state that predicts a token of an action, and gives a value to every token at once, which
-are the actions `a` below; `replay_buffer.py` says why whole actions have these values. For a
-policy `pi`, an entropy coefficient `alpha` and a discount `d` (Haarnoja et al. 2018, with
-expectations over actions taken exactly: Christodoulou 2019, arXiv 1910.07207):
+reads the hidden state that predicts a token of an action, and gives a value to each possible token.
+These tokens are the actions `a` below; `replay_buffer.py` says why the values are then those of
+whole actions. For a policy `pi`, an entropy coefficient `alpha` and a discount `d` (Haarnoja et al.
+2018, with expectations over actions taken exactly: Christodoulou 2019, arXiv 1910.07207):
 
     V(s)   = sum_a pi(a|s) (Q(s, a) - alpha log pi(a|s))
     y_1    = r + d V'(s'),   with V' by the target heads
@@ -84,6 +84,7 @@ class Critic(nn.Module):
         self.heads = nn.ModuleList(
             _head(hidden_size, num_actions, source).to(device) for _ in range(HEADS)
         )
+        # The target heads, which follow the Q heads slowly.
         self.slow = copy.deepcopy(self.heads).requires_grad_(requires_grad=False)
         self.log_alpha = nn.Parameter(torch.tensor(alpha, device=device).log())
         self.optimizer = torch.optim.AdamW(
@@ -119,7 +120,7 @@ class Critic(nn.Module):
 
 
 def _head(hidden_size: int, num_actions: int, source: torch.Generator) -> nn.Sequential:
-    """Return an MLP whose initial values are 0."""
+    """Return an MLP with one hidden layer, whose output is 0 at the beginning."""
     inner = nn.utils.skip_init(nn.Linear, hidden_size, hidden_size)
     outer = nn.utils.skip_init(nn.Linear, hidden_size, num_actions)
     with torch.no_grad():
@@ -177,7 +178,8 @@ def n_step_targets(
         known: bool [N]: states whose recorded step counts; from others V is taken.
         steps: at least 1, which is `targets`.
     """
-    # The last state's next is the first one by `roll`, but its discount is 0.
+    # `roll` puts the first state behind the last one, whose discount is 0, like that of the last
+    # state of every segment.
     wanted = targets(rewards, discounts, values.roll(-1))
     for _ in range(steps - 1):
         ahead = torch.where(known, wanted + bonus, values)
@@ -220,6 +222,7 @@ def entropies(logprobs: Tensor, valid: Tensor) -> Tensor:
 
 
 def _probs(logprobs: Tensor, valid: Tensor) -> Tensor:
+    """Return the probabilities of actions, 0 where an action is not valid: float [N, A]."""
     return logprobs.exp() * valid
 
 
@@ -279,10 +282,11 @@ def losses(
     """Return the losses of all states of a row.
 
     Args:
-        inputs: the states.
+        inputs: hidden states of the row's states, with the LM head.
         tokens: int64 [A], those of the environment's actions.
+        given: actions and rewards of the states.
         target_entropy: the share of `temperature_losses`; 0: the coefficient is fixed.
-        steps: of the targets.
+        steps: number of recorded steps in a target of the critic.
     """
     alpha = critic.log_alpha.detach().exp()
     hidden, weights = inputs.hidden.float(), inputs.head[tokens].float()
@@ -367,7 +371,7 @@ class SacTrainer(Trainer):
     def _improve(self, draw: Sequence[Copy], settings: Settings) -> tuple[Losses, Tensor]:
         """Update policy and critic once; return the losses and the norm of the gradient."""
         parts, device = [part for copy in draw for part in copy], self.model.device
-        # Trials that are drawn twice, or begin alike, are not joined.
+        # A trial that is drawn twice is laid twice, and openings are not shared.
         tokens, places = [part.tokens for part in parts], [part.places for part in parts]
         row = TokenRow.of(tokens, device, predicted=places)
         inputs = head_inputs(self.model, row, self._temperature)

@@ -94,7 +94,7 @@ class StepAgent(Method):
                     'actions are not written down; set methods.stepagent.form = "implicit", or a '
                     "file of its recorded trials"
                 )
-            self.advisers()
+            self.advisers()  # reads the file, so that an unreadable one is refused here
             return
         for name, part in named_parts(self.config):
             if part.script(random.Random(0)) is None:
@@ -104,6 +104,7 @@ class StepAgent(Method):
                 )
 
     def _check_variants(self) -> None:
+        """Refuse `states` and `cycle` together with keys that they do not work with."""
         settings, problem = self.settings, ""
         if settings.states == "expert" and (settings.form != "irl" or settings.source != "script"):
             problem = 'states = "expert" needs form = "irl" and source = "script"'
@@ -131,16 +132,18 @@ class StepAgent(Method):
         return step_rewards(trials, self.settings, expert)
 
     def _expert_steps(self, trials: Sequence[Trial]) -> Counter[tuple[str, str]]:
-        """Return the states and actions of the expert's own trials of the same tasks."""
+        """Let the expert play the tasks of the trials itself; count its states and actions."""
         steps: Counter[tuple[str, str]] = Counter()
         for trial in trials:
             part = component_of(self.environment, trial.task.member)
             expert = scripted(part, trial.task, trial.index)
-            for episode in range(trial.num_episodes if expert is not None else 0):
+            if expert is None:
+                continue
+            for episode in range(trial.num_episodes):
                 play = self.environment.begin(trial.task, episode)
                 settled(play)
                 while play.legal_actions():
-                    action = expert.action(play, episode, ()) if expert is not None else None
+                    action = expert.action(play, episode, ())
                     steps[play.anchor, action or ""] += 1
                     play.act(action or "")
                     settled(play)
@@ -178,7 +181,7 @@ class StepAgent(Method):
 
 
 MAX_ACTION_CHARS = 1024
-"""Characters of an expert's action."""
+"""Most characters of an expert's action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +214,8 @@ def scripted(environment: Environment, task: Task, index: int) -> Adviser | None
 
 
 class _Turn(msgspec.Struct):
+    """One turn of a `_Row`."""
+
     episode: int
     kind: str
     action: str
@@ -233,8 +238,10 @@ Place = tuple[Task, int, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RecordedExperts:
-    """Recorded trials as advisers: look an action up by task, episode and earlier actions. Where
-    several recorded episodes begin alike, the one with the highest return decides.
+    """Make advisers that answer with the actions of recorded trials.
+
+    An action is looked up by task, episode and earlier actions. If several recorded episodes begin
+    with the same actions, the one with the highest return decides.
     """
 
     actions: Mapping[Place, str]
@@ -263,6 +270,8 @@ class RecordedExperts:
 
 @dataclass(frozen=True, slots=True)
 class _RecordedExpert:
+    """The adviser of one trial: the recorded actions for its task."""
+
     actions: Mapping[Place, str]
     task: Task
 
@@ -272,7 +281,7 @@ class _RecordedExpert:
 
 
 def _best(rows: Sequence[_Row]) -> dict[Place, str]:
-    """Return actions by place; better episodes overwrite worse ones."""
+    """Return actions by place; those of episodes with a higher return overwrite others."""
     played: list[tuple[float, Task, int, list[str]]] = []
     for row in rows:
         task = Task(row.environment, row.member, row.seed, row.seat)
@@ -292,7 +301,7 @@ def _best(rows: Sequence[_Row]) -> dict[Place, str]:
 Step = tuple[str, str]
 """The text of a state, `Turn.anchor`, and an action."""
 MOST_WORDS = 512
-"""Words of a state that are features of their own."""
+"""Most words of a state that are features; the words behind them are not read."""
 _ROUNDS = 300
 """Iterations of the fit."""
 
@@ -344,7 +353,8 @@ def fitted_log_odds(
         """Sum values, float64 [P], over the pairs that have each feature: float64 [F]."""
         return np.bincount(features, np.repeat(values, lengths))
 
-    # Its bound: a sigmoid's slope is at most 0.25, and all features of a pair add up in one logit.
+    # Upper bounds of the weights' curvatures: a sigmoid's slope is at most 0.25, and all features
+    # of a pair add up in one logit.
     curvature = on_features(0.25 * totals * lengths) + smoothing
     weights = ahead = np.zeros(len(curvature))
     for number in range(_ROUNDS):

@@ -12,8 +12,8 @@ belong to one softmax, whose normaliser cancels:
 
     gap = log p(e|s) - log p(a|s) = hidden . (head[e] - head[a]) / temperature
 
-so a pair needs two rows of the LM head, and no forward pass of its own. If actions have one token,
-this compares whole actions.
+so a pair needs two rows of the LM head, and no forward pass of its own. Where every action is one
+token, this compares whole actions.
 
 Shapes: `N` sampled tokens, `D` hidden.
 """
@@ -31,7 +31,7 @@ from mage_async.methods.stepagent.method import Settings
 from mage_async.trajectory import Kind
 
 _ROWS = 1024
-"""Tokens whose logits over the whole vocabulary are in memory at a time."""
+"""Number of tokens whose logits over the whole vocabulary are in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
