@@ -108,7 +108,7 @@ class Advantage(Variant, tag_field="estimator"):
                 "advantage.length_penalty punishes completions over half their limit, and limits "
                 "of one token have no half: set it to 0, or raise transcript.max_action_tokens"
             )
-        # Whether a turn is compared with turns of other trials only, never with one of its own.
+        # Whether only turns of other trials can give a turn an advantage.
         needs_other_trials = (
             self.leaves_one_out
             or self.value == "trial_score"

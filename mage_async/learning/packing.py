@@ -6,8 +6,8 @@ groups the sequences of a minibatch so that the memory of a step does not grow w
 the learner's device.
 
 A trial is a list of segments, contexts that only grow; a turn is one completion in a segment. A
-training sequence is one segment. Some methods ask an adviser, such as an expert, for the action
-that it would take instead of the policy's: an *alternative*.
+training sequence is one segment. Some methods have an adviser, which names the action that it would
+take instead of the policy's: an *alternative*.
 
 Shapes: `T` tokens of a row, `S` sequences in it, `N` sampled tokens.
 """
@@ -583,8 +583,8 @@ def _alternatives(sequence: TrainingSequence) -> np.ndarray:
     if sequence.alternatives:
         places = np.fromiter(sequence.alternatives, np.int64)
         known = np.fromiter(sequence.alternatives.values(), np.int64)
-        # An alternative may differ at a token that was not sampled, because no other was legal; it
-        # is left out, since there is no log-prob to compare it with.
+        # An alternative may differ at a token that was not sampled, because no other was legal. It
+        # is left out: a micro-batch has sampled tokens only.
         index = np.searchsorted(sequence.places, places)
         is_sampled = sequence.places[np.minimum(index, len(alternatives) - 1)] == places
         alternatives[index[is_sampled]] = known[is_sampled]

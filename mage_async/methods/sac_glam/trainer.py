@@ -371,7 +371,7 @@ class SacTrainer(Trainer):
     def _improve(self, draw: Sequence[Copy], settings: Settings) -> tuple[Losses, Tensor]:
         """Update policy and critic once; return the losses and the norm of the gradient."""
         parts, device = [part for copy in draw for part in copy], self.model.device
-        # A trial that is drawn twice is laid twice, and openings are not shared.
+        # A trial that is drawn twice stands twice in the row, and equal beginnings are not shared.
         tokens, places = [part.tokens for part in parts], [part.places for part in parts]
         row = TokenRow.of(tokens, device, predicted=places)
         inputs = head_inputs(self.model, row, self._temperature)
