@@ -1,1 +1,1 @@
-"""Engines, which draw the tokens; the README of this folder compares them."""
+"""Engines, which sample completions; the README of this folder has the rules for all of them."""

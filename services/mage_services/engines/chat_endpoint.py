@@ -1,8 +1,9 @@
 """Request completions from another server, as an engine, by OpenAI's chat protocol.
 
-A trial deals in tokens. Here a token is a character, and two ids beyond Unicode open the messages
-of the user and of the assistant, so the same code plays a trial on a model of our own and on an
-endpoint, and no text of a message can become a message of its own.
+A trial is a sequence of tokens, but an endpoint takes and returns texts. So here every character is
+a token, and two ids beyond Unicode begin a message of the user and one of the assistant. The same
+code then plays a trial on a model of our own and on an endpoint, and no text inside a message can
+begin another message.
 
 The endpoint may fail: it is down, slow, limits its rate, cuts its answers or returns nothing. Such
 a call is repeated, after as long a pause as the endpoint asks for, until nothing at all has come
@@ -33,25 +34,30 @@ from mage_async.trials.chat_format import ChatFormat, Message, Tokens, Tools
 from mage_services.engines.engine import Engine
 
 USER, ASSISTANT = 0x110000, 0x110001
-"""Ids that open a message, beyond the last character of Unicode."""
+"""Ids that begin a message, beyond the last character of Unicode."""
 _MARKS = {"<|user|>": USER, "<|assistant|>": ASSISTANT}
+"""These ids by the texts that stand for them in a rendered conversation."""
 _ROLES = {USER: "user", ASSISTANT: "assistant"}
 _MARK = re.compile("|".join(map(re.escape, _MARKS)))
 MAX_TRIES = 8
-"""Tries of one call that fails while others succeed."""
+"""Number of failed tries of one call that end the run although other calls succeed."""
 MAX_EMPTY_TRIES = 3
-"""Tries of a call whose answer is empty; then it counts as an answer without an action."""
+"""Number of tries of a call with an empty answer; the last one counts, as one without an action."""
 MAX_EMPTY_CALLS = 10
-"""Empty answers in a row after which the endpoint is said to answer nothing."""
+"""Number of calls in a row with empty answers that end the run."""
 LEAST_PAUSE_S, FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0, 60.0
-"""Pause after a failure; the first one doubles with each further one."""
+"""Seconds of pause before a call is repeated: the least that an endpoint may ask for, those after
+the first failure, which double with each further one, and the most that they grow to.
+"""
 _FULL = re.compile(r"context.{0,20}(length|window)|maximum context|too (many tokens|long)", re.I)
+"""Words by which endpoints say that a prompt is longer than the model's context."""
 
 
 def text_chat() -> ChatFormat:
-    """Return the chat format in which a token is a character."""
+    """Return the chat format in which every character is a token."""
 
     def tokenize(text: str) -> Tokens:
+        # `spans` has the place of each mark in the text; `end` is where the last one ends.
         ids, spans, end = list[int](), [], 0
         for found in _MARK.finditer(text):
             ids += [*map(ord, text[end : found.start()]), _MARKS[found[0]]]
@@ -68,14 +74,15 @@ def text_chat() -> ChatFormat:
                 "the environment has tools, and a chat endpoint is offered none here: choose a "
                 "game whose actions are words"
             )
-        said = [f"<|{each['role']}|>{each['content']}" for each in messages]
-        return "".join([*said, "<|assistant|>" if opens_turn else ""])
+        texts = [f"<|{each['role']}|>{each['content']}" for each in messages]
+        return "".join([*texts, "<|assistant|>" if opens_turn else ""])
 
     return ChatFormat(tokenize, decode, render, ())
 
 
 def messages_of(tokens: np.ndarray) -> list[dict[str, str]]:
-    """Return the messages of a context of `text_chat`, without the one that is to be written.
+    """Return the messages of a context of `text_chat`, without the last one, which the endpoint is
+    to write: the context ends with the id that begins it.
 
     Args:
         tokens: int32 [T]
@@ -103,10 +110,11 @@ class Endpoint:
     request: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of each request; None removes one."""
     requests_per_minute: float = math.inf
+    """Largest rate at which calls are made."""
     timeout_s: float = 300.0
-    """Seconds after which one call has failed."""
+    """Seconds after which one try of a call has failed."""
     patience_s: float = 600.0
-    """Seconds without any answer after which the endpoint is given up."""
+    """Seconds without an answer to any call after which a failure ends the run."""
 
     def __post_init__(self) -> None:
         if not re.match(r"https?://[^/]", self.url):
@@ -121,7 +129,7 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Usage:
-    """What calls have cost."""
+    """Number, tokens and time of calls; those of answers that were not used are left out."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -131,7 +139,9 @@ class Usage:
     cut: int = 0
     """Answers that ended at the largest number of tokens."""
     empty: int = 0
+    """Answers without text."""
     seconds: float = 0.0
+    """Time until the answers were there, with repeated tries and pauses."""
 
     def add(self, other: "Usage") -> None:
         """Add the costs of other calls."""
@@ -145,7 +155,8 @@ class _Again(Exception):
     def __init__(self, sentence: str, pause_s: float | None = None) -> None:
         super().__init__(sentence)
         self.pause_s = pause_s
-        """What the endpoint asks for; the call then does not count as a try."""
+        """Seconds to wait because the endpoint limits its rate; such a call does not count as a
+        try. None: any other failure."""
 
 
 class ChatEndpoint(Engine):
@@ -163,10 +174,15 @@ class ChatEndpoint(Engine):
         super().__init__()
         self._endpoint, self._say, self.served = endpoint, say, served
         self._last: dict[str, Usage] = {}
+        """Usage of each context's last call, until `usage` returns it."""
         self._resumes_at = self._next_at = 0.0
+        """When the pause that the endpoint asked for ends, and when its rate allows a call."""
         self._answered_at = 0.0
+        """When the last answer came, to any call."""
         self._num_empty = self._num_limited = 0
+        """Numbers of empty answers in a row, and of refusals for the rate since the last answer."""
         self._said: set[str] = set()
+        """Beginnings of the failures that were reported; each is reported once."""
         self._session: aiohttp.ClientSession
         self._closing = asyncio.Event()
 
@@ -192,13 +208,17 @@ class ChatEndpoint(Engine):
         return as_completion(text)
 
     def usage(self, context: str) -> Usage:
-        """Return and forget the costs of the last call of a context."""
+        """Return and forget the usage of the last call of a context."""
         return self._last.pop(context, Usage())
 
     async def _until_answered(self, body: Mapping[str, Any]) -> tuple[str, Usage]:
+        """Repeat a call until it is answered; return the text of the answer, and its usage.
+
+        The text is empty if it was so in `MAX_EMPTY_TRIES` tries.
+        """
         num_tries = num_empty = 0
         while True:
-            await self._admission()
+            await self._wait_for_rate()
             try:
                 text, usage = await self._call(body)
             except _Again as fault:
@@ -212,7 +232,7 @@ class ChatEndpoint(Engine):
                 return text, usage
             num_empty += 1
 
-    async def _admission(self) -> None:
+    async def _wait_for_rate(self) -> None:
         """Wait until the endpoint's pause is over and its rate allows another call."""
         due = max(time.monotonic(), self._next_at, self._resumes_at)
         self._next_at = due + 60.0 / self._endpoint.requests_per_minute
@@ -244,6 +264,10 @@ class ChatEndpoint(Engine):
             raise _Again(f"no connection: {error or type(error).__name__}") from None
 
     def _read(self, response: aiohttp.ClientResponse, data: bytes) -> tuple[str, Usage]:
+        """Return the text of a response, without the model's thinking, and its usage.
+
+        Raises errors as `_call`.
+        """
         if response.status != 200:
             self._refuse(response, _error_text(data))
         try:
@@ -253,8 +277,8 @@ class ChatEndpoint(Engine):
             counted = answer.get("usage") or {}
             served = answer.get("model") or self._endpoint.model
         except (ValueError, LookupError, TypeError, AttributeError):
-            said = " ".join(data.decode(errors="replace").split())
-            raise _Again(f"an answer without `choices`: {said[:200] or 'nothing'!r}") from None
+            body = " ".join(data.decode(errors="replace").split())
+            raise _Again(f"an answer without `choices`: {body[:200] or 'nothing'!r}") from None
         self._check_served(served)
         details = counted.get("prompt_tokens_details") or {}
         usage = Usage(
@@ -264,30 +288,31 @@ class ChatEndpoint(Engine):
             counted.get("completion_tokens") or 0,
             choice.get("finish_reason") == "length",
         )
-        # Half of a surrogate pair is no text that could be written down.
+        # JSON may hold half of a surrogate pair, which cannot be written to the record as UTF-8.
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return outside_thinking(text).strip(), usage
 
-    def _refuse(self, response: aiohttp.ClientResponse, said: str) -> None:
+    def _refuse(self, response: aiohttp.ClientResponse, reason: str) -> None:
         """Raise the error of a response that holds no completion."""
         status = response.status
         if status in (408, 409, 425, 429) or status >= 500:
-            asked = _retry_after(response.headers.get("Retry-After"))
-            if status == 429 and asked is None:
-                asked = min(FIRST_PAUSE_S * 2**self._num_limited, MAX_PAUSE_S)
+            pause_s = _retry_after(response.headers.get("Retry-After"))
+            if status == 429 and pause_s is None:
+                pause_s = min(FIRST_PAUSE_S * 2**self._num_limited, MAX_PAUSE_S)
             self._num_limited += status == 429
-            raise _Again(f"HTTP {status}: {said}", asked if status in (429, 503) else None)
-        if status in (400, 413) and _FULL.search(said):
-            raise ContextFull(f"{self._endpoint.model}: {said}")
+            raise _Again(f"HTTP {status}: {reason}", pause_s if status in (429, 503) else None)
+        if status in (400, 413) and _FULL.search(reason):
+            raise ContextFull(f"{self._endpoint.model}: {reason}")
         advice = {
             400: "; change the request with --request",
             401: f"; put the key into {self._endpoint.key_variable}",
             403: f"; put the key into {self._endpoint.key_variable}",
             404: "; check the URL, which usually ends with /v1, and the model's name",
         }.get(status, "")
-        raise RunError(f"{self._endpoint.address} refused: HTTP {status}: {said}{advice}")
+        raise RunError(f"{self._endpoint.address} refused: HTTP {status}: {reason}{advice}")
 
     def _check_served(self, served: str) -> None:
+        """Raise a RunError if another model has answered than before."""
         self.served = self.served or served
         if served != self.served:
             raise RunError(
@@ -297,7 +322,7 @@ class ChatEndpoint(Engine):
             )
 
     async def _rest(self, fault: _Again, pause_s: float, num_tries: int) -> None:
-        """Pause after a failure. Cancellation leaves nothing.
+        """Report a failure, unless one like it was reported, and pause. Safe to cancel.
 
         Raises:
             RunError: nothing has come back for too long, or this call has failed too often.
@@ -317,6 +342,7 @@ class ChatEndpoint(Engine):
         await asyncio.sleep(pause_s)
 
     def _count_empty(self, text: str, usage: Usage) -> None:
+        """Count the calls in a row with empty answers; too many of them raise a RunError."""
         self._num_empty = 0 if text else self._num_empty + 1
         usage.empty = int(not text)
         if self._num_empty == MAX_EMPTY_CALLS:
@@ -348,7 +374,7 @@ class ChatEndpoint(Engine):
         return [self._stay()]
 
     async def _stay(self) -> None:
-        """Do nothing until the engine ends: the calls do the work."""
+        """Do nothing until the engine is closed, which cancels this task: the calls do the work."""
         await self._closing.wait()
 
     async def load(self, version: int, path: Path) -> None:
@@ -363,11 +389,11 @@ class ChatEndpoint(Engine):
         """Do nothing: there are no past versions."""
 
     def release(self, context: str) -> None:
-        """Forget the costs of a context; the endpoint keeps none."""
+        """Forget the usage of a context; the endpoint itself keeps no context."""
         self._last.pop(context, None)
 
     def statistics(self) -> Statistics:
-        """Return empty statistics: the endpoint's are its own."""
+        """Return empty statistics: what the endpoint computes is not known."""
         return Statistics()
 
     async def describe(self) -> str:
@@ -376,7 +402,9 @@ class ChatEndpoint(Engine):
 
 
 def as_completion(text: str) -> Completion:
-    """Return a text as a completion of `text_chat`."""
+    """Return a text as a completion of `text_chat`, with log-probs and versions of 0: an endpoint
+    reports neither.
+    """
     # A completion has at least one token: an empty answer is one space.
     tokens = np.array([ord(each) for each in text] or [ord(" ")], np.int32)
     zeros = np.zeros(len(tokens), np.float32)

@@ -1,15 +1,17 @@
 """Sample on CPU cores with the embedded engine: a task drives the scheduler, one thread computes.
 
 The scheduler is never used by two threads: calls that arrive during a forward are queued, and run
-between two forwards, while the worker is idle. Past versions of the policy, which play opponents'
-seats, have schedulers of their own, and so keys and values of their own. Those published as
-adapters are computed beside their base, in one forward with the current version: they share the
-base's matrices. The current version keeps merged ones, as the learner computes them: beside the
-base its log-probs would differ by 0.03 nats in bfloat16.
+between two forwards, while the thread is idle.
 
-    queue     filled by                emptied by   bounded by
-    calls     complete, release        the driver   trials, which wait for their completions
-    loads     load                     the driver   the actor, which waits for its weights
+    queue     filled by              emptied by   bounded, because
+    _calls    `complete`, `release`  `_drive`     a trial waits for its completion
+    _loads    `load`                 `_drive`     the actor waits for its weights
+
+Past versions of the policy play opponents' seats. Each has a scheduler of its own, and with it a KV
+cache. Of a version that was published as adapters (LoRA), the adapters are not merged: it shares
+the matrices of its base, the model that the run began from, and is computed in one forward with the
+current version. The current version's own adapters are merged, as in the learner: not merged, its
+log-probs would differ from the learner's by 0.03 nats in bfloat16.
 """
 
 import asyncio
@@ -48,24 +50,31 @@ from mage_services.engines.weight_acceptance import read_again, refusal
 from mage_services.weights.weight_group import Manifest, Receiver, is_manifest
 
 MAX_IDLE = 4
-"""Most past versions kept without a user."""
+"""Largest number of past versions that stay in memory although no group uses them: a later group
+may have one of them as its opponent."""
 
 
 class PastPolicies:
     """Past versions of the policy that are held in memory, each with a scheduler of its own.
 
-    Each version has a KV cache of its own, so a sequence never reads keys of another version. A few
-    versions that no group uses any more are kept for the next group.
+    Each scheduler has a KV cache of its own, so a sequence never reads keys of another version. The
+    users of a version are the groups that play against it. A few versions without users are kept
+    for later groups.
 
     Args:
-        make: reads the weights of a version; called in a thread, never twice at once.
+        make: reads the weights of a version and returns its scheduler; called in a thread, one call
+            at a time.
     """
 
     def __init__(self, make: Callable[[int, Path], Scheduler]) -> None:
-        self._make, self._schedulers = make, dict[int, Scheduler]()
+        self._make = make
+        self._schedulers = dict[int, Scheduler]()
+        """Schedulers by version; the version that was loaded last is the last."""
         self._num_users = Counter[int]()
+        """Number of users of each version."""
         self._reading = asyncio.Lock()
-        self._past_s = 0.0
+        self._removed_s = 0.0
+        """Seconds of forwards of the versions that were dropped."""
 
     async def load(self, version: int, path: Path) -> None:
         """Load a version for one more user, unless it is in memory. Cancellation changes nothing.
@@ -77,15 +86,17 @@ class PastPolicies:
             scheduler = self._schedulers.pop(version, None)
             if scheduler is None:
                 scheduler = await asyncio.to_thread(self._make, version, path)
-            self._schedulers[version] = scheduler  # the most recently used is the last
+            self._schedulers[version] = scheduler  # now the last one
             self._num_users[version] += 1
 
     def release(self, version: int) -> None:
-        """Take note that a user has finished; drop the least recently used unused versions."""
+        """End one use of a version. Of versions without users, drop all but the `MAX_IDLE` that
+        were loaded last.
+        """
         self._num_users[version] -= 1
         idle = [each for each in self._schedulers if not self._num_users[each]]
         for each in idle[:-MAX_IDLE]:
-            self._past_s += self._schedulers.pop(each).statistics().forward_s
+            self._removed_s += self._schedulers.pop(each).statistics().forward_s
 
     def scheduler(self, version: int) -> Scheduler:
         """Return the scheduler of a held version.
@@ -102,12 +113,12 @@ class PastPolicies:
         return list(self._schedulers.values())
 
     def add_to(self, current: Statistics) -> Statistics:
-        """Return the statistics of the current version with time and memory of past versions."""
-        own = [each.statistics() for each in self.schedulers()]
+        """Add the time and memory of past versions to the statistics of the current version."""
+        past = [each.statistics() for each in self.schedulers()]
         return replace(
             current,
-            forward_s=current.forward_s + self._past_s + sum(each.forward_s for each in own),
-            cache_bytes=current.cache_bytes + sum(each.cache_bytes for each in own),
+            forward_s=current.forward_s + self._removed_s + sum(each.forward_s for each in past),
+            cache_bytes=current.cache_bytes + sum(each.cache_bytes for each in past),
         )
 
 
@@ -117,7 +128,7 @@ class EmbeddedEngine(Engine):
     Args:
         directory: model directory; its weights are version 0.
         name: name of the process, for errors.
-        base: model directory below published adapters; None for `directory`.
+        base: model directory to whose weights published adapters are added; None for `directory`.
 
     Raises:
         PolicyError: the model cannot be served; the text says what can.
@@ -143,14 +154,19 @@ class EmbeddedEngine(Engine):
         self._config, self._name = config, name
         self._base = BaseWeights(base or directory, is_tied=bool(model.architecture.is_tied))
         self._unadapted: dict[str, Weights] = {}
-        """Weights of the base by type; without layers before the first past version."""
+        """Weights of the base, by the type (`AdapterBase.dtype`) of the adapters added to it. All
+        versions share its embedding, last norm and LM head; its layers are read with the first past
+        version."""
         self._worker = ThreadPoolExecutor(
             1, "embedded engine", initializer=torch.set_num_threads, initargs=(config.threads,)
         )
         self._calls: list[Callable[[], None]] = []
+        """Calls of schedulers, to be made after the current forward."""
         self._loads: list[tuple[int, Weights, asyncio.Future[None]]] = []
+        """Version, weights and future of each load, to be made after the current forward."""
         self._receiver = Receiver()
         self._completing: dict[str, asyncio.Future[Completion]] = {}
+        """Futures of the prompts that schedulers are completing, by context."""
         self._has_work = asyncio.Event()
 
     async def complete(self, prompt: Prompt) -> Completion:
@@ -174,11 +190,11 @@ class EmbeddedEngine(Engine):
         return receipt
 
     async def load_past(self, version: int, path: Path) -> None:
-        """Keep a past version in memory until `release_past`."""
+        """Load a past version, for one more group that plays against it."""
         await self._past_policies.load(version, path)
 
     def release_past(self, version: int) -> None:
-        """Release a past version; return at once."""
+        """End one use of a past version; return at once."""
         self._past_policies.release(version)
 
     def release(self, context: str) -> None:
@@ -197,7 +213,10 @@ class EmbeddedEngine(Engine):
         return [self._drive()]
 
     async def _drive(self) -> None:
-        """Run forwards while there is work. Cancellation discards the result of a forward."""
+        """Run forwards while schedulers have prompts, and queued calls and loads between them.
+
+        Cancellation discards the result of the current forward.
+        """
         loop = asyncio.get_running_loop()
         with self._worker:  # its end waits for the forward that is being computed
             while True:
@@ -211,7 +230,7 @@ class EmbeddedEngine(Engine):
                 for context, completion in await loop.run_in_executor(self._worker, _advance, busy):
                     settle(self._completing.pop(context), None, completion)
                 await self._wait_for_next_prompts()
-                self._has_work.set()
+                self._has_work.set()  # some of the prompts need further forwards
 
     def _schedulers(self) -> list[Scheduler]:
         """Return the schedulers of the current version and of held past versions."""
@@ -235,10 +254,14 @@ class EmbeddedEngine(Engine):
     def _beside_base(
         self, version: int, path: Path, merged: Weights, adapters: Adapters
     ) -> Weights:
-        """Return the weights of a past version with adapters that are not merged.
+        """Return the weights of a past version as those of its base with adapters not merged.
+
+        Args:
+            merged: the same version's weights with its adapters merged, to compare with.
 
         Raises:
-            WeightsRefused: they compute something else than the merged weights.
+            WeightsRefused: log-probs of the probe tokens differ by more than rounding from those of
+                `merged`.
         """
         base, model = adapters.base, self._scheduler.model
         shape, arithmetic = model.architecture, model.arithmetic
@@ -260,24 +283,32 @@ class EmbeddedEngine(Engine):
         return own
 
     def _precision(self) -> Precision:
+        """Return the precision of this engine's log-probs, for the comparison of fingerprints."""
         is_rounded = isinstance(self._scheduler.model.arithmetic, BFloat16)
         return precision_of(torch.bfloat16 if is_rounded else torch.float32)
 
     def _read(
         self, version: int, path: Path
     ) -> tuple[tuple[Weights, Adapters | None], AcceptedWeights | None]:
-        """Read weights and compare their receipt, in a thread of its own, while forwards go on."""
+        """Read weights and compare their fingerprint with the learner's.
+
+        Runs in a thread, while forwards go on. Also returns the adapters, if they were published.
+        """
         return read_again(self._name, version, path, partial(self._read_once, version))
 
     def _read_once(
         self, version: int, path: Path, published: WeightFingerprint | None
     ) -> tuple[tuple[Weights, Adapters | None], WeightFingerprint]:
+        """Read weights, merge published adapters into their base, and compute the fingerprint.
+
+        Tensors pass through the builder of the fingerprint on their way into the weights.
+        """
         model, is_sent = self._scheduler.model, is_manifest(path)
         named = self._receiver.receive(Manifest.read(path)) if is_sent else read_tensors(path)
         builder = FingerprintBuilder(published, None if is_sent else path)
         adapters, like, passing = None, None, builder.passing(named)
         if published is not None and (base := published.base) is not None:
-            # Copied, so that what is summed is what is merged.
+            # Copied out of the mapped file: the bytes that are summed are then those merged below.
             copied = builder.passing((name, tensor.clone()) for name, tensor in named)
             adapters = Adapters(dict(copied), base)
             builder.base = AdapterBase(self._base.digest(base.dtype), base.dtype, base.scale)
@@ -293,18 +324,22 @@ class EmbeddedEngine(Engine):
             like=like,
         )
         if adapters is not None:
-            # Another thread may have read other weights of this base meanwhile.
+            # The first version that was read gives all others its embedding, norm and LM head,
+            # which have no adapters. Another thread may have read that version meanwhile.
             first = replace(weights, layers=(), second_role=())
             like = self._unadapted.setdefault(adapters.base.dtype, first)
             weights = replace(weights, embedding=like.embedding, norm=like.norm, head=like.head)
-        scores = published is not None and published.logprobs
-        logprobs = probe_logprobs(weights, model.architecture, model.arithmetic) if scores else ()
+        is_scored = published is not None and published.logprobs
+        logprobs = (
+            probe_logprobs(weights, model.architecture, model.arithmetic) if is_scored else ()
+        )
         return (weights, adapters), builder.fingerprint(version, self._precision(), logprobs)
 
     def _swap(self) -> None:
+        """Let the current version's scheduler sample with weights that were read meanwhile."""
         loads, self._loads = self._loads, []
         for version, weights, future in loads:
-            if not future.done():
+            if not future.done():  # otherwise the caller of `load` was cancelled
                 self._scheduler.swap(version, weights)
                 settle(future, None)
 
@@ -316,12 +351,14 @@ class EmbeddedEngine(Engine):
             await asyncio.sleep(0)  # every task that is ready runs once
 
     def _run_calls(self) -> None:
+        """Make the calls that were queued during the last forward."""
         calls, self._calls = self._calls, []
         for call in calls:
             call()
 
     def _submit(self, prompt: Prompt, future: asyncio.Future[Completion]) -> None:
-        if future.done():
+        """Hand a prompt to the scheduler of the version that is to complete it."""
+        if future.done():  # the caller of `complete` was cancelled
             return
         rival = prompt.rival
         try:
@@ -333,12 +370,14 @@ class EmbeddedEngine(Engine):
             self._completing[prompt.context] = future
 
     def _abort(self, context: str, future: asyncio.Future[Completion]) -> None:
+        """Abort a completion, unless it has ended and the context's next prompt has begun."""
         if self._completing.get(context) is future:
             del self._completing[context]
             for scheduler in self._schedulers():
                 scheduler.abort(context)
 
     def _release(self, context: str) -> None:
+        """Forget a sequence on all schedulers."""
         future = self._completing.pop(context, None)
         if future is not None:
             settle(future, RunError(f"context {context!r} was released while it was completed"))
@@ -346,13 +385,16 @@ class EmbeddedEngine(Engine):
             scheduler.release(context)
 
     def _post(self, call: Callable[[], None]) -> None:
+        """Queue a call of schedulers, and wake `_drive`, which makes it between two forwards."""
         self._calls.append(call)
         self._has_work.set()
 
 
 def _advance(schedulers: Sequence[Scheduler]) -> list[tuple[str, Completion]]:
-    """Run one forward, or several if bases differ; return the completions, by context."""
-    groups = dict[int, list[Scheduler]]()
+    """Run one forward for each base; return the completions that ended, by context."""
+    # Versions of the same base share its embedding, so they can share a forward. Whole weights,
+    # published without adapters, share nothing.
+    by_base = dict[int, list[Scheduler]]()
     for each in schedulers:
-        groups.setdefault(id(each.model.weights.embedding), []).append(each)
-    return [ended for group in groups.values() for ended in advance_together(group)]
+        by_base.setdefault(id(each.model.weights.embedding), []).append(each)
+    return [ended for group in by_base.values() for ended in advance_together(group)]

@@ -1,4 +1,4 @@
-"""Define the base class of engines, which sample an actor's completions, and choose an engine."""
+"""Define the base class of engines, which sample completions, and make the configured engine."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -20,19 +20,26 @@ if TYPE_CHECKING:
 class Engine(ABC):
     """Samples completions, with weights that may change between any two tokens.
 
-    An engine is used as an async context manager, inside which its tasks run. A failure of a task
-    fails every waiting call and ends the block.
+    An engine is used as an async context manager: its tasks run inside the `async with` block. If a
+    task fails, every call that waits raises the failure, and the block ends with it.
     """
 
     def __init__(self) -> None:
         self._group = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
         self._promises: set[asyncio.Future[Any]] = set()
-        """Results that callers wait for."""
+        """Futures of the calls that wait for a result."""
 
     @abstractmethod
     async def complete(self, prompt: Prompt) -> Completion:
-        """Sample a completion. Cancellation aborts it; the sequence keeps its keys and values."""
+        """Sample the completion of a prompt.
+
+        Cancellation aborts it; the keys and values of its sequence stay cached.
+
+        Raises:
+            ContextFull: the prompt leaves no room for a completion.
+            RunError: the prompt cannot be served, or the engine does not run.
+        """
 
     @abstractmethod
     async def load(self, version: int, path: Path) -> "AcceptedWeights | None":
@@ -40,8 +47,13 @@ class Engine(ABC):
 
         Cancellation leaves either the old weights or the new ones.
 
+        Args:
+            path: a file of weights, a manifest of weights that the learner sends on request
+                (`weight_group.py`), or a model directory.
+
         Returns:
-            The receipt that agreed with the learner's; None for a model directory, which has none.
+            A report that the engine's fingerprint of the weights agrees with the learner's; None
+            for a model directory, which has no fingerprint.
 
         Raises:
             WeightsRefused: they are not the weights that the learner published.
@@ -50,9 +62,10 @@ class Engine(ABC):
 
     @abstractmethod
     async def load_past(self, version: int, path: Path) -> None:
-        """Keep a past version in memory, for prompts that name it as `rival`.
+        """Load a past version beside the current one, for prompts that name it as `rival`.
 
-        It stays until `release_past`, which must be called as often. Cancellation changes nothing.
+        It stays until `release_past` has been called as often as this method. Cancellation changes
+        nothing.
 
         Raises:
             MageError: its weights cannot be used, or this engine serves one version only.
@@ -60,11 +73,11 @@ class Engine(ABC):
 
     @abstractmethod
     def release_past(self, version: int) -> None:
-        """Release a past version; return at once."""
+        """End one use of a past version, which `load_past` began; return at once."""
 
     @abstractmethod
     def release(self, context: str) -> None:
-        """Forget a sequence; return at once."""
+        """Forget a sequence, by the `context` of its prompts; return at once."""
 
     @abstractmethod
     def statistics(self) -> "Statistics":
@@ -72,18 +85,19 @@ class Engine(ABC):
 
     @abstractmethod
     async def describe(self) -> str:
-        """Wait until the engine serves, and describe model and memory in one line."""
+        """Wait until the engine can sample, and describe model and memory in one line."""
 
     @abstractmethod
     def _work(self) -> list[Coroutine[Any, Any, None]]:
-        """Return the coroutines that run until the engine ends, as a task each."""
+        """Return coroutines that run until the engine ends; each of them becomes a task."""
 
     def _check_runs(self) -> None:
+        """Raise a RunError unless all tasks of the engine run."""
         if not self._tasks or any(task.done() for task in self._tasks):
             raise RunError("the engine does not run: use it inside its `async with`")
 
     def _promise(self) -> asyncio.Future[Any]:
-        """Return a future, which fails if the engine ends before the future is settled.
+        """Return a new future. If the engine ends before the future has a result, it gets an error.
 
         Raises:
             RunError: the engine does not run.
@@ -102,11 +116,12 @@ class Engine(ABC):
         return self
 
     async def __aexit__(self, *failure: Any) -> None:
-        """Stop. A failure of the block is raised as it is, a failure of the engine as a group."""
+        """End the tasks. Raise a failure of the block as it is, and that of a task as a group."""
         for task in self._tasks:
             task.cancel()
-        # The task group would wrap a failure of the block in a group of exceptions, but has to know
-        # of a cancellation.
+        # Told of a failure of the block, the task group would wrap it in an exception group. It is
+        # told of a cancellation alone, to distinguish one from outside from its own, by which it
+        # ends the block after the failure of a task.
         is_cancelled = isinstance(failure[1], asyncio.CancelledError)
         await self._group.__aexit__(*(failure if is_cancelled else (None,) * 3))
 
@@ -133,10 +148,12 @@ def make_engine(config: Config, directory: Path, name: str, base: Path | None = 
     Args:
         directory: model directory; its weights are version 0.
         name: name of the process that uses the engine, for errors and seeds.
-        base: model directory that the run began from, below published adapters; None: `directory`.
+        base: model directory that the run began from, to whose weights published adapters (LoRA)
+            are added; None: `directory`.
 
     Raises:
-        ConfigError: a library is not installed, or it has no such argument.
+        ConfigError: no supported SGLang is installed, or `engine.server` sets an argument that
+            follows from other keys.
         PolicyError: the engine cannot serve the model; the text says what can.
     """
     # Imported here because both modules import this one.
@@ -148,12 +165,13 @@ def make_engine(config: Config, directory: Path, name: str, base: Path | None = 
     # Not imported at the top: the supervisor imports this module, and needs no torch.
     import torch
 
-    own = blake2s(f"{config.seed}/{name}".encode(), digest_size=4).digest()
+    # Every engine of a run samples with random numbers of its own.
+    seed = blake2s(f"{config.seed}/{name}".encode(), digest_size=4).digest()
     return SglangEngine(
         directory,
         config.engine,
         dtype=config.policy.dtype,
-        seed=int.from_bytes(own, "little"),
+        seed=int.from_bytes(seed, "little"),
         has_gpu=torch.cuda.is_available(),
         max_deaths=config.supervision.max_restarts,
         silence_s=config.supervision.silence_s,

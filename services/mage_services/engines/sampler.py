@@ -1,4 +1,4 @@
-"""Sample one completion within its deadline; the part of an engine that a trial needs.
+"""Define `Sampler`, the part of an engine that a trial needs, and sample within a deadline.
 
 This module imports no torch, because processes that call users' environments load it too.
 """
@@ -15,11 +15,11 @@ class Sampler(Protocol):
     """The part of an engine that a trial needs."""
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """Sample a completion."""
+        """Sample the completion of a prompt."""
         ...
 
     def release(self, context: str) -> None:
-        """Forget a sequence."""
+        """Forget a sequence, by the `context` of its prompts."""
         ...
 
 
@@ -27,7 +27,7 @@ async def complete_in_time(prompt: Prompt, engine: Sampler) -> Completion:
     """Sample a completion within the deadline of its prompt. Cancellation aborts it.
 
     Raises:
-        TurnOverdue: it was not sampled by then, and was aborted.
+        TurnOverdue: it was not complete after `prompt.deadline_s` seconds, and was aborted.
     """
     try:
         async with asyncio.timeout(None if math.isinf(prompt.deadline_s) else prompt.deadline_s):

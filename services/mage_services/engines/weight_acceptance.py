@@ -1,4 +1,9 @@
-"""Accept weights by their fingerprint: read wrong ones once more, then refuse them."""
+"""Accept or refuse the weights that an engine has read, by comparing fingerprints.
+
+The learner publishes a fingerprint with each version: sums of the bytes, and for some versions
+log-probs of fixed tokens (`weight_fingerprint.py`). If the engine's own fingerprint differs from
+it, the weights are read once more; if it still differs, they are refused.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +30,11 @@ ADVICE = "look at the disk, the memory and the shared memory of its machine"
 
 
 def is_published(path: Path) -> bool:
-    """Return whether weights are those of a learner; a model directory has no fingerprint."""
+    """Return whether `path` is a file of weights or a manifest, which a learner published.
+
+    Otherwise it is a model directory. A manifest announces weights that the learner sends on
+    request (`weight_group.py`).
+    """
     return path.suffix == ".safetensors" or is_manifest(path)
 
 
@@ -42,9 +51,10 @@ def fingerprint_at(path: Path) -> WeightFingerprint | None:
 
 
 def observe_published(path: Path) -> tuple[WeightFingerprint | None, FingerprintBuilder]:
-    """Return the learner's fingerprint, and a builder that has seen the file's tensors.
+    """Return the learner's fingerprint, and a builder that has summed the tensors of the file.
 
-    The builder has seen nothing of a model directory, and nothing of weights that are sent.
+    For an engine that reads the file by itself, such as SGLang. The builder has no sums if `path`
+    is a model directory, or a manifest, whose weights only the engine receives.
 
     Raises:
         UnreadableWeights: the weights cannot be read.
@@ -52,10 +62,10 @@ def observe_published(path: Path) -> tuple[WeightFingerprint | None, Fingerprint
     published = fingerprint_at(path)
     if published is None or is_manifest(path):
         return published, FingerprintBuilder(published, None)
-    observed = FingerprintBuilder(published, path)
-    for _ in observed.passing(read_tensors(path)):
-        continue  # the builder alone looks at the tensors
-    return published, observed
+    builder = FingerprintBuilder(published, path)
+    for _ in builder.passing(read_tensors(path)):
+        continue  # the builder sums each tensor that passes; nothing else is done with it
+    return published, builder
 
 
 def read_again(
@@ -66,15 +76,16 @@ def read_again(
 ) -> tuple[T, AcceptedWeights | None]:
     """Read weights; if they are not what the learner published, read them once more.
 
-    The second read is from a file, if the learner wrote one.
+    The second read is from a file, if the learner wrote one beside the manifest.
 
     Args:
-        name: process of the engine.
+        name: name of the engine's process, for errors.
         read: reads the weights and computes the engine's fingerprint, given the path and the
             learner's fingerprint.
 
     Returns:
-        The result of `read`, and the receipt; None for a model directory.
+        The weights as `read` returns them, and a report that the fingerprints agree; None instead
+        of the report for a model directory.
 
     Raises:
         WeightsRefused: both reads failed or gave other weights.
@@ -84,40 +95,44 @@ def read_again(
     for num_retries, source in enumerate((path, on_disk(path))):
         try:
             published = fingerprint_at(source)
-            found, loaded = read(source, published)
+            weights, own = read(source, published)
         except UnreadableWeights as error:
             if not is_published(source):
                 raise
             reason = str(error)
             continue
         if published is None:
-            return found, None
-        reason = mismatch(published, loaded)
+            return weights, None
+        reason = mismatch(published, own)
         if not reason:
-            return found, accepted(published, loaded, num_retries)
+            return weights, accepted(published, own, num_retries)
     raise refusal(name, version, path, reason)
 
 
 def accepted(
-    published: WeightFingerprint, loaded: WeightFingerprint, num_retries: int
+    published: WeightFingerprint, own: WeightFingerprint, num_retries: int
 ) -> AcceptedWeights:
-    """Return the receipt of weights whose fingerprint agrees with the learner's."""
+    """Report that the engine's own fingerprint of weights agrees with the learner's."""
     return AcceptedWeights(
-        digest=loaded.digest,
-        difference=difference(published.logprobs, loaded.logprobs),
+        digest=own.digest,
+        difference=difference(published.logprobs, own.logprobs),
         num_retries=num_retries,
     )
 
 
 def loaded(version: int, receipt: AcceptedWeights | None) -> Loaded:
-    """Return a peer's message to the learner once its engine samples with a version."""
+    """Return the message by which a peer tells the learner that its engine samples with a version.
+
+    Args:
+        receipt: the engine's report that the fingerprints agree; None if there was none to compare.
+    """
     if receipt is None:
         return Loaded(version=version)
     return Loaded(version=version, **msgspec.structs.asdict(receipt))
 
 
 def refusal(name: str, version: int, path: Path, reason: str) -> WeightsRefused:
-    """Return the error that names an engine and the fault of its weights."""
+    """Return the error of weights that an engine refuses; `reason` is what is wrong with them."""
     return WeightsRefused(
         f"{name}: its engine is refused: weights of version {version} at {path}, read twice, are "
         f"not what the learner published: {reason}; {ADVICE}"

@@ -1,4 +1,4 @@
-"""Mask the logits of restricted tokens, inside SGLang's scheduler.
+"""Restrict sampling to the tokens that a request allows, inside SGLang's scheduler.
 
 SGLang's own grammars need a tokenizer in the server, which takes token ids only. So the request
 carries the allowed tokens, and a logit processor removes all others before SGLang samples and
@@ -22,7 +22,12 @@ class AllowedTokens(CustomLogitProcessor):
     def __call__(
         self, logits: torch.Tensor, custom_param_list: Sequence[dict[str, Any]] | None = None
     ) -> torch.Tensor:
-        """Return the masked logits, [requests, vocabulary]."""
+        """Return the logits with -inf for every token that is not allowed: [requests, vocabulary].
+
+        Args:
+            logits: [requests, vocabulary]
+            custom_param_list: `custom_params` of each request, with its allowed tokens.
+        """
         masked = torch.full_like(logits, -torch.inf)
         for row, parameters in enumerate(custom_param_list or ()):
             tokens = np.frombuffer(parameters[PARAMETER], np.int32).astype(np.int64)

@@ -1,12 +1,13 @@
 """Make SGLang's server arguments from the configuration, for each supported version of SGLang.
 
-`engine.server` may override most of these arguments:
+    argument                        why it is set
+    skip_tokenizer_init             token ids in, token ids out: no tokenizer files are needed
+    tp_size                         the model is shared over `engine.gpus_per_actor` GPUs
+    page_size = 1                   a cached prefix is reused to its last token
+    enable_custom_logit_processor   actions are restricted by `allowed_tokens.py`
+    those of `_without_gpu`         PyTorch's own attention and sampling, no CUDA graphs
 
-    skip_tokenizer_init    token ids in, token ids out: no tokenizer files are needed
-    tp_size                engine.gpus_per_actor
-    page_size = 1          a prefix is reused to its last token
-    enable_custom_logit_processor   restricted actions (`allowed_tokens.py`)
-    without a GPU          PyTorch's own attention and sampling, no graphs
+`engine.server` may set any argument, except those of `_FIXED`.
 """
 
 import json
@@ -30,7 +31,7 @@ _FIXED = ("model_path", "skip_tokenizer_init", "weight_version", "max_running_re
 
 
 def chosen(config: EngineConfig, directory: Path, *, dtype: str, has_gpu: bool) -> dict[str, Any]:
-    """Make the arguments of an engine, under the newest names.
+    """Make the arguments of an engine, under the names of the newest supported SGLang.
 
     Raises:
         ConfigError: `engine.server` holds an argument that follows from another key.
@@ -41,8 +42,8 @@ def chosen(config: EngineConfig, directory: Path, *, dtype: str, has_gpu: bool) 
     for name in _FIXED:
         if name in config.server:
             raise ConfigError(f"engine.server: `{name}` follows from the other keys; remove it")
-    machine = {} if has_gpu else _without_gpu(config)
-    own = {
+    of_machine = {} if has_gpu else _without_gpu(config)
+    of_every_engine = {
         "model_path": str(directory),
         "skip_tokenizer_init": True,
         "weight_version": "0",
@@ -54,7 +55,7 @@ def chosen(config: EngineConfig, directory: Path, *, dtype: str, has_gpu: bool) 
         "enable_custom_logit_processor": True,
         "log_level": "error",
     }
-    return own | machine | dict(config.server)
+    return of_every_engine | of_machine | dict(config.server)
 
 
 def vocabulary(directory: Path) -> int:
@@ -82,12 +83,13 @@ def known_names(arguments: Mapping[str, Any], known: Iterable[str]) -> dict[str,
     """Rename arguments to the names that the installed SGLang knows.
 
     Raises:
-        ConfigError: it has no such argument.
+        ConfigError: the installed SGLang has no such argument.
     """
     names = frozenset(known)
     older = {new: old for old, new in _RENAMED.items()}
     renamed: dict[str, Any] = {}
     for name, value in arguments.items():
+        # The name as given, its newer name and its older one.
         spellings = (name, _RENAMED.get(name, name), older.get(name, name))
         spelling = next((each for each in spellings if each in names), None)
         if spelling is None:

@@ -1,8 +1,8 @@
 """Serve an actor with SGLang, and survive the death of SGLang's process.
 
-The process (`server.py`) answers single requests, and the watchdog (`watchdog.py`) restarts it.
-A turn is one request or several (`turns.py`). Weights are loaded one version after the other, while
-turns are held back (`WeightLoads`). After a death, the next process loads the newest
+SGLang runs in a process of its own (`server.py`), which the watchdog restarts (`watchdog.py`). A
+turn is one request to it or several (`turns.py`). Weights are loaded one version after the other,
+and no request is sent meanwhile (`WeightLoads`). After a death, the next process loads the newest
 weights and samples the interrupted turns again from their prompts.
 """
 
@@ -32,9 +32,12 @@ MAX_DEATHS_OF_A_LOAD = 2
 
 
 class WeightLoads:
-    """The queue of weights to load. Version 0 is the weights in the model's directory.
+    """Lets the process load weights, one version at a time, and the newest one after a restart.
+
+    A method `take_...` handles the message of that name, or the process's death.
 
     Args:
+        directory: model directory, with which every process starts; its weights are version 0.
         name: name of the actor, for errors.
     """
 
@@ -48,7 +51,9 @@ class WeightLoads:
     ) -> None:
         self._watchdog, self._turns, self._config, self._name = watchdog, turns, config, name
         self._loading: PendingLoad | None = None
+        """The load that the process is doing; None if there is none."""
         self._loads: list[PendingLoad] = []
+        """Loads that callers wait for, oldest first, the one under way included."""
         self._preparation: asyncio.Event | None = None
         """Set once the file that is being prepared is ready; None if none is."""
         self._version = -1
@@ -101,9 +106,10 @@ class WeightLoads:
         assert weights is not None
         self._watchdog.answered(EVERYTHING)
         self._version = message.version
-        index = self._loads.index(weights) + 1 if weights in self._loads else 0
-        settled, self._loads = [weights, *self._loads[:index]], self._loads[index:]
-        if message.error and not index:
+        # A load that restores the newest weights after a restart is not in the list.
+        num_ended = self._loads.index(weights) + 1 if weights in self._loads else 0
+        ended, self._loads = [weights, *self._loads[:num_ended]], self._loads[num_ended:]
+        if message.error and not num_ended:
             raise RunError(f"the weights of version {weights.version} are gone: {message.error}")
         if not message.error:
             self._newest = weights.version, weights.path
@@ -112,7 +118,7 @@ class WeightLoads:
         error = PolicyError(message.error) if message.error else None
         if message.is_refused:
             error = refusal(self._name, weights.version, weights.path, message.error)
-        for each in settled:
+        for each in ended:
             settle(each.future, error, message.receipt if each is weights else None)
         self._begin_next()
 
@@ -134,7 +140,10 @@ class WeightLoads:
 
     def _begin_next(self) -> None:
         """Begin the newest load. If none is queued, reload what an earlier process had, or resume
-        the turns."""
+        the turns.
+
+        Does nothing while a load is under way; `take_loaded` calls it again.
+        """
         if self._version < 0 or self._loading is not None:
             return
         if self._loads:
@@ -146,6 +155,7 @@ class WeightLoads:
             self._turns.resume(self._version)
 
     def _begin(self, weights: PendingLoad) -> None:
+        """Hold turns back, and let the process load weights."""
         self._turns.pause()
         self._loading = weights
         self._watchdog.expect(EVERYTHING, self._config.turn_deadline_s)
@@ -158,6 +168,7 @@ class WeightLoads:
         )
 
     def _end_preparation(self) -> None:
+        """Let `prepare` return, if it waits."""
         if self._preparation is not None:
             self._preparation.set()
         self._preparation = None
@@ -168,8 +179,10 @@ class SglangEngine(Engine):
 
     Args:
         directory: model directory; its weights are version 0.
+        dtype: type of the weights, as SGLang names it.
         seed: seed of SGLang's random numbers; different for every engine of a run.
-        has_gpu: otherwise SGLang runs on CPU cores, with PyTorch's own operators.
+        has_gpu: whether this machine has a GPU; without one SGLang runs on CPU cores, with
+            PyTorch's own operators.
         max_deaths: number of deaths in a row, without a completion in between, that are followed by
             a restart; one more ends the engine.
         silence_s: time limit for the answer to an abort; a process that exceeds it hangs.
@@ -193,7 +206,7 @@ class SglangEngine(Engine):
         name: str = "an engine",
     ) -> None:
         super().__init__()
-        installed()
+        installed()  # raises without a supported SGLang, before any process is started
         self._vocabulary = vocabulary(directory)
         self._arguments = chosen(config, directory, dtype=dtype, has_gpu=has_gpu)
         self._seed = seed
@@ -206,6 +219,7 @@ class SglangEngine(Engine):
             max_deaths=max_deaths,
         )
         self._facts: asyncio.Future[str] | None = None
+        """Description of the first process that served; None before the engine's tasks run."""
         self._busy: set[str] = set()
         """Contexts with a prompt that is being completed."""
         self._turns = TurnQueue(self._watchdog, silence_s=silence_s)
@@ -280,6 +294,7 @@ class SglangEngine(Engine):
         return say.Start(directory=str(self._directory), arguments=arguments, version=0)
 
     def _on_message(self, message: say.Message) -> None:
+        """Pass a message of the process to the object that handles it."""
         match message:
             case say.Serving():
                 self._serve(message)
@@ -307,6 +322,7 @@ class SglangEngine(Engine):
         self._turns.take_death(self._loads.take_death())
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Fail every waiting call, that of `describe` included."""
         super()._task_ended(task)
         assert self._facts is not None
         if not self._facts.done():

@@ -49,7 +49,8 @@ class Generate(Fields):
     """Sample a completion."""
 
     rid: str
-    """32 hex digits: SGLang aborts every request whose id begins with a given one."""
+    """Id of the request. All ids have the same length, 32 hex digits, because SGLang aborts every
+    request whose id begins with the id to abort."""
     tokens: bytes
     """int32 [T]"""
     extra_key: str
@@ -91,7 +92,9 @@ class Generated(Fields):
     provenance: Provenance
     """How the versions in `spans` are known."""
     num_cached: int
+    """Number of tokens of the prompt that the KV cache held."""
     is_aborted: bool
+    """Whether the request was aborted before its last token."""
 
 
 class Refused(Fields):
@@ -108,7 +111,10 @@ class Abort(Fields):
 
 
 class Prepare(Fields):
-    """Do the part of a load that is possible while tokens are sampled; a `Load` follows."""
+    """Do the part of a load that is possible while tokens are sampled, such as reading a file.
+
+    A `Load` of the same version and path follows.
+    """
 
     version: int
     path: str
@@ -119,10 +125,11 @@ class Prepared(Fields):
 
 
 class Load(Fields):
-    """Load other weights."""
+    """Sample with other weights from here on."""
 
     version: int
     path: str
+    """File, manifest or model directory, as in `Engine.load`."""
     interrupts: bool
     """Whether to abort all requests first. Otherwise they are paused, and go on with their cached
     keys and values."""
@@ -138,9 +145,10 @@ class Loaded(Fields):
     stall_s: float = 0.0
     """Duration of the pause in generation, in seconds."""
     receipt: AcceptedWeights | None = None
-    """Receipt of the accepted weights; None for a model directory, or after an error."""
+    """Report that the weights have the learner's fingerprint; None for a model directory, or after
+    an error."""
     is_refused: bool = False
-    """Whether reading or comparison failed twice."""
+    """Whether the weights were unreadable or had another fingerprint, twice."""
 
 
 ToServer = Start | Generate | Abort | Prepare | Load

@@ -6,9 +6,9 @@ closes, and the kernel kills it when the actor dies; SGLang's own children end w
 
 task        waits for                              then
 serve       the actor's next message               starts one of the tasks below, or aborts one
-generate R  SGLang's reply to request R            sends it
-prepare     a file of weights, being read           keeps them; tokens are sampled meanwhile
-load        the requests that it interrupts, then  changes the weights, and lets generation go on
+generate R  SGLang's reply to request R            sends it to the actor
+prepare     a file of weights to be read           keeps them for `load`; sampling goes on meanwhile
+load        the requests that it interrupts, then  changes the weights, and lets sampling go on
             the weights
 """
 
@@ -16,8 +16,8 @@ import os
 
 from mage_services.processes.child_process import PARENT, die_with_parent
 
-# SGLang's own processes import their parent's main module first. They bind their lives to their
-# parent's before the imports below, which take long.
+# SGLang's own child processes import this module too, as their parent's main module. Each of them
+# asks to be killed with its parent before the imports below, because these take long.
 if __name__ in ("__main__", "__mp_main__"):
     die_with_parent()
     os.environ[PARENT] = str(os.getpid())
@@ -86,20 +86,20 @@ class _Running:
     cuts: list[tuple[int, int]]
     """(tokens received, version) at its beginning and at each change of weights since."""
     num_received: int = 0
-    """Tokens received."""
+    """Number of tokens received so far."""
     is_aborted: bool = False
 
 
 class Server:
-    """Answer an actor's messages with an SGLang `TokenizerManager`, on one event loop.
+    """Answers an actor's messages by calls of SGLang, on one event loop.
 
     Args:
-        manager: SGLang's `TokenizerManager`.
+        manager: SGLang's `TokenizerManager`, which takes requests and passes them to its scheduler.
         send: sends a message to the actor.
-        version: of the weights in `directory`, which SGLang has loaded.
+        version: version of the weights in `directory`, which SGLang has loaded.
         has_token_versions: whether replies contain the version of each token.
         needs_update_messages: whether an update by tensors needs begin and end messages.
-        precision: of SGLang's arithmetic, for the comparison of fingerprints.
+        precision: precision of SGLang's log-probs, for the comparison of fingerprints.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class Server:
         self._manager, self._send = manager, send
         self._has_token_versions = has_token_versions
         self._version, self._good_path = version, directory
+        """Version and path of the weights in use; they are loaded again if an update fails."""
         self._shapes = tensor_shapes(directory)
         self._loader = Loader(
             manager, vocabulary(directory), precision, needs_update_messages=needs_update_messages
@@ -146,6 +147,7 @@ class Server:
                 running.task.cancel()
 
     async def _generate(self, ask: say.Generate) -> None:
+        """Run a request, and send the message that ends it."""
         running = self._running[ask.rid]
         try:
             self._send(
@@ -158,6 +160,8 @@ class Server:
 
     async def _reply(self, ask: say.Generate, running: _Running) -> say.Message:
         """Run a request, and return the message that ends it."""
+        # Only a streamed reply tells when the prompt is cached, and how many tokens came before a
+        # change of weights.
         is_streamed = ask.reports_prompt or not self._has_token_versions
         meta: dict[str, Any] = {}
         try:
@@ -173,6 +177,7 @@ class Server:
         return generated(ask.rid, meta, running.cuts)
 
     def _abort(self, rid: str) -> None:
+        """Let SGLang end a request; its task then sends the tokens that were sampled."""
         running = self._running.get(rid)
         if running is not None:
             running.is_aborted = True
@@ -185,6 +190,11 @@ class Server:
         self._send(say.Prepared())
 
     async def _update_of(self, ask: say.Prepare | say.Load) -> Update:
+        """Return the update to a version: the prepared one, or a new one.
+
+        Raises:
+            PolicyError: the weights cannot be read, or are another model's.
+        """
         ready, self._ready = self._ready, None
         if ready is not None and ready[:2] == (ask.version, ask.path):
             return ready[2]
@@ -205,12 +215,12 @@ class Server:
     async def _load_once(self, ask: say.Load, num_retries: int) -> say.Loaded:
         """Load weights while nothing is sampled, then compare them with the published ones.
 
-        The comparison runs after generation goes on, because a pause in place would also stop its
-        scoring request.
+        The comparison comes after sampling goes on, because it sends SGLang a request of its own,
+        for the log-probs of the probe tokens, which would wait for the end of a pause.
         """
         try:
             update = await self._update_of(ask)
-            published, observed = await asyncio.to_thread(observe_published, Path(ask.path))
+            published, builder = await asyncio.to_thread(observe_published, Path(ask.path))
         except PolicyError as error:
             is_refused = isinstance(error, UnreadableWeights) and is_published(Path(ask.path))
             return say.Loaded(version=self._version, error=str(error), is_refused=is_refused)
@@ -228,7 +238,7 @@ class Server:
         if reason or published is None:
             return loaded
         scores = bool(published.logprobs)
-        own = await self._loader.fingerprint(loaded.version, observed, scores=scores)
+        own = await self._loader.fingerprint(loaded.version, builder, scores=scores)
         if reason := mismatch(published, own):
             return msgspec.structs.replace(loaded, error=reason, is_refused=True)
         receipt = accepted(published, own, num_retries)
@@ -257,13 +267,13 @@ class Server:
 
 
 def _io_struct() -> Any:
-    """Import SGLang's requests, which takes seconds and is possible in this process only."""
+    """Return SGLang's module of request types. Its import takes seconds, and needs SGLang."""
     return import_module("sglang.srt.managers.io_struct")
 
 
 @cache
 def _mask() -> Any:
-    """Import the logit processor of restricted tokens, which imports SGLang."""
+    """Return the module of the logit processor for restricted actions, which imports SGLang."""
     return import_module("mage_services.engines.sglang.allowed_tokens")
 
 
@@ -279,8 +289,8 @@ def _request(ask: say.Generate, is_streamed: bool) -> Any:
             "top_p": ask.top_p,
             "top_k": ask.top_k or -1,
             "stop_token_ids": list(ask.stop_tokens),
-            "ignore_eos": not ask.stop_tokens,
-            "sampling_seed": ask.seed % 2**63,
+            "ignore_eos": not ask.stop_tokens,  # then only `max_tokens` ends the completion
+            "sampling_seed": ask.seed % 2**63,  # SGLang's seed is a signed integer of 64 bits
             "custom_params": {mask.PARAMETER: ask.allowed} if mask else None,
         },
         custom_logit_processor=mask.AllowedTokens.to_str() if mask else None,
@@ -329,9 +339,10 @@ def spans_of(
 ) -> tuple[Spans, Provenance]:
     """Return which version sampled which tokens of a request, and how that is known.
 
-    From 0.5.19 on, SGLang reports the version of each token (`weight_versions`). Before, a request
-    under one version is known as exactly; a request during which weights changed is cut at the
-    number of tokens that had been received by then.
+    From 0.5.19 on, SGLang reports the version of each token (`weight_versions`). With older
+    releases the versions are exact too if the weights did not change during the request. If they
+    did, the tokens are divided by how many of them had been received at the change ("segment"). If
+    the reply was not streamed, only the last version is known, and taken for all ("reply").
 
     Args:
         cuts: (tokens received, version) at the beginning of the request and at each change of
@@ -357,13 +368,14 @@ def _inside(spans: Sequence[tuple[int, int]], num_tokens: int) -> Spans:
 # New weights for a running SGLang. Their path says how they arrive:
 #
 #     a directory, or a file on disk   SGLang reads them
-#     a file in shared memory          one flattened bucket, handed over as a tensor. On a GPU it is
-#                                      copied there first and shared by CUDA IPC; with several GPUs,
-#                                      each takes its part of the same bucket
-#     a manifest                       the learner sends them to SGLang's scheduler, in a group
+#     a file in shared memory          handed over to SGLang as one tensor with all weights, its
+#                                      "flattened bucket". On a GPU it is copied there first and
+#                                      shared by CUDA IPC; with several GPUs, each takes its part
+#     a manifest                       the learner sends them to SGLang's scheduler, in a process
+#                                      group (`mage_services/weights/weight_group.py`)
 #
-# `prepare` does everything that is possible while tokens are sampled; only `update` needs
-# generation to stand still. An update never flushes the cache, because SGLang ends its whole
+# `prepare` does everything that is possible while tokens are sampled; sampling stops only for the
+# update that it returns. An update never flushes the cache, because SGLang ends its whole
 # process tree where it cannot flush. Instead, every request names the weights whose cached keys and
 # values it may read (`mage_async/inference/server_prefixes.py`).
 
@@ -380,6 +392,7 @@ class Loader:
         self._vocabulary: int = vocabulary
         self._precision: Precision = precision
         self._port, self._group = 0, ""
+        """Port of the learner in whose group SGLang is, 0 before the first; name of that group."""
         self._kept: Any = None
         """Tensors handed over last: SGLang reads their memory until the update is answered."""
 
@@ -401,13 +414,16 @@ class Loader:
         return partial(self._read, version, path)
 
     async def fingerprint(
-        self, version: int, observed: FingerprintBuilder, *, scores: bool
+        self, version: int, builder: FingerprintBuilder, *, scores: bool
     ) -> WeightFingerprint:
-        """Return the fingerprint of the loaded weights: sums of what SGLang was given and, if
-        `scores`, its log-probs of the probe tokens.
+        """Return the fingerprint of the loaded weights.
+
+        Args:
+            builder: has summed the tensors that SGLang was given.
+            scores: whether SGLang's log-probs of the probe tokens are part of the fingerprint.
         """
         logprobs = await self._logprobs() if scores else ()
-        return await asyncio.to_thread(observed.fingerprint, version, self._precision, logprobs)
+        return await asyncio.to_thread(builder.fingerprint, version, self._precision, logprobs)
 
     async def _logprobs(self) -> tuple[float, ...]:
         """Compute log-probs of the probe tokens after the first, without cached keys and values."""
@@ -424,6 +440,7 @@ class Loader:
             torch.cuda.empty_cache()
 
     async def _read(self, version: int, path: Path) -> str:
+        """Update: let SGLang read files. It takes a folder: one with links to the files."""
         with tempfile.TemporaryDirectory(prefix="mage-weights-") as folder:
             for number, file in enumerate(weight_files(path)):
                 (Path(folder) / f"{number}.safetensors").symlink_to(file.resolve())
@@ -433,7 +450,9 @@ class Loader:
             return await _failure(self._manager.update_weights_from_disk(request, None))
 
     async def _in_session(self, update: Update) -> str:
-        """Run an update between begin and end messages, which SGLang needs from 0.5.21 on."""
+        """Update: run another update between begin and end messages, which SGLang needs from 0.5.21
+        on.
+        """
         if not self._needs_update_messages:
             return await update()
         begin, end = _io_struct().BeginWeightUpdateReqInput, _io_struct().EndWeightUpdateReqInput
@@ -444,6 +463,7 @@ class Loader:
         return reason or not_ended
 
     async def _hand_over(self, version: int, bucket: dict[str, Any]) -> str:
+        """Update: hand a bucket of all weights over to SGLang, once for each of its GPUs."""
         from sglang.srt.utils import MultiprocessingSerializer
 
         self._kept, num_gpus = bucket, self._manager.server_args.tp_size
@@ -458,12 +478,17 @@ class Loader:
         return await _failure(self._manager.update_weights_from_tensor(request, None))
 
     async def _ask(self, manifest: Manifest) -> Update:
-        """Ask the learner to send weights, and wait until it is ready."""
+        """Ask the learner to send weights, and wait until it is ready; return the update that
+        receives them.
+
+        Raises:
+            UnreadableWeights: the learner has ended, or no longer has this version.
+        """
         store = await asyncio.to_thread(connect, manifest.port)
-        is_new = self._port != manifest.port  # a learner that was started since
+        is_new = self._port != manifest.port  # another learner: the first, or a restarted one
         if is_new:
             self._group = uuid4().hex
-        members = 1 + self._manager.server_args.tp_size
+        members = 1 + self._manager.server_args.tp_size  # the learner, and each GPU
         number = request_version(store, self._group, manifest.version, members)
         if is_new:
             await self._join(manifest, members)
@@ -473,6 +498,7 @@ class Loader:
         return partial(self._in_session, partial(self._receive, manifest))
 
     async def _join(self, manifest: Manifest, members: int) -> None:
+        """Let SGLang join the group with the learner, whose rank is 0."""
         request = _io_struct().InitWeightsUpdateGroupReqInput(
             master_address=HOST,
             master_port=manifest.port,
@@ -486,6 +512,7 @@ class Loader:
         self._port = manifest.port
 
     async def _receive(self, manifest: Manifest) -> str:
+        """Update: let SGLang receive the weights, bucket by bucket."""
         for bucket in manifest.buckets:
             names, dtypes, shapes = zip(*bucket, strict=True)
             request = _io_struct().UpdateWeightsFromDistributedReqInput(
@@ -504,7 +531,7 @@ class Loader:
 
 
 async def _failure(answer: Awaitable[Sequence[Any]]) -> str:
-    """Await SGLang's answer to a change of weights; return why it failed, or ""."""
+    """Await SGLang's answer to a change of weights; return why it failed, or "" if it did not."""
     is_done, message, *_ = await answer
     return "" if is_done else message
 
@@ -530,6 +557,7 @@ def _bucket(path: Path) -> dict[str, Any]:
     if torch.cuda.is_available():
         from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
 
+        # From here on handles of shared GPU memory name the GPU by its UUID, as SGLang expects.
         monkey_patch_torch_reductions()
         flat = data.to("cuda")
         torch.cuda.synchronize()
@@ -562,10 +590,11 @@ _SHOWN = (
     "chunked_prefill_size",
     "max_running_requests",
 )
+"""Arguments that the engine's description shows."""
 
 
 def _launch(start: say.Start) -> Any:
-    """Start an `Engine` of SGLang: its imports and the model take long."""
+    """Start an `Engine` of SGLang, and wait until it has loaded the model, which takes long."""
     from sglang.srt.entrypoints.engine import Engine
     from sglang.srt.server_args import ServerArgs
 
@@ -575,6 +604,7 @@ def _launch(start: say.Start) -> Any:
 
 def _facts(engine: Any, found: str) -> str:
     """Describe version and main arguments in one line."""
+    # In some releases `resolved_dict` returns the arguments with defaults filled in.
     resolve = getattr(engine.server_args, "resolved_dict", None)
     values = vars(engine.server_args) if resolve is None else resolve()
     shown = ", ".join(f"{name} {values[name]}" for name in _SHOWN if values.get(name) is not None)

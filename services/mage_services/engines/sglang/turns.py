@@ -1,4 +1,4 @@
-"""Queue the turns of an SGLang engine.
+"""Queue the turns of an SGLang engine; a turn is the sampling of one completion.
 
     queue      a turn enters it                   a turn leaves it
     held       while weights are loaded           in `resume`
@@ -41,9 +41,9 @@ class PendingTurn:
     turn: TurnRequests
     future: asyncio.Future[Completion]
     opened: Opened | None = None
-    """None until its first request is sent."""
+    """The cached keys and values that its prompt may read; None until its first request is sent."""
     kv_version: int = 0
-    """Policy version that names the cached keys and values it may read."""
+    """KV version of its next request, or of the one under way."""
     rid: str = ""
     """Id of the request under way; empty while there is none."""
     is_warm: bool = False
@@ -84,7 +84,7 @@ class PendingTurn:
 
 @dataclass(slots=True, eq=False)
 class PendingLoad:
-    """A version to be loaded, and the future of its accepted fingerprint."""
+    """A version to be loaded, and the future of the report that its fingerprint was accepted."""
 
     version: int
     path: Path
@@ -127,12 +127,14 @@ class TurnQueue:
         version that they are sampled with."""
         self._held: list[PendingTurn] = []
         self._running: dict[str, PendingTurn] = {}
+        """Turns with a request under way, by the request's id."""
         self._waiting: dict[tuple[int, bytes], list[PendingTurn]] = {}
         """Turns that wait for an equal prompt, by its cache key. A server that got equal prompts at
         the same moment would compute each of them. The trials of a group have equal first prompts:
         one of them goes first, and the others find its keys and values in the cache."""
         self.totals = Statistics()
         self._busy_since = 0.0
+        """When a request was sent while none was under way, the last time."""
 
     def request(self, pending: PendingTurn) -> None:
         """Send a turn's next request as soon as one may be sent."""
@@ -160,7 +162,8 @@ class TurnQueue:
         """Handle `Generated`: deliver the turn's completion, or send its next request.
 
         Args:
-            may_abort: Whether a load that aborts requests is under way.
+            may_abort: whether a load that aborts requests is under way; otherwise an aborted
+                request is an error.
         """
         pending = self._end(message.rid)
         if pending is None:
@@ -188,7 +191,10 @@ class TurnQueue:
             )
 
     def abort(self, pending: PendingTurn) -> None:
-        """Abort a turn whose caller was cancelled."""
+        """Abort a turn whose caller was cancelled.
+
+        A turn that waits for an equal prompt is discarded in `_submit`, when its time comes.
+        """
         if pending in self._held:
             self._held.remove(pending)
         if pending.rid:

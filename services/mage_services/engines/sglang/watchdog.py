@@ -22,22 +22,24 @@ WATCH_S = 1.0
 BACK_OFF_S = 0.5
 """Pause before the second restart in a row; doubled for each further one, up to a minute."""
 EVERYTHING = ""
-"""Name of the answer to a start or a load. While it is awaited, other deadlines do not count."""
+"""Name of the answer to a start or a load. While it is awaited, the deadlines of other answers do
+not count, because the process answers nothing else."""
 
 
 async def start_process(threads: int) -> ChildProcess[Message]:
-    """Start SGLang's process. Cancellation leaves at most one that ends with this process."""
+    """Start SGLang's process. If cancelled, a process that was started ends with this one."""
     variables = {"OMP_NUM_THREADS": str(threads)}
     return await ChildProcess.start(module_command(MODULE), Message, variables=variables)
 
 
 class EngineWatchdog:
-    """Runs SGLang's process, and a next one after each death.
+    """Runs SGLang's process, and another one after each death.
 
     Args:
-        start: returns the first message for the process of this number, from 0.
-        on_message: called with each message of the process.
+        start: returns the message with which a process begins, by the process's number, from 0.
+        on_message: called with each message of the process, except `Failed`.
         on_death: called after the process's end; all that it held is lost.
+        threads: number of CPU threads of the process.
         max_deaths: number of deaths in a row, without `reset_deaths` in between, that are followed
             by a restart; one more fails `run`.
     """
@@ -55,8 +57,12 @@ class EngineWatchdog:
         self._threads, self._max_deaths = threads, max_deaths
         self._child: ChildProcess[Message] | None = None
         self._has_served = False
+        """Whether any process has sent `Serving`; if the first one dies before, none is started
+        after it."""
         self._num_deaths = 0
+        """Number of deaths in a row."""
         self._due: dict[str, float] = {}
+        """Deadline of each expected answer, by its name."""
         self.num_restarts = 0
 
     @property
@@ -70,7 +76,11 @@ class EngineWatchdog:
             self._child.send(message)
 
     def expect(self, name: str, seconds: float) -> None:
-        """Set a deadline for an answer of the process."""
+        """Set a deadline for an answer of the process.
+
+        Args:
+            name: the caller's name for the answer, with which it calls `answered`.
+        """
         self._due[name] = time.monotonic() + seconds
 
     def answered(self, name: str) -> None:
@@ -85,7 +95,8 @@ class EngineWatchdog:
         """Keep a process running. Cancellation kills it.
 
         Raises:
-            RunError: it cannot be started, or dies again and again.
+            RunError: the first process ended before it served, or more than `max_deaths` processes
+                ended in a row.
         """
         while True:
             reason = await self._run_once()
@@ -101,8 +112,8 @@ class EngineWatchdog:
     async def watch(self) -> None:
         """Kill a process that misses a deadline. Cancellation leaves nothing."""
         async for _ in ticks(WATCH_S):
-            now, only = time.monotonic(), self._due.get(EVERYTHING)
-            deadlines = self._due.values() if only is None else [only]
+            now, start_or_load = time.monotonic(), self._due.get(EVERYTHING)
+            deadlines = self._due.values() if start_or_load is None else [start_or_load]
             if self._child is not None and any(deadline < now for deadline in deadlines):
                 self._child.kill()
 
