@@ -1,9 +1,10 @@
 """Answer each message of a peer at once, grant groups, and collect their trials.
 
 A peer is an actor or the evaluator. A group is some trials of one task, which one actor plays under
-a grant of the learner. The learner calls `take` for each message, `tick` about twice a second, and
-`announce` for new weights; none of them waits. The event `arrived` is set whenever a batch may have
-become complete.
+a grant of the learner; if the actor fails, the group is granted again, and its epoch counts how
+often. The learner calls `take` for each message, `tick` about twice a second, and `announce` for
+new weights; none of them waits. The event `arrived` is set whenever a batch may have become
+complete.
 """
 
 import asyncio
@@ -67,14 +68,14 @@ from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
 SILENCE_S = 4.0
 """Seconds without a message after which an actor counts as away: its groups are granted again."""
 FIRST_HEARTBEAT_S = 60.0
-"""The same before an actor's first heartbeat, because the actor loads its engine first."""
+"""Such seconds for an actor that has not sent its first heartbeat yet: it is still starting."""
 LOST_INTERVALS = 30
-"""An actor is forgotten after this multiple of its patience: after 2 minutes, by when the
-supervisor has ended a local actor; or after 30 minutes if it never sent a heartbeat."""
+"""Number of these intervals of silence after which an actor is forgotten: 2 minutes, by when the
+supervisor has ended a local actor; or 30 minutes if it never sent a heartbeat."""
 MAX_FAULTS = 20
 """Sentences kept for the terminal and the run log."""
 STALL_S = 2.0
-"""Seconds between two ticks above which this process itself is taken to have been stopped."""
+"""Seconds between two ticks above which this process itself counts as having been stopped."""
 MAX_DROPS_IN_A_ROW = 50
 """Number of groups dropped in a row, without one trained, that ends the run with the reason. No
 batch of a healthy run loses so many, and a run that trains on nothing stops within minutes."""
@@ -85,9 +86,11 @@ class CoordinatorConfig:
     """The values of the configuration that the coordinator uses."""
 
     num_episodes: int
+    """Episodes of a trial."""
     deadline_s: float
     """Seconds after which an incomplete group is granted to another actor."""
     max_drops_in_a_row: int
+    """Number of groups dropped in a row that ends the run."""
     evaluate_every: int
     """Steps between evaluations; 0: only the last version is evaluated."""
     last_version: int
@@ -132,7 +135,7 @@ class KnownPeer:
     heartbeat: Heartbeat | None = None
     """The last heartbeat; None before the first."""
     is_away: bool = False
-    """Whether it was silent for too long: it is granted nothing until it sends a message."""
+    """Whether the peer was silent for too long: it is granted nothing until it sends a message."""
 
     @property
     def is_actor(self) -> bool:
@@ -140,7 +143,7 @@ class KnownPeer:
         return self.hello.role == "actor"
 
     def patience_s(self) -> float:
-        """Return the seconds for which the peer may be silent."""
+        """Return the seconds for which the peer may be silent before it counts as away."""
         return FIRST_HEARTBEAT_S if self.heartbeat is None else SILENCE_S
 
     def is_newly_silent(self, now: float) -> bool:
@@ -186,13 +189,14 @@ class Coordinator:
     progress: ProgressCounts = field(default_factory=ProgressCounts, init=False)
     """What has arrived since this process began."""
     _loaded: list[LoadedWeights] = field(default_factory=list, init=False)
-    """Records since `take_loaded`."""
+    """Records of engines that loaded weights, since `take_loaded` was last called."""
     _actors: dict[int, str] = field(default_factory=dict, init=False)
     """The name of the actor that completed each group, by grant."""
     _is_full: bool = field(default=False, init=False)
-    """Whether the journal had no space when it was last asked."""
+    """Whether the journal had no space when `_look_for_space` last asked it."""
     _opened_at: float = field(default=0.0, init=False)
-    """When the first weights were announced; later by the stalls that were forgiven."""
+    """When this process announced its first weights, put off by the seconds of every stall that
+    `_forgive_stall` has noticed."""
     _ticked_at: float | None = field(default=None, init=False)
     """When `tick` was last called."""
     _is_closed: bool = field(default=False, init=False)
@@ -238,7 +242,7 @@ class Coordinator:
         self._grant()
 
     def tick(self) -> None:
-        """Notice what only time tells: missed deadlines and silent peers.
+        """Notice missed deadlines, silent peers and a full disk, which no message reports.
 
         Raises:
             DeterministicFailure: too many groups were dropped in a row.
@@ -360,7 +364,7 @@ class Coordinator:
         return len(present), num_loading
 
     def take_loaded(self) -> list[LoadedWeights]:
-        """Return the records of engines that loaded weights since the last call."""
+        """Return, once, the records of engines that loaded weights since the last call."""
         taken, self._loaded = self._loaded, []
         return taken
 
@@ -392,8 +396,8 @@ class Coordinator:
 
     def _take_hello(self, peer: Peer, hello: Hello) -> None:
         """Take in a new or returned peer; forget the process that had its name before."""
-        # A process that was started again comes with a new connection, and has lost its groups. It
-        # may have started while the learner was down: then only the ledger knows of the old one.
+        # A process that was started again has a new connection, and has lost its groups. If it was
+        # started while the learner was down, only the ledger knows its earlier connection.
         for other, known in list(self.peers.items()):
             if known.hello.name == hello.name and other != peer:
                 self._remove(other)
@@ -403,7 +407,7 @@ class Coordinator:
         self.peers[peer] = KnownPeer(hello, self.clock())
         self._set_quota(peer)
         total, most = self.ledger.total_quota(), self.ledger.max_concurrent_groups
-        # Noted once: for the actor whose quota first exceeds the limit.
+        # Noted once: for the actor whose quota lifts the sum over the limit.
         if most is not None and total - hello.group_quota <= most < total:
             self.note(
                 f"the actors have room for {total} groups and are granted {most}, as "
@@ -435,7 +439,7 @@ class Coordinator:
         if was_away:
             self._set_quota(peer)
             if self.weights.is_open:
-                self._welcome(peer)  # its groups are not its own any more
+                self._welcome(peer)  # its groups were taken away when it was marked as away
 
     def _set_quota(self, peer: Peer) -> None:
         """Set how many groups a peer may play: its quota for a present actor, otherwise none."""
@@ -502,8 +506,8 @@ class Coordinator:
     # Grants and drops.
 
     def _grant(self) -> None:
-        """Grant lapsed groups (incomplete, played by nobody), then new ones, each to the actor with
-        the most room.
+        """Grant lapsed groups (incomplete, played by nobody), then new ones, each to the actor that
+        can be granted most further groups.
         """
         if not self.weights.is_open or self._is_full or self._is_closed:
             return
@@ -533,16 +537,16 @@ class Coordinator:
             return ledger.grant_again(lapsed[0], peer=peer, now=now, deadline_s=deadline_s)
         if not ledger.may_grant():
             return None
-        played = self.methods.horizon(ledger.version, config.num_episodes)
+        horizon = self.methods.horizon(ledger.version, config.num_episodes)
         number = ledger.next_grant
         task = self.tasks.task(number)
         return ledger.grant(
             task,
-            num_episodes=played.num_episodes,
+            num_episodes=horizon.num_episodes,
             peer=peer,
             now=now,
             deadline_s=deadline_s,
-            max_turns=played.max_turns,
+            max_turns=horizon.max_turns,
             guidance=self.methods.guidance(number, task),
         )
 
@@ -555,7 +559,9 @@ class Coordinator:
         return msgspec.structs.replace(grant, rival=rival)
 
     def _expire(self, now: float) -> None:
-        """Take groups from actors that missed a deadline, and tell the actors what they keep."""
+        """Take groups from actors that missed a deadline, and welcome these again, with the groups
+        that they keep. Groups that missed too many deadlines are dropped.
+        """
         late, dropped = self.ledger.late_peers(now), self.ledger.expire(now)
         if late:
             most = self.ledger.max_expiries
@@ -617,8 +623,8 @@ class Coordinator:
             self._note_complete(peer, result.grant)
 
     def _note_complete(self, peer: Peer, grant: int) -> None:
-        """Note that all trials of a group have arrived, and replace the group if they earned the
-        same.
+        """Note that all trials of a group have arrived. If all earned the same, drop the group, so
+        that another is granted in its place.
         """
         if (known := self.peers.get(peer)) is not None:
             self._actors[grant] = known.hello.name

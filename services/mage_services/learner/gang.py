@@ -1,8 +1,9 @@
-"""Start, order and end the processes of all ranks of a learner, from rank 0.
+"""Start the processes of a learner's other ranks, send them orders, and end them, from rank 0.
 
-All ranks end together. A rank ends when the connection to rank 0 ends, and on Linux with its
-parent; if a rank has ended, rank 0 ends too, and the supervisor starts the whole learner again from
-its checkpoint.
+A rank is one process of a learner whose model is sharded over several processes. All ranks end
+together. A rank ends when its connection to rank 0 ends, and on Linux with rank 0's process; if a
+rank has ended, rank 0 ends too, and the supervisor starts the whole learner again from its
+checkpoint.
 """
 
 import os
@@ -29,12 +30,12 @@ from mage_services.processes.process import EXIT_DETERMINISTIC, first_failure, t
 MODULE = "mage_services.learner.rank_worker"
 """The module that the processes of ranks 1, 2, … run."""
 MAX_ORDER_BYTES = 2**32 - 1
-"""Largest number of bytes of an order, the most that the length of a frame can say: the order of a
-step holds a rank's share of a whole batch."""
+"""Largest number of bytes of an order. It is the most that the length of a message can state, in 32
+bits, because the order of a step holds a rank's share of a whole batch."""
 POLL_S = 1.0
 """Seconds between two checks whether a rank has ended."""
 PATIENCE_S = 1.0
-"""Seconds from the end of a rank's connection to the end of its process."""
+"""Seconds to wait for each rank's process to end, after a connection between ranks has failed."""
 END_S = 20.0
 """Seconds that the ranks have to end by themselves, before they are killed."""
 
@@ -44,13 +45,13 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Gang(AbstractContextManager["Gang"]):
-    """The ranks 1 to `learner.ranks` - 1; none if the learner has one rank.
+    """Owns the processes of ranks 1 to `learner.ranks` - 1; with one rank there are none.
 
     Use it as a context manager: if a rank has ended, leaving the context raises why.
     """
 
     def __init__(self, run: RunDirectory, config: Config) -> None:
-        """Start the processes; they import torch, and wait for `begin`."""
+        """Start the processes, which import torch and then wait for the order to begin."""
         self.count = config.learner.ranks
         """Number of ranks, rank 0 included."""
         numbers = range(1, self.count)
@@ -72,7 +73,7 @@ class Gang(AbstractContextManager["Gang"]):
             return None
         order = Begin(config_file.as_tables(config), str(checkpoint or ""))
         self._send([order] * len(self._workers))
-        # After a rewind to a checkpoint the process group exists already.
+        # In a second call, which loads another checkpoint, the ranks have joined already.
         if not distributed.is_initialized():
             self._wait_until_ready()
             join(self._store, 0, config)
@@ -80,10 +81,10 @@ class Gang(AbstractContextManager["Gang"]):
         return self._joined
 
     async def watch(self) -> None:
-        """Wait until any rank ends, then raise an error that says how. Cancelled, the ranks go on.
+        """Wait until a rank ends. If cancelled, the ranks go on.
 
         Raises:
-            RunError: says which rank ended, and how.
+            RunError: a rank has ended; the message says which one, and how.
         """
         if self._workers:
             async for _ in ticks(POLL_S):
@@ -104,6 +105,7 @@ class Gang(AbstractContextManager["Gang"]):
                 worker.kill()
 
     def _send(self, orders: Sequence[Order]) -> None:
+        """Send each other rank its order, by ascending rank."""
         for worker, order in zip(self._workers, orders, strict=True):
             worker.channel.send(order)
 
@@ -115,7 +117,7 @@ class Gang(AbstractContextManager["Gang"]):
                 raise _failure(number, worker.process.wait())
 
     def _check(self, patience_s: float = 0.0) -> None:
-        """Raise the end of a rank, if one has ended.
+        """Raise a RunError if a rank has ended.
 
         Args:
             patience_s: Seconds to wait for each rank to end.
@@ -138,6 +140,7 @@ class Gang(AbstractContextManager["Gang"]):
 
 
 def _failure(number: int, code: int) -> RunError:
+    """Return the error of a rank's end; it is deterministic if the rank's exit code says so."""
     kind = DeterministicFailure if code == EXIT_DETERMINISTIC else RunError
     return kind(f"rank {number} of the learner {end_in_words(code)}; all ranks end with it")
 
@@ -147,7 +150,9 @@ def _failure(number: int, code: int) -> RunError:
 # over the loopback interface, and NCCL between GPUs (which was never run).
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Environment variable with the network interface that gloo uses."""
 _HOST = "127.0.0.1"
+"""Address of rank 0: all ranks run on one machine."""
 
 
 def rank_store(port: int, *, is_rank_0: bool) -> TCPStore:
@@ -158,7 +163,7 @@ def rank_store(port: int, *, is_rank_0: bool) -> TCPStore:
     however the process ends, and leaves no file.
 
     Args:
-        port: of rank 0's store; as rank 0, 0 takes a free port.
+        port: port of rank 0's store; rank 0 passes 0, and takes a free one.
     """
     return TCPStore(_HOST, port, is_master=is_rank_0, wait_for_workers=False)
 

@@ -35,15 +35,18 @@ from mage_services.transport.authentication import keys_in, learner_keys
 from mage_services.transport.channels import LearnerChannel
 from mage_services.weights.weight_store import WeightStore
 
-#     task      takes                   waits for                 lets others go on
-#     inbox     messages of peers       the socket                train, by `coordinator.arrived`
-#     clock     -                       half a second             lapsed groups, the terminal
-#     journal   -                       a failure of the disk     the end of the learner
-#     ranks     -                       the end of a rank         the end of the learner
-#     publish   snapshots of weights    a snapshot                actors, by announcing the version
+#     task      waits for                  then
+#     inbox     a message of a peer        lets the coordinator answer it, and set `arrived` if a
+#                                          batch may be complete
+#     clock     half a second              lets the coordinator look at deadlines; refreshes the
+#                                          terminal
+#     journal   a failure of the disk      ends the learner
+#     ranks     the end of another rank    ends the learner
+#     publish   a copy of new weights      writes it, and announces the version to the peers
 #
-# Beside them, `TrainingLoop.train` takes batches of groups. It waits for actors only through the
-# batch itself: it copies the weights and goes on, and the task `publish` writes and announces them.
+# Beside them, `TrainingLoop.train` waits for `arrived`, takes a batch of groups and trains on it.
+# This is its only wait for actors: after a step it copies the weights and goes on, and the task
+# `publish` writes and announces the copy.
 #
 # A step is committed durably to the journal before any peer hears of its version. So a learner that
 # was killed can compute every announced version again.
@@ -79,7 +82,7 @@ async def main(startup: Startup, status: Status) -> None:
         coordinator_config = CoordinatorConfig.of(config)
         header = segment_header(ledger, coordinator_config, league, methods)
         journal = open_journal_file(startup, prepared, header)
-        ledger.restart_timers(time.monotonic())
+        ledger.restart_timers(time.monotonic())  # of the groups that the journal has in flight
         weights = WeightStore(
             config.transport.weights.open(startup.run, config),
             lag=config.admission.lag,
@@ -149,11 +152,11 @@ async def _prepare(
 
     began, warm_start = time.monotonic(), startup.config.warm_start
     if warm_start and not startup.run.policy.exists():
-        # Shown at once: before its first step, a warm start collects its data. Loss and gate are
-        # not known yet.
+        # Shown at once, because a warm start collects its data before its first step. Its loss, and
+        # its gate, the measure that decides when it ends, are not known yet (NaN).
         report(Progress(0, warm_start.steps, math.nan, math.nan))
-    work = prepare, startup, report, note, ledger, league, methods, gang
-    prepared: Prepared = await trainer_thread.call(*work)
+    arguments = startup, report, note, ledger, league, methods, gang
+    prepared: Prepared = await trainer_thread.call(prepare, *arguments)
     if startup.run.checkpoints.exists():
         # A learner that was killed may have written a checkpoint without making its name durable.
         await trainer_thread.call(sync, startup.run.checkpoints)
@@ -162,7 +165,7 @@ async def _prepare(
     if num_skipped:
         note(f"warm start: {num_skipped} steps were skipped, whose gradients were not finite")
     if prepared.lost_bytes:
-        status.send("note", text=f"journal: a torn tail of {prepared.lost_bytes} bytes was cut")
+        note(f"journal: a torn tail of {prepared.lost_bytes} bytes was cut")
     return prepared
 
 
@@ -188,7 +191,7 @@ async def _run_tasks(
         parity = await loop.train()
         for other in others:
             other.cancel()
-    # `train` has written it too, but only now no task can change the counts.
+    # `train` has written this summary too, but until now the tasks could change its counts.
     await loop.run_log.write_end(parity)
 
 

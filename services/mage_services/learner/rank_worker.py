@@ -45,7 +45,13 @@ if TYPE_CHECKING:
 
 
 class RankWorker:
-    """One rank; it loads the same policy as rank 0, and computes on its own shards."""
+    """Executes the orders of rank 0 on this rank's shards of the policy.
+
+    Args:
+        port: port of rank 0's store, through which ranks find one another.
+        number: number of this rank, from 1.
+        rank_0: channel to rank 0.
+    """
 
     def __init__(
         self, run: RunDirectory, port: int, number: int, rank_0: BlockingChannel[Order]
@@ -82,7 +88,7 @@ class RankWorker:
                 files.save(order, lambda: None).add_done_callback(self._end_if_failed)
 
     def _begun(self, order: Begin) -> Training:
-        """Load the policy, after joining the other ranks if this is the first order to begin."""
+        """Load the policy; before the first time, join the other ranks."""
         config = config_file.from_tables(order.tables)
         if self._joined is None:
             self._rank_0.send(Ready())

@@ -1,7 +1,7 @@
 """Write publications and checkpoints of a model that is sharded over several ranks.
 
-Every rank copies its shards, which takes a moment, and writes the copies while it trains on. All
-ranks write into the same file, each at the offsets of its shards.
+Every rank copies its shards, which is fast, and writes the copies while the next steps are trained.
+All ranks write the weights into the same file, each at the offsets of its shards.
 """
 
 import shutil
@@ -41,14 +41,16 @@ class RankGone(Exception):
 
 
 class WriterThread:
-    """A thread that writes concurrently with the training, together with those of the other ranks.
+    """A thread that writes this rank's part of a file while the training goes on.
 
-    Every rank has one for publications and one for checkpoints, so that neither waits for the
-    other, and creates them in the same order. All ranks are sent every piece of work in the same
-    order; a piece is done when all ranks have done their part.
+    Every rank has a thread for publications and one for checkpoints, so that neither waits for the
+    other, and creates the two in the same order as all ranks. Threads of the same kind work
+    together: they get the same pieces of work in the same order, and a piece is done when all ranks
+    have done their part.
     """
 
     def __init__(self, name: str) -> None:
+        # A process group of its own, so that its barrier meets the same thread of other ranks only.
         self._group = distributed.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
@@ -59,7 +61,7 @@ class WriterThread:
 
         Args:
             what: What is written, for the message of an error.
-            work: This rank's part.
+            work: This rank's part, called with the process group of these threads.
 
         Returns:
             The result of `then`. Its `result()` raises RunError if a file cannot be written, and
@@ -97,12 +99,12 @@ class JoinedRank:
 
 
 NO_DIGEST = "0" * 16
-"""Stands for a digest that is not known yet, and has the length of one."""
+"""Placeholder of a digest that is not known yet, of the same length."""
 
 
 @dataclass(frozen=True, eq=False)
 class SharedSnapshot:
-    """The weights of one version while all ranks write them; stands in for a `Snapshot`."""
+    """The weights of one version while all ranks write them, with the methods of a `Snapshot`."""
 
     version: int
     places: tuple[Place, ...]
@@ -124,7 +126,7 @@ class SharedSnapshot:
             RankGone: a rank has ended.
         """
         self.written.result()
-        working = part_of(self.file)
+        working = part_of(self.file)  # the file's name until `write` has renamed it
         return mapped(working if working.exists() else self.file, self.places, self.start)
 
     def fingerprint(self) -> WeightFingerprint:
@@ -209,6 +211,10 @@ class ShardedFiles:
         """Begin a checkpoint of the current version on all ranks; returns its folder once durable.
 
         Args:
+            chat_source: Model directory whose tokenizer and chat template are copied.
+            folder: Folder of all checkpoints of the run.
+            counters: Counters that the checkpoint keeps for the learner (`Training.counters`).
+            keep: Number of newest checkpoints that are kept.
             digest: Digest of the weights, by which a reader checks that they are whole.
         """
         trainer = self._trainer

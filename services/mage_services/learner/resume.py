@@ -38,7 +38,7 @@ from mage_services.learner.trainer_thread import Training, in_time, is_on_gpu
 from mage_services.processes.startup import Startup
 
 NOTE_S = 20.0
-"""Least time in seconds between two notes about steps that are trained again."""
+"""Least number of seconds between two notes about steps that are trained again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class ReplayedStep:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The state that a learner starts with."""
+    """What a learner has loaded or computed before it begins to train."""
 
     training: Training
     origin: str
     """Where the weights came from, in a few words."""
     segments: list[Segment]
-    """Segments of the journal."""
+    """Segment files of the journal that are on disk."""
     replayed: list[ReplayedStep]
     """Steps after the checkpoint, which were trained again."""
     lost_bytes: int
@@ -90,8 +90,12 @@ def prepare(
     Args:
         report: called with the progress of a warm start.
         note: called with sentences about steps that are trained again.
-        ledger: a new one, which is filled from the journal; so are `league` and `methods`.
+        ledger: a new ledger, which is filled from the journal; so are `league` and `methods`.
         gang: the other ranks of the learner.
+
+    Raises:
+        DeterministicFailure: as `recover`.
+        RunError: the checkpoint is not whole, or the journal is damaged.
     """
     config, run = startup.config, startup.run
     run.journal.mkdir(exist_ok=True)
@@ -110,7 +114,8 @@ def prepare(
         origin += f" ({training.difference})" if training.difference else ""
     _remove_lines_after(run.metrics, "step", training.trainer.version)
     _remove_lines_after(run.curve, "version", training.trainer.version)
-    # The training loop writes the states of methods at the current version again.
+    # The lines of the current version go too: the training loop writes the states of methods again
+    # before its first step.
     _remove_lines_after(run.memory, "version", training.trainer.version - 1)
     return Prepared(training, origin, journal.segments, steps, lost_bytes)
 

@@ -55,11 +55,15 @@ class RunLog:
         self._environment = environment_of(startup.config)
         self._signal = Signal(startup.config, self._environment.facts)
         self._began = time.monotonic() - training.counters.get("train_s", 0.0)
+        """When training would have begun if all processes of the run had run without a break."""
         self._last_step = time.monotonic()
+        """When the last step was written."""
         self._last_blocked_s: Seconds = {}
+        """Seconds of each actor in each state, at the last step."""
         self._totals: dict[str, float] = dict(training.counters.get("totals", {}))
         """Sums over all steps of the run, by name."""
         self.time = time_accounting
+        """Seconds of the learner in each state."""
 
     def elapsed_s(self) -> float:
         """Return the seconds since training began, over all processes of the run."""
@@ -73,8 +77,8 @@ class RunLog:
         """Write the steps that were trained again, except those that were written before."""
         known = {record["step"] for record in read_lines(self._run.metrics)}
         for step in replayed:
-            # Called for every step, because it also adds the step to the totals. The trainer did
-            # not wait (0.0): all trials were in the journal.
+            # `_record` is called for every step, because it also adds the step to the totals. The
+            # trainer did not wait for trials (0.0): all of them were in the journal.
             record = self._record(
                 step.version, step.groups, step.metrics, 0.0, step.elapsed_s, step.time_s
             )
@@ -166,7 +170,7 @@ class RunLog:
         )
 
     def look_for_signal(self, groups: list[Group]) -> None:
-        """Note for people if the first batches hold nothing to learn from."""
+        """Note a sentence for people if the first batches hold nothing to learn from."""
         text = self._signal.batch(self._training.trainer.version, groups)
         if text is not None:
             self._coordinator.note(text)
@@ -186,7 +190,7 @@ class RunLog:
             "over_bound_by_actor": over_bound_by_actor(
                 groups,
                 coordinator.take_actors(),
-                version=version - 1,
+                version=version - 1,  # the step was trained from the weights before
                 bound=admission.max_staleness + admission.lag,
             ),
         }
@@ -211,13 +215,13 @@ class RunLog:
         time_s: float,
     ) -> dict[str, Any]:
         """Return all metrics of a step, and add the step to the totals."""
-        shape, transcript = self._config.trial, self._config.transcript
-        # With closing tags of the transcript no action is cut off.
+        trial, transcript = self._config.trial, self._config.transcript
+        # If the transcript writes the closing tag of an action, no action counts as cut off.
         is_closed = transcript.forced_tags == "both"
         record = {
             "step": step,
             "time_s": time_s,
-            **batch_metrics(groups, self._environment, elapsed_s, shape.episodes),
+            **batch_metrics(groups, self._environment, elapsed_s, trial.episodes),
             "truncated_action_share": truncated_share(
                 groups, None if is_closed else transcript.max_action_tokens
             ),

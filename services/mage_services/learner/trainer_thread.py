@@ -69,9 +69,11 @@ class Training:
     ) -> None:
         self.trainer = trainer
         self._ranks = joined.ranks if joined else None
+        """Sends orders to the other ranks; None on one rank."""
         self.sharded = joined.files(trainer) if joined else None
         """Writes the model's files if the model lies on several ranks; None on one rank."""
         self._has_published = False
+        """Whether this process has copied weights for publication; its first copy is scored."""
         self._base: AdapterBase | None = None
         """What published adapters are added to; None before the first, and if whole weights are
         published."""
@@ -115,10 +117,11 @@ class Training:
         return training
 
     def check_whole(self, checkpoint: Path) -> None:
-        """Compare the weights with the digest in a checkpoint that several ranks wrote.
+        """Compare the weights with the digest in a checkpoint that several ranks wrote. One of a
+        single rank has no digest.
 
         Raises:
-            RunError: they differ.
+            RunError: the weights have another digest.
         """
         digest = self.counters.get("digest")
         if digest and digest != overall(self.own_digests()):
@@ -144,12 +147,12 @@ class Training:
             )
         self.adopt(config_file.loads(committed.config))
         metrics = self.step(committed.groups)
-        tensors = self._digests()
-        if overall(tensors) == commit.digest:
+        digests = self._digests()
+        if overall(digests) == commit.digest:
             return metrics, ""
         return metrics, (
             f"step {commit.version} computed again gives other weights, first in "
-            f"{first_difference(commit, tensors)}: {overall(tensors)} instead of "
+            f"{first_difference(commit, digests)}: {overall(digests)} instead of "
             f"{commit.digest}; another machine, library or number of threads or ranks computes "
             "otherwise"
         )
@@ -165,13 +168,17 @@ class Training:
     ) -> "tuple[Commit, Snapshot | SharedSnapshot]":
         """Return the journal's record of the step that was just trained, and a copy of its
         weights.
+
+        Args:
+            groups: the batch of the step.
+            time_s: training time of the run so far, in seconds.
         """
-        snapshot, tensors = self.snapshot()
+        snapshot, digests = self.snapshot()
         commit = Commit(
             version=self.trainer.version,
             grants=tuple(group.grant for group in groups),
-            digest=overall(tensors),
-            tensors=tensors,
+            digest=overall(digests),
+            tensors=digests,
             time_s=time_s,
         )
         return commit, snapshot
@@ -193,8 +200,8 @@ class Training:
         """Copy the current weights, to be published while the next step is trained, and compute
         the digest of each tensor.
 
-        Some versions are scored: the copy has the log-probs of the probe tokens, by which engines
-        check what they loaded.
+        Some versions are scored: their copy also has the learner's log-probs of a few fixed tokens,
+        the probe tokens, with which engines compare their own.
         """
         version, is_sent = self.trainer.version, self.trainer.config.transport.weights.is_sent
         # Embedded engines compare checksums of the weights' rows, which only the snapshot of a
@@ -208,19 +215,21 @@ class Training:
             self._base = base_of(model)
         if not self.sharded:
             return digested_snapshot(model, version, scores=scores, base=self._base)
-        tensors, logprobs = self._digests(), None
+        digests, logprobs = self._digests(), None
         if scores:
             with self.trainer.read(num_forwards=1) as model:
                 logprobs = probe_logprobs(model)
         file = weights_file(self.config.transport.weights.folder(self.run), version)
-        return self.sharded.snapshot(file, logprobs), tensors
+        return self.sharded.snapshot(file, logprobs), digests
 
     def digest(self) -> str:
         """Return the digest of the current weights, as a commit records it."""
         return overall(self._digests())
 
     def own_digests(self) -> dict[str, str]:
-        """Return the digest of each tensor; on several ranks, all of them must call at once."""
+        """Return the digest of each tensor, by name. If there are several ranks, all must call it
+        at the same time.
+        """
         if self.sharded:
             return self.sharded.digests()
         return tensor_digests(self.trainer.model)
@@ -236,10 +245,11 @@ class Training:
             self._ranks.send_all(order)
 
     def checkpoint(self, counters: dict[str, Any]) -> "Future[Path]":
-        """Write a checkpoint of the current version; returns its folder once it is durable.
+        """Write a checkpoint of the current version.
 
-        One process has written it when this returns; several ranks write it while the next steps
-        are trained.
+        Returns:
+            A future of the checkpoint's folder, done once the checkpoint is durable. With one rank
+            it is done already; several ranks write while the next steps are trained.
         """
         folder, keep = self.run.checkpoints, self.config.learner.keep_checkpoints
         if self.sharded:
@@ -288,10 +298,11 @@ class TrainerThread:
 
 
 def in_time(items: Iterator[Item], seconds: float) -> Iterator[tuple[Item, float]]:
-    """Yield each item of an iterator and the seconds that it took, until one takes longer than the
-    given seconds.
+    """Yield each item of an iterator and the seconds that it took; end at an item that takes longer
+    than the given seconds.
 
-    The iterator runs in a thread, which is abandoned if it hangs.
+    The iterator runs in a thread, which is abandoned if it hangs: a warm start lets a user's class
+    play scripted trials in this way.
     """
     found = SimpleQueue[tuple[Item, float] | Exception | None]()
 

@@ -73,19 +73,19 @@ class TrainingLoop:
         self._enter = run_log.time.enter  # names what the learner does from now on
 
     async def train(self) -> dict[str, float]:
-        """Train to the last step; returns how far engine and learner differ in log-probs.
+        """Train to the last step; return how far engine and learner differ in log-probs.
 
         If cancelled, the journal holds every step that was committed.
         """
-        opened = asyncio.get_running_loop().time()
+        began = asyncio.get_running_loop().time()
         if not self._coordinator.weights.is_lag_complete(self._training.trainer.version):
             text = (
                 "older weights are gone: actors begin with newer ones than admission.lag asks for"
             )
             self._status.send("note", text=text)
         await self.run_log.write_method_states()
-        snapshot, tensors = await self._thread.call(self._training.snapshot)
-        self.publisher.offer(snapshot, overall(tensors))
+        snapshot, digests = await self._thread.call(self._training.snapshot)
+        self.publisher.offer(snapshot, overall(digests))
         await self.publisher.wait_until_announced()
         self._enter("batch not full")
         while self._training.trainer.version < self._config.learner.steps:
@@ -96,12 +96,12 @@ class TrainingLoop:
         await self._checkpoint()
         await self._wait_until_checkpointed()
         await self.run_log.write_end(parity)
-        await self._wait_for_peers(opened + GOODBYE_PATIENCE_S)
+        await self._wait_for_peers(began + GOODBYE_PATIENCE_S)
         self._coordinator.dismiss("the run is complete")
         return parity
 
     async def _step(self) -> None:
-        """Train one batch, in the order that the top of this file explains."""
+        """Train one batch, in the order that the comment at the top of this file explains."""
         groups = await self._batch()
         self.run_log.look_for_signal(groups)  # before the step, which may take long
         waited_s, began = self.run_log.waited_s(), time.monotonic()
@@ -112,7 +112,7 @@ class TrainingLoop:
         elapsed_s = self.run_log.elapsed_s()
         commit, snapshot = await self._thread.call(self._training.commit, groups, elapsed_s)
         self._enter("journal sync")
-        # League and methods learn at the commit: a replay of the journal updates them there too.
+        # League and methods are updated at the commit, as in a replay of the journal.
         self._coordinator.league.trained(groups)
         commit = self._with_method_digests(commit, groups)
         await self._journal.durable(commit)
@@ -136,8 +136,8 @@ class TrainingLoop:
         while (groups := self._coordinator.ledger.take_batch()) is None:
             is_newer = self._checkpoint_version < self._training.trainer.version
             if is_newer and self._journal.why_full():
-                # No trial is taken in until there is space. A checkpoint may make some segments
-                # unnecessary.
+                # No trial is taken in until there is space. Once a checkpoint is durable, earlier
+                # segments of the journal may be deleted.
                 await self._checkpoint()
                 await self._wait_until_checkpointed()
                 continue
@@ -187,7 +187,8 @@ class TrainingLoop:
     async def _parity(self) -> dict[str, float]:
         """Compare the log-probs of engine and learner on groups sampled with the last weights.
 
-        These groups are granted and played as usual, and never trained.
+        These groups are granted and played as usual, and never trained. The first ones may still be
+        of older versions, whose tokens are not compared.
         """
         version = self._training.trainer.version
         parity: dict[str, float] = {}
@@ -223,13 +224,14 @@ class TrainingLoop:
 class Publisher:
     """Writes and announces weights while the next step is trained. `run` is its task.
 
-    The training loop waits here only while the version before is still being written, never for an
-    actor.
+    It takes one version at a time: the training loop waits while the version before is still being
+    written, but never for an actor.
     """
 
     def __init__(self, weights: WeightStore, coordinator: Coordinator) -> None:
         self._weights, self._coordinator = weights, coordinator
         self._offered: asyncio.Queue[tuple[Snapshot, str]] = asyncio.Queue(1)
+        """The version that is to be published: a copy of its weights, and their digest."""
 
     async def wait_until_announced(self) -> None:
         """Wait until every version offered so far is announced. Safe to cancel."""
