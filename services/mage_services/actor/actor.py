@@ -71,7 +71,8 @@ HEARTBEAT_S = 1.0
 
 KEPT_AFTER_S = 1.0
 """Seconds of playing after which a trial's finished episodes are sent to the learner, so that
-another actor can go on behind them: what took less is cheaper to play again than to send."""
+another actor can continue the trial after them. Episodes that took less are cheaper to play again
+than to send."""
 
 
 @dataclass(slots=True)
@@ -80,7 +81,8 @@ class PlayedGroup:
 
     grant: GroupGrant
     episodes: dict[int, FinishedEpisodes]
-    """Finished episodes of its trials by index; a trial is continued or retried behind them."""
+    """Finished episodes of its trials by index; a trial that is continued or played again begins
+    after them."""
     unfinished: dict[int, TrialInProgress] = field(default_factory=dict)
     """Its trials that have begun and not ended, by index."""
 
@@ -146,7 +148,7 @@ class Actor:
         played: Callable[[], None] = lambda: None,
         bring: Callable[[Path], Awaitable[Path]] = here,
     ) -> None:
-        self._channel, self._stage, self._name, self._played_group = channel, stage, name, played
+        self._channel, self._stage, self._name, self._report_played = channel, stage, name, played
         self._bring = bring
         self._weights = Weights()
         self._unacknowledged: dict[tuple[int, int], list[Frame]] = {}
@@ -182,6 +184,7 @@ class Actor:
         group_tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
 
         def forget(key: tuple[int, int], _: object) -> None:
+            """Forget a group whose task has ended."""
             del group_tasks[key], self._playing[key]
 
         while True:
@@ -247,7 +250,7 @@ class Actor:
             try:
                 async with self._holding(grant.rival):
                     await self._trials(group)
-                self._played_group()
+                self._report_played()
             except* TrialFault as faults:
                 reason = str(faults.exceptions[0])[:MAX_REASON_CHARS]
                 num_turns = sum(trial.num_turns for trial in group.unfinished.values())
@@ -304,22 +307,23 @@ class Actor:
                 )
 
     def _finished(self, grant: GroupGrant) -> set[int]:
-        """Return the trials of a group that the learner has, or that were sent to it."""
+        """Return the indices of a group's trials that the learner has, or that were sent to it."""
         sent = {index for number, index in self._unacknowledged if number == grant.grant}
         return sent | set(grant.held)
 
     async def _trial(self, stage: Stage, group: PlayedGroup, task: Task, index: int) -> None:
         """Play a trial and send it, with that of the other seat if the policy plays both.
 
-        After a fault of the environment the same trial is played again, behind the episodes that
-        are kept, while the group's other trials go on. Cancellation abandons the trial, unless it
-        has ended.
+        After a fault of the environment the same trial is played again, from the last episode that
+        was kept on, while the group's other trials go on. Cancellation abandons the trial, unless
+        it has ended.
 
         Raises:
             TrialFault: the last retry has failed too; or the trial does not fit into a message, as
                 when a policy has collapsed into endless text.
         """
         grant, name = group.grant, f"{group.grant.grant}.{group.grant.epoch}.{index}"
+        # When this try began, and when finished episodes were last kept.
         began = kept = time.monotonic()
 
         def begin() -> TrialInProgress:
@@ -383,6 +387,7 @@ class Actor:
         seconds = self.time.seconds()
         playing_s = seconds.pop("playing", 0.0)
         now = playing_s, engine_s, time.thread_time(), self._stage.workers.calling_s()
+        # `left`: seconds of playing since the last call that are not counted for a part yet.
         left, *parts = (new - old for new, old in zip(now, self._counted, strict=True))
         self._counted = now
         for state, spent in zip(("engine", "trials", "environment"), parts, strict=True):

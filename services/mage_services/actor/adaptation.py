@@ -1,9 +1,10 @@
-"""Play the trials behind a certificate of adaptation, and record every completion at once.
+"""Play the trials behind a certificate of adaptation, and record each completion as it is sampled.
 
-Each task is played with its history (`own`), without any (`blind`), and in independent trials of
-one episode (`retry`). The two other controls need only their last episode: `swapped` begins with
-the task's own recorded answers, and `noise` with those of another task whose history is about as
-long. So the last episodes that are compared differ in nothing but what they follow.
+Each task is played in five arms: with its history (`own`), without any (`blind`), in independent
+trials of one episode (`retry`), and in two controls of which only the last episode is sampled.
+`swapped` begins with the task's own recorded answers, and its last episode has another task
+variant; `noise` begins with the answers of another task whose history is about as long. So the last
+episodes that are compared differ in nothing but what they follow.
 
 A measurement that was interrupted continues where it stopped: recorded answers are given again
 instead of being sampled.
@@ -70,7 +71,7 @@ class Unit:
     """Index of the task among the tasks of the game."""
     arm: Arm
     try_: int = 0
-    """Number of the independent try; 0 in other arms."""
+    """Number of the independent trial of the arm `retry`; 0 in other arms."""
 
     @property
     def name(self) -> str:
@@ -137,7 +138,7 @@ class Record:
         self.outcomes[trial] = outcome
 
     def _take(self, line: Mapping[str, Any]) -> None:
-        """Take in a line of the file of answers."""
+        """Add a line of the file of answers to this object."""
         tokens = line.get("tokens")
         answer = as_completion(line["text"]) if tokens is None else _of_tokens(tokens)
         self.answers[line["trial"]].append(answer)
@@ -151,8 +152,13 @@ def _of_tokens(tokens: Sequence[int]) -> Completion:
     return Completion(data, zeros, (VersionRun(0, 0, 0),), "stop", 0)
 
 
-class _Recorded:
-    """The engine of one trial: returns a given history, then recorded answers, then samples."""
+class _RecordingEngine:
+    """The engine of one trial: returns a given history, then recorded answers, and then samples
+    further answers and records them.
+
+    Args:
+        name: name of the trial in the record.
+    """
 
     def __init__(
         self, name: str, engine: Engine, record: Record, history: Sequence[Completion]
@@ -210,7 +216,7 @@ class Measurement:
         self._games = {game.label: game for game in games}
         self._chat, self._engine, self._record, self._workers = chat, engine, record, workers
         self._num_tasks, self._retries = num_tasks, retries
-        self._room = asyncio.Semaphore(at_once)
+        self._playing_slots = asyncio.Semaphore(at_once)
         self._tasks = {game.label: tasks_of(game.environment, num_tasks) for game in games}
         for game in games:
             if len(set(game.environment.members("heldout"))) < 2:
@@ -233,21 +239,22 @@ class Measurement:
         return sum(1 for _ in self._units(ARMS))
 
     def _units(self, arms: Sequence[Arm]) -> Iterator[Unit]:
-        """Yield the trials of some arms, those of all games' first task first: so an interrupted
-        measurement holds whole tasks.
+        """Yield the trials of some arms: first those of the first task of every game, then those of
+        the second task, and so on. So an interrupted measurement holds whole tasks.
         """
         for number in range(self._num_tasks):
             for label in self._games:
                 yield from self._units_of(label, number, arms)
 
     def _units_of(self, label: str, number: int, arms: Sequence[Arm] = ()) -> Iterator[Unit]:
+        """Yield the trials of one task of a game."""
         for arm in arms:
             tries = self._games[label].config.num_episodes if arm == "retry" else 1
             yield from (Unit(label, number, arm, each) for each in range(tries))
 
     async def _play(self, unit: Unit) -> None:
-        """Play a trial when there is room, and record its outcome."""
-        async with self._room:
+        """Play a trial once fewer than `at_once` are being played, and record its outcome."""
+        async with self._playing_slots:
             trial, is_cut = await self._trial(unit)
         outcome = _outcome(trial, is_cut=is_cut)
         self._record.add_outcome(unit.name, outcome)
@@ -259,7 +266,7 @@ class Measurement:
         history = self._history(unit)
         for num_tries in count():
             run = self._begin(unit)
-            engine = _Recorded(unit.name, self._engine, self._record, history)
+            engine = _RecordingEngine(unit.name, self._engine, self._record, history)
             try:
                 await play_to_end(run, engine, self._workers)
                 return run.trial(), False
@@ -409,7 +416,7 @@ def _begin_try(environment: Environment, task: Task, number: int, episode: int) 
 
 def _index(unit: Unit) -> int:
     """Return the trial's index, from which a model of our own derives the seeds of its samples."""
-    # 8 leaves room for three more arms, without which all seeds would change.
+    # A factor of 8, and not of 5: up to three further arms would change no seed.
     return 8 * unit.try_ + ARMS.index(unit.arm)
 
 

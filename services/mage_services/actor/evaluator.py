@@ -1,11 +1,11 @@
 """Run the evaluator: play published versions on fixed sets of tasks, without blocking the training.
 
-During training the evaluator adds a point to the curve (train and held-out) for every version that
-it is sent. At the end it plays the final sets with two causal controls: `blind` (earlier episodes
-are not in the context) and `swapped` (from the last episode on, another task variant is hidden).
-The return that a control takes away is adaptation. Points of the curve that are still waiting at
-the end are played after the final sets. If `evaluation.every` is 0, there is no curve, and the
-engine is made only after training.
+During training the evaluator plays every version that it is sent, on tasks of training and on
+held-out ones, and adds a point to the run's curve. At the end it plays the final sets, with two
+causal controls: `blind` (earlier episodes are not in the context) and `swapped` (in the last
+episode the hidden task variant is another one). The return that is lost under a control is due to
+adaptation. Points of the curve that are still waiting at the end are played after the final sets.
+If `evaluation.every` is 0, there is no curve, and the engine is made only after training.
 """
 
 import asyncio
@@ -88,7 +88,11 @@ MEASURED_ON_REQUEST = ("diversity", "harder")
 
 
 class Evaluator:
-    """Plays sets of trials with the weights that its engine holds."""
+    """Plays sets of trials with the weights that its engine holds, and scores them.
+
+    Args:
+        episodes: number of episodes of a trial.
+    """
 
     def __init__(
         self,
@@ -105,7 +109,9 @@ class Evaluator:
         self._stage = Stage(environment, trial_config, chat, engine, workers, retries)
         self._blind = replace(self._stage, config=trial_config.blind())
         self._at_once = config.engine.max_contexts
+        """Number of trials that are played concurrently."""
         self._is_guided = bool(overriding(config, "evaluation_guidance"))
+        """Whether a method gives guidance in evaluations."""
         self.guidance: GuidanceOf = no_guidance
         """The text with which each trial begins."""
         self._num_sets = 0
@@ -138,8 +144,8 @@ class Evaluator:
         """Play one set and score it.
 
         Args:
-            blind: earlier episodes are not in the context.
-            swap: in the last episode another task variant is hidden.
+            blind: whether earlier episodes are left out of the context.
+            swap: whether the last episode has another task variant.
         """
         stage = self._blind if blind else self._stage
         tasks = evaluation_tasks(self._environment, split, num_trials, seed)
@@ -173,8 +179,8 @@ class Evaluator:
         """Play each task `repeats` times; return the trials in order of their tasks.
 
         Args:
-            swap_split: the split that the last episode's task variant is drawn from; None: the
-                last episode has the trial's own.
+            swap_split: split from which another task variant is drawn for the last episode; None:
+                all episodes have the same variant.
         """
         self._num_sets += 1
         begins: list[Begin] = []
@@ -248,7 +254,8 @@ def ladder_of(config: Config, name: str) -> Ladder:
         ConfigError: there is no such ladder, no rung is harder, or each has words that a tiny
             policy does not know.
     """
-    # A curriculum ends with the environment's own options: harder tasks lie above these.
+    # `environment.ladder` turns a curriculum on, which ends with the environment's own options.
+    # Harder tasks lie above these, so here the environment has its own options from the beginning.
     section = msgspec.structs.replace(config.environment, ladder="")
     config = msgspec.structs.replace(config, environment=section)
     environment, part, own = environment_of(config), "", config
@@ -359,7 +366,7 @@ class CurveEvaluator:
     async def begin(self, evaluator: Evaluator, version: int) -> None:
         """Measure the curve's first point, and write sample trials of the untrained policy.
 
-        An evaluator that is restarted later does neither.
+        Does neither if the version is not 0, because the evaluator was restarted during training.
         """
         self.time.enter("playing")
         if version == 0:
@@ -376,9 +383,9 @@ class CurveEvaluator:
         """
         curve = self._curve(evaluator, engine, version)
         version, waiting = await beating(self._channel, self._heartbeat, curve)
-        for each in waiting[-1:]:
-            version = each.version
-            await self.load(engine, version, Path(each.path))
+        for newest in waiting[-1:]:
+            version = newest.version
+            await self.load(engine, version, Path(newest.path))
         await self.finish(evaluator, environment, version)
         if points := [each for each in waiting if each.version < version]:
             text = (
@@ -435,10 +442,11 @@ class CurveEvaluator:
         return version, waiting
 
     async def _receive(self) -> None:
-        """Queue messages until the learner's goodbye, which restores this process's priority.
+        """Queue messages until the learner's goodbye, then restore this process's priority: the
+        training is over.
 
-        The learner's goodbye is noticed while a point of the curve is being played. Cancellation
-        loses no message.
+        Runs beside `_curve`, so the goodbye is noticed even while a point is being played.
+        Cancellation loses no message.
         """
         while not isinstance(message := await self._channel.receive(), Goodbye):
             self._messages.put_nowait(message)
@@ -461,7 +469,7 @@ class CurveEvaluator:
         await self._channel.send(loaded(version, receipt))
 
     def _heartbeat(self) -> Heartbeat:
-        # Sent although it has no counters: a restarted learner knows only peers that it has heard.
+        """Return a heartbeat without counters: it lets a restarted learner know of this peer."""
         return Heartbeat(name=self._name, counters={}, blocked_s=self.time.seconds())
 
     async def finish(self, evaluator: Evaluator, environment: Environment, version: int) -> None:
@@ -479,7 +487,9 @@ class CurveEvaluator:
         append_lines(self._run.samples, (line | {"split": "heldout"} for line in lines))
 
     async def _point(self, evaluator: Evaluator, version: int) -> None:
-        """Measure a point of the curve; the final sets measure the last version instead."""
+        """Measure a point of the curve; does nothing for the last version, which the final sets
+        measure, and without a curve.
+        """
         if version == self._config.learner.steps or not self._config.evaluation.every:
             return
         evaluator.guidance = recorded_guidance(self._run, self._config, version)

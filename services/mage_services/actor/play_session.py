@@ -120,7 +120,8 @@ def newest_policy(run: RunDirectory, config: Config) -> tuple[Path, int]:
 
 
 Ask = Callable[[HumanPrompt], str]
-"""Shows the person the possible actions, and returns the answer; it blocks the event loop."""
+"""Shows the person the possible actions, and returns the answer. Until then it blocks the event
+loop."""
 Tell = Callable[[str], None]
 """Shows the person a text."""
 
@@ -165,7 +166,8 @@ async def play_person_and_agent(
 
     Cancellation abandons both.
 
-    Returns: the person's reward of each episode, and the agent's trial.
+    Returns:
+        The person's reward of each episode, and the agent's trial.
 
     Raises:
         RunError: the opponent is a past policy whose weights the run has not kept.

@@ -1,7 +1,8 @@
 """Check before a run's processes start that its policy fits the machine, and can play.
 
-A child process loads a pretrained policy once and plays a few turns. A child is used because the
-supervisor imports no torch, and so that this memory is free again before the run begins.
+A child process loads a pretrained policy once and plays a few turns. It is a process of its own
+because the supervisor imports no torch, and so that the model's memory is free before the run
+begins.
 """
 
 import asyncio
@@ -151,9 +152,12 @@ class PreflightReport(msgspec.Struct, frozen=True):
 def _preflight_in_child(
     config: Config, num_actors: int, say: Callable[[str], None]
 ) -> PreflightReport:
-    """Let a child process load the policy and play its first turns.
+    """Let a child process load the policy and play its first turns; return its findings.
 
     Ctrl-C ends the child, and this process.
+
+    Raises:
+        DeterministicFailure: the child failed, or found that the policy cannot be used.
     """
     with TemporaryDirectory(prefix="mage-preflight-") as folder:
         log = Path(folder) / "log"

@@ -1,5 +1,5 @@
 """Rehearse an environment of a user's own before a run: make and time its calls, and check that
-they can be repeated. `mage_async/environments/rehearsal.py` chooses the calls.
+equal seeds give equal results. `mage_async/environments/rehearsal.py` chooses the calls.
 """
 
 import asyncio
@@ -34,7 +34,8 @@ from mage_services.environments.call_runner import CallRunner
 QUIET_S = 5.0
 """Seconds without a printed line after which a line of progress is printed."""
 CHARS_PER_TOKEN = 4
-"""Characters of a token, roughly, of English text in the tokenizers of language models."""
+"""Approximate number of characters of a token, for English text and a language model's tokenizer.
+"""
 TEMPLATE_TOKENS, TINY_TEMPLATE_TOKENS = 12, 4
 """Tokens of the chat template and the tags around a turn: roughly those of a language model, and
 exactly those of the tiny one."""
@@ -95,7 +96,7 @@ async def rehearse(
             if call.name:  # "" if the class has no such method, and nothing was called
                 seconds[call.name].append(time.monotonic() - began)
     say(f"rehearsal: {_times(seconds)}")
-    say(f"rehearsal: {_room(config, environment, longest, legal.longest)}")
+    say(f"rehearsal: {_context_needed(config, environment, longest, legal.longest)}")
 
 
 def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
@@ -186,17 +187,18 @@ def _times(seconds: dict[str, list[float]]) -> str:
     return "; ".join(parts)
 
 
-def _room(
+def _context_needed(
     config: Config, environment: Environment, longest: Lengths, longest_action: int | None
 ) -> str:
-    """Compare the engine's context with the longest trial, estimated by the longest observations
-    of the rehearsal.
+    """Say how many tokens the longest trial needs, estimated by the longest observations of the
+    rehearsal, and what happens if the engine's context has fewer.
 
     Args:
+        longest: longest observations of the rehearsal, as texts.
         longest_action: tokens of the longest legal action, if the policy writes no other; `None`:
             as many as the configuration allows.
     """
-    trial, facts, room = config.trial, environment.facts, config.engine.max_tokens
+    trial, facts, max_tokens = config.trial, environment.facts, config.engine.max_tokens
     episodes = trial.episodes if trial.keeps_history else 1
     is_tiny = isinstance(config.policy, Tiny)
     action = config.transcript.max_action_tokens if longest_action is None else longest_action
@@ -207,13 +209,14 @@ def _room(
     needed = rules + episodes * (opening + facts.max_turns * turn)
     need = (
         f"the longest trial, {episodes} × {facts.max_turns} turns, needs up to about {needed:,} "
-        f"tokens of engine.max_tokens = {room:,}"
+        f"tokens of engine.max_tokens = {max_tokens:,}"
     )
-    if needed <= room:
+    if needed <= max_tokens:
         return need
     if trial.compaction != "none":
         rest = "notes" if trial.compaction == "notes" else "the newest turns"
-        return f"{need}: {rest} replace a context that outgrows {trial.room or room:,} tokens"
+        most = trial.room or max_tokens
+        return f"{need}: {rest} replace a context that outgrows {most:,} tokens"
     return (
         f"{need}: episodes share that room evenly, and one that has used its share is cut there; "
         "raise it, or lower the class's max_turns"
@@ -221,6 +224,6 @@ def _room(
 
 
 def _tokens(text: str, is_tiny: bool) -> int:
-    """Return the number of tokens of a text: exact for the words of a tiny model."""
+    """Return the number of tokens of a text: the words for a tiny model, otherwise an estimate."""
     words = len(text.split())
     return words if is_tiny else max(words, len(text) // CHARS_PER_TOKEN)

@@ -35,13 +35,13 @@ MAX_RETRY_PAUSE_S = 30.0
 class Retries:
     """Decides whether a trial is played again after a fault of its environment or engine.
 
-    A fault says nothing about the agent. If it dropped the group, faults would choose what is
-    trained: long trials, which make more calls, would be lost more often than short ones. So the
-    same trial (same task, seed and index, and so the same tokens under equal weights) is played
-    again with fresh objects.
+    A fault says nothing about the agent. If every fault dropped the trial's group, faults would
+    choose what is trained: long trials, which make more calls, would be lost more often than short
+    ones. So the same trial (same task, seed and index, and so the same tokens under equal weights)
+    is played again with fresh objects of the environment.
 
     Args:
-        most: `environment.retries`.
+        most: largest number of retries of a trial (`environment.retries`).
         say: takes a line for people.
     """
 
@@ -90,7 +90,8 @@ Begin = Callable[[], TrialInProgress]
 
 
 Between = Callable[[TrialInProgress], Awaitable[None]]
-"""Called where `TrialRun.is_between_episodes`, once or several times between two episodes."""
+"""Called when an episode has ended and the next one has not begun (`is_between_episodes`), once or
+several times."""
 
 
 class Played(NamedTuple):
@@ -125,10 +126,10 @@ class Stage:
         """Return a trial that is ready to be played.
 
         Args:
-            index: of the trial in its group.
-            name: begins the names of its sequences on the engine.
-            swap: the task from the last episode on, for the `swapped` control.
-            after: finished episodes of the trial, behind which it is continued.
+            index: index of the trial in its group.
+            name: beginning of the names of its sequences on the engine.
+            swap: task of the last episode, for the control `swapped`; None: the same task.
+            after: finished episodes of the trial, after which it continues; None: it begins anew.
         """
         return begin_trial(
             self.environment,
@@ -154,7 +155,9 @@ class Stage:
 
 
 async def play_trial(run: TrialInProgress, engine: Engine, workers: CallRunner) -> Trial:
-    """Play a trial as `play_to_end` does, and return it; if both seats were played, the agent's."""
+    """Play a trial as `play_to_end` does, and return it. If the policy also played the opponent's
+    seat, return the agent's trial.
+    """
     return run.trial(await play_to_end(run, engine, workers))
 
 
@@ -180,7 +183,7 @@ async def play_to_end(
                 run.receive(await complete_in_time(prompt, engine))
                 await make_calls(run, workers, between)
     finally:
-        # After a normal end nothing is left to abandon.
+        # `abandon` returns the calls that close open objects; after a normal end none are left.
         workers.close_in_background(run.abandon())
         for context in run.contexts():
             engine.release(context)
@@ -194,7 +197,8 @@ async def play_retried(
     retries: Retries,
     between: Between | None = None,
 ) -> Played:
-    """Play a trial as `play_to_end` does, and after a fault of its environment or engine once more.
+    """Play a trial as `play_to_end` does, and again after each fault of its environment or engine,
+    as often as `retries` allows.
 
     Args:
         begin: creates the trial, with fresh objects and the same names of its sequences: the engine
@@ -248,17 +252,17 @@ async def play_all(
     Raises:
         ExceptionGroup: of other faults than those.
     """
-    room = asyncio.Semaphore(at_once)
+    playing_slots = asyncio.Semaphore(at_once)
 
-    async def one(begin: Begin) -> Trial:
-        """Play a trial when there is room; cut it short where it cannot go on."""
+    async def play_one(begin: Begin) -> Trial:
+        """Play a trial once fewer than `at_once` are being played; if it cannot go on, cut it."""
         tries: list[TrialInProgress] = []
 
         def begin_try() -> TrialInProgress:
             tries.append(begin())
             return tries[-1]
 
-        async with room:
+        async with playing_slots:
             try:
                 played = await play_retried(begin_try, engine, workers, retries)
                 return played.run.trial(played.duration_s)
@@ -269,5 +273,8 @@ async def play_all(
                 return tries[-1].trial()
 
     async with asyncio.TaskGroup() as tasks:
-        playing = [tasks.create_task(one(each), name=f"trial {n}") for n, each in enumerate(begins)]
+        playing = [
+            tasks.create_task(play_one(begin), name=f"trial {number}")
+            for number, begin in enumerate(begins)
+        ]
     return [task.result() for task in playing]
