@@ -1,6 +1,7 @@
 """Build the objects that a configuration describes, and check its sections against each other.
 
-A check of one section lies next to the section, a check of a method with the method.
+A check within one section stands next to the keys of the section (`config/`), a check of a method
+with the method.
 """
 
 import random
@@ -107,7 +108,8 @@ def trial_config_of(
     """Return the settings with which trials are played.
 
     Args:
-        advisers: asked at each action, in training: `Methods.advisers`.
+        advisers: create the adviser that proposes an alternative to each action, in training
+            (`Methods.advisers`); None: there is no adviser.
     """
     trial = config.trial
     return TrialConfig(
@@ -205,6 +207,7 @@ def check_room(config: Config) -> None:
             continue
         chat, stops = chat_in_words(), config.trial.stop_on_success
         methods = Methods(config, environment)
+        # A method may lengthen trials from step to step, so the last ones are the longest.
         last = methods.horizon(config.learner.steps, config.trial.episodes)
         trial_config = trial_config_of(
             config, environment, chat, last.num_episodes, stops_on_success=stops

@@ -115,12 +115,14 @@ class _PendingTrials(RecordsWithConfig):
         return tuple(self._trials)
 
     def pop_dropped(self) -> list[Group]:
-        """Return the groups dropped since the last call, as far as their trials arrived."""
+        """Return the groups dropped since the last call, with their trials that arrived."""
         dropped, self._dropped = tuple(self._dropped), []
         return self.pop(dropped)
 
     def pop(self, grants: Sequence[int]) -> list[Group]:
-        """Return groups as far as their trials arrived, and forget them."""
+        """Return groups with their trials that arrived, and forget them. Groups without such a
+        trial are left out.
+        """
         groups = []
         for grant in grants:
             version = self._versions.pop(grant, 0)

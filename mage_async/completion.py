@@ -35,8 +35,8 @@ class Prompt:
     """The whole context of one turn."""
 
     context: str
-    """Name of the growing context. A later prompt of this name extends this prompt and its
-    completion.
+    """Name under which an engine keeps the keys and values of a growing context. A later prompt of
+    this name begins with this prompt and its completion.
     """
     tokens: np.ndarray
     """int32 [T]"""

@@ -80,8 +80,8 @@ class Registry:
 
 
 def address_of(kind: type) -> str:
-    """Return the `module:Class` by which every process loads a class; of a script that runs as
-    `__main__`, the name under which others import it.
+    """Return the `module:Class` by which every process loads a class. For a class of a script that
+    runs as `__main__`, the module is the name under which other processes import the script.
 
     Raises:
         ConfigError: the class has no such name, because a function or another class contains it,

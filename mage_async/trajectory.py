@@ -308,7 +308,7 @@ def trial_as_dict(trial: Trial, decode: Decode, version: int) -> dict[str, Any]:
     Args:
         version: policy version to state for the trial.
     """
-    # Actions that a method's adviser named at some turns, beside those that were taken.
+    # What a method's adviser would have done at some turns, by the index of the turn.
     alternatives = {each.turn: each.action for each in trial.alternatives}
     texts, ending = turn_texts(trial, decode)
     return {

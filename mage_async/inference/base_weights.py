@@ -119,7 +119,7 @@ class BaseWeights:
 
 
 def digest_of(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> str:
-    """Return a digest of weights in a type, by name, wherever they lie."""
+    """Return a digest of weights, by name, after a conversion to `dtype`; they may be on any device."""
     return combined(
         {name: tensor_digest(name, weight.to("cpu", dtype)) for name, weight in weights.items()}
     )

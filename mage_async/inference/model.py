@@ -209,7 +209,7 @@ class RoutedLayer:
     """For each role: the layer, and the indices of its tokens, int64; None for all tokens."""
     arithmetic: Arithmetic
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
-    """Adapters beside the matrices, by the name of the matrix."""
+    """Adapters that are not merged into the matrices, by the name of the matrix."""
 
     @property
     def shared(self) -> Layer:
@@ -427,8 +427,8 @@ class Model:
             normed = computed.normed(heads, shape.norm_epsilon)
             torch.mul(normed, layer.shared.head_norms, out=heads)
         computed.rotate(heads, angles)
-        kept = qkv[:, shape.heads * shape.head_dim :].split(layer.sizes)
-        for (cache, places, copies), own in zip(stores, kept, strict=True):
+        keys_and_values = qkv[:, shape.heads * shape.head_dim :].split(layer.sizes)
+        for (cache, places, copies), own in zip(stores, keys_and_values, strict=True):
             cache.view(-1, shape.head_dim).index_copy_(0, places, own.reshape(-1, shape.head_dim))
             for (source, length), targets in copies.items():
                 cache[targets, :, :, :length] = cache[source, :, :, :length]
@@ -521,7 +521,7 @@ def forward_together(shares: Sequence[Share]) -> list[torch.Tensor]:
         buckets(each.rows.take(each.logit_rows).last_tokens()) if num else []
         for each, num in zip(shares, wanted, strict=True)
     ]
-    # Routed anew, because only some of the tokens, and so of the roles, remain.
+    # Routed again, because only some of the tokens remain, and so perhaps only one role.
     last_layer = JointLayer(
         tuple(
             each.model._routed(each.tokens[own])[-1] for each, own in zip(shares, ends, strict=True)

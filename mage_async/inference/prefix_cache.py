@@ -32,7 +32,7 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Describe a sequence that lost its slot, as far as the statistics need it."""
+    """Remember what the statistics need of a sequence that lost its slot."""
 
     num_known: int
     """Number of its tokens."""

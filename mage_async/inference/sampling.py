@@ -106,7 +106,7 @@ def _draw_restricted(
     is_exact = arithmetic is ARITHMETICS["exact"]
     for length in np.unique(lengths[is_restricted]) if is_exact else (lengths.max(),):
         rows = np.flatnonzero(lengths == length if is_exact else is_restricted)
-        # A row's allowed tokens stand at its left, and padding behind them.
+        # Each row of `columns` holds the allowed tokens, and then padding.
         is_there = np.arange(length) < lengths[rows, None]
         columns = np.zeros(is_there.shape, np.int64)
         sets = (allowed[row] for row in rows.tolist())

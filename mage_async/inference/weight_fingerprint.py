@@ -153,6 +153,7 @@ def difference(one: Sequence[float | None], other: Sequence[float | None]) -> fl
     first, second = (np.array(side, np.float64) for side in (one, other))
     if len(first) != len(second) or (np.isfinite(first) != np.isfinite(second)).any():
         return np.inf
+    # Where neither value is finite, they count as equal.
     return float(np.nan_to_num(np.abs(first - second), posinf=0.0).mean())
 
 

@@ -88,7 +88,7 @@ class Weights:
     second_role: tuple[Layer, ...] = ()
     """Layers of the second role; empty if it shares all of them with the first role."""
     adapters: tuple[Mapping[str, Adapter], ...] = ()
-    """Adapters of each layer by the name of the matrix, computed beside it; empty: there are none.
+    """Adapters of each layer that are not merged, by the name of the matrix; empty: there are none.
     """
 
     def num_bytes(self) -> int:

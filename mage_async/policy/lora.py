@@ -96,8 +96,8 @@ def linear_layers(model: PreTrainedModel) -> set[str]:
 def publishes_adapters(config: Config) -> bool:
     """Return whether the learner publishes the adapters alone, which its engines merge.
 
-    SGLang gets merged weights: it changes weights as whole tensors, and multiplies adapters that it
-    loads itself beside the base for every token.
+    SGLang gets merged weights: its interface replaces whole tensors, and adapters that it loads by
+    itself cost an extra product for every token.
     """
     return config.policy.lora is not None and isinstance(config.engine, Embedded)
 

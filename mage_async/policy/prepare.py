@@ -125,7 +125,7 @@ def _write(
         return "built here"
     examples, origin = _examples(config, warm, source, in_time)
     if not examples:
-        if source != directory:
+        if source != directory:  # a tiny model was built in `directory` itself
             directory.symlink_to(source, target_is_directory=True)
         return origin
     _clone(config, warm, examples, source, directory, report)

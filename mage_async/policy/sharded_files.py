@@ -7,7 +7,8 @@ memory for one shard. The file's tensors are, byte for byte, those that one proc
 
 The optimizer's moments and the float32 masters of a checkpoint are written and read by
 torch.distributed.checkpoint: each rank writes its shards into a safetensors file of its own, which
-states their places in the whole tensors. So any number of ranks can read it, each its part alone.
+states their places in the whole tensors. So a checkpoint can be read by another number of ranks, of
+which each reads its own part alone.
 """
 
 import os

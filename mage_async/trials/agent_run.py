@@ -38,7 +38,7 @@ from mage_async.trials.trial_run import Counts, turn_seed
 MAX_LINEAGES = 256
 """Most lineages of a trial: a message to the learner has room for so many segments."""
 MAX_ACTION_CHARS = 2000
-"""Characters of a turn's text in the record; its tokens are recorded whole."""
+"""Most characters of a turn's text that are recorded; of its tokens, all are."""
 MEMORY = "{memory}"
 """Place in a program's messages where the agent's remarks are put."""
 
@@ -195,7 +195,7 @@ class AgentRun:
         """Tokens that each lineage of the current episode had when the episode began."""
         self._pending_reflection: Pending | None = None
         self._notes: dict[_End, str] = {}
-        """Notes that were written behind an answer, where the context had no room left."""
+        """Notes that were written after an answer, because the context had no room left."""
         self._reward = 0.0
         self.episode, self._num_calls, self._num_prompts = 0, 0, 0
         self.kind = Kind.ACT
@@ -505,10 +505,10 @@ class AgentRun:
         # Notes replace all messages between the first ones, before any answer, and the new ones.
         first = next(n for n, each in enumerate(policy_call.messages) if each.role == "assistant")
         kept = list(policy_call.messages[:first])
-        said = [each.content for each in policy_call.messages[number:]]
+        texts = [each.content for each in policy_call.messages[number:]]
         if kept and kept[-1].role == "user":
-            said.insert(0, kept.pop().content)
-        kept.append(Message("user", "\n\n".join(said)))
+            texts.insert(0, kept.pop().content)
+        kept.append(Message("user", "\n\n".join(texts)))
         memory = [self._memory_text(), self._notes_text(self._notes[end])]
         return number, None, self._opening(kept, memory, policy_call.tools)
 
@@ -561,10 +561,10 @@ class AgentRun:
         System and user messages at the beginning become one user message, which first states the
         reward of the earlier episode.
         """
-        said, rest = [self._reward_in_words()], list(messages)
+        texts, rest = [self._reward_in_words()], list(messages)
         while rest and rest[0].role in ("system", "user"):
-            said.append(rest.pop(0).content)
-        return [Message("user", "\n\n".join(said)), *rest]
+            texts.append(rest.pop(0).content)
+        return [Message("user", "\n\n".join(texts)), *rest]
 
     def _reward_in_words(self) -> str:
         """Return the words between two episodes: the reward of one, and the number of the next."""
@@ -702,7 +702,7 @@ class AgentRun:
 
     def _until_stop(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, bool]:
         """Return a completion up to the token with which one of the texts is complete, and whether
-        there is one. Nobody has read the tokens behind it.
+        there is one. The program never sees the tokens after it, so they are not recorded.
         """
         tokens = completion.tokens.tolist()
         if tokens[-1] in self._chat.stop_tokens:
@@ -840,7 +840,9 @@ def _next_digest(digest: bytes, message: Message) -> bytes:
 
 
 def _sorted_json(text: str) -> str:
-    """Return JSON as a client may have written it anew, in one form; other text as it is."""
+    """Return JSON in one form, because a client may send it back with other spaces and another
+    order of keys; return other text as it is.
+    """
     try:
         return json.dumps(json.loads(text), sort_keys=True)
     except (ValueError, RecursionError):  # the latter for a thousand brackets inside one another

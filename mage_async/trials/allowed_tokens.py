@@ -56,7 +56,7 @@ def _trie(actions: tuple[str, ...], chat: ChatFormat, parser: ActionParser) -> T
 
 
 def action_tokens(action: str, chat: ChatFormat, parser: ActionParser) -> Sequence[int]:
-    """Return the tokens of an action, as a word behind a space, and of the tag that ends it.
+    """Return the tokens of an action, with a space before it, and of the tag that ends it.
 
     Raises:
         EnvironmentFault: the tokens do not read as the action.
@@ -88,8 +88,11 @@ class TokenPattern:
 
     def __init__(self, matcher: LLMatcher, max_length: int) -> None:
         self._matchers, self._depths = [matcher], [0]
+        """State of the automaton, and number of tokens so far, at each node."""
         self._children: dict[tuple[int, int], int] = {}
+        """Node that a token leads to, by node and token."""
         self._sets: dict[int, np.ndarray] = {}
+        """Allowed tokens of the nodes at which they were computed."""
         self.max_length = max_length
 
     def after(self, node: int, token: int) -> int:
@@ -118,6 +121,7 @@ class TokenPattern:
         """Return the tokens that follow without a choice, and the node after them."""
         tokens: list[int] = []
         while not self.is_end(node):
+            # "Fast-forward" tokens: those that follow in every text that matches.
             following = self._matchers[node].compute_ff_tokens()
             if not following:
                 if len(self.allowed(node)) != 1:
@@ -130,7 +134,7 @@ class TokenPattern:
 
 
 def pattern_restriction(pattern: str, chat: ChatFormat, closing: str) -> TokenPattern:
-    """Return the completions that are an action of a pattern, behind a space, and a closing tag.
+    """Return the completions that are a space, an action that matches a pattern, and a closing tag.
 
     Args:
         pattern: a regular expression that the whole action matches.
@@ -145,7 +149,7 @@ def pattern_restriction(pattern: str, chat: ChatFormat, closing: str) -> TokenPa
 
 
 def answer_restriction(form: str, chat: ChatFormat, max_length: int) -> TokenPattern:
-    """Return the completions that have a form, behind which the turn ends.
+    """Return the completions that have a form, followed by the end of the turn.
 
     Args:
         form: an expression of llguidance's grammars, such as `/a|b/` or `%json {...}`.
@@ -184,7 +188,7 @@ def json_form(schema: dict[str, Any]) -> str:
 def regex_form(pattern: str) -> str:
     """Return the form of a text that a regular expression matches."""
     # llguidance writes it between slashes in one line, so slashes and line breaks are escaped.
-    # An escape is one match, so the slash behind an escaped backslash counts as not escaped.
+    # An escape is one match, so a slash after an escaped backslash counts as not escaped.
     escaped = {"/": r"\/", "\n": r"\n"}
     body = re.sub(r"(?s)\\.|[/\n]", lambda found: escaped.get(found[0][-1], found[0]), pattern)
     return f"/(?:{body})/"

@@ -74,8 +74,9 @@ class ChatFormat:
         self._render, self._with_tools = render, dict[str, ChatFormat]()
         self._offers: dict[str, bool] = {}
         """Whether the template offers tools, by their JSON."""
-        # The template's text before the first user message, and behind a user message up to the
-        # assistant's turn; then that between an answer and the next user message, and at the end.
+        # The template's text before the first user message (`_head`), from a user message to the
+        # assistant's turn (`_tail`), from an answer to the next user message (`_between`), and
+        # after a user message that ends the chat (`_after`).
         self._head, self._tail = _around(render([_user(_NEXT_USER)], True, tools), _NEXT_USER)
         self._between, self._after = _bridge(render)
         self._tool_pieces = _tool_bridge(render, self._head, tools) if tools else None
@@ -187,7 +188,7 @@ class ChatFormat:
         Returns:
             The template's pieces, and the contents between them.
         """
-        # `END` keeps a message's number apart from digits that the template may write behind it.
+        # `END` keeps a message's number apart from digits that the template may write after it.
         marked: list[Message] = [
             {**each, "content": f"MAGESAID{n}END"} for n, each in enumerate(messages)
         ]

@@ -131,7 +131,7 @@ class Contexts:
         return Kind.NOTES
 
     def fits_alone(self, outcome: str, observation: str, turn: NextTurn) -> bool:
-        """Return whether a new context has room for an observation behind the longest notes."""
+        """Return whether a new context has room for the longest notes and an observation."""
         length = self._tokens_alone(outcome, observation, turn) + self._tokens_of_opening_notes()
         return length <= self._longest_prompt()
 

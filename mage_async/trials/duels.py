@@ -279,7 +279,7 @@ class PastPolicySide:
 
 
 class DuelRun(TwoSidedRun):
-    """A trial against a past policy that remembers nothing: it begins anew in every episode."""
+    """A trial against a past policy that remembers nothing: each episode is its first."""
 
     def _begin_opponent(self, index: int, config: TrialConfig, chat: ChatFormat, name: str) -> None:
         assert self._version is not None, "without memory, only a past policy plays the other seat"

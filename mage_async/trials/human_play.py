@@ -29,7 +29,9 @@ class HumanPrompt:
     choices: tuple[str, ...]
     """Legal actions by name; other text that the environment understands may be typed as well."""
     is_question: bool = True
-    """Whether an action is asked for; if not, the text is only shown, and any answer ignored."""
+    """Whether the person is to answer with an action; if not, the text is only shown, and any
+    answer is ignored.
+    """
 
 
 HumanPlay = Generator[HumanPrompt | Prompt | Call, Any, list[float]]

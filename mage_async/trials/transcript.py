@@ -24,7 +24,7 @@ class GrowingSegment:
 
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
     spans: list[tuple[int, Completion]] = field(default_factory=list)
-    """Completions with their start positions, behind those of `kept`."""
+    """Completions with their start positions; those of `kept` are not among them."""
     kept: Segment | None = None
     """The segment that this one continues, of a trial that another process began; `None`: this one
     began empty.

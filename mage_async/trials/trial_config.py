@@ -156,7 +156,7 @@ class TrialConfig:
     restricted: bool = False
     """Whether actions are sampled from the legal ones alone, where the environment lists them."""
     resumes: bool = True
-    """Whether a trial may be continued behind its finished episodes in another process: the
+    """Whether a trial may be continued after its finished episodes in another process: the
     environment begins an episode by its task and number alone, whatever came before.
     """
     rivals_remember: bool = False

@@ -6,8 +6,8 @@ action is the same choice, and what counts as its pay. All rules are played and 
 the better of them differ from task to task: where one arm pays everywhere, the place does not
 matter; where each of three boxes has its own button, it is all that matters.
 
-Trials of the best rule teach a model with random weights to look its earlier episodes up, which
-RL alone discovers late and suddenly.
+Trials of the best rule teach a model with random weights to look up its earlier episodes, which RL
+alone discovers late and suddenly.
 """
 
 import itertools
