@@ -52,7 +52,9 @@ WORDS = ("episode", "reflect", "remark", "opp")
 
 
 def environment_of(config: Config) -> Environment:
-    """Return the environment of a run; with a ladder, a mix of its rungs, one after another."""
+    """Return the environment of a run. With `environment.ladder`, a curriculum, it is a mix of
+    easier and harder versions of one environment, which are trained on one after another.
+    """
     section = config.environment
     environment = load(section.name, **section.options)
     if not section.ladder:
@@ -234,7 +236,7 @@ def check_room(config: Config) -> None:
 
 
 def _check_environment(config: Config, name: str, environment: Environment) -> None:
-    """Check the declarations of one environment."""
+    """Check that an environment declares what the configuration needs: words, bounds, script, members."""
     if is_rehearsed(name, environment):
         check_declared(name, environment, config.evaluation.episodes)
     if isinstance(environment, ResetStep):

@@ -97,6 +97,7 @@ class _PendingTrials(RecordsWithConfig):
         """Numbers of the groups dropped since the last `pop_dropped`."""
 
     def __iter__(self) -> Iterator[Record]:
+        """Yield all records, and remember their trials and drops."""
         for record in super().__iter__():
             match record:
                 case SegmentHeader():
@@ -256,6 +257,7 @@ def token_columns(attributed_trial: AttributedTrial) -> dict[str, list[np.ndarra
 
 
 def _turn_values(values: AttributedTurn) -> dict[str, Any]:
+    """Return the values of a turn as plain data; its staleness is that of its oldest token."""
     staleness = values.staleness
     return {
         "return": values.return_to_go,

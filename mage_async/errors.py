@@ -17,7 +17,7 @@ MageError
 │   └── UnreadableWeights   weights are cut short, damaged, gone or not received
 │       └── WeightsRefused  an engine loaded other weights than were published, twice
 ├── WireError           bytes that are no message of the protocol
-├── PeerRefused         a peer of another build or configuration
+├── PeerRefused         the learner refused this process: another build, configuration or key
 └── RunError            a run cannot begin, go on or be read
     ├── DeterministicFailure  a run cannot go on, and no retry can change that
     ├── RunFailed           a run, or a replay, that had begun ended badly
@@ -123,7 +123,7 @@ class WireError(MageError):
 
 
 class PeerRefused(MageError):
-    """A peer of another build or configuration."""
+    """The learner refused this process, which has another build, another configuration or no key."""
 
 
 class RunError(MageError):

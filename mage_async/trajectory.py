@@ -275,7 +275,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class TurnText(NamedTuple):
-    """Text of one turn."""
+    """Text of one turn: what came before the completion, and the completion."""
 
     observation: str
     """Text between the completion before and this one, with the tokens of the chat template; for

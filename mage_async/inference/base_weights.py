@@ -103,6 +103,7 @@ class BaseWeights:
         """Return both matrices of each adapter, by the published name of the weight they change."""
         changes = {}
         for layer in sorted({name.removesuffix(DOWN).removesuffix(UP) for name in adapters}):
+            # `nothing` stands for a matrix that is missing: its shape does not fit.
             name, nothing = f"{layer}.weight", torch.empty(0)
             own = name.removeprefix(SECOND_ROLE)
             weight = self._tensors.get(own, nothing) if own.startswith(LAYERS) else nothing
@@ -119,7 +120,7 @@ class BaseWeights:
 
 
 def digest_of(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> str:
-    """Return a digest of weights, by name, after a conversion to `dtype`; they may be on any device."""
+    """Return a digest of weights, by name, as they are in a type; they may be on any device."""
     return combined(
         {name: tensor_digest(name, weight.to("cpu", dtype)) for name, weight in weights.items()}
     )

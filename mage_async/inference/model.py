@@ -142,7 +142,7 @@ class Bucket:
 
 
 def buckets(rows: Rows) -> list[Bucket]:
-    """Group rows into buckets."""
+    """Group the rows of a forward, longest first, into buckets."""
     ends = np.cumsum(rows.counts)
     begins = ends - rows.counts
     return [

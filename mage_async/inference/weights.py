@@ -171,6 +171,7 @@ def as_adapters(
     }
 
     def adapter(number: int, sizes: Mapping[str, int]) -> Adapter | None:
+        """Return the adapters of one matrix of layer `number`; None if no part of it has one."""
         downs, ups, first, rank = [], [], 0, 0
         for part, size in sizes.items():
             stem = f"model.layers.{number}.{part}"
@@ -320,6 +321,7 @@ def _layer(tensors: Tensors, number: int, shape: Architecture, arithmetic: Arith
     mlp = f"{stem}.mlp"
 
     def qkv(ending: str, *rest: int) -> torch.Tensor:
+        """Concatenate the weights, or the biases, of queries, keys and values."""
         attention = f"{stem}.self_attn"
         query = _take(tensors, f"{attention}.q_proj.{ending}", heads, *rest)
         key = _take(tensors, f"{attention}.k_proj.{ending}", kv_heads, *rest)

@@ -227,6 +227,7 @@ def _win_stay_trials(
     trial_config = trial_config_of(config, environment, chat, warm.episodes)
 
     def play(player: Player, count: int = NUM_COMPARED) -> Iterator[Trial]:
+        """Yield trials of a player, on the same tasks in every call."""
         source = random.Random(f"{config.seed}/win-stay")
         for index in range(count):
             task = random_task(environment, "train", source)

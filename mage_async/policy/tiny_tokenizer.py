@@ -27,8 +27,8 @@ TEMPLATE = (
     "{{ m['content'] if m['role'] == 'assistant' else ' ' + m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""Chat template. It marks a role by one token and nothing else, so a turn costs about eight
-tokens.
+"""Chat template. It marks a role by one token and nothing else, so a turn costs about eight tokens.
+A word is a token only with a space before it, so a message gets one; the assistant writes its own.
 """
 
 

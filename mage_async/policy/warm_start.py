@@ -75,7 +75,7 @@ OBSERVED_WEIGHT = 0.3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """Hold a context to clone."""
+    """Hold a token sequence to clone, and how much each of its tokens counts."""
 
     tokens: np.ndarray
     """int64 [T]"""

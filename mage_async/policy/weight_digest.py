@@ -81,6 +81,7 @@ def word_sum(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
     if before:
         words = torch.cat([words.new_zeros(before), words])
     rows, rest = divmod(len(words), ROW)
+    # The keys of columns are drawn with seed 0, those of rows with seed 1.
     columns = _keys(0, ROW, words.device)
     keys = _keys(1, rows_before + rows + 1, words.device)[rows_before:]
     # The last row may be incomplete.

@@ -66,7 +66,7 @@ class Hello(Fields):
 class Welcome(Fields):
     """Accept a peer: after its `Hello`, and again when its state may have changed.
 
-    The state may change in a silence of the peer, at a missed deadline, or on a full disk. The peer
+    The state may change while the peer is silent, at a missed deadline, or on a full disk. The peer
     sends again every result that was not acknowledged, and drops every group that is not in
     `keeps`.
     """

@@ -3,10 +3,10 @@
 The program calls the policy as it would call any model: each call sends a whole conversation, and
 several calls may wait at once. A call whose messages extend those of an earlier call and its answer
 continues that call's tokens; nothing is tokenised again. Every other call begins another *lineage*,
-as a sub-agent, a summary or a changed system message does. A lineage is a segment of the trial, a
-call is a turn, so that all lineages of a trial share its episodes' returns. If two calls continue
-the same answer, the second one begins a lineage with a copy of the tokens up to there. The copy is
-part of a prompt, so no token is trained on twice.
+as a sub-agent, a summary or a changed system message does. A lineage is a segment of the trial (a
+token sequence that only grows), and a call is a turn, so all lineages of a trial share the returns
+of its episodes. If two calls continue the same answer, the second one begins a lineage with a copy
+of the tokens up to there. The copy is part of a prompt, so no token is trained on twice.
 """
 
 import json
@@ -36,11 +36,11 @@ from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import Counts, turn_seed
 
 MAX_LINEAGES = 256
-"""Most lineages of a trial: a message to the learner has room for so many segments."""
+"""Most lineages of a trial: a message to the learner holds no more segments (`Limits`)."""
 MAX_ACTION_CHARS = 2000
 """Most characters of a turn's text that are recorded; of its tokens, all are."""
 MEMORY = "{memory}"
-"""Place in a program's messages where the agent's remarks are put."""
+"""Text in a program's messages that the guidance and the agent's remarks replace."""
 
 
 class Message(NamedTuple):
@@ -75,8 +75,9 @@ class PolicyCall:
     messages: tuple[Message, ...]
     tools: Tools = ()
     num_choices: int = 1
+    """Number of answers, each sampled by itself."""
     max_tokens: int | None = None
-    """Tokens of a completion; None: as many as the run allows."""
+    """Most tokens of a completion; None: as many as the run allows."""
     stops: tuple[str, ...] = ()
     """A completion ends with the first of these texts, which the answer does not show."""
     pattern: str | None = None
@@ -101,6 +102,7 @@ class Choice:
     """The text of `PolicyCall.stops` that ended it; None: none did."""
     num_prompt_tokens: int
     num_reused: int
+    """Number of prompt tokens that the engine took from its prefix cache."""
     tokens: tuple[str, ...]
     """Texts of its tokens, one by one."""
     logprobs: tuple[float, ...]
@@ -266,7 +268,7 @@ class AgentRun:
         return self._pending_reflection.prompt
 
     def receive(self, completion: Completion) -> None:
-        """Receive the reflection."""
+        """Receive the completion of a reflection, after which the next episode begins."""
         pending, self._pending_reflection = self._pending_reflection, None
         assert pending is not None, "no reflection was asked for"
         remark = self._record_remark(pending, completion, Kind.REFLECT)
@@ -300,7 +302,7 @@ class AgentRun:
         self.is_over, self._cut_at = True, self.episode + (self.kind is Kind.REFLECT)
 
     def trials(self, duration_s: float = 0.0) -> tuple[Trial, ...]:
-        """Return the finished trial."""
+        """Return the finished trial, as a tuple like that of a run with two seats."""
         return (self.trial(duration_s),)
 
     def trial(self, duration_s: float = 0.0) -> Trial:

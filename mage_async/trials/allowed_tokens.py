@@ -196,6 +196,7 @@ def regex_form(pattern: str) -> str:
 
 @lru_cache(maxsize=256)
 def _answer_matcher(form: str, chat: ChatFormat) -> LLMatcher:
+    """Return the automaton of a form and a stop token after it; callers take a copy."""
     grammar = LLMatcher.grammar_from_lark(f"start: ({form}) <[{chat.stop_tokens[0]}]>")
     matcher = LLMatcher(_tokenizer(chat), grammar)
     if matcher.is_error():

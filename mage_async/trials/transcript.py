@@ -32,11 +32,11 @@ class GrowingSegment:
 
     @classmethod
     def after(cls, kept: Segment) -> "GrowingSegment":
-        """Continue a segment."""
+        """Return a growing segment that begins with the tokens of a finished one."""
         return cls(array("i", kept.tokens.tolist()), kept=kept)
 
     def close(self) -> Segment:
-        """Return the segment for training."""
+        """Return the segment so far, for training."""
         is_sampled = np.zeros(len(self.tokens), bool)
         logprobs = np.zeros(len(self.tokens), np.float32)
         runs: list[VersionRun] = []

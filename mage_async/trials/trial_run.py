@@ -181,7 +181,7 @@ class TrialRun:
         return self._call
 
     def answer(self, value: Any) -> None:
-        """Receive the result of the last call."""
+        """Receive the result of the call that `next_call` returned last."""
         assert self._call is not None, "nothing was called"
         outcome = self._call.take(value)
         if outcome is not None:
@@ -326,7 +326,9 @@ class TrialRun:
             )
 
     def observe(self, outcome: Outcome) -> None:
-        """Receive the outcome of the last action."""
+        """Receive the outcome of the last action: record the turn, and go on to the next turn or
+        end the episode.
+        """
         assert self._pending_action is not None, "the environment has no action to answer"
         start, completion, action, anchor = self._pending_action
         self._pending_action = None
