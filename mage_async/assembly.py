@@ -236,7 +236,7 @@ def check_room(config: Config) -> None:
 
 
 def _check_environment(config: Config, name: str, environment: Environment) -> None:
-    """Check that an environment declares what the configuration needs: words, bounds, script, members."""
+    """Check that one environment declares the words, bounds, script and members that are needed."""
     if is_rehearsed(name, environment):
         check_declared(name, environment, config.evaluation.episodes)
     if isinstance(environment, ResetStep):

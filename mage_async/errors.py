@@ -123,7 +123,9 @@ class WireError(MageError):
 
 
 class PeerRefused(MageError):
-    """The learner refused this process, which has another build, another configuration or no key."""
+    """The learner refused this process, which has another build, configuration or key; or no learner
+    listens at the address.
+    """
 
 
 class RunError(MageError):
