@@ -123,8 +123,8 @@ class WireError(MageError):
 
 
 class PeerRefused(MageError):
-    """The learner refused this process, which has another build, configuration or key; or no learner
-    listens at the address.
+    """The learner refused this process, which has another build, configuration or key; or no
+    learner listens at the address.
     """
 
 

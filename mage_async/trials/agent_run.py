@@ -351,7 +351,7 @@ class AgentRun:
             )
         contents = (message.content for message in policy_call.messages[number:])
         self._counts.num_injections += any(map(self._chat.holds_special_token, contents))
-        # A sequence that another call goes on with is copied.
+        # A sequence that another call waits on or has continued is copied.
         lineage = end[0] if end is not None and _is_free(end) else self._new_lineage(policy_call)
         tokens = _joined(end, new)
         lineages = [
@@ -393,12 +393,12 @@ class AgentRun:
         return self.is_playing and pending.episode == self.episode
 
     def take(self, pending: Pending, completion: Completion) -> Choice:
-        """Record a completion as a turn, and return its words."""
+        """Record a completion as a turn, and return the answer that the program gets."""
         assert self.is_current(pending), "the call's episode is over"
         lineage, num_drawn = pending.lineage, len(completion.tokens)
         completion, is_stopped = self._until_stop(completion, pending.policy_call.stops)
         if len(completion.tokens) < num_drawn:
-            # The engine's context of that name has tokens that this sequence has not.
+            # The engine's context of the old name also holds the tokens after the stop.
             lineage.name = self._new_context()
         start = self._append(pending, completion)
         shown = self._shown(completion)
@@ -517,7 +517,9 @@ class AgentRun:
     def _opening(
         self, messages: Sequence[Message], remembered: Sequence[str], tools: Tools
     ) -> Sequence[int]:
-        """Return the tokens of a conversation that begins with what is remembered."""
+        """Return the tokens of a conversation in a context of its own. The texts to be remembered
+        replace `{memory}` or, without it, precede the first message that is not the system's.
+        """
         memory = "\n".join(filter(None, remembered))
         own, has_place = _with_memory(messages, memory)
         if memory and not has_place:
@@ -528,6 +530,7 @@ class AgentRun:
     # Notes.
 
     def _notes_text(self, notes: str) -> str:
+        """Return notes in the words with which a context begins with them; "" without notes."""
         return f"{self._config.prompts.noted} {notes}" if notes else ""
 
     def _request_for_notes(self, end: _End) -> str:
@@ -578,6 +581,7 @@ class AgentRun:
         )
 
     def _continued(self, end: _End, messages: Sequence[Message], tools: Tools) -> tuple[int, ...]:
+        """Return the tokens that messages add after an answer; see `ChatFormat.continuation`."""
         lineage, length = end
         written = [each.as_chat() for each in messages]
         return self._chat.continuation(lineage.segment.tokens[length - 1], written, tools)

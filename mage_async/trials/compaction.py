@@ -41,7 +41,7 @@ class _Message(NamedTuple):
     """A user message of the current context, with which another context could begin."""
 
     stop: int
-    """Number of tokens of the context up to the point where the message's answer begins."""
+    """Number of tokens of the context before the answer to the message."""
     episode: int
     text: str
     kind: Kind
@@ -107,7 +107,7 @@ class Contexts:
         return self._send(self._transcript.add_message, message, observation, turn)
 
     def is_full_with(self, message: str) -> bool:
-        """Return whether the context has no room for another message and what follows it."""
+        """Return whether the context has no room for another message and the turn that answers it."""
         limit = self._prompt_limit if self._config.compaction == "none" else self._longest_prompt()
         return self._transcript.length_with(message, Kind.ACT) > limit
 
@@ -199,7 +199,7 @@ class Contexts:
         if turn.is_first:
             message = f"{outcome} {prompts.beginning(turn.episode, observation)}".strip()
         length, longest = transcript.length_with(message, Kind.ACT), self._longest_prompt()
-        # The context begins with message 0 already: with that, nothing would be dropped.
+        # The current context begins with message 0: with it, nothing would be dropped.
         for number, first in enumerate(self._messages[1:], 1):
             opening = prompts.opening(first.episode, first.text, turn.remarks)
             # All later messages move by the difference between the new beginning and the old one.
