@@ -1,5 +1,5 @@
-"""Compute the forward of a Llama-family decoder: new tokens of several sequences in, next-token
-logits out.
+"""Compute the forward pass ("forward") of a Llama-family decoder: new tokens of several sequences
+in, next-token logits out.
 
 A `Plan` collects what the next forward computes; its `Rows` are the new tokens of each sequence,
 packed end to end without padding. All matrix products see packed tokens; only attention needs
@@ -11,7 +11,7 @@ values. If a policy has two roles with weights of their own, a token of the seco
 
 Several policies may share a forward (`forward_together`), if their weights differ in adapters only.
 Each has a model with a KV cache of its own. The tokens of all models with the same matrices are
-multiplied by these at once; to the product of each token its policy's adapters are added.
+multiplied by these at once; then the products of each policy's own adapters are added.
 
 Shapes: `R` rows, `T` packed tokens, `W` rows whose logits are wanted, `V` vocabulary, `D` hidden,
 `N` heads, `K` key-value heads, `H` head size; of a bucket `B` rows, `n` tokens in the widest, `L`

@@ -1,17 +1,18 @@
 """Track the sequences of a completion server: which cached keys and values each prompt may read.
 
-Such a server finds cached keys and values by equal tokens, whichever weights computed them. Every
-request therefore names a *KV version* and finds only keys and values under the same name. A
-sequence takes the policy version that is loaded when the sequence begins, and a newer one when a
-prompt has `refresh_kv`:
+A completion server such as SGLang finds cached keys and values by equal tokens, whichever weights
+computed them. Every request therefore names a *KV version*, and finds only keys and values of
+requests with the same one. The KV version of a sequence is the policy version that is loaded when
+the sequence begins; a prompt with `refresh_kv` replaces it by the version that is loaded then:
 
     engine.cache_rule    `refresh_kv`
     keep                 never: a sequence reads its own keys and values, of any version, to its end
     refresh_at_episode   at the first turn of an episode
     isolate              at every turn
 
-A new sequence therefore never begins with keys and values that older weights computed. Those under
-a KV version were computed by that policy version or by newer ones; it is a token's `VersionRun.kv`.
+A new sequence therefore never begins with keys and values that older weights computed. Keys and
+values under a KV version were computed by that policy version or by newer ones. The KV version under
+which a token was sampled is recorded as its `VersionRun.kv`.
 """
 
 from dataclasses import dataclass

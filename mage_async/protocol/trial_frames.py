@@ -1,7 +1,7 @@
 """Encode a trial as message frames: a typed header and four raw arrays.
 
-If the policy played both seats, both trials are one message: they arrive, are journaled and are
-acknowledged together or not at all.
+If the policy played both seats (players) of a game, the trials of both are one message: they
+arrive, are journaled and are acknowledged together or not at all.
 """
 
 import math

@@ -107,7 +107,7 @@ class Contexts:
         return self._send(self._transcript.add_message, message, observation, turn)
 
     def is_full_with(self, message: str) -> bool:
-        """Return whether the context has no room for another message and the turn that answers it."""
+        """Return whether the context has no room for another message and a turn that answers it."""
         limit = self._prompt_limit if self._config.compaction == "none" else self._longest_prompt()
         return self._transcript.length_with(message, Kind.ACT) > limit
 

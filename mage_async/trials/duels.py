@@ -1,5 +1,5 @@
-"""Begin trials of all kinds, and play those with two sides: a past policy has the other seat, or
-the policy has both.
+"""Begin trials of all kinds, and play those with two sides: a past policy has the other seat (it is
+the other player of the game), or the policy has both.
 
 `begin_trial` chooses the kind by the task. A trial against the environment is a `TrialRun` alone.
 A *duel* is an episode between two policies on the same engine: each side is a `TrialRun` of its
