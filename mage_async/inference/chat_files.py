@@ -102,7 +102,7 @@ def _render(template: str, settings: dict[str, Any], thinking: bool) -> Render:
         ) from error
     # Templates read the special tokens by these names.
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    specials = {name: _text(settings.get(name)) for name in names}
+    specials = {name: _token_text(settings.get(name)) for name in names}
 
     def render(messages: list[Message], opens_turn: bool, tools: Tools) -> str:
         """Render messages; raise a `PolicyError` if the template refuses them."""
@@ -132,7 +132,7 @@ def _refuse(message: str) -> None:
     raise TemplateError(message)
 
 
-def _text(token: Any) -> str:
+def _token_text(token: Any) -> str:
     """Return the text of a special token, which is a string or a table with `content`."""
     return token["content"] if isinstance(token, dict) else token or ""
 
@@ -142,7 +142,7 @@ def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]
     generation = _json(directory / "generation_config.json")
     ends = generation.get("eos_token_id") or _json(directory / "config.json").get("eos_token_id")
     ids = ends if isinstance(ends, list) else [ends]
-    ids += [tokenizer.token_to_id(_text(settings.get("eos_token")) or "")]
+    ids += [tokenizer.token_to_id(_token_text(settings.get("eos_token")) or "")]
     return sorted({number for number in ids if number is not None})
 
 

@@ -97,7 +97,7 @@ class Plan:
 def packed_positions(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Return row and position of every packed token: int64 [T] each."""
     row = np.repeat(np.arange(len(rows.counts)), rows.counts)
-    return row, _counted(rows.starts, rows.counts)
+    return row, _joined_ranges(rows.starts, rows.counts)
 
 
 # A bucket is a set of rows that attend together, as a rectangle.
@@ -178,7 +178,7 @@ def _bucket(rows: Rows, tokens: slice) -> Bucket:
     is_visible = np.arange(context) <= positions[:, None, :, None]
     mask = torch.from_numpy(np.where(is_visible, np.float32(0), np.float32(-np.inf)))
     is_packed = is_token.all() and np.array_equal(places, np.arange(height))
-    cells = None if is_packed else torch.from_numpy(_counted(places * width, rows.counts))
+    cells = None if is_packed else torch.from_numpy(_joined_ranges(places * width, rows.counts))
     return Bucket(tokens, slots, height, width, context, cells, mask)
 
 
@@ -190,7 +190,7 @@ def _rectangle(slots: np.ndarray) -> tuple[slice | torch.Tensor, np.ndarray, int
     return slice(first, last), slots - first, last - first
 
 
-def _counted(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _joined_ranges(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Concatenate `range(begins[r], begins[r] + counts[r])` over all rows."""
     # Difference between each range's begin and its place in the result.
     shift = begins - (np.cumsum(counts) - counts)

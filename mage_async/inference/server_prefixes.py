@@ -11,8 +11,8 @@ the sequence begins; a prompt with `refresh_kv` replaces it by the version that 
     isolate              at every turn
 
 A new sequence therefore never begins with keys and values that older weights computed. Keys and
-values under a KV version were computed by that policy version or by newer ones. The KV version under
-which a token was sampled is recorded as its `VersionRun.kv`.
+values under a KV version were computed by that policy version or by newer ones. A token's
+`VersionRun.kv` is the KV version under which it was sampled.
 """
 
 from dataclasses import dataclass

@@ -73,7 +73,7 @@ InTime = Callable[[Iterator[Trial], float], Iterator[tuple[Trial, float]]]
 given seconds."""
 
 
-def _wait(trials: Iterator[Trial], _: float) -> Iterator[tuple[Trial, float]]:
+def _untimed(trials: Iterator[Trial], _: float) -> Iterator[tuple[Trial, float]]:
     """Yield trials however long they take, each with 0 seconds."""
     return ((trial, 0.0) for trial in trials)
 
@@ -82,7 +82,7 @@ def prepare_policy(
     config: Config,
     directory: Path,
     report: Callable[[Progress], None],
-    in_time: InTime = _wait,
+    in_time: InTime = _untimed,
 ) -> str:
     """Write the model directory of version 0 as `directory`; return its origin in a few words.
 

@@ -235,18 +235,18 @@ class Snapshot:
         them either.
         """
         data = None if self.data.is_cuda else self.data
-        scored = [] if self.logprobs is None else self._brought(self.logprobs).tolist()
+        scored = [] if self.logprobs is None else self._in_host_memory(self.logprobs).tolist()
         without_rows = fingerprint_of(self.version, self.places, data, scored, self.base)
         names, lengths = list(self.lengths), list(self.lengths.values())
         return msgspec.structs.replace(
             without_rows,
-            row_checksums=row_checksums_of(names, lengths, self._brought(self.rows)),
+            row_checksums=row_checksums_of(names, lengths, self._in_host_memory(self.rows)),
             row_tolerance=MERGED_ROW_TOLERANCES[without_rows.precision]
             if self.is_merged
             else COPIED_ROW_TOLERANCE,
         )
 
-    def _brought(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _in_host_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor in host memory."""
         return on_host(tensor.view(torch.uint8), self.ready).view(tensor.dtype)
 

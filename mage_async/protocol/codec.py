@@ -1,8 +1,8 @@
 """Encode a message as ZeroMQ frames, and decode it: the bytes on every socket.
 
 A message is a list of frames: `[tag][header][arrays ...][checksum]`. The header is typed, bounded
-msgpack (`messages.py`); only a trial has arrays (`trial_frames.py`). Malformed
-bytes of any kind raise `WireError` with a sentence, and never another exception.
+msgpack (`messages.py`); only a trial has arrays (`trial_frames.py`). Malformed bytes of any kind
+raise `WireError` with a sentence, and never another exception.
 """
 
 import struct

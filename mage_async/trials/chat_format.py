@@ -77,7 +77,7 @@ class ChatFormat:
         # The template's text before the first user message (`_head`), from a user message to the
         # assistant's turn (`_tail`), from an answer to the next user message (`_between`), and
         # after a user message that ends the chat (`_after`).
-        self._head, self._tail = _around(render([_user(_NEXT_USER)], True, tools), _NEXT_USER)
+        self._head, self._tail = _split_at(render([_user(_NEXT_USER)], True, tools), _NEXT_USER)
         self._between, self._after = _bridge(render)
         self._tool_pieces = _tool_bridge(render, self._head, tools) if tools else None
 
@@ -265,7 +265,7 @@ def _tools_in_words(tools: Tools) -> str:
     )
 
 
-def _around(text: str, marker: str) -> tuple[str, str]:
+def _split_at(text: str, marker: str) -> tuple[str, str]:
     """Split a text at a marker."""
     before, found, after = text.partition(marker)
     if not found:
@@ -281,8 +281,8 @@ def _bridge(render: Render) -> tuple[str, str]:
     latter at the very end.
     """
     chat = [_user(_USER), {"role": "assistant", "content": _ASSISTANT}, _user(_NEXT_USER)]
-    _, rest = _around(render(chat, False, ()), _ASSISTANT)
-    return _around(rest, _NEXT_USER)
+    _, rest = _split_at(render(chat, False, ()), _ASSISTANT)
+    return _split_at(rest, _NEXT_USER)
 
 
 def _tool_bridge(render: Render, head: str, tools: Tools) -> tuple[str, str, str]:
@@ -297,9 +297,9 @@ def _tool_bridge(render: Render, head: str, tools: Tools) -> tuple[str, str, str
         )
     answers = [{"role": "tool", "content": text} for text in _TOOL_ANSWERS]
     chat = [_user(_USER), {"role": "assistant", "content": _ASSISTANT}, *answers]
-    _, rest = _around(render(chat, True, tools), _ASSISTANT)
-    between, rest = _around(rest, _TOOL_ANSWERS[0])
-    return (between, *_around(rest, _TOOL_ANSWERS[1]))
+    _, rest = _split_at(render(chat, True, tools), _ASSISTANT)
+    between, rest = _split_at(rest, _TOOL_ANSWERS[0])
+    return (between, *_split_at(rest, _TOOL_ANSWERS[1]))
 
 
 # Text that others wrote is data: inside a message it never becomes a special token. The tokenizers

@@ -333,7 +333,7 @@ class TrialRun:
         start, completion, action, anchor = self._pending_action
         self._pending_action = None
         if fault := _outcome_fault(outcome):
-            raise EnvironmentFault(f"{_place_text(self._task)}{self._turn_name()}: act() {fault}")
+            raise EnvironmentFault(f"{_task_text(self._task)}{self._turn_name()}: act() {fault}")
         self._counts.num_injections += self._chat.holds_special_token(outcome.observation)
         laid_out = self._config.prompts.layout(outcome.observation)
         if laid_out != outcome.observation:  # in few environments; `replace` is slow
@@ -457,7 +457,7 @@ class TrialRun:
     def _lack_of_room(self, observation: str) -> ContextFull:
         """Return the fault that no context has room for an observation as its first message."""
         reason = self._contexts.lack_of_room(observation, self._next_turn())
-        return ContextFull(f"{_place_text(self._task)}{self._turn_name()}: {reason}")
+        return ContextFull(f"{_task_text(self._task)}{self._turn_name()}: {reason}")
 
     def _next_turn(self) -> NextTurn:
         is_first = not self._index_in_episode
@@ -574,13 +574,13 @@ def environment_code(task: Task, turn: str = "") -> Iterator[None]:
     try:
         yield
     except EnvironmentFault as fault:
-        raise EnvironmentFault(f"{_place_text(task)}{turn}: {fault}") from fault
+        raise EnvironmentFault(f"{_task_text(task)}{turn}: {fault}") from fault
     except Exception as error:  # the code may be a user's, and raise anything
-        where = _place_text(task) + turn
+        where = _task_text(task) + turn
         raise EnvironmentFault(f"{where}: raised {type(error).__name__}: {error}") from error
 
 
-def _place_text(task: Task) -> str:
+def _task_text(task: Task) -> str:
     """Return the beginning of an error message, which names the task."""
     return f"{task.environment} against {task.member!r}, seed {task.seed}"
 
