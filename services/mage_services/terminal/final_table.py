@@ -56,7 +56,9 @@ def _foot(summary: dict[str, Any]) -> RenderableType:
 
 
 def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) -> Table:
-    """Return the returns of each episode, section by section."""
+    """Return the table of returns by episode. Its sections: evaluation sets, references,
+    environments of a mix, probes, harder tasks, diversity of trajectories.
+    """
     scores = summary["evaluation"]
     every = list(range(len(next(iter(scores.values()))["return_by_episode"])))
     shown = every if len(every) <= most_episodes else [0, *every[1 - most_episodes :]]

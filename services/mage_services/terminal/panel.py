@@ -40,6 +40,7 @@ are.
 OTHER_STATE_STYLE = "grey62"
 """Style of states of processes without a style of their own."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
+"""Characters of a sparkline, from the lowest value to the highest."""
 
 
 def panel(state: RunState, run: RunDirectory, now: float, width: int) -> RenderableType:
@@ -218,8 +219,8 @@ def _processes(state: RunState, width: int) -> RenderableType:
     causes = Column(no_wrap=True, overflow="ellipsis")
     grid = Table.grid(Column(min_width=9), Column(), causes, padding=(0, 1))
     bar_width = max(10, (width - 56) // 2)
-    for name, shares, life in _process_rows(state):
-        spent = Text() if shares else Text(life, "dim")
+    for name, shares, last_state in _process_rows(state):
+        spent = Text() if shares else Text(last_state, "dim")
         for cause, share in [*shares.items()][:3]:
             if share >= 0.005:  # a smaller one would be shown as 0 %
                 spent.append(f"{share:3.0%} ", "default")
@@ -231,20 +232,23 @@ def _processes(state: RunState, width: int) -> RenderableType:
 
 
 def _process_rows(state: RunState) -> list[tuple[str, dict[str, float], str]]:
-    """Return name, shares of time by state, and last state of each process."""
+    """Return name, shares of time by state, and last state of each process.
+
+    More than `MAX_ACTOR_LINES` actors are one row, with their mean shares.
+    """
     shares = state.shares()
-    rows = [(name, shares.get(name, {}), life) for name, life in state.processes.items()]
+    rows = [(name, shares.get(name, {}), last) for name, last in state.processes.items()]
     actors = [row for row in rows if row[0].startswith("actor")]
     if len(actors) <= MAX_ACTOR_LINES:
         return rows
     others = [row for row in rows if row not in actors]
-    measured = [row[1] for row in actors if row[1]]
+    measured = [of_actor for _, of_actor, _ in actors if of_actor]
     total = Counter[str]()
     for each in measured:
         total.update(each)  # `Counter.update` adds, floats too
-    mean = {name: seconds / len(measured) for name, seconds in total.most_common()}
-    ready = sum(row[2] != "starting" for row in actors)
-    num_nodes = len({state.nodes[row[0]] for row in actors if row[0] in state.nodes})
+    mean = {doing: share / len(measured) for doing, share in total.most_common()}
+    ready = sum(last != "starting" for _, _, last in actors)
+    num_nodes = len({state.nodes[name] for name, _, _ in actors if name in state.nodes})
     where = f" on {num_nodes} nodes" if num_nodes > 1 else ""
     together = (f"{len(actors)} actors{where}", mean, f"{ready} ready")
     # The order of separate lines: the learner, the actors, the evaluator.

@@ -21,10 +21,10 @@ MAX_NOTES = 50
 
 
 def lasting_line(process: str, event: Event) -> str | None:
-    """Return the text of an event that gets a line of its own, or None.
+    """Return the text of an event that gets a line of its own in the terminal, or None.
 
-    These are findings of the doctor, and facts such as the device of a process. Actors are alike,
-    so only the first one prints its facts.
+    Findings of the doctor get one, and facts such as the device of a process. Actors are alike, so
+    only the first one prints its facts.
     """
     is_first = not process.startswith("actor-") or process == "actor-0"
     is_shown = event["event"] == "finding" or (event["event"] == "fact" and is_first)
@@ -33,7 +33,10 @@ def lasting_line(process: str, event: Event) -> str | None:
 
 @dataclass(slots=True)
 class RunState:
-    """Hold all that a terminal shows of a run; only `take` changes it. Times are in seconds."""
+    """Hold all that a terminal shows of a run; only `take` changes it.
+
+    Times are in seconds of the clock from which `began` and every `now` are read.
+    """
 
     config: Config
     began: float
@@ -144,7 +147,9 @@ class RunState:
         return injections_by_source(self.steps, self.config.environment.name)
 
     def shares(self) -> dict[str, dict[str, float]]:
-        """Return the share of each process's last seconds by state, the largest first."""
+        """Return, for each process, the shares of the last `WINDOW_S` that it spent in each state,
+        the largest first.
+        """
         if not self._blocked:
             return {}
         (_, old), (_, new) = self._blocked[0], self._blocked[-1]
@@ -157,7 +162,9 @@ class RunState:
         self.steps.append(metrics)
 
     def _see(self, event: Event, now: float) -> None:
-        """Record what the learner sends with every step, and between steps."""
+        """Record the counts, progress, times and faults that the learner sends with every step, and
+        between steps.
+        """
         self.trials = event["trials"]
         if "progress" in event:
             self.progress = Progress(**event["progress"])

@@ -74,10 +74,10 @@ class LiveView:
         self._drawn_at = -1.0
         self._is_closed = False
 
-        def drawn() -> RenderableType:
+        def present_panel() -> RenderableType:
             return panel(state, run, clock(), panel_width(console.width))
 
-        self._live = Live(console=console, auto_refresh=False, get_renderable=drawn)
+        self._live = Live(console=console, auto_refresh=False, get_renderable=present_panel)
         atexit.register(self._live.stop)  # shows the cursor again if nobody closes the view
 
     def event(self, process: str, event: Event) -> None:

@@ -90,7 +90,7 @@ class Wandb(Tracker, tag="wandb"):
             x_disable_meta=True,
             x_disable_stats=True,
         )
-        own = wandb.init(
+        wandb_run = wandb.init(
             project=self.project,
             id=run.id,
             name=run.name,
@@ -102,20 +102,20 @@ class Wandb(Tracker, tag="wandb"):
         )
         # Points of evaluations come later than those of steps and out of order, which W&B's own
         # counter does not allow, so the axis is a metric of its own.
-        own.define_metric("*", step_metric="step")
+        wandb_run.define_metric("*", step_metric="step")
 
         def send(points: Sequence[Point]) -> None:
             for point in points:  # W&B's own process sends them, so this does not wait
-                own.log({"step": point.step, **point.values})
+                wandb_run.log({"step": point.step, **point.values})
 
         yield send
-        own.finish()
+        wandb_run.finish()
 
 
 class TensorBoard(Tracker, tag="tensorboard"):
     """Write TensorBoard's events into `tracking/tensorboard` of the run. Extra `tensorboard`."""
 
-    # A file of events for each life of a run, written by TensorBoard's own writer.
+    # TensorBoard's own writer writes a new file of events each time that the tracker is opened.
 
     package: ClassVar[str] = "tensorboard"
 
@@ -171,17 +171,17 @@ class Mlflow(Tracker, tag="mlflow"):
         client = MlflowClient()
         found = client.get_experiment_by_name(self.experiment)
         experiment = found.experiment_id if found else client.create_experiment(self.experiment)
-        ours = client.search_runs([experiment], f"tags.`{ID_TAG}` = '{run.id}'")
-        if ours:
-            own = ours[0].info.run_id
-            client.update_run(own, status="RUNNING")
+        known = client.search_runs([experiment], f"tags.`{ID_TAG}` = '{run.id}'")
+        if known:
+            run_id = known[0].info.run_id
+            client.update_run(run_id, status="RUNNING")
         else:
-            made = client.create_run(experiment, tags={ID_TAG: run.id}, run_name=run.name)
-            own = made.info.run_id
+            created = client.create_run(experiment, tags={ID_TAG: run.id}, run_name=run.name)
+            run_id = created.info.run_id
             # The configuration is written once: MLflow does not let a resumed run change it.
             params = [Param(key, str(value)) for key, value in _flat(run.config)]
             for batch in _batches(params, MAX_PARAMS):
-                client.log_batch(own, params=batch)
+                client.log_batch(run_id, params=batch)
 
         def send(points: Sequence[Point]) -> None:
             metrics = [
@@ -190,10 +190,10 @@ class Mlflow(Tracker, tag="mlflow"):
                 for name, value in point.values.items()
             ]
             for batch in _batches(metrics, MAX_METRICS):
-                client.log_batch(own, metrics=batch)
+                client.log_batch(run_id, metrics=batch)
 
         yield send
-        client.set_terminated(own)
+        client.set_terminated(run_id)
 
 
 def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
@@ -230,7 +230,7 @@ class Trackio(Tracker, tag="trackio"):
         """Begin or continue the run in trackio, which finds a run again by its name."""
         import trackio
 
-        own = trackio.init(
+        trackio_run = trackio.init(
             project=self.project,
             name=f"{run.name}-{run.id[:6]}",
             resume="allow",
@@ -242,7 +242,7 @@ class Trackio(Tracker, tag="trackio"):
 
         def send(points: Sequence[Point]) -> None:
             for point in points:  # trackio's own thread writes them, so this does not wait
-                own.log(dict(point.values), step=point.step)
+                trackio_run.log(dict(point.values), step=point.step)
 
         yield send
         trackio.finish()

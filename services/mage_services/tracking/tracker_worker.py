@@ -132,9 +132,8 @@ class TrackerWorker:
                             break
                         self.ended.wait(self.tracker.every_s)
                 return True
-            except (
-                Exception
-            ) as fault:  # foreign code may raise anything; the next try opens it again
+            # The tracker's library may raise anything; the next try opens the tracker again.
+            except Exception as fault:
                 traceback.print_exc()
                 num_faults += 1
                 position.fault = f"{type(fault).__name__}: {fault}"[:500]
@@ -186,8 +185,8 @@ class TrackerWorker:
 
 
 def _read(file: Path, start: int) -> tuple[list[Record], int]:
-    """Return the finished lines from byte `start` on, at most `MAX_BYTES`, and the offset after
-    them.
+    """Return the records of the finished lines from byte `start` on, about `MAX_BYTES` at most, and
+    the offset after them.
 
     If no line ends just before `start`, a resumed learner has cut the file and continued it:
     then all lines are read again.
@@ -207,7 +206,7 @@ def _watch(pipe: int, ended: threading.Event, end_s: float) -> None:
 
     The timer is the kernel's: its signal ends a process whose tracker never returns.
     """
-    while os.read(pipe, 1):
+    while os.read(pipe, 1):  # nothing is ever written: it blocks until the other end is closed
         continue
     signal.setitimer(signal.ITIMER_REAL, end_s)
     restore_priority()

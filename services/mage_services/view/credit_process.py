@@ -1,7 +1,8 @@
-"""Compute the returns and advantages of a step's turns, in a process that imports torch.
+"""Compute the returns and advantages of a step's turns, in a child process of `mage view`.
 
-The server, which does not import torch, requests a step of a run. `CreditCache` runs in the server;
-`main` and all after it run in the process.
+Advantages need torch, which the web server does not import, so it leaves them to this process.
+`CreditCache` runs in the server, and requests a step of a run; `main` and all after it run in the
+process.
 """
 
 import asyncio
@@ -48,7 +49,9 @@ class StepCredit(msgspec.Struct, frozen=True):
 
 
 class CreditCache:
-    """Keep the credit of steps in the server, and request that of further steps."""
+    """Keep the credit of the newest requested steps in the server, and request further ones from
+    the process.
+    """
 
     def __init__(self, process: ChildProcess[StepCredit], notify: Callable[[Path], None]) -> None:
         self._process, self._notify = process, notify

@@ -179,12 +179,12 @@ class IndexBuilder:
         The file is read and never mapped: if a mapped file is truncated, the kernel kills the
         process that accesses the map (SIGBUS).
         """
-        take = self._segment if file.suffix == ".log" else self._lines
+        index_records = self._segment if file.suffix == ".log" else self._lines
         num_bytes = WINDOW_BYTES
         while num_bytes <= 2 * MAX_RECORD_BYTES:
             source.seek(start)
             data, before = source.read(num_bytes), start
-            for start in take(file, data, before):
+            for start in index_records(file, data, before):
                 yield start
             if len(data) < num_bytes:
                 return
@@ -249,14 +249,14 @@ class IndexBuilder:
         """
         # Without its tokens: only the rewards and counts of its turns are needed.
         trial = Trial(header.task, header.index, header.num_episodes, (), header.turns)
-        drawn = [run for runs in header.versions for run in runs]
+        version_runs = [run for runs in header.versions for run in runs]
         values = (
             msgspec.json.encode(trial.episode_rewards()).decode(),
             len(header.turns),
             sum(header.num_tokens),
             trial.num_invalid(),
-            oldest(drawn) if drawn else None,
-            max((run.policy for run in drawn), default=None),
+            oldest(version_runs) if version_runs else None,
+            max((run.policy for run in version_runs), default=None),
             header.duration_s,
         )
         self._index.execute(_TRIAL, (header.grant, header.index, *place, *values))

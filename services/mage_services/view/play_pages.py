@@ -161,7 +161,9 @@ class Game:
 
 @dataclass(slots=True)
 class PlayPages:
-    """Hold the games of one server, and handle the requests of their pages."""
+    """Hold the trials that one server lets play, called games, and handle the requests of their
+    pages.
+    """
 
     base: str
     """Beginning of every address, with the token."""

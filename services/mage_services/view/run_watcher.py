@@ -1,8 +1,8 @@
 """Find the runs below a folder, list the state of each, and watch their files.
 
-When files change, the watcher lets indexes catch up and notifies open pages. A thread scans the
-files, `INTERVAL_S` after the last scan. A notified page fetches itself again, at
-most every 1.25 s (`LEAST_MS` in `static/view.js`).
+A thread scans the files, `INTERVAL_S` after the last scan. When the files of a run have changed,
+the watcher asks the indexer to read the new records, and then notifies the open pages of the run. A
+notified page fetches itself again, at most every 1.25 s (`LEAST_MS` in `static/view.js`).
 """
 
 import asyncio

@@ -255,7 +255,7 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
     Raises:
         RunError: there is no such folder, the port is in use, or a child process failed.
     """
-    runs, made = find_runs(root), bound_socket(port)
+    runs, bound = find_runs(root), bound_socket(port)
     token, done = secrets.token_urlsafe(16), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -274,9 +274,9 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
         )
         try:
             await runner.setup()
-            await web.SockSite(runner, made).start()
+            await web.SockSite(runner, bound).start()
             watcher.watch()
-            announce(f"http://{HOST}:{made.getsockname()[1]}/{token}/")
+            announce(f"http://{HOST}:{bound.getsockname()[1]}/{token}/")
             async with asyncio.TaskGroup() as tasks:
                 listening = [
                     tasks.create_task(_indexed(watcher, credits)),

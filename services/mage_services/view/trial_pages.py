@@ -66,8 +66,8 @@ class TrialFilter:
 
     def reward(self, trial: ListedTrial) -> float:
         """Return the trial's reward in the chosen episode; 0 for a trial without rewards."""
-        place = self.episode - 1 if 0 < self.episode <= len(trial.rewards) else -1
-        return trial.rewards[place] if trial.rewards else 0.0
+        index = self.episode - 1 if 0 < self.episode <= len(trial.rewards) else -1
+        return trial.rewards[index] if trial.rewards else 0.0
 
     def address(self, page: str, **changes: Any) -> str:
         """Return the address of the list at a page, with changes to the filter."""
@@ -109,7 +109,9 @@ def select(
 def _episode_links(
     trials: Sequence[ListedTrial], wanted: TrialFilter, page: str
 ) -> list[tuple[str, str, bool]]:
-    """Return, per episode, the label and address of the list by its reward, and if it is shown."""
+    """Return a link for each episode to the list by its reward: label, address, and whether the
+    present list is by this episode.
+    """
     count = max((len(trial.rewards) for trial in trials), default=0)
     now = wanted.episode or count
     return [
@@ -332,13 +334,13 @@ def group(request: PageRequest) -> Markup:
                 missing.append(str(error))
         neighbours = reader.groups_of(found.step) if found.step is not None else [found]
         numbers = [each.number for each in neighbours]
-        place = numbers.index(number)
+        position = numbers.index(number)
         frame = request.frame(
             reader,
             f"group {number}",
             above=_step_above(found.step),
-            before=f"group/{numbers[place - 1]}" if place > 0 else "",
-            after=f"group/{numbers[place + 1]}" if place + 1 < len(numbers) else "",
+            before=f"group/{numbers[position - 1]}" if position > 0 else "",
+            after=f"group/{numbers[position + 1]}" if position + 1 < len(numbers) else "",
         )
     return fill(
         "group.html",
@@ -353,27 +355,27 @@ def group(request: PageRequest) -> Markup:
 
 def turn(request: PageRequest) -> Markup:
     """Return the page of one turn with its tokens."""
-    number, index, place = (request.numbers[name] for name in ("group", "trial", "turn"))
+    number, index, turn_index = (request.numbers[name] for name in ("group", "trial", "turn"))
     decode, _ = decoder_of(request.run)
     with RunReader(request.run) as reader:
         step = reader.group(number).step
         trial = reader.load(number, index)
-    if place >= len(trial.turns):
+    if turn_index >= len(trial.turns):
         raise RunError(f"trial {index} of group {number} has {len(trial.turns)} turns")
     credit, unknown = _credit(request, step)
     shown = shown_trial(trial, decode, step, credit.get(f"{number}/{index}", ()))
     turns = [turn for episode in shown.episodes for turn in episode.turns]
-    own = turns[place]
+    own = turns[turn_index]
     assert isinstance(own, ShownTurn)
-    segment = trial.segments[trial.turns[place].segment]
-    tokens = list(shown_tokens(trial.turns[place], segment, decode, step))
+    segment = trial.segments[trial.turns[turn_index].segment]
+    tokens = list(shown_tokens(trial.turns[turn_index], segment, decode, step))
     address = f"group/{number}/trial/{index}/turn/"
     frame = request.frame(
         None,
-        f"trial {index}, turn {place + 1}",
+        f"trial {index}, turn {turn_index + 1}",
         above=[*_step_above(step), (f"group {number}", f"group/{number}?trial={index}")],
-        before=f"{address}{place - 1}" if place else "",
-        after=f"{address}{place + 1}" if place + 1 < len(turns) else "",
+        before=f"{address}{turn_index - 1}" if turn_index else "",
+        after=f"{address}{turn_index + 1}" if turn_index + 1 < len(turns) else "",
     )
     first = request.number("first", 0)
     stop = first + MAX_TOKENS
@@ -385,7 +387,7 @@ def turn(request: PageRequest) -> Markup:
         tokens=tokens[first:stop],
         first=first,
         num_tokens=len(tokens),
-        more=f"{frame.home}{address}{place}?first={stop}" if stop < len(tokens) else "",
+        more=f"{frame.home}{address}{turn_index}?first={stop}" if stop < len(tokens) else "",
         unknown=unknown,
         info=_info_rows(own.info),
         long_text=LONG_TEXT,
@@ -400,7 +402,9 @@ def _step_above(step: int | None) -> list[tuple[str, str]]:
 
 
 def _credit(request: PageRequest, step: int | None) -> tuple[dict[str, list[TurnCredit]], str]:
-    """Return the credit of a step's turns by trial, and the reason if it is not known."""
+    """Return the returns and advantages of a step's turns by trial ("GROUP/TRIAL"), and the reason
+    if they are not known.
+    """
     if step is None:
         return {}, ""
     found, fault = request.credits.get(request.run, step)
