@@ -112,7 +112,8 @@ def explain(message: str, tree: Table) -> Fault:
         choices = ", ".join(map(repr, kinds(table_hint) if is_kind else _literals(hint)))
         own = ", or your own class as `module:Class`" if is_kind and registry_of(table_hint) else ""
         return Fault(key, f"`{key}` must be one of {choices}, got {value!r}{own}", is_kind)
-    # What msgspec expected: "int >= 1" becomes "at least 1", "object | null" the name of a table.
+    # What msgspec expected: "int >= 1" becomes "at least 1", "object | null" becomes "a table, or
+    # 'none'".
     bound = what.removeprefix("Expected ").split(", got ")[0].replace("`", "")
     bound = re.sub(
         r"^(?:int|float) (>=|>|<=|<) (\S+)$", lambda found: f"{BOUNDS[found[1]]} {found[2]}", bound
@@ -160,7 +161,7 @@ def _declared(path: str, tree: Table) -> tuple[Any, Any]:
     value: Any = tree
     for step in names_in(path)[1:]:
         name, _, index = step.removesuffix("]").partition("[")
-        if hint == METHOD_TABLES:
+        if hint == METHOD_TABLES:  # `name` is that of a method, whose class declares its keys
             hint = method_class(name).Settings
         else:
             table = table_class(hint, value, imports=True)

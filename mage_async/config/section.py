@@ -5,6 +5,7 @@ from typing import Annotated, Any, dataclass_transform
 import msgspec
 from msgspec import Meta, field
 
+# Types of numbers; msgspec refuses a value outside of the bounds.
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -12,10 +13,11 @@ NonNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
-# msgspec hands `frozen` down to subclasses, which type checkers have to be told.
+# A subclass of a frozen struct is frozen too; this decorator says so to type checkers.
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file; a key that the table does not have is an error."""
+    """A table of the configuration, such as `[learner]`; its fields are the keys, and any other key
+    is an error."""
 
 
 class Variant(Section, frozen=True, tag_field="kind"):

@@ -41,8 +41,8 @@ def learning_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
 
 
 def environment_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
-    """Return a chart of the held-out returns in each environment of a mix, each with a y axis of
-    its own.
+    """Return a chart of the held-out returns in each environment of a mix of environments; each
+    chart has a y axis of its own.
     """
     points = curve_points(records, "heldout")
     names = points[0][1].get("parts", {}).get("environment", {}) if points else {}

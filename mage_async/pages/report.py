@@ -145,8 +145,8 @@ def verdict(evaluation: Mapping[str, Score]) -> str:
     """Return a sentence on the held-out return and on how much of it is adaptation.
 
     Two controls play the same held-out tasks: `blind` without earlier episodes in the context,
-    `swapped` with another hidden member in the last episode. Adaptation counts as shown if both
-    lower the last return by more than the 95 % half-width of the difference.
+    `swapped` with another member (the hidden part of a task) in the last episode. Adaptation counts
+    as shown if both lower the last return by more than the 95 % half-width of the difference.
     """
     heldout, num_episodes = evaluation["heldout"], len(evaluation["heldout"]["return_by_episode"])
     reached = f"In episode {num_episodes} the policy earns {_last(heldout)} on held-out tasks."

@@ -129,7 +129,9 @@ def _cut_short(evaluation: Mapping[str, Any]) -> str:
 
 
 def environment_tables(summary: Mapping[str, Any]) -> list[dict[str, Table | str]]:
-    """Return a labelled table for each environment of a mix: its sets and its references."""
+    """Return a labelled table for each environment of a mix of environments: the returns on its
+    evaluation sets, and its references.
+    """
     tables: list[dict[str, Table | str]] = []
     for environment in environment_rows(summary):
         facts = environment.facts

@@ -135,8 +135,8 @@ class Contexts:
     """Hold the context lengths of trials, in tokens of the policy."""
 
     scripted: int
-    """Number of tokens of the longest context of the shortest scripted trial; no trial fits into
-    fewer.
+    """Number of tokens that a context needs so that at least the shortest scripted trial can be
+    played to its last turn.
     """
     longest: int
     """Number of tokens of the longest scripted trial if every action were as long as allowed."""

@@ -173,7 +173,9 @@ def _random_play(
 def _with_training(
     config: Config, directory: Path, pace: Pace, chat: ChatFormat, now: Callable[[], float]
 ) -> Pace | None:
-    """Return the pace with the seconds of an update on made-up trials of the measured length."""
+    """Return the pace, completed by the seconds of an update on made-up trials of the measured
+    length; None if the learner computes on a GPU, or a method trains in its own way.
+    """
     if config.learner.device != "cpu" or overriding(config, "trainer"):
         return None
     began = now()
@@ -182,12 +184,12 @@ def _with_training(
     load_frozen_policies(trainer, config, directory)
     loaded_s = now() - began
     size = config.admission.groups_per_step * config.admission.trials_per_group
-    count = max(1, min(PASS_TOKENS // pace.trial_tokens, size // config.learner.minibatches))
+    num_trained = max(1, min(PASS_TOKENS // pace.trial_tokens, size // config.learner.minibatches))
     # Two sampled tokens a turn are assumed.
     sampled = min(round(pace.trial_turns * 2), pace.trial_tokens - 1)
     vocabulary = trainer.model.config.vocab_size
-    lengths = [pace.trial_tokens] * count
-    trials = made_up(lengths, Batch(count, pace.trial_tokens, sampled), vocabulary)
+    lengths = [pace.trial_tokens] * num_trained
+    trials = made_up(lengths, Batch(num_trained, pace.trial_tokens, sampled), vocabulary)
     opening = trials[0].tokens[: pace.opening_tokens]
     for trial in trials:
         trial.tokens[: pace.opening_tokens] = opening
@@ -202,7 +204,7 @@ def _with_training(
         load_s=pace.load_s + loaded_s,
         forward_s=times[1] - times[0],
         update_s=times[2] - times[1],
-        num_trained=count,
+        num_trained=num_trained,
     )
 
 

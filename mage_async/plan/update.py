@@ -1,4 +1,5 @@
-"""Run one optimizer update by the learner's own code, on tensors that have shapes and no values.
+"""Measure the memory and the operations of an optimizer update without computing it: run the
+learner's own code on tensors that have shapes and no values.
 
 `Trace` sees every operation of torch below the learner, and counts the bytes of living tensors and
 the operations. Tensors that depend on weights are FakeTensors, without values; indices are real,

@@ -1,10 +1,10 @@
 """Certify adaptation: compute one verdict from the returns of a model and of its controls.
 
-A task is played by the model with its history (`own`) and under four controls. `blind`: no episode
-sees an earlier one. `retry`: independent trials of one episode each. `noise`: the last episode
-comes after the history of another task. `swapped`: the last episode hides another task than the
-history is about. Every statement rests on differences within a task, `own` minus a control, whose
-means have one-sided bounds at 99 %.
+The model plays a task with its history, the earlier episodes, in the context (`own`), and under
+four controls. `blind`: no episode sees an earlier one. `retry`: independent trials of one episode
+each. `noise`: the history is of another task, the last episode of this one. `swapped`: the history
+is of this task, the last episode of another one. Every statement rests on differences within a
+task, `own` minus a control, whose means have one-sided bounds at 99 %.
 
 The model *adapts* if its last episode is above its first one and above all four controls. This is
 an intersection–union test (Berger 1982): if one of the five differences is really zero, all five

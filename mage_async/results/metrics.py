@@ -14,7 +14,8 @@ from mage_async.tasks.league import is_policy
 from mage_async.trajectory import Group, Kind, Segment, Trial
 
 IN = "_in_"
-"""Text between the name of a metric and that of one environment of a mix."""
+"""Text between the name of a metric and that of one environment, in a run on a mix of several
+environments."""
 INJECTIONS = {side: f"injections_by_{side}" for side in ("environment", "opponent")}
 """Names of the metrics that count special tokens in text, by the side that wrote the text."""
 METRICS: dict[str, tuple[str, str]] = {
@@ -158,7 +159,7 @@ METRICS: dict[str, tuple[str, str]] = {
         "The part of `over_bound_share` that each actor played. Left out where it is 0.",
     ),
 }
-"""Unit and meaning of each metric.
+"""Unit and meaning of each metric. A member is the hidden part of a task, such as an opponent.
 
 A suffix narrows a metric down and keeps its unit: `_episode_N` to episode N, `_age_N` to tokens
 that are N steps old (or older, for N = `OLDEST_AGE`), `_in_NAME` to one environment of a mix.

@@ -188,6 +188,7 @@ class Progress:
     num_loading: int
     """Number of these actors that still load their engine."""
     groups_in_flight: int
+    """Number of groups that were granted to actors and are neither trained nor dropped."""
     trials_arrived: int
     """Number of trials of the next batch that have arrived."""
     trials_needed: int
@@ -200,7 +201,8 @@ class Progress:
     """Turns per second in the last `WINDOW_S`, like `tokens_per_s`."""
     tokens_per_s: float
     mean_return: float | None
-    """Mean return of an episode per unit, over the latest trials; None before the first."""
+    """Mean return of an episode per unit (round, hand or dial) over the latest trials; None before
+    the first."""
     valid_share: float | None
     """Share of valid actions in the latest trials; None before the first."""
     dropped: dict[str, int]

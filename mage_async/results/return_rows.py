@@ -57,9 +57,12 @@ def set_rows(scores: Mapping[str, Score]) -> dict[str, EpisodeRow]:
 
 
 def reference_rows(known: Mapping[str, Any]) -> list[EpisodeRow]:
-    """Return the held-out references of a summary or of one environment of a mix.
+    """Return the known held-out returns, such as those of random play, for comparison.
 
     References that were sampled have intervals, exact ones have none.
+
+    Args:
+        known: A summary, or its part about one environment of a mix of environments.
     """
     errors = known.get("reference_ci95", {}).get("heldout", {})
     references = known.get("references", {}).get("heldout", {})

@@ -319,7 +319,9 @@ def diversity(plays: Sequence[Sequence[Trial]]) -> Diversity:
 
 
 def trajectory(trial: Trial, episode: int) -> Hashable:
-    """Return the (state, action) pairs of an episode."""
+    """Return the (state, action) pairs of an episode; the environment names its states by
+    `anchor`.
+    """
     return tuple(
         (turn.anchor, turn.action)
         for turn in trial.turns

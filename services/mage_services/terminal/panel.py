@@ -48,7 +48,7 @@ def panel(state: RunState, run: RunDirectory, now: float, width: int) -> Rendera
     parts: list[RenderableType] = [_progress(state, now), Text()]
     if state.steps or state.curve:
         parts.append(_returns(state, width))
-        # The last episode's return in each environment of a mix, in the last batch.
+        # In a mix of environments: the last episode's return in each of them, in the last batch.
         if returns := returns_by_environment(state.last):
             text = "  ".join(f"{name} {row[-1]:+.2f}" for name, row in returns.items())
             parts.append(_line(f"by environment  {text}", "dim"))
