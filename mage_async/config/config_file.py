@@ -226,10 +226,8 @@ class Assignments:
         if key == "policy.source" and "policy.kind" not in self._texts:
             self._set("policy.kind", "pretrained")  # the only kind with a source
         if key == "environment.name" and not self._has_preset_steps:
-            environment, learner = self.tree.get("environment"), self.tree.get("learner")
-            is_other = not isinstance(environment, dict) or environment.get("name") != toml_value(
-                value
-            )
+            stated, learner = self.tree.get("environment"), self.tree.get("learner")
+            is_other = not isinstance(stated, dict) or stated.get("name") != toml_value(value)
             if is_other and isinstance(learner, dict) and not self._has_assigned("learner.steps"):
                 # The file's number of steps was chosen for its own environment.
                 learner.pop("steps", None)
@@ -242,7 +240,7 @@ class Assignments:
 
         If the key is the kind of its table, the file's keys that the new kind does not have are
         removed. Keys that `--set` has assigned stay, so that the schema refuses them with an error
-        and the user learns that they had no effect.
+        instead of ignoring them.
         """
         *names, leaf = names_in(key)
         table, hint = self._table_at(names)

@@ -249,7 +249,7 @@ def _with_kinds(tree: Table, section: type[Section]) -> Table:
     whole = dict(tree)
     for field in msgspec.structs.fields(section):
         key, hint = field.name, hints_of(section)[field.name]
-        if kinds(hint) and field.default is not None:
+        if kinds(hint) and field.default is not None:  # None: the table is absent by default
             table = whole.setdefault(key, {})
             if isinstance(table, dict):
                 whole[key] = {kind_key(hint): field.default.kind} | table

@@ -2,8 +2,9 @@
 configuration.
 
 The `*_code` presets do what the authors' code does, also where it departs from their papers; the
-`*_paper` presets do what the papers say. The presets differ in keys and nowhere else, so a run's
-`config.toml` says it all, and `--set` after `--method` changes any of it.
+`*_paper` presets do what the papers say, and compare like with like where the papers are silent.
+The presets differ in keys and nowhere else, so a run's `config.toml` says it all, and `--set` after
+`--method` changes any of it.
 
 | | `*_code` | `*_paper` |
 |---|---|---|

@@ -112,13 +112,17 @@ def in_full(value: Any, hint: Any) -> Any:
 
 
 def tables(section: type[Section], tree: Table) -> Iterator[tuple[Table, str, Any]]:
-    """Yield every key that is declared as a table, outer ones first, with the table that holds it
-    and its type; tables that a tree lacks are not entered.
+    """Yield every key of a tree that the schema declares as a table, outer tables first.
+
+    Tables that the tree lacks are not entered.
+
+    Yields:
+        The dictionary that has the key, or would have it; the key; and its type.
     """
     for key, hint in hints_of(section).items():
         if table_class(hint) is not None:
             yield tree, key, hint
-            # Whoever iterates may have replaced the value.
+            # Looked up only now: the caller may have replaced the value, as `spelled_out` does.
             inside = tree.get(key)
             found = table_class(hint, inside)
             if isinstance(inside, dict) and found is not None:

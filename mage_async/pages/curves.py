@@ -143,7 +143,7 @@ def _batches(records: RunRecords) -> list[Series]:
 
 
 def _reference_lines(records: RunRecords, split: str) -> list[Series]:
-    """Return the references of the last episode, as level lines over all steps."""
+    """Return the reference returns of the last episode, as horizontal lines over all steps."""
     references = records.evaluation.get("references", {}).get(split, {})
     last = max([1, *(line["step"] for line in records.metrics[-1:])])
     levels = grouped({name: values[-1:] for name, values in references.items()})

@@ -96,8 +96,8 @@ def play_first_turns(
     torch.set_num_threads(config.engine.threads)
     admission = config.admission
     group = admission.trials_per_group
-    # The number of trials: whole groups, as many as `MOST_CONTEXTS` and `engine.max_contexts`
-    # allow, but at least one.
+    # The number of trials: as many whole groups as fit into `MOST_CONTEXTS` and into a batch, but
+    # at least one; and no more than `engine.max_contexts`, but at least one group.
     size = min(MOST_CONTEXTS // group or 1, admission.groups_per_step) * group
     size = min(size, max(group, config.engine.max_contexts))
     model = Model.load(directory, slots=size, max_tokens=config.engine.max_tokens)

@@ -269,6 +269,7 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
     """
     lengths = batch.of_one_pass(config)
     segments = made_up(lengths, batch, shape.config.vocab_size)
+    # Bytes of logits computed at once; 0 leaves the choice to the kernels, as on a CPU.
     chunk = 0 if config.learner.device == "cpu" else PLANNED_CHUNK_BYTES
     trace, mode = Trace(shape.config.vocab_size), FakeTensorMode(allow_non_fake_inputs=True)
     with planned_chunks(chunk), trace:

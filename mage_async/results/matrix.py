@@ -55,7 +55,7 @@ class Setting:
     assignments: Sequence[str] = field(compare=False)
     """Changes to the configuration, as `key=value`."""
     columns: Mapping[str, Any] = field(compare=False)
-    """Cells of a table, by the column's name."""
+    """Values of the varied keys by their name, which are columns of the table of runs."""
     place: float = field(compare=False)
     """Position on the x axis of the chart of returns."""
     place_name: str = field(compare=False)
