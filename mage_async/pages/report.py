@@ -120,7 +120,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
 
 
 def _set_tiles(evaluation: Mapping[str, Score]) -> list[Tile]:
-    """Return a tile for each evaluation set, held-out first, then the controls."""
+    """Return a tile for each evaluation set: held-out, its controls, then the training tasks."""
     trials = f"{evaluation['heldout']['num_trials']:,} trials, 95 % interval"
     tiles = [heldout_tile(evaluation["heldout"], trials)]
     for name, each in SETS.items():

@@ -118,8 +118,8 @@ class Frame:
     note: str = ""
     """Sentence that the index of the run is incomplete; "" if it is complete."""
     change: int = 0
-    """Number of changes of the run's files when the page was made. The browser compares it with the
-    newest number, and loads the page again if that is larger."""
+    """Number of changes of the run that the server had noticed when the page was made. Once it has
+    noticed more, the browser loads the page again."""
 
     @property
     def home(self) -> str:

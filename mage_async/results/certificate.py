@@ -203,12 +203,12 @@ def _needed(found: Mapping[str, Difference], margin: float, quantile: float) -> 
 
 
 def _size(distance: float, spread: float, quantile: float) -> float:
-    """Return the number of tasks with which a mean that is `distance` away from the bound to beat
-    is found beyond it in 90 % of cases; infinity if no number is enough.
+    """Return the number of tasks with which a mean that lies `distance` beyond a threshold is shown
+    to do so in 90 % of cases; infinity if no number is enough.
 
     Args:
         spread: Standard deviation over tasks.
-        quantile: Quantile of the normal distribution at which the bound is tested.
+        quantile: Quantile of the normal distribution for the one-sided bound of the mean.
     """
     # A difference of nearly 0, or of the wrong sign, is found with no number of tasks.
     if distance <= 0.005:

@@ -277,7 +277,7 @@ def seconds(number: float) -> str:
 class ProgressCounts:
     """Count the heartbeats, trials and drops that reach the learner, for snapshots of its progress.
 
-    The learner calls it for every message, so every call is cheap.
+    The learner calls it for each of them, so every call is cheap.
     """
 
     _totals: dict[str, tuple[int, int]] = field(default_factory=dict)

@@ -108,8 +108,8 @@ def _identity(records: RunRecords) -> Record:
 
 
 def _staleness(records: RunRecords) -> Record:
-    """Return staleness over all trained tokens, and whether admission dropped long trials more
-    often or wasted tokens.
+    """Return staleness over all trained tokens, and two figures of the trials that admission did
+    not let train: whether long ones were among them more often, and their share.
     """
     metrics = [record for record in records.metrics if "staleness_mean" in record]
     if not metrics:

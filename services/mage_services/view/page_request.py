@@ -30,7 +30,7 @@ class PageRequest:
     fault: str = ""
     """Why the run's index no longer grows; empty if it does."""
     change: int = 0
-    """Number of changes of the run's files before the page is made; see `Frame.change`."""
+    """Number of changes of the run that the server had noticed before; see `Frame.change`."""
 
     @property
     def run(self) -> RunDirectory:
