@@ -108,8 +108,8 @@ def _identity(records: RunRecords) -> Record:
 
 
 def _staleness(records: RunRecords) -> Record:
-    """Return staleness over all trained tokens, and two figures of the trials that admission did
-    not let train: whether long ones were among them more often, and their share.
+    """Return staleness over all trained tokens, and two figures of trials that were never trained:
+    whether long ones are more often among them, and their share of the playing time.
     """
     metrics = [record for record in records.metrics if "staleness_mean" in record]
     if not metrics:
