@@ -83,8 +83,8 @@ class Handover:
     def put(self, *parts: Any) -> None:
         """Put an item, from any thread. A closed event loop takes nothing.
 
-        Items that another event loop puts in one of its iterations wake the receiving loop once for
-        every `BATCH`.
+        Items that another event loop puts wake the receiving loop at the end of that other loop's
+        iteration, or as soon as `BATCH` of them wait.
         """
         self._waiting.append(parts)
         if self._is_woken:
@@ -154,13 +154,13 @@ class CallThread:
         while True:
             call, answer = self._inbox.get()
             try:
-                made = CallResult(call.function())
+                result = CallResult(call.function())
             except BaseException as error:  # foreign code, which may also call sys.exit
-                made = CallResult(None, error)
+                result = CallResult(None, error)
             _check_descriptors(call.place)
-            answer(made)
+            answer(result)
             # The wait for the next call must not keep the objects of this one.
-            del call, answer, made
+            del call, answer, result
 
 
 class CoroutineThread:
@@ -193,10 +193,10 @@ class CoroutineThread:
 async def _answered(function: Callable[[], Coroutine[Any, Any, Any]], answer: Answer) -> None:
     """Await a coroutine; an exception becomes a value, so that it cannot end the event loop."""
     try:
-        made = CallResult(await function())
+        result = CallResult(await function())
     except BaseException as error:  # foreign code, which may also call sys.exit
-        made = CallResult(None, error)
-    answer(made)
+        result = CallResult(None, error)
+    answer(result)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -396,7 +396,9 @@ class CallRunner:
 
     @cached_property
     def gateway(self) -> "Gateway":
-        """The server at which programs find the policy, which listens once one is played."""
+        """HTTP server at which an agent's program calls the policy; it listens from the first
+        program on that is played.
+        """
         # Imported here: few environments are programs.
         from mage_services.gateway.gateway import Gateway
 
@@ -453,6 +455,7 @@ class CallRunner:
         now = asyncio.get_running_loop().time()
         clock = CallClock(call, limit, now, now)
         if isinstance(call.callee, AgentProgram):
+            # The program's session enters this context while a request waits for the policy.
             call.callee.session.waiting = partial(self._held, clock)
         self._go_on(clock)
         try:
@@ -472,6 +475,7 @@ class CallRunner:
             self._go_on(clock)
 
     def _hold(self, clock: CallClock) -> None:
+        """Stop a clock, if nobody holds it yet, and take away its deadline meanwhile."""
         clock.num_holds += 1
         if clock.num_holds > 1:
             return
@@ -483,6 +487,9 @@ class CallRunner:
             clock.limit.reschedule(None)
 
     def _go_on(self, clock: CallClock) -> None:
+        """End one hold of a clock. After the last one the clock runs again, and its deadline is
+        later by the time for which it stood.
+        """
         clock.num_holds -= 1
         if clock.num_holds:
             return
@@ -537,10 +544,10 @@ class CallRunner:
 
     async def _answer(self, call: Call) -> Answered:
         """Make a call in this process."""
-        made = await (self._in_loop(call.function) if call.is_async else self._in_thread(call))
-        if made.error is not None:
-            raise call.fault(made.error) from made.error
-        answered: Answered = made.value
+        result = await (self._in_loop(call.function) if call.is_async else self._in_thread(call))
+        if result.error is not None:
+            raise call.fault(result.error) from result.error
+        answered: Answered = result.value
         return answered
 
     async def _leave_blocked_loop(self) -> None:
@@ -583,21 +590,21 @@ class CallRunner:
     async def _in_thread(self, call: Call) -> CallResult:
         """Make a call in a thread that is idle, or in a new one."""
         thread = self._idle_threads.pop() if self._idle_threads else CallThread()
-        made, answer = self._awaited(partial(self._returned, thread, call))
+        result, answer = self._awaited(partial(self._returned, thread, call))
         thread.call(call, answer)
-        return await made
+        return await result
 
     async def _in_loop(self, function: Callable[[], Any]) -> CallResult:
         """Await a call in the event loop of all coroutines."""
         if self._coroutines is None:
             self._coroutines = CoroutineThread()
         coroutines = self._coroutines
-        made, answer = self._awaited()
-        coroutines.call(made, function, answer)
+        result, answer = self._awaited()
+        coroutines.call(result, function, answer)  # the future is also the call's key
         try:
-            return await made
+            return await result
         except asyncio.CancelledError:
-            coroutines.cancel(made)
+            coroutines.cancel(result)
             raise
 
     def _awaited(
@@ -609,8 +616,8 @@ class CallRunner:
             after: called on this event loop when the result is there, even if the future was
                 cancelled.
         """
-        made: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
-        return made, partial(self._returns.put, made, after)
+        result: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
+        return result, partial(self._returns.put, result, after)
 
     @cached_property
     def _returns(self) -> Handover:
@@ -618,11 +625,12 @@ class CallRunner:
         return Handover(asyncio.get_running_loop(), self._take)
 
     def _take(
-        self, made: "asyncio.Future[CallResult]", after: Callable[[], None], value: CallResult
+        self, result: "asyncio.Future[CallResult]", after: Callable[[], None], value: CallResult
     ) -> None:
+        """Set the future of a call's result, unless it was cancelled; see `_awaited`."""
         after()
-        if not made.done():
-            made.set_result(value)
+        if not result.done():
+            result.set_result(value)
 
     def _returned(self, thread: CallThread, call: Call) -> None:
         """Make a thread idle again. If its call has left an object open because the class's `close`
@@ -633,6 +641,11 @@ class CallRunner:
             self._in_background(self._close_late(call, close), "closing late")
 
     async def _close_late(self, call: Call, close: Callable[[], Any]) -> None:
-        made = await self._in_loop(close)
-        if made.error is not None:
-            raise call.fault(made.error)
+        """Await `close` of the object that `call` left open.
+
+        Raises:
+            CallFault: `close` raised.
+        """
+        result = await self._in_loop(close)
+        if result.error is not None:
+            raise call.fault(result.error)

@@ -100,7 +100,12 @@ def _body_length(header: bytes, max_bytes: int) -> int:
 
 
 class Channel(Generic[T]):
-    """Exchange messages on an event loop, over one end of a socket pair; type T is received."""
+    """Exchange messages on an event loop, over one end of a socket pair; type T is received.
+
+    Args:
+        kind: The type T, as `msgspec` decodes it.
+        codec: `msgspec.msgpack`, or `msgspec.json` for a child that has JSON only.
+    """
 
     def __init__(
         self,

@@ -126,7 +126,7 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as tasks:
                 kept = {
-                    spec.name: tasks.create_task(self._keep(spec), name=spec.name)
+                    spec.name: tasks.create_task(self._keep_running(spec), name=spec.name)
                     for spec in self._specs()
                 }
                 ending = tasks.create_task(self._end_actors(kept), name="end of actors")
@@ -149,14 +149,19 @@ class Supervisor:
                     text = f"{name} has printed {MAX_LOG_BYTES / 1e6:g} MB into {log}: {PRINT_LESS}"
                     self._show("supervisor", {"event": "note", "text": text})
 
-    async def _keep(self, spec: ProcessSpec) -> None:
-        """Start a process, and restart it within its budget, until it ends well."""
+    async def _keep_running(self, spec: ProcessSpec) -> None:
+        """Start a process, and restart it until it ends well.
+
+        Raises:
+            DeterministicFailure: it would fail again in the same way.
+            RunError: it failed more often in a row than `supervision.max_restarts`.
+        """
         while True:
             began, progress = time.monotonic(), self._progress
-            child, code, has_ended, made_progress = await self._live(spec)
-            # `has_ended` decides, not the exit code: on a busy machine a process that has finished
+            child, code, has_finished, made_progress = await self._run_once(spec)
+            # `has_finished` decides, not the exit code: on a busy machine a process that has done
             # its work may take so long to exit that it is killed.
-            if has_ended or self._is_not_needed(spec):
+            if has_finished or self._is_not_needed(spec):
                 return
             self._check_folder()
             epitaph = child.epitaph(code) + _advice(spec, code, was_silent=child.was_silent)
@@ -201,8 +206,11 @@ class Supervisor:
         return self._is_over and spec.name.startswith("actor-")
 
     async def _end_actors(self, kept: dict[str, asyncio.Task[None]]) -> None:
-        """After the learner has ended well, end the actors that did not receive its goodbye, and
-        stop waiting for those that still have no room on a node.
+        """After the learner has ended well, end the actors that did not receive its goodbye. Cancel
+        the tasks of those that do not run, because they wait for a restart or for a node.
+
+        Args:
+            kept: Task of each process, by name; it ends when the process has ended well.
         """
         await asyncio.wait([kept["learner"]])
         actors = {name: task for name, task in kept.items() if name.startswith("actor-")}
@@ -215,15 +223,15 @@ class Supervisor:
             else:
                 task.cancel()
 
-    async def _live(self, spec: ProcessSpec) -> tuple[RunningProcess, int, bool, bool]:
-        """Start a process and follow it to its end.
+    async def _run_once(self, spec: ProcessSpec) -> tuple[RunningProcess, int, bool, bool]:
+        """Start a process, and show its events until its end.
 
         Returns:
             The process, its exit code, whether it reported that its work was finished, and whether
             it made progress.
         """
         self._starting.add(spec.name)
-        has_ended = made_progress = False
+        has_finished = made_progress = False
         try:
             child = await self.start(spec)
             self._children.add(child)
@@ -231,7 +239,7 @@ class Supervisor:
             self._show("supervisor", {"event": "started", "text": spec.name} | where)
             async for event in child.events(self.config.supervision.silence_s):
                 self._starting.discard(spec.name)
-                has_ended |= event["event"] == "finished"
+                has_finished |= event["event"] == "finished"
                 if event["event"] in PROGRESS:
                     made_progress = True
                     self._progress += 1
@@ -242,7 +250,7 @@ class Supervisor:
         finally:
             self._starting.discard(spec.name)
         self._children.discard(child)
-        return child, code, has_ended, made_progress
+        return child, code, has_finished, made_progress
 
     async def _back_off(self, count: int) -> None:
         """Wait before the `count`-th restart in a row."""
