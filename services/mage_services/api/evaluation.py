@@ -50,7 +50,8 @@ def evaluate(
     environment: str | None = None,
     assignments: Sequence[str] = (),
 ) -> tuple[RunDirectory, Config, dict[str, Any]]:
-    """Play the final sets with the controls, and write evaluation, summary and report.
+    """Play the final sets, fixed tasks of training and held-out ones, with the controls `blind` and
+    `swapped`; write evaluation, summary and report.
 
     With another environment or number of episodes, they are written into a subfolder of the run.
 

@@ -19,7 +19,8 @@ class Policy:
     """Hold the newest checkpoint of a run; before the first one, the initial policy.
 
     Attributes:
-        config: The configuration that the run recorded, with `assignments` written over it.
+        config: The configuration that the run recorded, with `assignments`, texts such as
+            "engine.max_tokens=4096", written over it.
         path: HuggingFace folder of the model, with its tokenizer and chat template.
         version: Number of steps that the model was trained for.
     """
@@ -78,6 +79,7 @@ class Chat:
                 training.
 
         Raises:
+            BadRequest: a value of `sampling` is out of its range.
             ContextFull: the conversation has outgrown the engine's context: `reset` it.
         """
         request = ChatRequest([Message("user", words)], **sampling)

@@ -90,6 +90,9 @@ class Run:
     ) -> Any:
         """Play the newest checkpoint on fixed tasks with both controls; what `mage evaluate` does.
 
+        The control "blind" removes earlier episodes from the context, and "swapped" hides another
+        task variant in the last episode.
+
         Args:
             trials: Number of trials of each set.
             episodes: Number of episodes of a trial; None for that of the run's own evaluation.

@@ -204,7 +204,11 @@ def site_of(
 
 
 def _check_keys(keys: str) -> None:
-    """Refuse unusable keys before any process starts."""
+    """Check the folder of keys before any process starts; "" is no folder.
+
+    Raises:
+        ConfigError: keys of the learner or of an actor are missing or cannot be used.
+    """
     keys_in(learner_keys, keys)
     keys_in(actor_keys, keys)
 

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser, "runs/ablation")
 
     def axis(name: str, default: tuple[int, ...] | tuple[str, ...], text: str, **more: Any) -> None:
+        """Declare an option with the values of one key."""
         shown = " ".join(map(str, default))
         parser.add_argument(
             name, nargs="+", default=list(default), help=f"{text} ({shown})", **more

@@ -488,7 +488,11 @@ def _document(
     record: "Record",
     wall_s: float,
 ) -> dict[str, Any]:
-    """Return the certificate, the returns that it rests on, and the costs, as plain data."""
+    """Return the certificate, the returns that it rests on, and the costs, as plain data.
+
+    Returns are listed by arm: one of the ways in which each task is played, which are the model's
+    own way and the controls.
+    """
     import msgspec
 
     from mage_async.pages.certificate import warnings_of
@@ -505,7 +509,7 @@ def _document(
     named = zip(games, player.games, strict=True)
     return {
         "model": player.name,
-        "served": record.served,
+        "served": record.served,  # the name by which an endpoint calls the model that answered
         **msgspec.to_builtins(certificate(every, margin=given.margin)),
         "margin": given.margin,
         "episodes": given.episodes,

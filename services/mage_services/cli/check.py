@@ -163,7 +163,8 @@ def _print_turns(config: "Config", environment: "Environment", chat: "ChatFormat
     except (CallFault, ConfigError) as fault:
         print(f"no turns are shown: {fault}")
         return
-    # Positions of turns are those in their own segment: only turns of the first one are shown.
+    # `turn.stop` counts tokens within the turn's own segment, which is one context of the trial:
+    # only turns of the first segment are shown.
     acts = [turn for turn in trial.turns if turn.kind is Kind.ACT and not turn.segment]
     shown, tokens, start = acts[:NUM_TURNS], trial.segments[0].tokens.tolist(), 0
     print(f"the first {len(shown)} turns, as the model reads and writes them:")

@@ -10,7 +10,9 @@ from mage_services.terminal import printing
 
 HELP = "List what a run's journal holds, a line a record, or export its trials."
 KINDS = ("head", "grant", "trial", "drop", "commit", "publication", "receipt")
-"""Kinds of records, by the words with which a line begins."""
+"""Kinds of records, by the words with which a line begins. A `head` is the first record of a file
+of the journal; a `receipt` says that an engine has loaded the weights of a version.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,9 @@
 """Run the cells of `mage ablate` and `mage sweep`: several at once, each in processes of its own.
 
-Each cell of the matrix is a task: it waits until fewer than `parallel` runs go on, starts its run,
-waits for its end and writes the report again. A run that fails leaves its cell empty and makes the
-exit status 1. SIGINT and SIGTERM end the current runs; the next call starts those again.
+A cell of the matrix is one run: a combination of values with one seed. An asyncio task for each
+waits until fewer than `parallel` runs go on, starts the run, waits for its end and writes the
+report again. A run that fails leaves its cell empty and makes the exit status 1. SIGINT and SIGTERM
+end the current runs; the next call starts those again.
 
 `search` lets Optuna (extra `search`) choose combinations from the results so far. Optuna's record
 is `search.log` in the sweep's folder. A combination that was chosen but has no result, because the

@@ -60,7 +60,7 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
     playing = play_person_and_agent(session.make, task, WeightFiles(run.weights), ask)
     rewards, trial = uvloop.run(playing)
     print(f"\nthe agent (version {session.version}) on the same task, against {task.member}:")
-    is_duel = version_of(task.member) is not None
+    is_duel = version_of(task.member) is not None  # the opponent is a past policy
     print(whole_text(trial, session.chat) if given.watch and is_duel else episode_lines(trial))
     if rewards:
         print(reward_table(rewards, trial.episode_rewards()))

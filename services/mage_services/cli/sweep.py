@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 HELP = "Compare values of any keys: whole runs by combination and seed, and one page of results."
 FINAL_TRIALS = 512
-"""Number of tasks of a final set by default: few enough for a tenth of a run's time, and enough for
-an interval of ± 0.03.
+"""Number of tasks in each set of a run's final evaluation, by default: few enough for a tenth of
+the run's time, and enough for an interval of ± 0.03.
 """
 
 

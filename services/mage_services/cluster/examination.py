@@ -28,8 +28,8 @@ LIBRARIES = ("torch", "transformers", "pyzmq", "msgpack", "safetensors", "ray")
 CONNECT_S = 3.0
 """Seconds that a connection to the learner's address may take."""
 BLOCK_BYTES, MOST_BLOCKS = 1 << 16, 64
-"""Size in bytes and largest number of the blocks that are read of a model's file, evenly spread. A
-part of a file is enough to tell two models apart, because training changes every tensor."""
+"""Size in bytes of the blocks that are read of a model's file, evenly spread, and about how many of
+them. A part of a file is enough to tell two models apart, because training changes every tensor."""
 
 
 class Probe:
