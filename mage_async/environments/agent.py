@@ -27,8 +27,8 @@ class Session:
     base_url: str
     api_key: str
     memory: str = ""
-    """What earlier episodes of the trial have to tell: guidance and remarks. It replaces `{memory}`
-    in the program's messages.
+    """Text that replaces `{memory}` in the program's messages: the guidance of a method, and the
+    policy's remarks on earlier episodes of the trial.
     """
     full: str = ""
     """Error of a call of the policy that was refused because its conversation no longer fits the
@@ -48,7 +48,7 @@ class AgentProgram(Callee):
     """
 
     session: Session
-    """Set, as `value` is, by `AgentTasks.call` before `run` is called."""
+    """Set by `AgentTasks.call` before `run` is called; `value` too."""
     value: Any
     """The task, as `members` lists it."""
 

@@ -78,8 +78,8 @@ _REQUIRED = ("members", "family", "seats", "rules", "begin", "script", "swaps", 
 
 
 def load(name: str | type, **options: Any) -> Environment:
-    """Load an environment with its options. `name` is a name of the catalogue, a class, or the
-    address `module:Class` of a user's own class.
+    """Load an environment with its options. `name` is a name of the catalogue, such as `maze` or
+    `gymnasium:Taxi-v4`, or a user's own class or its address `module:Class`.
 
     Raises:
         ConfigError: there is none of this name, it does not follow the protocol, or it has no such

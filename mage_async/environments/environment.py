@@ -1,9 +1,10 @@
 """Define the protocol that every environment follows.
 
-An `Environment` holds what does not change: the rules, the task variants and their split, and its
-declarations about itself (`Facts`). `Environment.begin` starts a `Play`, which is one episode of
-one task and the only object with state. All chance goes through `Chance`, which is seeded by task
-and episode and records its draws, so that an episode can be written down, compared and repeated.
+An `Environment` holds what does not change: the rules, the task variants (what a task hides, such
+as an opponent or a maze) and their split, and its declarations about itself (`Facts`). A trial is a
+few episodes of one task. `Environment.begin` starts a `Play`, which is one of these episodes and
+the only object with state. All chance goes through `Chance`, which is seeded by task and episode
+and records its draws, so that an episode can be written down, compared and repeated.
 
 Environments know nothing of tokens, chat formats or models.
 """
@@ -25,8 +26,8 @@ first.
 """
 CallMode = Literal["at_once", "in_threads", "in_turn"]
 """How a trial calls `begin` and `act`. `at_once`: on its own event loop, so the calls must be fast.
-`in_threads`: in a thread, each call within `environment.step_deadline_s`. `in_turn`: in a thread,
-one call at a time in the whole process, as an engine with global state needs.
+`in_threads`: in a thread, each call within `environment.step_deadline_s` seconds. `in_turn`: in a
+thread, one call at a time in the whole process, as an engine with global state needs.
 """
 
 
@@ -415,7 +416,7 @@ class DuelPlay:
 # (`NumberedTasks` in `loaders/loader.py`); the functions below divide those of a shipped game.
 
 HELDOUT_EVERY = 4
-"""One in so many task variants, or tasks of another library, is held out."""
+"""One in this many task variants, or tasks of another library, is held out."""
 V = TypeVar("V")
 """Type of what a game hides, such as a code or an opponent."""
 Splits = Mapping[Split, Mapping[str, V]]

@@ -118,7 +118,7 @@ class Mix(Environment):
         return None
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the variants of the same component that can replace `member` (`swapped`)."""
+        """Return the replacements that the component declares; see `Environment.swaps`."""
         part, own = self.part(member)
         return tuple(part.member(other) for other in part.environment.swaps(own, split))
 

@@ -52,13 +52,13 @@ def harder(
         ConfigError: there is no such ladder, or the options are on no rung of it, or on the
             highest.
     """
-    ladder, rungs, own = _own_rung(name, environment, options, ladder)
-    if own + 1 == len(rungs):
+    ladder, rungs, own_index = _own_rung(name, environment, options, ladder)
+    if own_index + 1 == len(rungs):
         raise ConfigError(
-            f"environment {name!r}: {ladder} = {rungs[own][ladder]} has no harder rung; the ladder "
-            f"is {_known(ladder, rungs)}"
+            f"environment {name!r}: {ladder} = {rungs[own_index][ladder]} has no harder rung; the "
+            f"ladder is {_known(ladder, rungs)}"
         )
-    return rungs[own + 1 :]
+    return rungs[own_index + 1 :]
 
 
 def curriculum(
@@ -72,8 +72,8 @@ def curriculum(
         ConfigError: there is no such ladder, or the options are on no rung of it, or on the
             lowest.
     """
-    ladder, rungs, own = _own_rung(name, environment, options, ladder)
-    if not own:
+    ladder, rungs, own_index = _own_rung(name, environment, options, ladder)
+    if not own_index:
         raise ConfigError(
             f"environment {name!r}: {ladder} = {rungs[0][ladder]} is the easiest rung of the "
             f"ladder, which is {_known(ladder, rungs)}: a curriculum needs a harder one in "
@@ -81,7 +81,7 @@ def curriculum(
         )
     return [
         {"name": name, "label": f"{ladder}-{rung[ladder]}", "options": {**options, **rung}}
-        for rung in rungs[: own + 1]
+        for rung in rungs[: own_index + 1]
     ]
 
 

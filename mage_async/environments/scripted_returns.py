@@ -15,7 +15,7 @@ NUM_TRIALS = 200
 
 
 class Sampled(tuple[float, ...]):
-    """Hold sample means of returns, one per episode. By this type reports know measured values from
+    """Hold sample means of returns, one per episode. By this type reports tell measured values from
     exact ones, which are plain tuples.
     """
 
@@ -58,11 +58,12 @@ def scripted_returns(
     make: Callable[[random.Random], Script],
     num_trials: int = NUM_TRIALS,
 ) -> Sampled:
-    """Measure the mean return of each episode over trials of a script, with task variants and seats
-    in turn.
+    """Measure the mean return of each episode, divided by `Facts.units`, over trials of a script,
+    with task variants and seats in turn.
 
     Args:
-        make: Returns a script that draws from a random source.
+        make: Returns the script of a trial, which draws from the given random source.
+        num_trials: Number of trials, at least 2.
     """
     members, seats, units = environment.members(split), environment.seats(), environment.facts.units
     trials = []

@@ -155,6 +155,9 @@ _UNCHECKED_KEYS = {"title", "description", "default", "examples", "additionalPro
 def arguments_of(place: str, schema: Mapping[str, Any]) -> type[msgspec.Struct]:
     """Return the type of a JSON object schema; fields that are not required may be left out.
 
+    Args:
+        place: Class and method of the tool, for errors.
+
     Raises:
         ConfigError: the schema has a keyword or a type that could not be checked.
     """
@@ -177,7 +180,7 @@ def _type(place: str, schema: Mapping[str, Any]) -> Any:
         return Literal[tuple(schema["enum"])]
     if schema.get("properties"):
         return arguments_of(place, schema)
-    names = schema.get("type", list(_TYPES))
+    names = schema.get("type", list(_TYPES))  # without "type", a value of any type is valid
     names = [names] if isinstance(names, str) else names
     return reduce(or_, (_bounded_type(place, name, schema) for name in names))
 
@@ -233,7 +236,7 @@ class Tool:
     is_async: bool
 
     def read(self, arguments: object) -> dict[str, Any]:
-        """Return checked arguments by name, including defaults.
+        """Return checked arguments by name, with the defaults of the method's signature.
 
         Raises:
             msgspec.ValidationError: they do not follow the schema.

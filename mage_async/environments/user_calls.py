@@ -180,6 +180,7 @@ class Call:
     """Object to call, if the call is made in this process."""
     request: Request
     take: Take = lambda answered: None
+    """Hands the result to the play that waits for it."""
 
     @property
     def place(self) -> str:

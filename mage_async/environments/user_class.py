@@ -1,8 +1,8 @@
 """Adapt a user's class with `reset` and `step` to `Environment`; everything else has a default.
 
-Optional parts are declared on the class itself, as an attribute or a method; attributes that
-`__init__` sets are private to the object. `docs/your_environment.md` lists what each part switches
-on.
+Optional parts are declared on the class itself, as an attribute or a method. Those that change
+within an episode, such as `legal_actions`, may also be attributes that the object's methods set.
+`docs/your_environment.md` lists what each part switches on.
 """
 
 import inspect
@@ -41,8 +41,8 @@ from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Task
 
 NUM_TASKS: dict[Split, int] = {"train": 1024, "heldout": 256}
-"""Number of tasks of a class without `members`: whole numbers, the held-out ones after the
-others.
+"""Number of tasks of a class without `members`, which are whole numbers: 0 to 1023 to train on, and
+the 256 after them held out.
 """
 MAX_TURNS = 32
 """Number of steps of an episode of a class without `max_turns`."""
@@ -150,9 +150,9 @@ class UserObject(Callee):
     """Hold an object of a user's class. The first call creates it, as a constructor may be as slow
     as a step.
 
-    The object is closed exactly once: by `close`; if `close` came before `reset` had returned,
-    after that; or by `late_close`, if `close` is a coroutine function and the last call was a plain
-    one.
+    The object is closed exactly once: by the call `close`; or, if `close` was requested before
+    `reset` had returned, after `reset`; or by `late_close`, if the class's `close` is a coroutine
+    function and the last call was a plain one.
     """
 
     def __init__(self, environment: "ResetStep") -> None:
@@ -163,6 +163,7 @@ class UserObject(Callee):
         # Holds the object until it is closed. `pop` is atomic, so that of two threads one closes.
         self._to_close: list[Any] = []
         self._is_over = False
+        """Whether `close` was called."""
 
     def is_async(self, method: Method) -> bool:
         """Return whether the class's method is a coroutine function."""
@@ -458,7 +459,7 @@ class ResetStep(Environment):
         return (0,)
 
     def rules(self) -> str:
-        """Return `rules`, text or a method, or the docstring.
+        """Return the class's `rules`, a text or a method, or without them its docstring.
 
         Raises:
             ConfigError: there is neither.
