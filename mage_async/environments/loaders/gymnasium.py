@@ -18,6 +18,7 @@ from mage_async.environments.loaders.loader import TURNS, ListedActions, declare
 from mage_async.environments.user_calls import own_code
 from mage_async.errors import ConfigError
 
+# Without Gymnasium, this import raises a `ConfigError` that says how to install it.
 spaces = library("gymnasium.spaces", "gymnasium")
 _HIGHLIGHTED = re.compile(r"\x1b\[[0-9;]*4[0-9]m(.)\x1b\[0m")
 """Character on a coloured background, in terminal escape codes."""
@@ -110,6 +111,7 @@ def load(
     """
     name = f"gymnasium:{identity}"
     with own_code(name):
+        # No trial plays this one: its spaces and docstring stand for all environments of the name.
         probe = _made(identity, make or {}, False, 0)
     own = probe.unwrapped
     if render and _ANSI not in own.metadata.get("render_modes", ()):

@@ -62,7 +62,7 @@ class ActionForm:
         return "" if kind == "string" else f"Answer with the {field}: {kind}."
 
     def _only(self) -> str | None:
-        """Return the field that a text fills, if the action has only one field."""
+        """Return the field that a text fills: the only one, if its type is in `_READERS`."""
         if len(self.fields) != 1:
             return None
         (name,) = self.fields

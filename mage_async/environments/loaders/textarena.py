@@ -2,7 +2,7 @@
 
 A task is a seed. TextArena draws from the global random state, which is isolated while it runs.
 `reset` and `step` are coroutines although they never wait: all coroutines run in one thread, so no
-other call draws from that state meanwhile.
+two calls of TextArena use that state at once.
 """
 
 import itertools
