@@ -256,7 +256,7 @@ class Household:
         self.room = cache(self._read_room)
 
     def plans(self) -> list[str]:
-        """Return the names of the rooms."""
+        """Return the names of the rooms, such as `FloorPlan1`."""
         files = (self._folder / "gen" / "layouts").glob("FloorPlan*-objects.json")
         return sorted(file.name.removesuffix("-objects.json") for file in files)
 
@@ -298,11 +298,9 @@ class Household:
     def _draw_goal(self, room: Room, kind: str, source: random.Random) -> _Goal | None:
         """Draw a goal of a kind; return None if the room lacks what the goal needs."""
         thing = source.choice(room.objects)
-        fit, by = NEEDS[kind]
+        trait, receptacle = NEEDS[kind]
         places = sorted(set(room.receptacles.values()))
-        # `fit` is the trait that the object must have, `by` the receptacle that must be in the
-        # room.
-        if fit and (thing not in self._fit[fit] or by not in places):
+        if trait and (thing not in self._fit[trait] or receptacle not in places):
             return None
         if kind == "look_at_obj_in_light":
             return _Goal(kind, thing, "") if room.has_lamp else None

@@ -207,8 +207,8 @@ class Blackjack(Game[str]):
         return num_equal(*([(hand.totals[0], hand.shows) for hand in hands] for hands in decks))
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return returns per hand and episode: exact, except `solver`, measured in 200 scripted
-        trials.
+        """Return values per hand and episode: `solver` is a mean over 200 scripted trials, the
+        others are exact.
 
         `random` hits and stands with equal probability. `without_memory` plays best while all cards
         are unknown; `solver` does so at first, and later repeats what has won, or takes one hit
@@ -299,6 +299,8 @@ def _value(total: int, shows: int, num_hits: int) -> float:
 
 def _after_hit(total: int, shows: int, num_hits: int) -> float:
     """Return `_value` averaged over the next card; a bust loses."""
+    # If the next card busts, `total` is the largest total that is not bust, as it is after the last
+    # hit (`MAX_HITS`).
     return sum(
         chance * _value(total + rank, shows, num_hits + 1)
         if total + rank <= MOST
@@ -519,7 +521,8 @@ class BlackjackPick(Game[str]):
         return float(self.table(member).can_win(self._turns))
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return returns per episode: exact for `known`, over 200 scripted trials otherwise.
+        """Return values per episode: `known` is exact, the others are means over 200 scripted
+        trials.
 
         `random` takes any action. `solver_without_memory` takes unknown cards up to a total above
         17; `solver` knows the cards and the dealer's total of earlier episodes. `known` wins every

@@ -72,9 +72,11 @@ class GridPlay(SoloPlay):
 
     def towards_goal(self) -> list[str]:
         """Return the directions in which the next step lies on a shortest way."""
-        left = steps_between(self.cell, self._goal)
+        distance = steps_between(self.cell, self._goal)
         steps = ((way, self._cell_after(way)) for way in DIRECTIONS)
-        return [way for way, to in steps if to is not None and steps_between(to, self._goal) < left]
+        return [
+            way for way, to in steps if to is not None and steps_between(to, self._goal) < distance
+        ]
 
     def apply(self, action: str) -> Outcome:
         """Take a step; a step out of the grid, or any other action, only uses up a turn."""
@@ -173,8 +175,8 @@ class Grid(Game[Cell]):
         return GridScript(source, 1.0)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return returns per episode: `random` measured in 200 trials; `known` takes the shortest
-        way.
+        """Return values per episode: `random` is a mean over 200 trials of random steps, `known`
+        takes the shortest way.
         """
         walker = partial(GridScript, care=0.0)
         return {

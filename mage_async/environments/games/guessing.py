@@ -2,9 +2,9 @@
 
 Rules: the agent guesses a hidden code; after each guess an answer says how well the guess fits.
 Half of the return is for the best guess, by its number of symbols in place; the other half is for
-the solution, and is larger the sooner it comes; with `wins_only` the solution alone pays. The code
-is the same in all episodes, so every answer still holds in the next one, and an agent that
-remembers a solved code guesses it at once.
+the solution, and is larger the sooner it comes; with the option `wins_only` the solution alone
+pays. The code is the same in all episodes, so every answer still holds in the next one, and an
+agent that remembers a solved code guesses it at once.
 """
 
 import itertools
@@ -219,8 +219,8 @@ class Guessing(Game[Code]):
         return num_equal(one, other)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return returns per episode: exact for `random` and `known`, over 200 scripted trials
-        otherwise.
+        """Return values per episode: `random` and `known` are exact, the others are means over 200
+        scripted trials.
 
         `random` guesses any code. `solver_without_memory` guesses any code that fits the answers of
         the episode, `solver` one that fits all episodes; both know all codes, but not which are
@@ -411,8 +411,7 @@ class Wordle(Guessing):
         check_whole("wordle", "words", words, 8, len(WORDS))
         used = WORDS[:words]
         codes = tuple(tuple(word) for word in used)
-        how = (wins_only, tells_last, any_guess)
-        puzzle = Puzzle(codes, "", _letter_colours, turns, *how)
+        puzzle = Puzzle(codes, "", _letter_colours, turns, wins_only, tells_last, any_guess)
         letters = ascii_lowercase if any_guess else sorted({x for word in used for x in word})
         vocabulary = (*used, *letters, GREEN, GOLD, GREY)
         super().__init__("wordle", puzzle, vocabulary, _WORDLE.format(example=used[0]), noun="word")

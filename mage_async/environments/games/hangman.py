@@ -219,8 +219,8 @@ class Hangman(Game[str]):
         return len(set(one) & set(other))
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return returns per episode: exact for `known`, and with lives for `random`, over 200
-        scripted trials otherwise.
+        """Return values per episode: `known` is exact, and so is `random` without `says_word`; the
+        others are means over 200 scripted trials.
 
         `random` tries letters, or with `says_word` letters and words, in any order.
         `solver_without_memory` tries the letter of most words that fit the episode, `solver` of

@@ -81,8 +81,9 @@ class Strategy:
 
     name: str
     family: str
+    """Kind of the strategy, by which reports group opponents."""
     first: SeatStrategy
-    """Strategy for hands in which the player speaks first."""
+    """Strategy for hands in which the player acts first."""
     second: SeatStrategy
 
     def in_seat(self, seat: int) -> SeatStrategy:
@@ -168,7 +169,7 @@ class KuhnDuel(DuelSides):
         return () if self.turn is None else FACING if self.is_facing_bet else OPEN
 
     def act(self, action: str) -> None:
-        """Speak in a hand; an invalid action loses the hand with two chips, the largest loss."""
+        """Act in a hand; an invalid action loses the hand with two chips, the largest loss."""
         side, words = self.turn, self.legal_actions()
         assert side is not None, "the episode is done"
         if action not in words:
@@ -252,7 +253,7 @@ class KuhnPlay(DuelPlay):
             self._hands.append(hand)
             self._answers.append((will_bet, will_call))
         self.duel, self._stake = KuhnDuel(game, self._hands, chance), stake
-        super().__init__(self.duel, self._speak)
+        super().__init__(self.duel, self._let_opponent_act)
 
     @property
     def card(self) -> int:
@@ -260,11 +261,11 @@ class KuhnPlay(DuelPlay):
         return self._hands[self.duel.hand].cards[AGENT]
 
     def act(self, action: str) -> Outcome:
-        """Speak in a hand; an invalid action loses the hand with two chips, the largest loss."""
+        """Act in a hand; an invalid action loses the hand with two chips, the largest loss."""
         outcome = super().act(action)
         return replace(outcome, reward=self._stake * outcome.reward)
 
-    def _speak(self) -> None:
+    def _let_opponent_act(self) -> None:
         """Let the opponent bet or check, or call or fold, as was drawn for the hand."""
         choice = self._answers[self.duel.hand][self.duel.is_facing_bet]
         self.duel.act(self.duel.legal_actions()[choice])
@@ -324,7 +325,7 @@ class _HandValue:
         return self.showdown(weights * calls, 2) + self.folded(weights * (1 - calls), 1)
 
     def check(self, weights: np.ndarray, bets: Chances) -> float:
-        """Return the value of checking for the player that speaks first."""
+        """Return the value of checking for the player that acts first."""
         return self.showdown(weights * (1 - bets), 1) + self._face_bet(weights * bets)
 
     def showdown(self, weights: np.ndarray, chips: int) -> float:
@@ -512,7 +513,7 @@ class Kuhn(Game[Strategy]):
             *(*OPEN, *FACING, *CARDS, *POSITIONS, *CHIPS.values()),
             *("you", "opp", "shown", "win", "lose", "invalid"),
         )
-        # Seats alternate, and only the player that speaks first can speak twice in a hand.
+        # Seats alternate, and only the player that acts first can act twice in a hand.
         max_turns, most = hands + (hands + 1) // 2, float(MAX_LOSS * hands * stakes)
         facts = facts_of(
             "kuhn", max_turns, words, (-most, most), num_seats=2, units=hands, has_chance=True
@@ -660,7 +661,7 @@ NASH = Strategy(
     SeatStrategy((1 / 3, 0, 1), (0, 2 / 3, 1)),
     SeatStrategy((1 / 3, 0, 1), (0, 1 / 3, 1)),
 )
-"""An equilibrium strategy: the queen calls more often when it spoke first."""
+"""An equilibrium strategy: with a queen it calls more often if it acted first."""
 UNIFORM = _strategy("uniform", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 ARCHETYPES_TRAIN = (

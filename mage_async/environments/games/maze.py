@@ -1,9 +1,9 @@
 """Play Maze: find the goal; in later episodes, go straight to it.
 
 Rules: the agent sees its cell and the exits of the cell. Reaching the goal earns 1 on the shortest
-way and less with every further step; with `wins_only` it earns 1 on any way. Walls and goal are
-hidden, and the same in all episodes: the agent has to search for the goal in the first episode, and
-can remember the way in later ones.
+way and less with every further step; with the option `wins_only` it earns 1 on any way. Walls and
+goal are hidden, and the same in all episodes: the agent has to search for the goal in the first
+episode, and can remember the way in later ones.
 """
 
 import random
@@ -262,8 +262,8 @@ class MazeGame(Game[str]):
         return int(self.maze(one).goal == self.maze(other).goal)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return returns per episode: exact for `random` and `known`, over 200 scripted trials
-        otherwise.
+        """Return values per episode: `random` and `known` are exact, the others are means over 200
+        scripted trials.
 
         `random` takes any exit. `explorer_without_memory` goes to the nearest cell that it has not
         seen in the episode; `explorer` goes to the goal once it has seen it. `known` takes the

@@ -413,7 +413,7 @@ class MineSweeper(Game[int]):
         return (one & other).bit_count() if self._opening == "shared" else 0
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return the returns of scripted players in 200 trials, per episode.
+        """Return the mean returns of scripted players over 200 trials, per episode.
 
         `random` opens any cell, `solver_without_memory` the cell least likely to have a mine,
         `solver` does so with what earlier episodes have shown.
@@ -536,7 +536,7 @@ class _Counts:
         """For each group, the indices of the needs that hold its cells."""
         self._needed = [number for _, number in needs]
         """For each need, the number of mines that are not placed yet."""
-        self._num_open = [cells.bit_count() for cells, _ in needs]
+        self._num_unfilled = [cells.bit_count() for cells, _ in needs]
         """For each need, the number of its cells in groups that are not filled yet."""
         self._sums = [0] * len(groups)
         """Number of mines of each group, summed over all layouts."""
@@ -563,10 +563,10 @@ class _Counts:
             return
         size, needs = self._sizes[number], self._needs_of[number]
         for i in needs:
-            self._num_open[i] -= size
-        # `_num_open[i]` is now the number of cells of later groups: what they cannot hold must lie
-        # in this group.
-        least = max((self._needed[i] - self._num_open[i] for i in needs), default=0)
+            self._num_unfilled[i] -= size
+        # `_num_unfilled[i]` is now the number of cells of later groups: what they cannot hold must
+        # lie in this group.
+        least = max((self._needed[i] - self._num_unfilled[i] for i in needs), default=0)
         most = min((self._needed[i] for i in needs), default=left)
         if number == len(self._sizes) - 1:
             least = max(least, left)
@@ -578,4 +578,4 @@ class _Counts:
             for i in needs:
                 self._needed[i] += placed
         for i in needs:
-            self._num_open[i] += size
+            self._num_unfilled[i] += size

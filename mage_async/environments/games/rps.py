@@ -98,6 +98,7 @@ class RpsPlay:
         self._opponent, self.chance = opponent, chance
         self.observation, self.anchor = "", "start"
         self.turn = 0
+        """Number of rounds played."""
         self.last: int | None = None
         """Last valid move of the agent; None before the first."""
         self.opponent_last: int | None = None
@@ -141,6 +142,7 @@ class RpsDuel(DuelSides):
         super().__init__(chance)
         self._num_left, self._anchors = NUM_ROUNDS, ["start", "start"]
         self._theirs: str | None = None
+        """The opponent's action in this round; None while it has not acted."""
 
     @property
     def turn(self) -> Side | None:
@@ -649,8 +651,8 @@ class BiasedRps(Game[str]):
         return tuple(each for each in self.members(split) if self.family(each) == favourite)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return returns per episode: exact for `random` and `best_response`, over 200 scripted
-        trials otherwise.
+        """Return values per episode: `random` and `best_response` are exact, the others are means
+        over 200 scripted trials.
 
         `counts_episode` beats the most frequent move of the episode so far, `counts` that of the
         trial. `best_response` always beats the favourite.

@@ -329,7 +329,7 @@ class Shop(Game[Product]):
         return int(one.category == other.category)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return the returns in 200 trials, per episode: `random` follows any link, `customer`
+        """Return mean returns over 200 trials, per episode: `random` follows any link, `customer`
         searches for the instruction and buys the first product that it has not bought before.
         """
         return self.measured(

@@ -305,7 +305,7 @@ class Sokoban(Game[str]):
         return self._player(1.0, 0.0, source)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return the returns of scripted players in 200 rooms, per episode.
+        """Return the mean returns of scripted players over 200 trials, per episode.
 
         `random` takes any steps, `retry` does too but repeats what has solved the room; `solver`
         follows a shortest solution.

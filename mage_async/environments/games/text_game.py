@@ -72,7 +72,7 @@ class RepeatScript(TrialScript[TextPlay]):
     """Take any action, or the next action of the earlier episode that earned most."""
 
     memory: float
-    """Probability of the latter, where this episode has begun like that one."""
+    """Probability of repeating that episode, where this one has begun in the same way."""
 
     def action(self, play: TextPlay) -> str:
         """Return the next action."""
@@ -127,8 +127,8 @@ class TextGames(Game[str], ABC):
         return RepeatScript(source, source.choice((0.0, 0.5, 0.95)))
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return the returns in 20 trials, per episode, of `random` and of `repeat`, which repeats
-        what has earned most.
+        """Return mean returns over 20 trials, per episode, of `random` and of `repeat`, which
+        repeats what has earned most.
         """
         return self.measured(
             split,

@@ -203,9 +203,9 @@ class TicTacToe(Game[str]):
             opponent.
         heldout_simulations: Number of simulations of the held-out searching opponent; 0 for no such
             opponent.
-        opponents: Set of opponents: `mixed`, named ones and those two, or `careless`, 336 (84 of
-            them held out) that play well only if the agent's first cell is not one of three that
-            they take lightly.
+        opponents: Set of opponents: `mixed`, which are eight of known style and the two that
+            search, or `careless`, which are 336 (84 of them held out) that play well only if the
+            agent's first cell is not one of three that they take lightly.
         view: Content of observations: the whole `board`, or only `news`, the opponent's cell.
 
     Raises:
@@ -220,8 +220,8 @@ class TicTacToe(Game[str]):
         opponents: Opponents = "mixed",
         view: View = "board",
     ) -> None:
-        train = _search("simulations", simulations)
-        heldout = _search("heldout_simulations", heldout_simulations)
+        train = _searching_opponent("simulations", simulations)
+        heldout = _searching_opponent("heldout_simulations", heldout_simulations)
         if train and train == heldout:
             raise ConfigError(f"tictactoe: {train[0]!r} cannot be trained on and held out")
         check_one_of("tictactoe", "opponents", opponents, get_args(Opponents))
@@ -281,8 +281,12 @@ class TicTacToe(Game[str]):
         return {name: (each,) * num_episodes for name, each in values.items()}
 
 
-def _search(name: str, simulations: object) -> tuple[str, ...]:
-    """Return the name of the searching opponent with this number of simulations, if any."""
+def _searching_opponent(name: str, simulations: object) -> tuple[str, ...]:
+    """Return the name of the opponent that searches with this number of simulations; empty for 0.
+
+    Raises:
+        ConfigError: the value of the option `name` is no such number.
+    """
     if not isinstance(simulations, int) or isinstance(simulations, bool) or simulations < 0:
         raise ConfigError(f"tictactoe: `{name}` must be a whole number from 0, got {simulations!r}")
     return (f"mcts-{simulations}",) if simulations else ()
