@@ -127,8 +127,8 @@ class Record:
         Args:
             text: of an endpoint's answer; None: the tokens are a model's own, and are kept.
         """
-        said = {"text": text} if text is not None else {"tokens": completion.tokens.tolist()}
-        line = {"trial": trial, "model": served, **said, **asdict(usage)}
+        content = {"text": text} if text is not None else {"tokens": completion.tokens.tolist()}
+        line = {"trial": trial, "model": served, **content, **asdict(usage)}
         append_lines(self._answers_file, [line])
         self._take(line)
 

@@ -51,7 +51,7 @@ class Retries:
         say: Callable[[str], None] = print_to_stderr,
     ) -> None:
         self._most, self._say = most, say
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         """Kinds of faults of which one was reported to people."""
 
     async def wait(self, fault: InfrastructureFault, num_retries: int) -> None:
@@ -75,8 +75,8 @@ class Retries:
     def _say_first(self, fault: InfrastructureFault) -> None:
         """Say the first fault of each kind."""
         kind = fault.kind or type(fault.__cause__ or fault).__name__
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._reported:
+            self._reported.add(kind)
             sentence = " ".join(str(fault).split())[:MAX_REASON_CHARS]
             times = "once" if self._most == 1 else f"up to {self._most} times"
             self._say(

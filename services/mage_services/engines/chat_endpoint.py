@@ -181,7 +181,7 @@ class ChatEndpoint(Engine):
         """When the last answer came, to any call."""
         self._num_empty = self._num_limited = 0
         """Numbers of empty answers in a row, and of refusals for the rate since the last answer."""
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         """Beginnings of the failures that were reported; each is reported once."""
         self._session: aiohttp.ClientSession
         self._closing = asyncio.Event()
@@ -334,8 +334,8 @@ class ChatEndpoint(Engine):
             asks = f"; it asks for a pause of {pause_s:.0f} s" if fault.pause_s else ""
             raise RunError(f"{endpoint.url} has not answered {for_s}: {fault}{asks}")
         kind = str(fault)[:40]
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._reported:
+            self._reported.add(kind)
             self._say(f"{endpoint.url}: {fault}; trying again in {pause_s:.3g} s")
         if fault.pause_s is not None:  # the endpoint asks all calls to wait
             self._resumes_at = max(self._resumes_at, now + pause_s)

@@ -1,3 +1,3 @@
-"""Serve the policy to programs that are the agent, over HTTP, by the protocols of OpenAI and
-Anthropic.
+"""Serve the policy over HTTP, by the protocols of OpenAI and Anthropic, to programs that play the
+agent with a loop of their own.
 """

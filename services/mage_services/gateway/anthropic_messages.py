@@ -24,11 +24,11 @@ class Block(Part, frozen=True):
     """A block of a message's content: a part, the call of a tool, or the result of one."""
 
     name: str = ""
-    """Of the tool that a block of type "tool_use" calls."""
+    """Name of the tool that a block of type "tool_use" calls."""
     input: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Arguments of the call."""
+    """Arguments of that call."""
     content: str | list[Part] | None = None
-    """Of a block of type "tool_result"."""
+    """Content of a block of type "tool_result"."""
 
 
 class AnthropicMessage(msgspec.Struct, frozen=True):
@@ -40,7 +40,8 @@ class AnthropicMessage(msgspec.Struct, frozen=True):
     content: str | list[Block]
 
     def read(self) -> Iterator[Message]:
-        """Convert the message to the form of all protocols; results of tools become messages.
+        """Convert the message to the form that is the same for all protocols, in which each result
+        of a tool is a message of its own.
 
         Raises:
             BadRequest: it holds a block that cannot be read, such as an image.
@@ -59,7 +60,7 @@ class AnthropicMessage(msgspec.Struct, frozen=True):
                 yield Message("tool", text_of(each.content))
         rest = [each for each in blocks if each.type not in ("tool_use", "tool_result")]
         made = tuple((each.name, json.dumps(each.input)) for each in calls)
-        # An answer without a word is sent back as a message without blocks.
+        # The client sends an answer that had no text back as a message without blocks.
         if rest or made or not blocks:
             yield Message(self.role, text_of(rest), made)
 
@@ -82,7 +83,7 @@ class MessagesRequest(msgspec.Struct, frozen=True):
         Raises:
             BadRequest: the request asks for something that is not supported.
         """
-        # `tools_of` reads OpenAI's form of tools, and of the choice among them.
+        # `tools_of` reads tools, and the choice among them, in OpenAI's form.
         functions = [
             {
                 "function": {

@@ -1,6 +1,7 @@
 """Read and check requests of OpenAI's chat completions, and write answers.
 
-This module knows no engine and no run, so that every server of this protocol can use it.
+This module knows no engine and no run, so that the gateway of trials and the server of a trained
+policy (`serving/chat_server.py`) can both use it.
 """
 
 import json
@@ -17,7 +18,9 @@ from mage_async.trials import agent_run
 from mage_async.trials.agent_run import Choice, PolicyCall
 
 MAX_REQUEST_BYTES = 2**24
+"""Largest number of bytes of a request's body."""
 Json = dict[str, Any]
+"""A JSON object."""
 
 
 class BadRequest(Exception):
@@ -82,6 +85,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     max_completion_tokens: int | None = None
     """The newer name of `max_tokens`."""
     temperature: float | None = None
+    """Used by the server of a trained policy alone, like `top_p` and `seed`: the sampling of trials
+    is configured by the run."""
     top_p: float | None = None
     seed: int | None = None
     n: int | None = 1
@@ -93,7 +98,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     stop: str | list[str] | None = None
     response_format: dict[str, Any] | None = None
     regex: str | None = None
-    """As SGLang names it; a `response_format` of type "regex" with a `pattern` says the same."""
+    """Regular expression that the answer matches, as SGLang's clients send it; a `response_format`
+    of type "regex" with a `pattern` says the same."""
     logprobs: bool | None = False
 
     def policy_call(self) -> PolicyCall:
@@ -154,7 +160,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, choice: Choice) -> "Answer":
-        """Return a trial's choice as an answer."""
+        """Make an answer of a choice that was sampled in a trial."""
         tokens = tuple(zip(choice.tokens, choice.logprobs, strict=True))
         counts = (choice.num_prompt_tokens, len(tokens))
         return cls(choice.text, choice.finish, *counts, choice.calls, tokens)
@@ -219,10 +225,14 @@ def tools_of(
 
 
 def schema_of(form: Any) -> Json:
-    """Return the JSON schema in the form that an answer is to have; any object without one.
+    """Return the JSON schema that an answer is to follow.
+
+    Args:
+        form: The part of the request with the key `schema`; without the key, any JSON object is an
+            answer.
 
     Raises:
-        BadRequest: it is no object.
+        BadRequest: the schema is no object.
     """
     schema = form.get("schema", {"type": "object"}) if isinstance(form, dict) else form
     if not isinstance(schema, dict):
@@ -232,6 +242,9 @@ def schema_of(form: Any) -> Json:
 
 def policy_call_of(messages: Iterable[agent_run.Message], **given: Any) -> PolicyCall:
     """Return a call of the policy, after the checks that all protocols share.
+
+    Args:
+        given: Other fields of the `PolicyCall`.
 
     Raises:
         BadRequest: there is no message to answer, or a number is out of its range.

@@ -4,9 +4,10 @@ path                          protocol
 /KEY/v1/chat/completions      OpenAI's chat completions
 /KEY/v1/responses             OpenAI's responses
 /KEY/v1/messages              Anthropic's messages
+/KEY/v1/models                OpenAI's list of models: one, the policy
 
-KEY is the key of one episode of one trial. It is also the `api_key` of the program's client, so a
-client may use the address without it.
+KEY is the key of one episode of one trial. A client that also sends it as its `api_key` may use the
+paths without it.
 """
 
 import asyncio
@@ -48,7 +49,8 @@ from mage_services.gateway.openai_responses import ResponsesRequest, responses_r
 MAX_AT_ONCE = 64
 """Most calls of one trial that wait at the same time."""
 PREFIX = "mage-"
-"""Beginning of a key."""
+"""Beginning of every key of an episode. A client whose `api_key` begins otherwise was not given one
+by this program."""
 POLICY = "policy"
 """Name of the model in every answer, whichever name a client asks for."""
 
@@ -57,8 +59,8 @@ class Refused(Exception):
     """A request that is answered with an error; its message is sent to the client.
 
     Args:
-        status: of HTTP.
-        code: as OpenAI's clients read it.
+        status: HTTP status of the answer.
+        code: `code` of the error in OpenAI's protocol; None: it has none.
     """
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
@@ -66,10 +68,13 @@ class Refused(Exception):
         self.status, self.code = status, code
 
 
-class Seat:
-    """Answers the calls of a program in one episode of a trial; each seat has a key of its own.
+class EpisodeEndpoint:
+    """Answers the calls of a program in one episode of a trial; each episode has a key of its own.
 
     Args:
+        run: the trial.
+        engine: samples the answers.
+        session: address and key of the episode.
         fail: ends the trial with a fault.
     """
 
@@ -77,11 +82,14 @@ class Seat:
         self, run: AgentRun, engine: Sampler, session: Session, fail: Callable[[TrialFault], None]
     ) -> None:
         self.session = session
-        self.said: dict[str, tuple[Message, ...]] = {}
-        """Conversations up to each response, by the id of the response."""
+        self.conversations: dict[str, tuple[Message, ...]] = {}
+        """Conversations up to each response of OpenAI's protocol of that name, by the response's
+        id."""
         self._run, self._engine, self._fail = run, engine, fail
         self._waiting: set[asyncio.Task[list[Choice]]] = set()
+        """Calls that are being answered."""
         self.is_closed = False
+        """Whether the episode has ended."""
 
     async def answer(self, policy_call: PolicyCall) -> list[Choice]:
         """Sample the choices of a call. Cancellation forgets the call.
@@ -113,8 +121,12 @@ class Seat:
             task.cancel()
 
     async def _sample(self, policy_call: PolicyCall) -> list[Choice]:
-        """Sample the choices of a call; first the notes that replace a context that is full."""
-        # The body of a request may come after the end of the episode in which its head came.
+        """Sample the choices of a call. If its context is full, first sample the notes by which the
+        context is replaced (`trial.compaction`).
+
+        Raises errors as `answer`.
+        """
+        # A request may begin during the episode, and its body arrive after the end.
         if self.is_closed or not self._run.is_playing:
             raise Refused(410, "this episode is over")
         try:
@@ -161,7 +173,7 @@ class Seat:
         return completions
 
     def _full(self, fault: ContextFull) -> Refused:
-        """Note that a conversation has outgrown its context; return what its call is told."""
+        """Note that a conversation has outgrown its context; return the error for the client."""
         self.session.full = str(fault)
         return Refused(400, str(fault), "context_length_exceeded")
 
@@ -172,7 +184,8 @@ class Gateway:
     """
 
     def __init__(self) -> None:
-        self._seats: dict[str, Seat] = {}
+        self._endpoints: dict[str, EpisodeEndpoint] = {}
+        """Endpoints of the episodes of the trials that are being played, by key."""
         self._address = ""
         self._starting = asyncio.Lock()
         application = web.Application(client_max_size=MAX_REQUEST_BYTES)
@@ -205,7 +218,7 @@ class Gateway:
             TrialFault: a call has failed the trial; the block was cancelled.
         """
         await self._listen()
-        seats: list[Seat] = []
+        endpoints: list[EpisodeEndpoint] = []
         faults: list[TrialFault] = []
         try:
             # No time limit: `fail` lets the timeout expire at once, which cancels the block from
@@ -213,6 +226,7 @@ class Gateway:
             async with asyncio.timeout(None) as limit:
 
                 def fail(fault: TrialFault) -> None:
+                    """End the trial: cancel the block below."""
                     faults.append(fault)
                     if not limit.expired():
                         limit.reschedule(asyncio.get_running_loop().time())
@@ -220,12 +234,12 @@ class Gateway:
                 def open_session() -> Session:
                     """Begin an episode: calls of the previous episode's program are refused from
                     now on."""
-                    for seat in seats:
-                        seat.close()
+                    for endpoint in endpoints:
+                        endpoint.close()
                     key = PREFIX + secrets.token_hex(12)
                     session = Session(f"{self._address}/{key}/v1", key)
-                    seats.append(Seat(run, engine, session, fail))
-                    self._seats[key] = seats[-1]
+                    endpoints.append(EpisodeEndpoint(run, engine, session, fail))
+                    self._endpoints[key] = endpoints[-1]
                     return session
 
                 run.connect(open_session)
@@ -239,9 +253,9 @@ class Gateway:
             if faults:
                 raise faults[0]
         finally:
-            for seat in seats:
-                seat.close()
-                del self._seats[seat.session.api_key]
+            for endpoint in endpoints:
+                endpoint.close()
+                del self._endpoints[endpoint.session.api_key]
 
     async def _listen(self) -> None:
         """Listen on a free port, unless this server does so already."""
@@ -254,26 +268,26 @@ class Gateway:
 
     async def _reply(
         self,
-        handle: Callable[[Seat, bytes], Awaitable[web.Response]],
+        handle: Callable[[EpisodeEndpoint, bytes], Awaitable[web.Response]],
         request: web.Request,
     ) -> web.Response:
         """Answer a request, or say in its protocol why not."""
         code = None
         try:
-            seat = self._seat(request)
-            return await handle(seat, await request.read())
+            endpoint = self._endpoint_of(request)
+            return await handle(endpoint, await request.read())
         except Refused as error:
             status, code, why = error.status, error.code, str(error)
         except BadRequest as error:
             status, why = 400, str(error)
-        except RecursionError:  # the request could be read, but not be written again
+        except RecursionError:  # the request could be decoded, but a part of it not encoded again
             status, why = 400, "the request is nested too deeply"
         if request.path.endswith("/messages"):
             return anthropic_error(status, why)
         return error_response(status, why, code)
 
-    def _seat(self, request: web.Request) -> Seat:
-        """Return the episode that a request belongs to.
+    def _endpoint_of(self, request: web.Request) -> EpisodeEndpoint:
+        """Return the endpoint of the episode that a request belongs to.
 
         Raises:
             Refused: the key is unknown, or those in the path and in the header differ.
@@ -284,16 +298,17 @@ class Gateway:
         if in_path is not None and given.startswith(PREFIX) and given != in_path:
             raise Refused(403, "`base_url` and `api_key` are those of different episodes")
         key = given if in_path is None else in_path
-        seat = self._seats.get(key)
-        if seat is None and not key.startswith(PREFIX):
+        endpoint = self._endpoints.get(key)
+        if endpoint is None and not key.startswith(PREFIX):
             raise Refused(401, "pass the `api_key` of the episode to your client")
-        if seat is None or seat.is_closed:
+        if endpoint is None or endpoint.is_closed:
             raise Refused(410, "this episode is over")
-        return seat
+        return endpoint
 
-    async def _chat(self, seat: Seat, body: bytes) -> web.Response:
+    async def _chat(self, endpoint: EpisodeEndpoint, body: bytes) -> web.Response:
+        """Answer a request of OpenAI's chat completions."""
         request: ChatRequest = decode(body, ChatRequest)
-        choices = await seat.answer(request.policy_call())
+        choices = await endpoint.answer(request.policy_call())
         return completion_response(
             [Answer.of(each) for each in choices],
             POLICY,
@@ -301,25 +316,28 @@ class Gateway:
             has_logprobs=bool(request.logprobs),
         )
 
-    async def _messages(self, seat: Seat, body: bytes) -> web.Response:
+    async def _messages(self, endpoint: EpisodeEndpoint, body: bytes) -> web.Response:
+        """Answer a request of Anthropic's messages."""
         request: MessagesRequest = decode(body, MessagesRequest)
-        (choice,) = await seat.answer(request.policy_call())
+        (choice,) = await endpoint.answer(request.policy_call())
         return messages_response(choice, POLICY, is_streamed=request.stream)
 
-    async def _responses(self, seat: Seat, body: bytes) -> web.Response:
+    async def _responses(self, endpoint: EpisodeEndpoint, body: bytes) -> web.Response:
+        """Answer a request of OpenAI's responses, which may continue an earlier response."""
         request: ResponsesRequest = decode(body, ResponsesRequest)
         before: tuple[Message, ...] = ()
         if request.previous_response_id is not None:
-            if request.previous_response_id not in seat.said:
+            if request.previous_response_id not in endpoint.conversations:
                 raise BadRequest("`previous_response_id` names no response of this episode")
-            before = seat.said[request.previous_response_id]
+            before = endpoint.conversations[request.previous_response_id]
         policy_call = request.policy_call(before)
-        (choice,) = await seat.answer(policy_call)
+        (choice,) = await endpoint.answer(policy_call)
         identity = f"resp_{secrets.token_hex(8)}"
         answer = Message("assistant", choice.text, choice.calls)
-        seat.said[identity] = (*policy_call.messages, answer)
+        endpoint.conversations[identity] = (*policy_call.messages, answer)
         return responses_response(choice, request, identity, POLICY)
 
     async def _models(self, request: web.Request) -> web.Response:
+        """List the models: one, the policy."""
         model = {"id": POLICY, "object": "model", "created": 0, "owned_by": "mage"}
         return web.json_response({"object": "list", "data": [model]})

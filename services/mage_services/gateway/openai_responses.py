@@ -27,21 +27,22 @@ class Item(msgspec.Struct, frozen=True):
 
     type: str = "message"
     role: str = ""
-    """Of a message."""
+    """Role of a message."""
     content: Content = None
-    """Of a message."""
+    """Content of a message."""
     name: str = ""
-    """Of the function that an item of type "function_call" calls."""
+    """Name of the function that an item of type "function_call" calls."""
     arguments: str = "{}"
-    """JSON."""
+    """Arguments of that call, as JSON."""
     output: Content = None
-    """Of an item of type "function_call_output"."""
+    """Result of a call, in an item of type "function_call_output"."""
 
 
 class TextSettings(msgspec.Struct, frozen=True):
-    """The settings of a response's text."""
+    """The form that the text of a response is to have."""
 
     format: dict[str, Any] | None = None
+    """Text, any JSON object, or JSON that follows a schema; None: text."""
 
 
 class ResponsesRequest(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
         """Convert the request to the form that is the same for all protocols.
 
         Args:
-            before: the conversation up to the response of `previous_response_id`.
+            before: the conversation up to and including the response `previous_response_id`.
 
         Raises:
             BadRequest: the request asks for something that is not supported.
@@ -138,7 +139,7 @@ def responses_response(
     """Return an answer, whole or as server-sent events.
 
     Args:
-        identity: of the response, by which a later request goes on behind it.
+        identity: id of the response, by which a later request can continue the conversation.
     """
     output: list[Json] = []
     if choice.text or not choice.calls:

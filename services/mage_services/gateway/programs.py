@@ -1,5 +1,7 @@
-"""Load programs of a user's own that are the agent: `agent:module:function`, `agent:command` and
-`agent:url`.
+"""Load a user's programs that play the agent with a loop of their own, which calls the policy.
+
+Such a program is a function (`agent:module:function`), a command line (`agent:command`) or a server
+(`agent:url`).
 """
 
 import asyncio
@@ -27,7 +29,7 @@ from mage_async.environments.options import check_whole
 from mage_async.errors import CapacityReached, ConfigError, EnvironmentFault, SessionClosed
 
 CALLS = 64
-"""Default of the option `turns`, the most calls of the policy in an episode."""
+"""Default of the option `turns`, the largest number of calls of the policy in an episode."""
 PARAMETERS = ("task", "episode", "seed", "base_url", "api_key", "memory")
 """Arguments that a function may have, and fields of the request to a server; see `AgentProgram.run`
 and, for the last one, `Session`."""
@@ -155,6 +157,7 @@ def _command_runner(name: str, command: str) -> Callable[..., Any]:
     async def run(
         self: AgentProgram, task: Any, episode: int, seed: int, base_url: str, api_key: str
     ) -> float:
+        """Play an episode by one run of the command, and return its reward."""
         values = {"task": task, "episode": episode, "seed": seed}
         line = [_filled(word, values) for word in words]
         return await _output_of(line, base_url, api_key)
@@ -193,7 +196,7 @@ async def _output_of(line: list[str], base_url: str, api_key: str) -> float:
     try:
         out, errors = await process.communicate()
     finally:
-        # What the command has started ends with it.
+        # The command leads a process group of its own: what it has started is ended with it.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
@@ -214,7 +217,7 @@ def _url_methods(name: str, url: str) -> dict[str, Callable[..., Any]]:
     try:
         address = urlsplit(url)
         host, port = address.hostname, address.port or (443 if address.scheme == "https" else 80)
-    except ValueError:  # the port is none
+    except ValueError:  # the port is no number
         host = None
     if not host or address.scheme not in ("http", "https"):
         raise ConfigError(
@@ -274,16 +277,16 @@ def _reward_of(url: str, status: int, body: bytes) -> Any:
         CapacityReached: the server has no room for another episode now.
         EnvironmentFault: the answer has no reward.
     """
-    said = " ".join(body.decode(errors="replace").split())[:MAX_LINE_CHARS]
+    text = " ".join(body.decode(errors="replace").split())[:MAX_LINE_CHARS]
     if status in (429, 503):
-        raise CapacityReached(f"{url} has no room for another episode (status {status}): {said}")
+        raise CapacityReached(f"{url} has no room for another episode (status {status}): {text}")
     if status != 200:
-        raise EnvironmentFault(f"{url} answered with status {status}: {said}")
+        raise EnvironmentFault(f"{url} answered with status {status}: {text}")
     try:
         return json.loads(body)["reward"]
     except (ValueError, LookupError, TypeError):
         raise EnvironmentFault(
-            f'{url} must answer with JSON such as {{"reward": 1.0}}, got {said!r}'
+            f'{url} must answer with JSON such as {{"reward": 1.0}}, got {text!r}'
         ) from None
 
 

@@ -1,8 +1,8 @@
 """Export trials of a journal to a file, in the format that the file's ending names.
 
-A row is a trial (`mage_async/attribution.py`): its group and number, the step that consumed
-it, everything a person reads of it, and each turn's return, advantage and `info`; in Parquet also
-every token with its log-prob, version, staleness and advantage. See `docs/exports.md`.
+A row is a trial (`mage_async/attribution.py`): its group and number, the step that trained on it,
+its texts, actions and rewards, and each turn's return, advantage and `info`; in Parquet also every
+token with its log-prob, version, staleness and advantage. See `docs/exports.md`.
 """
 
 import json

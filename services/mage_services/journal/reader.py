@@ -1,4 +1,9 @@
-"""Read a journal from disk: its segments and their records. No function here changes a file."""
+"""Read a journal from disk: its segments and their records. No function here changes a file.
+
+A journal is a folder of segments, files that are numbered in order; a segment's first record is a
+header with the state of the run at that point. A crash may leave an unfinished record at the end of
+the last segment, the torn tail.
+"""
 
 import mmap
 import os

@@ -65,7 +65,7 @@ def make_durable(journal: JournalOnDisk) -> int:
 
 @dataclass(slots=True)
 class _Item:
-    """Represent work for the thread, which does items in order."""
+    """Describe one piece of work for the thread, which does the pieces in order."""
 
     pieces: Sequence[Frame] = ()
     """Bytes to append to the segment, in pieces."""
@@ -83,6 +83,7 @@ class JournalFile:
     """Append records to the journal of a run. Create the object on the event loop.
 
     Args:
+        folder: Folder of the journal's segments.
         segments: The segments on disk, oldest first; a new segment is begun after them.
         header: State of the run with which the new segment begins.
         max_bytes: Size of the whole journal from which on no more trials are taken in.
@@ -103,7 +104,9 @@ class JournalFile:
         # The next attributes belong to the event loop.
         self._loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[None] = self._loop.create_future()
+        """Gets the error with which the thread ended, if the disk has failed."""
         self._no_space_reason = ""
+        """Why the last attempt to write failed for lack of space; "" if it did not."""
         self._checkpoint_version = -1
         """Version of the newest checkpoint that was passed to `compact`; -1 before the first."""
         self._newest_durable = segments[-1].number if segments else 0
@@ -159,7 +162,13 @@ class JournalFile:
         )
 
     def roll(self, header: Callable[[], SegmentHeader]) -> None:
-        """Begin a new segment if the current one is long enough. Call between two steps."""
+        """Begin a new segment if the current one is long enough.
+
+        Call between two steps: a header can describe no batch that is in training.
+
+        Args:
+            header: Returns the state of the run with which the new segment begins.
+        """
         if self.segments[-1].num_bytes >= self.segment_bytes:
             self._begin_segment(header())
 

@@ -8,7 +8,8 @@ A directory of keys, as `mage keys new` makes it, in pyzmq's format:
     actor.key_secret    the actors' key pair
 
 An actor's machine needs `learner.key` and `actor.key_secret`. A peer without them is refused in the
-handshake, before it reaches any of our code. A secret key is never printed, not even by `repr`.
+handshake, before it reaches any of our code. A secret key is never printed, not even by `repr`. In
+memory and in files keys are in Z85, ZeroMQ's text encoding: 40 characters for 32 bytes.
 """
 
 import os
@@ -80,7 +81,8 @@ class Gate(AsyncioAuthenticator):
         super().__init__(context)
         self._known, self._turn_away = known, turn_away
         self._address = ""
-        self.configure_curve_callback(_DOMAIN, self)
+        """Address of the connection whose key is being checked."""
+        self.configure_curve_callback(_DOMAIN, self)  # pyzmq then calls `callback` for every key
 
     async def handle_zap_message(self, msg: list[bytes]) -> None:
         """Answer one request; pyzmq handles them one after the other."""

@@ -101,7 +101,7 @@ class AccessControl:
     """Number of malformed messages by peer; those of peers over `MAX_REMEMBERED_PEERS` under
     "others"."""
     num_turned_away: int = 0
-    """Connections with an unknown key."""
+    """Number of connections with an unknown key."""
     _questioned: dict[Peer, None] = field(default_factory=dict)
     """Unknown peers that received a `WhoAreYou` and have not answered, oldest first."""
     _notes: list[str] = field(default_factory=list)
@@ -403,6 +403,8 @@ class _PeerConnection:
         """Number of waits in which no attempt was announced; None unless the connection is broken.
         """
         self._is_renewed_by_caller = False
+        """Whether `is_given_up` has told the caller to connect again, and no handshake has
+        succeeded since."""
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
         # The monitor stays registered with the event loop while it lives; a blocking one would have
         # to be registered again for every wait.

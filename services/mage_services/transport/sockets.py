@@ -113,7 +113,12 @@ class PolledSocket(zmq.asyncio.Socket):
 def open_socket(
     context: zmq.asyncio.Context, kind: int, address: str, max_frame_bytes: int
 ) -> PolledSocket:
-    """Open a socket with all options set, neither bound nor connected."""
+    """Open a socket with all options set, neither bound nor connected.
+
+    Args:
+        kind: type of the socket, such as `zmq.ROUTER`.
+        max_frame_bytes: number of bytes of a frame above which zmq ends the connection.
+    """
     zmq_socket = context.socket(kind, PolledSocket)
     assert isinstance(zmq_socket, PolledSocket)
     zmq_socket.setsockopt(zmq.LINGER, 0)
@@ -145,15 +150,19 @@ def take_now(zmq_socket: PolledSocket) -> list[zmq.Frame] | None:
 
 
 def send_now(zmq_socket: PolledSocket, frames: Sequence[Frame]) -> None:
-    """Send without waiting; raises `zmq.Again` if the queue is full."""
+    """Send the frames of one message without waiting.
+
+    Raises:
+        zmq.Again: the socket's queue is full.
+    """
     *first, last = frames
     try:
         for frame in first:
             zmq_socket.beneath.send(frame, _DONTWAIT_MORE)
         zmq_socket.beneath.send(last, _DONTWAIT)
     finally:
-        # zmq signals an arrival once, to whichever call comes next, and a task may be waiting for
-        # that signal. Reading EVENTS makes the event loop look at the socket again.
+        # zmq signals once that a message has arrived, and sending may take the signal from a task
+        # that waits for it. Reading EVENTS makes the event loop look at the socket again.
         zmq_socket.get(zmq.EVENTS)
 
 

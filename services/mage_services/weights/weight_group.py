@@ -48,7 +48,9 @@ class Manifest(msgspec.Struct, frozen=True):
 
     version: int
     port: int
+    """Port of the learner's key-value store."""
     backend: str
+    """Backend of torch.distributed that sends the weights: "nccl" or "gloo"."""
     buckets: tuple[tuple[TensorSpec, ...], ...]
     """Tensors by bucket. A bucket's tensors are sent as one tensor of bytes, one after the other.
     """
@@ -103,7 +105,15 @@ def connect(port: int) -> TCPStore:
 
 
 def request_version(store: TCPStore, group: str, version: int, members: int = 2) -> int:
-    """Request a version; return the request's number. The engine joins the group afterwards."""
+    """Request a version; return the request's number.
+
+    The learner joins the group before it answers. So an engine that has not joined it yet must join
+    it before it waits for the answer.
+
+    Args:
+        group: Name of the group, which the engine has chosen.
+        members: Number of members of the group: the learner, and each GPU of the engine.
+    """
     number = store.add("asked", 1)
     question = {"group": group, "version": version, "members": members}
     store.set(f"question/{number}", msgspec.json.encode(question).decode())
@@ -117,13 +127,14 @@ def wait_for_answer(store: TCPStore, number: int) -> str:
 
 def join(store: TCPStore, group: str, *, rank: int, backend: str, members: int = 2) -> Any:
     """Join a group, in the same way as SGLang does on its side; the learner is rank 0."""
-    kind, own = Backend(backend), PrefixStore(group, store)
+    # `torch.distributed.new_group` cannot make this group: it needs a default process group that
+    # has all members, and learner and engines have none in common.
     pg, _ = _new_process_group_helper(
         members,
         rank,
         [],
-        kind,
-        own,
+        Backend(backend),
+        PrefixStore(group, store),
         group_name=group,  # type: ignore[arg-type]  # a `NewType` of some versions of torch
         timeout=GROUP_TIMEOUT,
     )
@@ -137,6 +148,8 @@ class Receiver:
 
     def __init__(self) -> None:
         self._port, self._name, self._group = 0, "", None
+        """Port of the learner whose group this engine has joined, 0 before the first; the group's
+        name, and the group."""
 
     def receive(self, manifest: Manifest) -> list[tuple[str, torch.Tensor]]:
         """Request a version and receive its tensors by name, on the CPU.

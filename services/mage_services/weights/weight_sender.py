@@ -28,7 +28,8 @@ By default the watchdog would end the learner's process.
 class WeightSender(WeightFiles):
     """Keep published versions in memory, and send them to engines on request.
 
-    Its threads are daemons, which end with the process.
+    One thread receives the requests of all engines, and one for each engine sends to it. They are
+    daemons, which end with the process.
 
     Args:
         folder: Folder of the manifests, which announce versions to engines.
@@ -142,9 +143,9 @@ class WeightSender(WeightFiles):
         """Broadcast a version bucket by bucket, on another CUDA stream than that of training."""
         data, ready = snapshot.data, snapshot.ready
         if ready is None and self._device.type == "cuda":
-            # `beside_training` makes its stream wait for an event. Weights in host memory are
-            # complete already, so the event is never recorded, and CUDA does not wait for such an
-            # event.
+            # `beside_training` uses a stream of its own only if it has an event to wait for. These
+            # weights are in host memory and complete already; CUDA does not wait for an event that
+            # was never recorded, such as this one.
             ready = torch.cuda.Event()
         on_device = torch.empty(0, device=self._device)  # `beside_training` reads only its device
         with beside_training(on_device, ready):

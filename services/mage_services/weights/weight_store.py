@@ -1,9 +1,9 @@
-"""Keep account of published weights: their versions, their leases, and the version that a peer
-samples with.
+"""Store the published versions of the weights, and know which of them may be deleted.
 
-A version stays until no lease holds it, no peer will receive its announcement, and no group has it
-as an opponent. The publisher writes and removes versions and the coordinator announces them; both
-use this store. One thread reads and writes files while the event loop goes on.
+A peer that may still read a version has a *lease* of it. A version stays as long as it has a lease,
+may be announced to another peer, or is a group's opponent. The publisher writes and removes
+versions and the coordinator announces them; both use this store. One thread reads and writes files
+while the event loop goes on.
 """
 
 import asyncio
@@ -67,9 +67,9 @@ class WeightLeases:
         return [version for version in versions if version not in used]
 
 
-EARLIER = "peers of an earlier life"
-"""Name that stands for all peers of the run's earlier learner process, which may still read
-versions.
+EARLIER = "peers of an earlier learner process"
+"""Name of one holder of leases for all peers that knew an earlier learner process of the run: they
+may still read versions that it published.
 """
 
 
@@ -82,6 +82,7 @@ class WeightStore:
     """Hold the published versions of a run. One version at a time is announced to a peer.
 
     Args:
+        transport: Writes, lists and removes the versions.
         lag: Number of versions by which the weights of actors are older than the newest.
         digests: Digest of each version that earlier learner processes of the run committed.
     """
@@ -118,8 +119,8 @@ class WeightStore:
     def lagging(self, newest: int) -> list[Publication]:
         """Return the announcements of the `lag` versions before `newest`, oldest first.
 
-        After a restart actors begin with the oldest of them, as without the restart. If the
-        journal no longer knows some of them, actors begin with newer weights.
+        A version is left out if its file is gone or the journal no longer knows it. After a restart
+        of the learner, actors begin with the oldest of these versions, as without the restart.
         """
         return [
             self.publication(version, self._digests[version])
@@ -132,7 +133,9 @@ class WeightStore:
         return len(self.lagging(newest)) == len(self._lag_behind(newest))
 
     def open(self, *publications: Publication) -> None:
-        """Record the first weights; if actors lag, several versions, oldest first."""
+        """Record the first published weights of this process; with `lag` several versions, oldest
+        first.
+        """
         for version in self._earlier:
             self.leases.announce(EARLIER, version)
         for publication in publications:
@@ -194,7 +197,7 @@ class WeightStore:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     def _lag_behind(self, newest: int) -> range:
-        """Return the `lag` versions before `newest`, as far as there are so many."""
+        """Return the `lag` versions before `newest`, or fewer if there are not so many."""
         return range(max(0, newest - self.lag), newest)
 
 
@@ -236,8 +239,8 @@ def weights_file(folder: Path, version: int) -> Path:
 
 
 class WeightFiles:
-    """Hold published versions until no lease is left: one safetensors file per version, in a folder
-    on disk or in shared memory.
+    """Write and remove published versions: one safetensors file for each, in a folder on disk or in
+    shared memory.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,9 +1,10 @@
 """Choose how published weights reach the engines: as files on disk, in shared memory, or sent by
 NCCL.
 
-A transport is its configuration, `transport.weights`. To add one, copy a class and give it a `tag`,
-which is its name. The configuration imports this module in processes without torch, so the code
-that moves weights is imported when a transport is opened.
+The key `transport.weights` of the configuration chooses a transport by its name. Each class below
+is the configuration of a transport, and opens it. To add a transport, copy a class and give it a
+`tag`, which is its name. The configuration imports this module in processes without torch, so the
+code that moves weights is imported when a transport is opened.
 """
 
 from pathlib import Path
@@ -30,10 +31,11 @@ class WeightTransport(Variant):
     """Whether versions are files of the run's directory, which outlive the learner and which other
     hosts may read."""
     is_sent: ClassVar[bool] = False
-    """Whether the learner sends weights from its memory; then it keeps the newest versions only."""
+    """Whether engines receive weights from the learner's memory, which does not hold old versions.
+    """
 
     def open(self, run: "RunDirectory", config: "Config") -> "WeightFiles":
-        """Return the learner's side of the transport: a file per version."""
+        """Return the learner's side of the transport; here, one that writes a file per version."""
         from mage_services.weights.weight_store import WeightFiles
 
         return WeightFiles(self.folder(run))
@@ -78,7 +80,7 @@ class Nccl(WeightTransport, tag="nccl"):
     is_sent: ClassVar[bool] = True
 
     def open(self, run: "RunDirectory", config: "Config") -> "WeightFiles":
-        """Return the sender of versions in memory."""
+        """Return the learner's side, which sends versions from memory when engines request them."""
         from mage_services.weights.weight_sender import WeightSender
         from mage_services.weights.weight_store import is_measured
 
@@ -99,7 +101,11 @@ class Nccl(WeightTransport, tag="nccl"):
         return BUCKET_BYTES
 
     def check(self, config: Any) -> None:
-        """Refuse versions that are not kept, and engines that cannot be reached."""
+        """Refuse a configuration that needs old versions, or whose engines cannot be reached.
+
+        Raises:
+            ConfigError: it does; the message has the key to change.
+        """
         if config.admission.lag:
             raise ConfigError(
                 'transport.weights = "nccl" sends the newest weights only; with admission.lag = '
