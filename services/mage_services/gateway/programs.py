@@ -44,7 +44,7 @@ _DECLARED = (
     "wins_above",
     "words",
 )
-"""What a function's module may declare, as a class with `reset` and `step` does."""
+"""Names that a function's module may declare, as a class with `reset` and `step` may."""
 MAX_LINE_CHARS = 200
 """Number of characters to which a program's output is cut in an error."""
 STARTING_S = 30.0
@@ -81,6 +81,7 @@ def load(
     """
     full = f"agent:{name}"
     check_whole(full, "turns", turns, 1, 4096)
+    # Attributes and methods of the class that is returned.
     parts: dict[str, Any] = {"name": full, "max_turns": turns}
     for option, value in (("command", command), ("url", url)):
         if (name == option) != bool(value):
@@ -112,7 +113,11 @@ def load(
 
 
 def _function_runner(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method that calls a function with those of `PARAMETERS` that it has."""
+    """Return the method `run`, which calls a function with those of `PARAMETERS` that it takes.
+
+    Raises:
+        ConfigError: the function requires another argument, or does not take `base_url`.
+    """
     own = inspect.signature(function).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in own.values())
     unknown = [
@@ -143,7 +148,11 @@ def _function_runner(name: str, function: Callable[..., Any]) -> Callable[..., A
 
 
 def _command_runner(name: str, command: str) -> Callable[..., Any]:
-    """Return the method that plays an episode by a command."""
+    """Return the method `run`, which plays an episode by running a command.
+
+    Raises:
+        ConfigError: the command line cannot be read, has no `{task}`, or names no program.
+    """
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -213,7 +222,12 @@ async def _output_of(line: list[str], base_url: str, api_key: str) -> float:
 
 
 def _url_methods(name: str, url: str) -> dict[str, Callable[..., Any]]:
-    """Return the methods that check a server and that play an episode by a request to it."""
+    """Return the methods `check`, which waits for a server, and `run`, which plays an episode by a
+    request to it.
+
+    Raises:
+        ConfigError: the URL is no address of HTTP.
+    """
     try:
         address = urlsplit(url)
         host, port = address.hostname, address.port or (443 if address.scheme == "https" else 80)

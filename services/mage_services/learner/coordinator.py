@@ -50,7 +50,8 @@ from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
 #     message of a peer   answer of the coordinator
 #     Hello               Welcome, once there are weights, and then the peer's grants
 #     TrialResult         journal the trial, then Acknowledge; Unwanted if it was never granted
-#     EpisodeResult       keep it in memory, for the actor that is granted the group next
+#     EpisodeResult       keep the finished episodes in memory, for the actor that is granted the
+#                         group next
 #     GroupDrop           drop the group
 #     Loaded              release older weights; announce newer ones with Publication
 #     Heartbeat           note that the peer lives
@@ -68,10 +69,12 @@ from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
 SILENCE_S = 4.0
 """Seconds without a message after which an actor counts as away: its groups are granted again."""
 FIRST_HEARTBEAT_S = 60.0
-"""Such seconds for an actor that has not sent its first heartbeat yet: it is still starting."""
+"""Seconds without a message after which an actor counts as away that has not sent its first
+heartbeat yet: it is still starting."""
 LOST_INTERVALS = 30
-"""Number of these intervals of silence after which an actor is forgotten: 2 minutes, by when the
-supervisor has ended a local actor; or 30 minutes if it never sent a heartbeat."""
+"""An actor is forgotten after this many times the seconds after which it counts as away: after 2
+minutes, by when the supervisor has ended a local actor; or after 30 minutes if it never sent a
+heartbeat."""
 MAX_FAULTS = 20
 """Sentences kept for the terminal and the run log."""
 STALL_S = 2.0
@@ -98,7 +101,8 @@ class CoordinatorConfig:
     config: str = ""
     """The whole configuration as TOML, for the journal."""
     replaced_groups: int = 0
-    """Most groups of a step that are replaced because all their trials earned the same."""
+    """Largest number of groups of a step that are dropped, and replaced by new ones, because all
+    their trials earned the same."""
 
     @classmethod
     def of(cls, config: Config) -> Self:

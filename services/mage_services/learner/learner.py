@@ -1,7 +1,9 @@
 """Run the learner process: take in trials, train on them, and publish weights.
 
 `main` resumes the run from its checkpoint and journal, and then runs five tasks on one event loop.
-Training itself runs in a thread of its own (`trainer_thread.py`).
+The ledger (`mage_async/admission/ledger.py`) records the groups in flight: those that an actor was
+granted and that no step has trained. Training itself runs in a thread of its own
+(`trainer_thread.py`).
 """
 
 import asyncio

@@ -180,6 +180,7 @@ def recover(
     training.adopt(training.config)
     methods.adopt(training.config)
     if not plays_alike(config_file.loads(records.config), training.config):
+        # Groups in flight were granted under the old configuration, with other tasks or sampling.
         ledger.drop_all(CONFIG_CHANGED)
     return steps
 

@@ -179,6 +179,8 @@ class RunLog:
         """Return the metrics of actors and dropped groups; those without a value are left out."""
         coordinator, admission = self._coordinator, self._config.admission
         before, self._last_blocked_s = self._last_blocked_s, coordinator.blocked_s()
+        # In the names of metrics, a receipt is the report of an engine that it has loaded a version
+        # with the learner's fingerprint.
         loaded = coordinator.take_loaded()
         differences = [record.difference for record in loaded]
         metrics = {

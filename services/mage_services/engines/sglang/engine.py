@@ -18,8 +18,19 @@ from mage_async.inference.scheduler import Statistics
 from mage_async.inference.server_prefixes import TurnRequests
 from mage_async.inference.weight_fingerprint import AcceptedWeights
 from mage_services.engines.engine import Engine, settle
-from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.arguments import chosen, installed, vocabulary
+from mage_services.engines.sglang.messages import (
+    Generated,
+    Load,
+    Loaded,
+    Message,
+    Prepare,
+    Prepared,
+    PromptCached,
+    Refused,
+    Serving,
+    Start,
+)
 from mage_services.engines.sglang.turns import PendingLoad, PendingTurn, TurnQueue
 from mage_services.engines.sglang.watchdog import EVERYTHING, EngineWatchdog
 from mage_services.engines.weight_acceptance import refusal
@@ -78,7 +89,7 @@ class WeightLoads:
             return
         self._preparation = preparation = asyncio.Event()
         self._watchdog.expect(PREPARED, self._config.turn_deadline_s)
-        self._watchdog.send(say.Prepare(version=version, path=str(path)))
+        self._watchdog.send(Prepare(version=version, path=str(path)))
         await preparation.wait()
 
     def add(self, weights: PendingLoad) -> None:
@@ -96,7 +107,7 @@ class WeightLoads:
         self._watchdog.answered(PREPARED)
         self._end_preparation()
 
-    def take_loaded(self, message: say.Loaded) -> None:
+    def take_loaded(self, message: Loaded) -> None:
         """Handle `Loaded`: settle this load and all older ones, which are obsolete.
 
         Raises:
@@ -160,7 +171,7 @@ class WeightLoads:
         self._loading = weights
         self._watchdog.expect(EVERYTHING, self._config.turn_deadline_s)
         self._watchdog.send(
-            say.Load(
+            Load(
                 version=weights.version,
                 path=str(weights.path),
                 interrupts=self._config.in_flight == "interrupt",
@@ -288,30 +299,30 @@ class SglangEngine(Engine):
         self._facts = asyncio.get_running_loop().create_future()
         return [self._watchdog.run(), self._watchdog.watch()]
 
-    def _start(self, number: int) -> say.Start:
+    def _start(self, number: int) -> Start:
         """Make the first message for process `number`, from 0; each has a seed of its own."""
         arguments = {"random_seed": (self._seed + number) % 2**31} | self._arguments
-        return say.Start(directory=str(self._directory), arguments=arguments, version=0)
+        return Start(directory=str(self._directory), arguments=arguments, version=0)
 
-    def _on_message(self, message: say.Message) -> None:
+    def _on_message(self, message: Message) -> None:
         """Pass a message of the process to the object that handles it."""
         match message:
-            case say.Serving():
+            case Serving():
                 self._serve(message)
-            case say.PromptCached():
+            case PromptCached():
                 self._turns.take_prompt_cached(message.rid)
-            case say.Generated():
+            case Generated():
                 self._turns.take_generated(message, may_abort=self._loads.interrupts_turns)
-            case say.Refused():
+            case Refused():
                 self._turns.take_refused(message)
-            case say.Prepared():
+            case Prepared():
                 self._loads.take_prepared()
-            case say.Loaded():
+            case Loaded():
                 self._loads.take_loaded(message)
             case _:
                 raise RunError(f"an actor cannot take {type(message).__name__} of its engine")
 
-    def _serve(self, message: say.Serving) -> None:
+    def _serve(self, message: Serving) -> None:
         assert self._facts is not None
         if not self._facts.done():
             self._facts.set_result(message.facts)

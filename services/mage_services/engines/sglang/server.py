@@ -52,7 +52,6 @@ from mage_async.inference.weight_fingerprint import (
 from mage_async.inference.weights import check_shapes, tensor_shapes, weight_files
 from mage_async.policy.snapshot import read_snapshot
 from mage_async.policy_version import Provenance
-from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.arguments import (
     has_token_versions,
     installed,
@@ -60,7 +59,21 @@ from mage_services.engines.sglang.arguments import (
     needs_update_messages,
     vocabulary,
 )
-from mage_services.engines.sglang.messages import Generated
+from mage_services.engines.sglang.messages import (
+    Abort,
+    Failed,
+    Generate,
+    Generated,
+    Load,
+    Loaded,
+    Message,
+    Prepare,
+    Prepared,
+    PromptCached,
+    Refused,
+    Serving,
+    Start,
+)
 from mage_services.engines.weight_acceptance import accepted, is_published, observe_published
 from mage_services.processes.child_process import Channel, inherited_socket
 from mage_services.weights.weight_group import (
@@ -105,7 +118,7 @@ class Server:
     def __init__(
         self,
         manager: Any,
-        send: Callable[[say.Message], None],
+        send: Callable[[Message], None],
         *,
         version: int,
         directory: Path,
@@ -125,56 +138,56 @@ class Server:
         """Version, path and update of prepared weights."""
         self._running: dict[str, _Running] = {}
 
-    async def serve(self, messages: AsyncIterator[say.Message]) -> None:
+    async def serve(self, messages: AsyncIterator[Message]) -> None:
         """Serve until the actor closes its end; raise failures of SGLang as an exception group."""
         async with asyncio.TaskGroup() as tasks:
             async for message in messages:
                 match message:
-                    case say.Generate():
+                    case Generate():
                         task = tasks.create_task(
                             self._generate(message), name=f"generate {message.rid}"
                         )
                         self._running[message.rid] = _Running(task, [(0, self._version)])
-                    case say.Abort():
+                    case Abort():
                         self._abort(message.rid)
-                    case say.Prepare():
+                    case Prepare():
                         tasks.create_task(self._prepare(message), name="prepare")
-                    case say.Load():
+                    case Load():
                         tasks.create_task(self._load(message), name="load")
                     case _:
                         raise ValueError(f"an engine cannot take {type(message).__name__}")
             for running in self._running.values():
                 running.task.cancel()
 
-    async def _generate(self, ask: say.Generate) -> None:
+    async def _generate(self, message: Generate) -> None:
         """Run a request, and send the message that ends it."""
-        running = self._running[ask.rid]
+        running = self._running[message.rid]
         try:
             self._send(
-                nothing_generated(ask.rid)
+                nothing_generated(message.rid)
                 if running.is_aborted
-                else await self._reply(ask, running)
+                else await self._reply(message, running)
             )
         finally:
-            del self._running[ask.rid]
+            del self._running[message.rid]
 
-    async def _reply(self, ask: say.Generate, running: _Running) -> say.Message:
+    async def _reply(self, message: Generate, running: _Running) -> Message:
         """Run a request, and return the message that ends it."""
         # Only a streamed reply tells when the prompt is cached, and how many tokens came before a
         # change of weights.
-        is_streamed = ask.reports_prompt or not self._has_token_versions
+        is_streamed = message.reports_prompt or not self._has_token_versions
         meta: dict[str, Any] = {}
         try:
-            async for reply in self._manager.generate_request(_request(ask, is_streamed), None):
-                if ask.reports_prompt and not running.num_received:
-                    self._send(say.PromptCached(rid=ask.rid))
+            async for reply in self._manager.generate_request(_request(message, is_streamed), None):
+                if message.reports_prompt and not running.num_received:
+                    self._send(PromptCached(rid=message.rid))
                 meta = reply["meta_info"]
                 running.num_received = len(meta.get("output_token_logprobs") or ())
         except ValueError as error:  # it cannot be served, or was aborted before it ran
             if running.is_aborted:
-                return nothing_generated(ask.rid)
-            return say.Refused(rid=ask.rid, reason=str(error))
-        return generated(ask.rid, meta, running.cuts)
+                return nothing_generated(message.rid)
+            return Refused(rid=message.rid, reason=str(error))
+        return generated(message.rid, meta, running.cuts)
 
     def _abort(self, rid: str) -> None:
         """Let SGLang end a request; its task then sends the tokens that were sampled."""
@@ -183,58 +196,58 @@ class Server:
             running.is_aborted = True
             self._manager.abort_request(rid=rid)
 
-    async def _prepare(self, ask: say.Prepare) -> None:
+    async def _prepare(self, message: Prepare) -> None:
         """Prepare an update. A failure is not reported here: the load will fail in the same way."""
         with suppress(PolicyError):
-            self._ready = ask.version, ask.path, await self._update_of(ask)
-        self._send(say.Prepared())
+            self._ready = message.version, message.path, await self._update_of(message)
+        self._send(Prepared())
 
-    async def _update_of(self, ask: say.Prepare | say.Load) -> Update:
+    async def _update_of(self, message: Prepare | Load) -> Update:
         """Return the update to a version: the prepared one, or a new one.
 
         Raises:
             PolicyError: the weights cannot be read, or are another model's.
         """
         ready, self._ready = self._ready, None
-        if ready is not None and ready[:2] == (ask.version, ask.path):
+        if ready is not None and ready[:2] == (message.version, message.path):
             return ready[2]
-        path = Path(ask.path)
+        path = Path(message.path)
         if not is_manifest(path):
             # Weights of another model, or a truncated file, would kill SGLang's scheduler half-way.
             await asyncio.to_thread(check_shapes, path, self._shapes)
-        return await self._loader.prepare(ask.version, path)
+        return await self._loader.prepare(message.version, path)
 
-    async def _load(self, ask: say.Load) -> None:
+    async def _load(self, message: Load) -> None:
         """Load weights, and once more from disk if they are not what the learner published."""
-        loaded = await self._load_once(ask, num_retries=0)
+        loaded = await self._load_once(message, num_retries=0)
         if loaded.is_refused:
-            again = msgspec.structs.replace(ask, path=str(on_disk(Path(ask.path))))
+            again = msgspec.structs.replace(message, path=str(on_disk(Path(message.path))))
             loaded = await self._load_once(again, num_retries=1)
         self._send(loaded)
 
-    async def _load_once(self, ask: say.Load, num_retries: int) -> say.Loaded:
+    async def _load_once(self, message: Load, num_retries: int) -> Loaded:
         """Load weights while nothing is sampled, then compare them with the published ones.
 
         The comparison comes after sampling goes on, because it sends SGLang a request of its own,
         for the log-probs of the probe tokens, which would wait for the end of a pause.
         """
         try:
-            update = await self._update_of(ask)
-            published, builder = await asyncio.to_thread(observe_published, Path(ask.path))
+            update = await self._update_of(message)
+            published, builder = await asyncio.to_thread(observe_published, Path(message.path))
         except PolicyError as error:
-            is_refused = isinstance(error, UnreadableWeights) and is_published(Path(ask.path))
-            return say.Loaded(version=self._version, error=str(error), is_refused=is_refused)
+            is_refused = isinstance(error, UnreadableWeights) and is_published(Path(message.path))
+            return Loaded(version=self._version, error=str(error), is_refused=is_refused)
         began = time.perf_counter()
-        if ask.interrupts:
+        if message.interrupts:
             await self._interrupt()
-            reason = await self._update(ask, update)
+            reason = await self._update(message, update)
         else:
             pause = _io_struct().PauseGenerationReqInput(mode="in_place")
             await self._manager.pause_generation(pause)
-            reason = await self._update(ask, update)
+            reason = await self._update(message, update)
             await self._manager.continue_generation(_io_struct().ContinueGenerationReqInput())
         stall_s = time.perf_counter() - began
-        loaded = say.Loaded(version=self._version, error=reason, stall_s=stall_s)
+        loaded = Loaded(version=self._version, error=reason, stall_s=stall_s)
         if reason or published is None:
             return loaded
         scores = bool(published.logprobs)
@@ -252,13 +265,13 @@ class Server:
             self._abort(rid)
         await asyncio.gather(*(each.task for _, each in running))
 
-    async def _update(self, ask: say.Load, update: Update) -> str:
+    async def _update(self, message: Load, update: Update) -> str:
         """Load new weights; if that fails, load the previous ones again and return the reason."""
         error = await update()
         if not error:
-            self._version, self._good_path = ask.version, Path(ask.path)
+            self._version, self._good_path = message.version, Path(message.path)
             for running in self._running.values():
-                running.cuts.append((running.num_received, ask.version))
+                running.cuts.append((running.num_received, message.version))
             return ""
         repair = await self._loader.prepare(self._version, self._good_path)
         if worse := await repair():
@@ -277,27 +290,27 @@ def _mask() -> Any:
     return import_module("mage_services.engines.sglang.allowed_tokens")
 
 
-def _request(ask: say.Generate, is_streamed: bool) -> Any:
+def _request(message: Generate, is_streamed: bool) -> Any:
     """Make SGLang's request. Log-probs are of the outputs only, after temperature and mask."""
-    mask = _mask() if ask.allowed else None
+    mask = _mask() if message.allowed else None
     return _io_struct().GenerateReqInput(
-        rid=ask.rid,
-        input_ids=np.frombuffer(ask.tokens, np.int32).tolist(),
+        rid=message.rid,
+        input_ids=np.frombuffer(message.tokens, np.int32).tolist(),
         sampling_params={
-            "max_new_tokens": ask.max_tokens,
-            "temperature": ask.temperature,
-            "top_p": ask.top_p,
-            "top_k": ask.top_k or -1,
-            "stop_token_ids": list(ask.stop_tokens),
-            "ignore_eos": not ask.stop_tokens,  # then only `max_tokens` ends the completion
-            "sampling_seed": ask.seed % 2**63,  # SGLang's seed is a signed integer of 64 bits
-            "custom_params": {mask.PARAMETER: ask.allowed} if mask else None,
+            "max_new_tokens": message.max_tokens,
+            "temperature": message.temperature,
+            "top_p": message.top_p,
+            "top_k": message.top_k or -1,
+            "stop_token_ids": list(message.stop_tokens),
+            "ignore_eos": not message.stop_tokens,  # then only `max_tokens` ends the completion
+            "sampling_seed": message.seed % 2**63,  # SGLang's seed is a signed integer of 64 bits
+            "custom_params": {mask.PARAMETER: message.allowed} if mask else None,
         },
         custom_logit_processor=mask.AllowedTokens.to_str() if mask else None,
         return_logprob=True,
         logprob_start_len=-1,
         stream=is_streamed,
-        extra_key=ask.extra_key,
+        extra_key=message.extra_key,
     )
 
 
@@ -406,7 +419,7 @@ class Loader:
             UnreadableWeights: the weights cannot be read; nothing has changed.
         """
         if is_manifest(path):
-            return await self._ask(Manifest.read(path))
+            return await self._request_sending(Manifest.read(path))
         if path.suffix == ".safetensors" and path.is_relative_to(SHARED):
             self._forget_last()
             bucket = await asyncio.to_thread(_bucket, path)
@@ -477,7 +490,7 @@ class Loader:
         )
         return await _failure(self._manager.update_weights_from_tensor(request, None))
 
-    async def _ask(self, manifest: Manifest) -> Update:
+    async def _request_sending(self, manifest: Manifest) -> Update:
         """Ask the learner to send weights, and wait until it is ready; return the update that
         receives them.
 
@@ -593,7 +606,7 @@ _SHOWN = (
 """Arguments that the engine's description shows."""
 
 
-def _launch(start: say.Start) -> Any:
+def _launch(start: Start) -> Any:
     """Start an `Engine` of SGLang, and wait until it has loaded the model, which takes long."""
     from sglang.srt.entrypoints.engine import Engine
     from sglang.srt.server_args import ServerArgs
@@ -615,18 +628,18 @@ async def _main() -> None:
     """Start SGLang as the first message asks for, and serve."""
     end = inherited_socket()
     assert end is not None, "an actor starts this process"
-    channel: Channel[say.Message] = await Channel.over(end, say.Message)
+    channel: Channel[Message] = await Channel.over(end, Message)
     start = await channel.receive()
-    if not isinstance(start, say.Start):
+    if not isinstance(start, Start):
         return
     send, found = channel.send, installed()
     try:
         engine = _launch(start)
     except Exception as error:  # foreign code may raise anything; the actor must get the reason
-        send(say.Failed(reason=f"{type(error).__name__}: {error}"))
+        send(Failed(reason=f"{type(error).__name__}: {error}"))
         await channel.drain()
         raise
-    send(say.Serving(facts=_facts(engine, found)))
+    send(Serving(facts=_facts(engine, found)))
     server = Server(
         engine.tokenizer_manager,
         send,

@@ -29,8 +29,7 @@ from mage_async.inference.server_prefixes import Opened, Piece, ServerPrefixes, 
 from mage_async.inference.weight_fingerprint import AcceptedWeights
 from mage_async.policy_version import VersionRun
 from mage_services.engines.engine import settle
-from mage_services.engines.sglang import messages as say
-from mage_services.engines.sglang.messages import Generate, Generated
+from mage_services.engines.sglang.messages import Abort, Generate, Generated, Refused
 from mage_services.engines.sglang.watchdog import EngineWatchdog
 
 
@@ -158,7 +157,7 @@ class TurnQueue:
         """Handle `PromptCached`: the KV cache holds a request's prompt."""
         self._release_waiting(self._running.get(rid), is_warm=True)
 
-    def take_generated(self, message: say.Generated, *, may_abort: bool) -> None:
+    def take_generated(self, message: Generated, *, may_abort: bool) -> None:
         """Handle `Generated`: deliver the turn's completion, or send its next request.
 
         Args:
@@ -182,7 +181,7 @@ class TurnQueue:
         else:
             self.request(pending)
 
-    def take_refused(self, message: say.Refused) -> None:
+    def take_refused(self, message: Refused) -> None:
         """Handle `Refused`: fail the turn."""
         pending = self._end(message.rid)
         if pending is not None:
@@ -202,7 +201,7 @@ class TurnQueue:
             del self._running[rid]
             self._note_idle()
             self._watchdog.expect(rid, self._silence_s)
-            self._watchdog.send(say.Abort(rid=rid))
+            self._watchdog.send(Abort(rid=rid))
             self._release_waiting(pending, is_warm=False)
 
     def take_death(self, newest: int) -> None:
