@@ -129,7 +129,9 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Usage:
-    """Number, tokens and time of calls; those of answers that were not used are left out."""
+    """Number, tokens and time of calls. An empty answer, after which the call was repeated, counts
+    only for the time.
+    """
 
     calls: int = 0
     prompt_tokens: int = 0

@@ -116,12 +116,14 @@ class Engine(ABC):
         return self
 
     async def __aexit__(self, *failure: Any) -> None:
-        """End the tasks. Raise a failure of the block as it is, and that of a task as a group."""
+        """End the tasks. A failure of the block is raised as it is, that of a task in an exception
+        group.
+        """
         for task in self._tasks:
             task.cancel()
-        # Told of a failure of the block, the task group would wrap it in an exception group. It is
-        # told of a cancellation alone, to distinguish one from outside from its own, by which it
-        # ends the block after the failure of a task.
+        # The task group is not told of a failure of the block, which it would wrap in an exception
+        # group. It has to know of a cancellation, which may be its own: it cancels the block when a
+        # task fails.
         is_cancelled = isinstance(failure[1], asyncio.CancelledError)
         await self._group.__aexit__(*(failure if is_cancelled else (None,) * 3))
 

@@ -83,8 +83,8 @@ class EpisodeEndpoint:
     ) -> None:
         self.session = session
         self.conversations: dict[str, tuple[Message, ...]] = {}
-        """Conversations up to each response of OpenAI's protocol of that name, by the response's
-        id."""
+        """Conversation up to and including each answer to a request of `/responses`, by the id of
+        the answer, so that a later request can continue it."""
         self._run, self._engine, self._fail = run, engine, fail
         self._waiting: set[asyncio.Task[list[Choice]]] = set()
         """Calls that are being answered."""

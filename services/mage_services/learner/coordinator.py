@@ -69,12 +69,12 @@ from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
 SILENCE_S = 4.0
 """Seconds without a message after which an actor counts as away: its groups are granted again."""
 FIRST_HEARTBEAT_S = 60.0
-"""Seconds without a message after which an actor counts as away that has not sent its first
-heartbeat yet: it is still starting."""
+"""Seconds without a message after which an actor counts as away if it has not sent a heartbeat yet:
+it is still starting."""
 LOST_INTERVALS = 30
-"""An actor is forgotten after this many times the seconds after which it counts as away: after 2
-minutes, by when the supervisor has ended a local actor; or after 30 minutes if it never sent a
-heartbeat."""
+"""An actor is forgotten after a silence of this many times `SILENCE_S`: 2 minutes, by when the
+supervisor has ended a local actor. If it never sent a heartbeat, `FIRST_HEARTBEAT_S` counts, which
+makes 30 minutes."""
 MAX_FAULTS = 20
 """Sentences kept for the terminal and the run log."""
 STALL_S = 2.0

@@ -47,8 +47,8 @@ from mage_services.weights.weight_store import WeightStore
 #     publish   a copy of new weights      writes it, and announces the version to the peers
 #
 # Beside them, `TrainingLoop.train` waits for `arrived`, takes a batch of groups and trains on it.
-# This is its only wait for actors: after a step it copies the weights and goes on, and the task
-# `publish` writes and announces the copy.
+# Until the last step this is its only wait for actors: after a step it copies the weights and goes
+# on, and the task `publish` writes and announces the copy.
 #
 # A step is committed durably to the journal before any peer hears of its version. So a learner that
 # was killed can compute every announced version again.

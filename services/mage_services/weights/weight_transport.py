@@ -104,7 +104,7 @@ class Nccl(WeightTransport, tag="nccl"):
         """Refuse a configuration that needs old versions, or whose engines cannot be reached.
 
         Raises:
-            ConfigError: it does; the message has the key to change.
+            ConfigError: the message has the key to change.
         """
         if config.admission.lag:
             raise ConfigError(
