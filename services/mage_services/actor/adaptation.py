@@ -111,6 +111,7 @@ class Record:
         self.outcomes: dict[str, Outcome] = {}
         """Outcomes of finished trials, by name."""
         self.usage = Usage()
+        """Usage of all recorded answers."""
         self.served: str | None = None
         """Name of the model that has answered."""
         for line in read_lines(self._answers_file):

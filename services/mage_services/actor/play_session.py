@@ -37,7 +37,7 @@ class PlaySession:
     version: int
     """Version of the policy."""
     make: "Callable[[], Stage]"
-    """Makes the stage with an engine of its own."""
+    """Makes the object that begins trials, with an engine of its own."""
 
 
 def check_policy(run: RunDirectory) -> None:

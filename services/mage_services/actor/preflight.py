@@ -72,8 +72,8 @@ def run_preflight(config: Config, num_actors: int, say: Callable[[str], None]) -
     if directory is not None:  # files on this machine are checked without a process
         _check_files(config, directory, num_actors)
     say("policy: loading it once, to play its first turns")
-    seen = _preflight_in_child(config, num_actors, say)
-    contexts = seen.contexts
+    findings = _preflight_in_child(config, num_actors, say)
+    contexts = findings.contexts
     assert contexts is not None
     if contexts.longest > config.engine.max_tokens:
         say(
@@ -81,15 +81,15 @@ def run_preflight(config: Config, num_actors: int, say: Callable[[str], None]) -
             f"engine.max_tokens = {config.engine.max_tokens}: an episode that has used its share "
             "is cut there"
         )
-    if not seen.sentence:  # no turn was played, so nothing was measured
+    if not findings.sentence:  # no turn was played, so nothing was measured
         return config
-    turn_s = seen.turn_s
-    say(f"policy: {seen.sentence}")
+    turn_s = findings.turn_s
+    say(f"policy: {findings.sentence}")
     say(f"policy: a turn of {config.admission.trials_per_group} trials took {turn_s:.1f} s")
     config, notes = with_deadlines(config, turn_s=turn_s, num_turns=contexts.num_turns)
     for note in notes:
         say(f"policy: {note}")
-    return _with_forecast(config, seen.pace, num_actors, say)
+    return _with_forecast(config, findings.pace, num_actors, say)
 
 
 def _with_forecast(
@@ -170,21 +170,21 @@ def _preflight_in_child(
         try:
             order = PreflightOrder(config_file.as_tables(config), num_actors, time.monotonic())
             child.channel.send(order)
-            while (seen := child.channel.receive()) is not None and seen.doing:
-                say(f"policy: {seen.doing}")
+            while (report := child.channel.receive()) is not None and report.doing:
+                say(f"policy: {report.doing}")
             code = child.process.wait()
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
         finally:
             child.kill()
-        if seen is None or code:
+        if report is None or code:
             raise DeterministicFailure(
                 "the policy could not be loaded to play its first turns: "
                 f"{last_line(log) or f'exit code {code}'}"
             )
-    if seen.failed:
-        raise DeterministicFailure(seen.failed)
-    return seen
+    if report.failed:
+        raise DeterministicFailure(report.failed)
+    return report
 
 
 def _preflight(
@@ -282,15 +282,15 @@ def main() -> None:
         return
     try:
         config = config_file.from_tables(order.tables)
-        seen = _preflight(
+        findings = _preflight(
             config,
             order.num_actors,
             order.started_at,
             lambda done: parent.send(PreflightReport(doing=done)),
         )
     except MageError as error:
-        seen = PreflightReport(failed=str(error))
-    parent.send(seen)
+        findings = PreflightReport(failed=str(error))
+    parent.send(findings)
 
 
 if __name__ == "__main__":

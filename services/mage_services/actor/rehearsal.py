@@ -108,10 +108,9 @@ def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
 
 
 class _LegalActions:
-    """Refuses legal actions which a policy that is built here cannot write, and measures the
-    others.
+    """Refuses legal actions that a tiny policy cannot write, and measures the length of the others.
 
-    A pretrained policy's own tokenizer is read by the preflight, which plays turns.
+    Does nothing for a pretrained policy: the preflight plays turns with its tokenizer.
     """
 
     def __init__(self, config: Config, name: str, environment: Environment) -> None:
@@ -146,7 +145,7 @@ class _LegalActions:
 
 
 class _Progress:
-    """Makes the calls of a rehearsal; prints a line wherever nothing was printed for `QUIET_S`."""
+    """Makes the calls of a rehearsal; prints a line whenever none was printed for `QUIET_S`."""
 
     def __init__(self, workers: CallRunner, deadline_s: float, say: Callable[[str], None]) -> None:
         self._workers, self._deadline_s, self._say, self._num_calls = workers, deadline_s, say, 0

@@ -1,5 +1,5 @@
-"""Form a group of the learner and one engine, in which weights are sent by NCCL, or by Gloo without
-GPUs.
+"""Form a process group of the learner and one engine, in which torch.distributed sends weights by
+NCCL, or by Gloo without GPUs.
 
 If an engine shares its model over several GPUs, each GPU is a member of the group. That case has
 never run on a GPU.
