@@ -230,12 +230,20 @@ class InProcessRun:
             self._served = version
 
     def _trial_config(self, episodes: int, **training: Any) -> TrialConfig:
+        """Return what a trial needs to know; `training`: options that only training trials have."""
         return trial_config_of(self._config, self._environment, self._chat, episodes, **training)
 
     def _begin(
         self, task: Task, config: TrialConfig, name: str, index: int = 0, swap: Task | None = None
     ) -> TrialInProgress:
+        """Begin a trial of a group's task.
+
+        Args:
+            index: number of the trial in its group.
+            swap: task of the last episode; None: the same as before.
+        """
         return begin_trial(self._environment, task, index, config, self._chat, name=name, swap=swap)
 
     def _play(self, runs: Sequence[TrialInProgress]) -> list[Trial]:
+        """Play trials to their end, all at once, and return them in the same order."""
         return play_trials(runs, self._engine, self._past_policies)

@@ -129,7 +129,9 @@ class LedgerCounts:
     later.
     """
     duplicate: int
+    """Number of results that were `Duplicate`."""
     unknown: int
+    """Number of results that were `Unknown`."""
     granted_again: int
     """Number of grants after the first one, over all groups."""
     dropped_by_reason: Mapping[str, int]
@@ -147,6 +149,7 @@ class InFlightGroup:
     """
 
     grant: int
+    """Number of the group, in order of first grants; it stays when the group is granted again."""
     task: Task
     num_episodes: int
     version: int
@@ -156,7 +159,9 @@ class InFlightGroup:
     peer: str | None
     """The actor that plays the group; None if it is lapsed or complete."""
     deadline: float
+    """Time at which the group is taken from its actor, if it is incomplete then."""
     trials: list[Trial | None]
+    """The trials by their index; None where a trial has not arrived."""
     granted_at: float = 0.0
     """Time of the last grant."""
     num_incomplete_at_grant: int = 1

@@ -105,7 +105,7 @@ class Differential(AcrossEpisodes, tag="differential"):
 
 
 class DifferentialDense(AcrossEpisodes, tag="differential_dense"):
-    """Keep the objective of "differential", with rewards left at their turns, which has less
+    """Keep the objective of "differential", but pay rewards at the turns that earned them: less
     noise.
     """
 
@@ -131,8 +131,8 @@ class DifferentialDense(AcrossEpisodes, tag="differential_dense"):
 
 
 class CumulativePaper(AcrossEpisodes, tag="cumulative_paper"):
-    """Compute LaMer's returns as published: the discount of a later episode depends only on its
-    distance.
+    """Compute LaMer's returns as published: the discount of a later episode depends only on how
+    many episodes later it is.
     """
 
     # p[k,t] = r[k,t]; added (arXiv 2512.16848): G[k,t] = G'[k,t] + sum_{m>k} g^(m-k) G'[m,0], where
@@ -142,8 +142,8 @@ class CumulativePaper(AcrossEpisodes, tag="cumulative_paper"):
 
 
 class CumulativeCode(AcrossEpisodes, tag="cumulative_code"):
-    """Compute LaMer's returns as coded: later episodes are discounted by the rest of this one
-    too.
+    """Compute LaMer's returns as coded: later episodes are also discounted for each turn that is
+    left in this one.
     """
 
     # p[k,t] = r[k,t]; chained. With d = 1 the objective is sum_k g^k R[k].

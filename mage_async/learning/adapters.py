@@ -39,12 +39,17 @@ in `lora_A` is that of role 0."""
 
 
 class AdaptedLayer(Protocol):
-    """A linear layer to which peft has added adapters, by the adapter's name."""
+    """A linear layer to which peft has added adapters, by the adapter's name.
+
+    Shapes: weight `W` [O, I], down-projection `A` [R, I], up-projection `B` [O, R].
+    """
 
     weight: torch.Tensor
+    """`W`, which is frozen."""
     lora_A: Mapping[str, nn.Linear]
     lora_B: Mapping[str, nn.Linear]
     scaling: Mapping[str, float]
+    """alpha / rank: the layer computes `W + scaling B A`."""
     cast_input_dtype_enabled: bool
     disable_adapters: bool
 

@@ -46,11 +46,11 @@ class Advantage(Variant, tag_field="estimator"):
     """Returns to advantages: which turns a turn is compared with, and on which scale."""
 
     baseline: list[Key] = field(default_factory=lambda: ["group", "kind", "episode", "index"])
-    """Columns that the turns of one cell share, which are compared; with gigpo the cells of its
-    first term."""
+    """Turns that agree in all these columns form a cell, and are compared with each other; with
+    gigpo, these are the cells of its first term."""
     scale: list[Key] | Literal["none"] = field(default_factory=lambda: ["member"])
-    """Columns that turns share whose standard deviation an advantage is divided by; [] is the whole
-    batch."""
+    """Advantages are divided by the standard deviation of the turns that agree in all these
+    columns; [] takes that of the whole batch, and "none" divides by nothing."""
     value: Literal["return", "trial_score"] = "return"
     """What is compared: the return of each turn by `credit`; or one score a trial, the undiscounted
     sum of what its turns are paid, which is then the advantage of all its turns (GRPO, RLOO)."""
@@ -59,17 +59,17 @@ class Advantage(Variant, tag_field="estimator"):
     anchor_weight: NonNegative = 0.0
     """Weight of the comparison with turns taken in the same state."""
     anchor: Literal["global", "local", "coded"] = "global"
-    """Which turns were taken in the same state: "global" counts a state that recurs in another
-    episode (MAGE), "local" is its ablation, in the same episode only; "coded" is global, and all
-    reflections of a group are in one state, as in the codes of MAGE and LaMer."""
+    """Which turns count as taken in the same state: "global": in whichever episode the state recurs
+    (MAGE); "local": only in episodes of the same number (MAGE's ablation); "coded": as "global",
+    and all reflections of a group count as one state, as in the codes of MAGE and LaMer."""
     format_penalty: NonNegative = 1.0
     """Penalty of a turn without a valid action or remark, in every episode."""
     length_penalty: NonNegative = 0.0
     """Penalty of a completion as long as its limit; from half of the limit on, linearly."""
     penalise: Literal["advantage", "return", "score"] = "advantage"
-    """Where penalties are subtracted: from the advantage after all normalisation; from returns (and
-    scores) before it, with `value = "trial_score"` all those of a trial from its score; or from
-    gigpo's first term alone, as the reference does."""
+    """Where penalties are subtracted: "advantage": after all normalisation; "return": from returns
+    and scores, before it (with `value = "trial_score"`, those of all turns of a trial from its
+    score); "score": from gigpo's first term alone, as its reference code does."""
 
     has_score: ClassVar[bool] = False
     """Whether the estimator reads an episode's score in addition to the return."""

@@ -412,7 +412,8 @@ class Vcpo(Correction, tag="vcpo"):
     max_weight: Weight = 8.0
     """Largest importance weight of a sequence; larger ones are truncated."""
     full_share: Share = 1.0
-    """Effective share of a minibatch's sequences from which on the learning rate is not reduced."""
+    """Effective sample size of a minibatch, as a share of its sequences, from which on the learning
+    rate is not reduced."""
 
     def surrogate(self, tokens: Tokens) -> Surrogate:
         """Return the policy gradient loss under the truncated weights of sequences."""
@@ -463,7 +464,8 @@ class DecoupledAged(Truncated, tag="decoupled_aged"):
     """`decoupled`, whose bound shrinks with a token's staleness."""
 
     age_decay: Share = 0.8
-    """Factor of `max_weight - 1` per step of staleness."""
+    """The bound of a token's weight is `1 + (max_weight - 1) * age_decay ** staleness`, with its
+    staleness in steps."""
 
     def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
         """Truncate weights at `1 + (max_weight - 1) age_decay ** staleness`."""

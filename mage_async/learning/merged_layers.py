@@ -242,9 +242,13 @@ class Folding:
     """
 
     heads: int
+    """N"""
     kv_heads: int
+    """K"""
     head_dim: int
+    """H"""
     boundaries: Boundaries
+    """Where the sequences of the row lie."""
     angles: Tensor
     """complex64 [T, 1, H / 2]"""
     dtype: torch.dtype

@@ -65,6 +65,7 @@ class TrainingSequence:
     places: np.ndarray
     """int64 [n]: positions of the sampled tokens in `tokens`, ascending."""
     sampled: SampledTokens
+    """The actor's record of these n tokens."""
     turn_lengths: np.ndarray
     """int64 [turns]: sampled tokens of each turn; they sum to n."""
     advantages: Tensor
@@ -262,6 +263,7 @@ class HasTokens(Protocol):
 
 
 AnySequence = TypeVar("AnySequence", bound=HasTokens)
+"""What `split_minibatch` takes and returns."""
 
 
 def split_minibatch(

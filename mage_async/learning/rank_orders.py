@@ -39,7 +39,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
-    """Take part in forwards of rank 0, which need the weights of all ranks."""
+    """Take part in `num_forwards` forwards of rank 0, which need the weights of all ranks."""
 
     num_forwards: int
 
@@ -49,7 +49,7 @@ class Digest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Publish(msgspec.Struct, frozen=True, tag=True):
-    """Copy the rank's shard of the weights, and write it to a file while training goes on."""
+    """Copy the rank's shard of the weights, and write it into `file` while training goes on."""
 
     file: str
     start: int
@@ -57,7 +57,7 @@ class Publish(msgspec.Struct, frozen=True, tag=True):
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
-    """Copy the rank's part of a checkpoint, and write it while training goes on."""
+    """Copy the rank's part of a checkpoint, and write it into `folder` while training goes on."""
 
     folder: str
     start: int

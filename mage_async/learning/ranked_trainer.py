@@ -186,6 +186,9 @@ class RankedTrainer(Trainer):
 
 
 # Dealing a minibatch to ranks, and sending a share as bytes.
+#
+# A share is sent as a safetensors file in memory: for each field of a sequence one tensor with the
+# values of all sequences, and one with the number of values of each sequence.
 
 _SEQUENCE_FIELDS = ["tokens", "places", "turn_lengths"]
 _ALLOWED_FIELDS = [f"allowed/{field.name}" for field in fields(AllowedSets)]

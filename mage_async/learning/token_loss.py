@@ -44,6 +44,7 @@ class HeadInputs:
     targets: Tensor
     """int64 [N]: the sampled tokens."""
     inverse_temperature: float
+    """1 / sampling temperature: logits are multiplied by it."""
     restricted: RestrictedTargets | None = None
     """The targets that were drawn from sets of allowed tokens; None: there are none."""
 
@@ -79,7 +80,7 @@ class HeadInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLoss:
-    """A loss with its gradient, and its parts for metrics, without gradient."""
+    """A loss, [], with its gradient, and its parts for metrics."""
 
     loss: Tensor
     surrogate: Surrogate
@@ -171,9 +172,9 @@ def corrected_loss(learner: Learner) -> CorrectedLoss:
 
 
 class LossTerm(Protocol):
-    """A term of the loss that is computed from the states of the sampled tokens.
+    """A term that a method adds to the loss, computed from the hidden states and the LM head.
 
-    Shapes: `N` sampled tokens of a micro-batch, `C` numbers that the term counts.
+    Shapes: `N` sampled tokens of a micro-batch, `C` numbers that the term sums up for its metrics.
     """
 
     needs_reference: bool

@@ -79,17 +79,18 @@ class Trainer:
     micro-batches, whose gradients add up. Sequences are never cut; their order is drawn from
     (seed, version).
 
-    The proximal log-probs are those under the weights at the beginning of the step. For the first
-    minibatch the training forward gives them, because no update has happened yet. Every other
-    minibatch gets a forward without gradient before the first update; with `learner.proximal =
-    "interpolated"` it gets none (`interpolated`).
+    The proximal log-probs, from which a clip measures how far a token has moved, are those under
+    the weights at the beginning of the step. For the first minibatch the training forward gives
+    them, because no update has happened yet. Every other minibatch gets a forward without gradient
+    before the first update; with `learner.proximal = "interpolated"` it gets none (`interpolated`).
     """
 
     def __init__(self, model: PreTrainedModel, config: Config) -> None:
         self.model = model
         self.reference: PreTrainedModel | None = None
-        """The policy that training began with, for the KL term and for loss terms that need it. It
-        must be set before such a step; a model with adapters is its own reference without them.
+        """The policy that training began with. The KL term, and loss terms that need it, require it
+        before the first step. It stays None for a model with adapters: with adapters switched off,
+        the model itself is the reference.
         """
         self.frozen_policy: PreTrainedModel | None = None
         """A second frozen policy, for loss terms of methods; None: there is none."""
@@ -315,14 +316,16 @@ class Trainer:
         if not isinstance(correction, Vcpo):
             return batches
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        rows = []  # of each sequence: logarithm of its weight, squared norm of its score, advantage
+        # Of each sequence: logarithm of its weight, squared norm of its score (the gradient of its
+        # log-prob), advantage.
+        rows = []
         for sequence in sequences:
             batch = self._packed([sequence])
             logprobs, _ = head_inputs(self.model, batch.row, self._temperature).logprobs()
             scores = torch.autograd.grad(logprobs.sum(), weights, allow_unused=True)
             norm = torch.stack([each.double().norm() for each in scores if each is not None]).norm()
-            gap = (logprobs.detach() - batch.behaviour).double().sum()
-            rows.append(torch.stack([gap, norm**2, batch.advantages.double().mean()]))
+            log_weight = (logprobs.detach() - batch.behaviour).double().sum()
+            rows.append(torch.stack([log_weight, norm**2, batch.advantages.double().mean()]))
         baseline, factor = correction.variance_controls(*torch.stack(rows).T)
         set_rate(self.optimizer, learning_rate(self._learner, self.version) * float(factor))
         return [replace(each, advantages=each.advantages - baseline.float()) for each in batches]
@@ -418,7 +421,8 @@ def step_metrics(
     trained = [each for update in updates for each in update.micro_batches]
     batches = [each.batch for each in trained]
     num_tokens = sum(each.num_tokens for each in batches)
-    # Added within an update and then over updates, in float32: the order decides the bits.
+    # Summed within each update and then over updates, in float32: another order would change the
+    # last bits of the metrics.
     sums = np.sum(
         [np.sum([each.sums.cpu().numpy() for each in one.micro_batches], 0) for one in updates], 0
     )

@@ -97,6 +97,7 @@ Decision = tuple[str, str]
 Transition = tuple[str, str, str]
 """State, action, and the sign of the action's reward: "+", "-" or "0"."""
 Path = tuple[Transition, ...]
+"""What is kept of a finished episode."""
 
 MOST_TRANSITIONS = 32
 """Most transitions of a path; a longer one is cut."""
@@ -113,6 +114,7 @@ class Step(NamedTuple):
 
 
 Episode = tuple[Step, ...]
+"""All actions of one episode, in order."""
 
 
 def episodes_of(trial: Trial) -> list[Episode]:

@@ -2,7 +2,8 @@
 
 **Information bonus** (section 4 of the paper). An exploration policy is paid, in addition to the
 environment's reward, what a transition says about the task: log p(transition | task, context) -
-log p(transition | context). By Bayes that is the change of the log-probability of the true task,
+log p(transition | context). By Bayes that is the change of the log-probability of the true task.
+For turn t of episode k, where *member* is the hidden opponent or task variant, it is
 
     i[k,t] = log q(member | observations up to this turn) - log q(member | those before it)
 

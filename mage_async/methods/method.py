@@ -42,7 +42,7 @@ class Adviser(Protocol):
         """Return the adviser's action, which is recorded and not played; None: it knows none.
 
         Args:
-            play: the episode before the policy's action.
+            play: the episode, in its state before the policy's action.
             episode: number of the episode, from 0.
             done: the policy's earlier actions of the episode.
         """
@@ -228,7 +228,7 @@ class Method:
         """
         return None
 
-    # The warm start.
+    # The warm start, which clones scripted trials before training.
 
     def guide_demonstration(self, task: Task) -> Guidance | None:
         """Return text with which the next scripted trial of a warm start begins, and whose

@@ -24,8 +24,8 @@ class Settings(Section):
     separate_roles: bool = False
     """Planner and executor have a low-rank adapter each; needs `policy.lora`."""
     alternate: Natural = 0
-    """Steps for which the planner learns alone, then the executor as many, in turn; 0: both learn
-    in every step."""
+    """Number of steps for which the planner learns alone, and then the executor alone, in turn; 0:
+    both learn in every step."""
 
 
 SHARED = GRPO | {

@@ -24,11 +24,12 @@ class Settings(Section):
     """A horizon that grows with the policy version (ScalingInter-RL, arXiv 2509.08755)."""
 
     steps: Count = 20
-    """Steps that a stage lasts; the last stage stays."""
+    """Steps that a stage lasts; the last stage lasts to the end of the run."""
     turns: list[Count] = field(default_factory=list)
-    """Most actions of an episode, by stage; [] is what the environment allows."""
+    """Most actions of an episode, by stage; []: as many as the environment allows."""
     episodes: list[Count] = field(default_factory=list)
-    """Episodes of a trial, by stage, the last of them `trial.episodes`; [] is always that."""
+    """Episodes of a trial, by stage; the last stage must have `trial.episodes`. []: all stages have
+    `trial.episodes`."""
 
 
 class ScalingInter(Method):

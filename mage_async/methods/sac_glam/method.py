@@ -27,8 +27,9 @@ class Settings(Section):
     """Weight of a nat of the entropy over valid actions, in units of reward; where it is learned,
     the weight that training begins with."""
     target_entropy: Share = 0.0
-    """Entropy that a learned weight leads to, as a share of the log of the number of valid actions;
-    it learns at `critic_rate`. 0: the weight is fixed."""
+    """Entropy at which a learned `entropy_coefficient` aims, as a share of the largest possible
+    one, the log of the number of valid actions; its learning rate is `critic_rate`. 0: the
+    coefficient is fixed."""
     target_steps: Count = 1
     """Recorded steps whose rewards a target of the critic adds up before the value that follows."""
     batch: Count = 64

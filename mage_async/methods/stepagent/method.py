@@ -33,25 +33,27 @@ class Settings(Section):
 
     form: Literal["implicit", "irl"] = "implicit"
     """"implicit": at every turn the expert's action is preferred to the policy's, as in DPO; "irl":
-    a discriminator of the two pays every turn a reward."""
+    a discriminator, which tells the expert's actions from the policy's, rewards every turn."""
     source: str = "script"
-    """"script": the environment's best scripted player; or a file of recorded trials, as
-    `mage journal --export FILE.jsonl` writes them; or, implicit, the model directory of a policy
-    with the same tokenizer."""
+    """The expert: "script", the environment's best scripted player; or a file of recorded trials,
+    as `mage journal --export FILE.jsonl` writes them; or, with "implicit" only, the model directory
+    of a policy with the same tokenizer."""
     weight: NonNegative = 1.0
-    """Implicit: weight of the preference loss, relative to an advantage of 1; irl: reward per nat
-    of the discriminator's log-odds."""
+    """With "implicit": weight of the preference loss, relative to an advantage of 1. With "irl":
+    reward per nat of the discriminator's log-odds."""
     beta: Positive = 0.1
-    """Implicit: DPO's reward per nat between the policy and the one that training began with."""
+    """With "implicit": DPO's beta, the reward per nat by which the policy's log-prob of an action
+    differs from the reference policy's."""
     cycle: Natural = 0
-    """Implicit: steps of a cycle, at whose end the policy becomes the reference of the next one. 0:
-    the reference is always the policy that training began with."""
+    """With "implicit": after every so many steps the policy becomes the reference policy. 0: the
+    reference policy is always the one that training began with."""
     states: Literal["policy", "expert"] = "policy"
-    """Irl: the discriminator's steps of the expert are its actions in the states that the policy
-    reached, or those of trials that the expert plays itself, on the same tasks; for scripts."""
+    """With "irl": what the discriminator learns of the expert: "policy", its actions in the states
+    that the policy reached; "expert", for scripts only, the steps of trials that the expert plays
+    itself, on the same tasks."""
     smoothing: Positive = 1.0
-    """Irl: penalty of the discriminator's squared weights, against counts of steps; a small one
-    fits sharply."""
+    """With "irl": weight decay of the discriminator. Half of it times the squared weights is added
+    to the cross-entropy summed over steps; the smaller it is, the closer is the fit."""
 
 
 class StepAgent(Method):
