@@ -451,6 +451,7 @@ def _normed(hidden: Tensor, weight: Tensor | None, epsilon: float) -> tuple[Tens
 
 def _norm_backward(gradient: Tensor, hidden: Tensor, weight: Tensor, inverse: Tensor) -> Tensor:
     """Return the gradient of an RMS norm's input; overwrites `gradient`."""
+    # With n = x / rms and y = w n, for g = w dy: dx = (g - n mean(g n)) / rms.
     direction = hidden * inverse
     gradient.mul_(weight)
     along = (gradient * direction).mean(-1, keepdim=True)

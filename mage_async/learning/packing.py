@@ -364,12 +364,12 @@ class TokenRow:
         predicted: Sequence[np.ndarray] = (),
         shares_opening: bool = False,
     ) -> Self:
-        """Lay sequences in their order.
+        """Lay sequences one after the other, in the given order.
 
         Args:
             sequences: tokens of each, integers [length]; tokens of the second role as `~token`.
-            predicted: positions of the targets in each sequence, int64 [n], at least 1; without it
-                there are no targets.
+            predicted: positions of the targets in each sequence, int64 [n], all at least 1, because
+                the token before predicts a target; without it there are no targets.
             shares_opening: lay the tokens that all sequences begin with once.
         """
         opening = 0
@@ -446,18 +446,19 @@ class RestrictedTargets:
     @classmethod
     def of(cls, sequences: Sequence[TrainingSequence], device: torch.device) -> Self | None:
         """Gather the sets of all sampled tokens; `None` if no token was restricted."""
-        found = [each.allowed for each in sequences]
-        if all(each is None for each in found):
+        sets_of = [each.allowed for each in sequences]
+        if all(each is None for each in sets_of):
             return None
-        columns = np.unique(np.concatenate([each.tokens for each in found if each is not None]))
+        columns = np.unique(np.concatenate([each.tokens for each in sets_of if each is not None]))
         masks, targets, is_free = [], [], []
-        for sequence, allowed in zip(sequences, found, strict=True):
+        for sequence, allowed in zip(sequences, sets_of, strict=True):
             if allowed is None:
                 is_free.append(np.ones(len(sequence.places), bool))
                 continue
-            # Other tokens (`FREE`) were sampled from the whole vocabulary.
+            # Below 0 (`FREE`) the token was sampled from the whole vocabulary.
             is_restricted = allowed.index >= 0
             is_free.append(~is_restricted)
+            # `sets`: each distinct set of the sequence as a mask over `columns`.
             rows = np.repeat(np.arange(len(allowed.offsets) - 1), np.diff(allowed.offsets))
             sets = np.zeros((len(allowed.offsets) - 1, len(columns)), bool)
             sets[rows, np.searchsorted(columns, allowed.tokens)] = True

@@ -324,19 +324,19 @@ def read_report(report: torch.Tensor, batches: Sequence[MicroBatch]) -> list[Tra
             [COLUMNS * num_tokens, len(SUMS), len(report) - report_size([each])]
         )
         proximal, entropy_mask, losses, weights, is_clipped, is_masked = per_token.split(num_tokens)
-        made = Surrogate(losses, weights, is_clipped.bool(), is_masked.bool())
+        surrogate = Surrogate(losses, weights, is_clipped.bool(), is_masked.bool())
         batch = replace(each, proximal=proximal, entropy_mask=entropy_mask)
-        trained.append(TrainedMicroBatch(batch, sums, made))
+        trained.append(TrainedMicroBatch(batch, sums, surrogate))
     return trained
 
 
 def _results(each: TrainedMicroBatch) -> tuple[torch.Tensor, ...]:
     """Return the `COLUMNS` results of a micro-batch's tokens, [N] each."""
-    batch, made = each.batch, each.surrogate
+    batch, surrogate = each.batch, each.surrogate
     assert batch.proximal is not None, "it was trained on"
     assert batch.entropy_mask is not None, "known together with `proximal`"
-    per_token = batch.proximal, batch.entropy_mask, made.losses, made.weights
-    return *per_token, made.is_clipped, made.is_masked
+    per_token = batch.proximal, batch.entropy_mask, surrogate.losses, surrogate.weights
+    return *per_token, surrogate.is_clipped, surrogate.is_masked
 
 
 # M2PO's choice of the tokens to keep, among those of a minibatch that lie on several ranks.
@@ -379,6 +379,8 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     for layer in layers_of(model):
         _sum_gradients(fully_shard(layer, mesh=mesh, mp_policy=sums))
     _sum_gradients(fully_shard(model, mesh=mesh, mp_policy=sums, reshard_after_forward=False))
+    # FSDP gathers the model's weights only in its `forward`, which no step calls, and in methods
+    # that are registered.
     setattr(model, SHARDED, MethodType(body, model))
     register_fsdp_forward_method(model, SHARDED)
 

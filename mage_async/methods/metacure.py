@@ -160,6 +160,7 @@ def information_gain(trial: Trial, environment: Environment) -> list[float]:
         if turn.episode == len(plays):
             plays.append(environment.begin(trial.task, turn.episode))
             settled(plays[-1])
+            # With the observation that begins the episode, which earns no bonus.
             before = math.log(belief(plays)[trial.task.member])
         plays[-1].act(turn.action)
         settled(plays[-1])
@@ -196,8 +197,9 @@ def learned_gains(trials: Sequence[Trial]) -> list[list[float]]:
                 gains.append(0.0)
                 continue
             place, outcome = each
-            base = counts[None, place, outcome] / counts[None, place, None]
+            base = counts[None, place, outcome] / counts[None, place, None]  # p(o | s, a)
             for member in members:
+                # n[member, s, a, o] and n[member, s, a], without the turns of this trial.
                 is_own = member == trial.task.member
                 hits = counts[member, place, outcome] - is_own * own[place, outcome]
                 tries = counts[member, place, None] - is_own * own[place, None]

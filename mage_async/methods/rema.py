@@ -4,8 +4,9 @@ Before each action the planner writes a remark, which says what to do, and the e
 (`trial.strategy = "turn"`). The advantage of both roles is GRPO's, of the score of the whole trial.
 The loss of a role is a mean over its turns and then over trials, with one clipped importance ratio
 for each turn (`gspo`, clip 0.2, dual clip 3); averaged over a turn, its gradient is that of the
-authors' loss. The roles share all weights, and are told apart by their requests, or have a low-rank
-adapter each. They learn together, or take turns of some steps, as with the authors' `switch_agent`.
+authors' loss. The two roles share all weights, and only their prompts tell them apart, or each has
+a low-rank adapter. They learn together, or in turn for some steps each, as with the authors'
+`switch_agent`.
 """
 
 from collections.abc import Collection

@@ -82,9 +82,9 @@ class Sge(Method):
             return None
         decisions = [("paid", known.paid), *([("failed", known.failed)] if known.failed else [])]
         # A tiny model, whose prompts have no rules in words, gets the bare strategies.
-        words = _WORDS if self.config.transcript.rules else dict.fromkeys(_WORDS, "{} ")
+        templates = _TEMPLATES if self.config.transcript.rules else dict.fromkeys(_TEMPLATES, "{} ")
         max_bytes = self.settings.max_bytes // len(decisions)
-        text = "".join(_cut(words[how], strategy, max_bytes) for how, strategy in decisions)
+        text = "".join(_cut(templates[how], strategy, max_bytes) for how, strategy in decisions)
         # The strategies are not drawn at random, so the log-prob of the decisions is 0.
         return Guidance(self._version, guided, tuple(decisions), text, logprob=0.0)
 
@@ -111,7 +111,7 @@ class Sge(Method):
         self._known = dict(list(self._known.items())[-MOST_TASKS:])
 
 
-_WORDS = {
+_TEMPLATES = {
     "paid": "In an earlier trial of this task this strategy worked best: {}\n",
     "failed": "This one worked worst: {}\nReflect on why before you write your own.\n",
 }
@@ -129,7 +129,7 @@ def strategies_of(trial: Trial) -> list[tuple[float, str]]:
     ]
 
 
-def _cut(words: str, strategy: str, max_bytes: int) -> str:
-    """Put a strategy into the template `words`, cut so that the text has at most `max_bytes`."""
-    left = max(0, max_bytes - len(words.format("").encode()))
-    return words.format(strategy.encode(errors="replace")[:left].decode(errors="ignore"))
+def _cut(template: str, strategy: str, max_bytes: int) -> str:
+    """Put a strategy into a template, cut so that the text has at most `max_bytes`."""
+    left = max(0, max_bytes - len(template.format("").encode()))
+    return template.format(strategy.encode(errors="replace")[:left].decode(errors="ignore"))

@@ -340,14 +340,16 @@ class SacTrainer(Trainer):
         settings = msgspec.convert(config.methods["sac_glam"], Settings)
         new = experiences(groups, config, self._environment, self._chat, settings.hindsight)
         self._buffer.add(new, settings.capacity)
+        # This forward of the new batch is for metrics alone: its staleness, and the difference
+        # between the engine's and the learner's log-probs.
         sequences = training_sequences(groups, config, self.model.device)
         batch = [self.with_proximal(each) for each in self.micro_batches(sequences)]
         set_rate(self.optimizer, learning_rate(self._learner, self.version))
         seed = f"{self.config.seed}/replay/{self.version}"
         sources = [random.Random(f"{seed}/{n}") for n in range(self._learner.minibatches)]
         draws = [self._buffer.draw(settings.batch, source) for source in sources]
-        made = [self._improve(draw, settings) for draw in draws]
-        norms = torch.stack([norm for _, norm in made])
+        updates = [self._improve(draw, settings) for draw in draws]
+        norms = torch.stack([norm for _, norm in updates])
         # There is no correction: its sums are 0.
         sums = torch.zeros(len(SUMS), device=self.model.device)
         trained = [TrainedMicroBatch(each, sums, _uncorrected(each)) for each in batch]
@@ -355,8 +357,9 @@ class SacTrainer(Trainer):
         metrics = self.end_step([Update(trained, norms.mean())])
         del metrics["zero_advantage_share"]  # advantages are not what is trained on
         metrics |= {"mean_weight": 1.0, "replay_trials": float(len(self._buffer))}
+        # `end_step` saw the mean norm as that of one update; this counts all updates.
         metrics["skipped_updates"] = float((~norms.isfinite()).sum())
-        return metrics | _means([found for found, _ in made]) | ages
+        return metrics | _means([each for each, _ in updates]) | ages
 
     def state(self) -> dict[str, Any]:
         """Return the trainer's state with the Q heads and the buffer."""
