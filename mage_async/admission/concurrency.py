@@ -1,9 +1,9 @@
 """Choose how many groups to play at once, so that few tokens become too old.
 
 The more groups are played concurrently, the longer each takes, and the staler its first tokens are
-when it is trained; in meta-RL those are the exploration. `Concurrency` measures how long groups and
-steps take, and admits the largest number of groups for which the predicted share of tokens older
-than `max_staleness` stays within a target.
+when it is trained; in meta-RL those belong to the episode that explores. `Concurrency` measures how
+long groups and steps take, and admits the largest number of groups for which the predicted share of
+tokens older than `max_staleness` stays within a target.
 
 Under a policy that bounds the staleness of every group, no token becomes too old. There the trainer
 waits for the groups that would, and a smaller predicted share means less waiting. (In a simulation

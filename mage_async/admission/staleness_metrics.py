@@ -2,7 +2,7 @@
 
 `staleness_metrics` describes the tokens of one step. Every metric is weighted by tokens, because
 long trials are both staler and larger, and a mean over groups hides most of the effect. Metrics are
-also given by episode, because the first episode is the oldest and, in meta-RL, the exploration.
+also given by episode, because the first episode is the oldest and, in meta-RL, explores.
 
 `TrialDurations` measures whether an admission policy trains long trials less often than short ones.
 """

@@ -265,7 +265,7 @@ class Method:
 
     def roles(self) -> tuple[str, str] | None:
         """Return the names of two low-rank adapters, of which `takes_second_role` chooses one for
-        each turn; None: there is one adapter.
+        each turn; None: the policy has one role.
         """
         return None
 
