@@ -278,6 +278,21 @@ def test_a_child_without_a_processor_is_not_silent(
     run(main)
 
 
+def test_no_note_is_given_on_a_child_that_waits_for_a_processor(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised_process, "NOTICE_S", 0.5)
+
+    async def main(site: Site) -> None:
+        child = await site.start("time.sleep(2)\nawait asyncio.Event().wait()")
+        clock = asyncio.get_running_loop().time
+        monkeypatch.setattr(SupervisedProcess, "starved_s", lambda child: 0.99 * clock())
+        events = child.events(HEALTHY_S)
+        assert [(await anext(events))["event"] for _ in range(2)] == ["ready", "beat"]
+
+    run(main)
+
+
 def test_how_long_a_child_waited_for_a_processor_is_read_from_the_system(run: Run) -> None:
     async def main(site: Site) -> None:
         body = (

@@ -142,7 +142,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
 
         A process that sends nothing for `silence_s` is killed; after `NOTICE_S` of silence a note
         is yielded, and after twice as long another one, if the process is in foreign code, such as
-        a user's environment. Cancellation leaves the process running: end it by `terminate` or
+        a user's environment. Time in which the process waited for a core is not silence. Cancellation leaves the process running: end it by `terminate` or
         `kill`.
         """
         loop = asyncio.get_running_loop()
@@ -159,7 +159,6 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             except TimeoutError:
                 if loop.time() - began > timeout_s + STALL_S:
                     continue  # the supervisor was stopped, and has not read what came meanwhile
-                # Time in which the process was ready to run and had no core is not silence.
                 silent_s += max(0.0, timeout_s - (self.starved_s() - starved_s))
                 if silent_s >= allowed:
                     self.was_silent = True
@@ -168,8 +167,11 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
                     self.kill()
                     return
                 # No note before the first event, because imports may take long, and none after a
-                # shorter wait than `NOTICE_S`, because the process is about to be killed.
-                if timeout_s == NOTICE_S and allowed == silence_s and num_notes < 2:
+                # shorter wait than `NOTICE_S`, because the process is about to be killed. None
+                # either on a process that had no core for most of this time: it is only slow, and
+                # a note would frighten a user whose machine is busy.
+                is_noted = timeout_s == NOTICE_S and silent_s >= NOTICE_S / 2
+                if is_noted and allowed == silence_s and num_notes < 2:
                     text = self._silence_note(silence_s) if num_notes == 0 else self._place_note()
                     num_notes += 1
                     if text:
