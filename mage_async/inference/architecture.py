@@ -3,13 +3,17 @@
 transformers, whose import takes seconds per process, is not needed. A setting that the embedded
 engine does not implement is refused, because a model with a wrong rotation or without its sliding
 window would be wrong silently.
+
+The families are Llama's relatives. They differ in where a layer normalises (before attention and
+MLP, behind them, or both), in the activation of the MLP, and in what a token of a layer sees.
 """
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -18,8 +22,27 @@ from mage_async.errors import PolicyError
 ROPE_TYPES = ("default", "linear", "llama3")
 """Values of `rope_type`; `linear` interpolates all positions, `llama3` only dimensions that turn
 slowly."""
-SUPPORTED = ("llama", "qwen2", "qwen3")
+SUPPORTED = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
 """Values of `model_type` that the embedded engine serves."""
+Activation = Literal["silu", "gelu_pytorch_tanh"]
+"""Activation of an MLP's gate, by transformers' name."""
+NORMS_BEFORE = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+"""Norms of most families: for each of `Layer`, its name in a file of weights."""
+NORMS = {
+    "gemma3_text": {
+        "input_norm": "input_layernorm",
+        "attention_out_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    },
+    "olmo2": {
+        "attention_out_norm": "post_attention_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    },
+}
+"""Norms of the other families."""
+ROPE_BASES = {"smollm3": 2_000_000.0}
+"""Base of the rotation of families whose default is not 10,000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +63,18 @@ class Rotation:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Describe what the attention of a layer sees."""
+
+    rotation: Rotation | None
+    """Rotary embedding of positions; None: queries and keys do not know their positions."""
+    window: int = 0
+    """Number of tokens that a token sees, itself and those before it; 0: all."""
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
-    """Hold shapes and options of a decoder of the Llama family."""
+    """Hold shapes and options of a decoder of the Llama family and its relatives."""
 
     model_type: str
     vocabulary: int
@@ -53,14 +86,24 @@ class Architecture:
     mlp_size: int
     norm_epsilon: float
     max_positions: int
-    rotation: Rotation
+    layer_kinds: tuple[LayerKind, ...]
+    """Of each layer."""
+    activation: Activation
+    norms: Mapping[str, str]
+    """Names of a layer's norms in a file of weights, by their names in `Layer`."""
+    norm_offset: float
+    """Number that is added to the weights of norms."""
+    query_scale: float
+    """Factor of the products of queries and keys."""
+    embedding_scale: float
+    """Factor of embeddings."""
     is_tied: bool | None
     """Whether the LM head is the embedding; None if the file does not say."""
     has_qkv_bias: bool
     has_output_bias: bool
     has_mlp_bias: bool
-    has_head_norms: bool
-    """Whether queries and keys are normalised per head."""
+    query_key_norms: Literal["none", "head", "all"]
+    """What queries and keys are normalised over: each head, or all heads of a token together."""
 
 
 def read_architecture(directory: Path) -> Architecture:
@@ -100,6 +143,9 @@ def _architecture(file: Path, config: dict[str, Any]) -> Architecture:
     """Return the architecture that a `config.json` describes."""
     kind, heads = config["model_type"], config["num_attention_heads"]
     has_bias = bool(config.get("attention_bias", False))
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    is_gemma = kind in ("gemma", "gemma3_text")
+    query_size = config.get("query_pre_attn_scalar", 256) if kind == "gemma3_text" else head_dim
     return Architecture(
         model_type=kind,
         vocabulary=config["vocab_size"],
@@ -107,19 +153,40 @@ def _architecture(file: Path, config: dict[str, Any]) -> Architecture:
         layers=config["num_hidden_layers"],
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        head_dim=head_dim,
         mlp_size=config["intermediate_size"],
-        norm_epsilon=config.get("rms_norm_eps", 1e-6),
+        norm_epsilon=config.get("rms_norm_eps", 1e-5 if kind == "olmo2" else 1e-6),
         max_positions=config["max_position_embeddings"],
-        rotation=read_rotation(file, config),
+        layer_kinds=layer_kinds(file, config),
+        activation=_activation(config),
+        norms=NORMS.get(kind, NORMS_BEFORE),
+        # A norm of Gemma multiplies by 1 + weight.
+        norm_offset=1.0 if is_gemma else 0.0,
+        query_scale=query_size**-0.5,
+        embedding_scale=config["hidden_size"] ** 0.5 if is_gemma else 1.0,
         is_tied=config.get("tie_word_embeddings"),
         # transformers fixes the biases of qwen2 in its code: on queries, keys and values, and
         # nowhere else.
         has_qkv_bias=has_bias or kind == "qwen2",
         has_output_bias=has_bias and kind != "qwen2",
-        has_mlp_bias=bool(config.get("mlp_bias", False)) and kind == "llama",
-        has_head_norms=kind == "qwen3",
+        has_mlp_bias=bool(config.get("mlp_bias", False)) and kind in ("llama", "smollm3"),
+        query_key_norms=_query_key_norms(kind),
     )
+
+
+def _query_key_norms(kind: str) -> Literal["none", "head", "all"]:
+    """Return what a family normalises queries and keys over."""
+    if kind in ("qwen3", "gemma3_text"):
+        return "head"
+    return "all" if kind == "olmo2" else "none"
+
+
+def _activation(config: dict[str, Any]) -> Activation:
+    """Return the activation of the MLP, by transformers' name; gemma3 has its own key for it."""
+    is_gemma = config["model_type"] in ("gemma", "gemma3_text")
+    key = "hidden_activation" if config["model_type"] == "gemma3_text" else "hidden_act"
+    activation: Activation = config.get(key, "gelu_pytorch_tanh" if is_gemma else "silu")
+    return activation
 
 
 def _refuse_unknown(file: Path, config: dict[str, Any]) -> None:
@@ -130,20 +197,84 @@ def _refuse_unknown(file: Path, config: dict[str, Any]) -> None:
             f"{file}: model_type {kind!r} is not served by the embedded engine, which knows "
             f'{", ".join(SUPPORTED)}; set engine.kind = "sglang"'
         )
-    slides = config.get("use_sliding_window", False)
-    if slides or "sliding_attention" in (config.get("layer_types") or ()):
+    if _activation(config) not in get_args(Activation):
         raise PolicyError(
-            f'{file}: the embedded engine has no sliding window; set engine.kind = "sglang"'
+            f"{file}: activation {_activation(config)!r} is not served by the embedded engine, "
+            f'which knows {", ".join(get_args(Activation))}; set engine.kind = "sglang"'
         )
-    if config.get("hidden_act", "silu") != "silu":
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    if unknown := [key for key in (*caps, "use_bidirectional_attention") if config.get(key)]:
         raise PolicyError(
-            f"{file}: hidden_act {config['hidden_act']!r} is not served by the embedded engine, "
-            f'which knows silu; set engine.kind = "sglang"'
+            f"{file}: the embedded engine does not know {unknown[0]} = {config[unknown[0]]}; set "
+            'engine.kind = "sglang"'
         )
     if config.get("quantization_config") is not None:
         raise PolicyError(
             f"{file}: the embedded engine serves no quantised weights; give it the original model"
         )
+
+
+def layer_kinds(file: Path, config: dict[str, Any]) -> tuple[LayerKind, ...]:
+    """Return what the attention of each layer sees.
+
+    Raises:
+        PolicyError: a layer has a rotation or a kind of attention that the engine does not know.
+    """
+    count, kind = config["num_hidden_layers"], config["model_type"]
+    windows = _windows(file, config, count)
+    if kind == "gemma3_text":
+        return tuple(LayerKind(_gemma3_rotation(file, config, one), one) for one in windows)
+    rotation = read_rotation(file, config)
+    interval = config.get("no_rope_layer_interval", 4) if kind == "smollm3" else count + 1
+    turned = config.get("no_rope_layers") if kind == "smollm3" else None
+    # smollm3 writes 1 for a layer that does rotate.
+    is_turned = turned or [(number + 1) % interval != 0 for number in range(count)]
+    return tuple(
+        LayerKind(rotation if turns else None, window)
+        for turns, window in zip(is_turned, windows, strict=False)
+    )
+
+
+def _windows(file: Path, config: dict[str, Any], count: int) -> list[int]:
+    """Return the sliding window of each layer in tokens; 0: it has none."""
+    kind, window = config["model_type"], config.get("sliding_window") or 0
+    if kind in ("qwen2", "qwen3", "smollm3") and not config.get("use_sliding_window", False):
+        window = 0
+    if kind == "mistral":  # which has no `layer_types`
+        return [window] * count
+    written = config.get("layer_types")
+    if strange := set(written or ()) - {"full_attention", "sliding_attention"}:
+        raise PolicyError(
+            f"{file}: layers of type {min(strange)!r} are not served by the embedded engine; set "
+            'engine.kind = "sglang"'
+        )
+    if written is None and kind == "gemma3_text":
+        pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
+        window = window or 4096
+        return [window if (number + 1) % pattern else 0 for number in range(count)]
+    if written is None and kind in ("qwen2", "qwen3"):
+        first = config.get("max_window_layers", 28)
+        return [window if number >= first else 0 for number in range(count)]
+    if written is None and window:
+        raise PolicyError(f"{file}: a sliding window needs layer_types, which says its layers")
+    slides = [name == "sliding_attention" for name in written or ["full_attention"] * count]
+    if any(slides) and not window:
+        raise PolicyError(f"{file}: layers with sliding attention need sliding_window in tokens")
+    return [window if each else 0 for each in slides]
+
+
+def _gemma3_rotation(file: Path, config: dict[str, Any], window: int) -> Rotation:
+    """Return the rotation of a layer of gemma3, whose layers with and without a window differ."""
+    name = "sliding_attention" if window else "full_attention"
+    base = (
+        config.get("rope_local_base_freq", 10_000.0)
+        if window
+        else config.get("rope_theta", 1_000_000.0)
+    )
+    tables = config.get("rope_parameters") or {}
+    scaling = {} if window else config.get("rope_scaling") or {}
+    table = {"rope_theta": base, **scaling, **(tables.get(name) or {})}
+    return read_rotation(file, {"model_type": "gemma3_text", "rope_parameters": table})
 
 
 def read_rotation(file: Path, config: dict[str, Any]) -> Rotation:
@@ -158,9 +289,10 @@ def read_rotation(file: Path, config: dict[str, Any]) -> Rotation:
             f"{file}: rotary positions {scaling} are not served by the embedded engine, which "
             f'turns whole heads, by {", ".join(ROPE_TYPES)}; set engine.kind = "sglang"'
         )
+    base = config.get("rope_theta", ROPE_BASES.get(config["model_type"], 10_000.0))
     return Rotation(
         kind,
-        base=scaling.get("rope_theta", config.get("rope_theta", 10_000.0)),
+        base=scaling.get("rope_theta", base),
         factor=scaling.get("factor", 1.0),
         low_frequency_factor=scaling.get("low_freq_factor", 1.0),
         high_frequency_factor=scaling.get("high_freq_factor", 4.0),

@@ -21,10 +21,13 @@ threads.
 Shapes: `R` rows, `D` terms, `O` outputs; `B`, `N`, `K`, `n`, `L`, `H` as in `model`.
 """
 
+import math
 from typing import Literal
 
 import torch
 from torch.nn import functional
+
+from mage_async.inference.architecture import Activation
 
 Kind = Literal["float32", "bfloat16", "exact"]
 """Value of `engine.arithmetic`."""
@@ -59,9 +62,15 @@ class Arithmetic:
         """Apply RMS norm, and multiply by a weight [D]: [..., D]."""
         return functional.rms_norm(rows, rows.shape[-1:], weight, epsilon)
 
-    def silu(self, values: torch.Tensor) -> torch.Tensor:
-        """Compute x / (1 + exp(-x)); the result may share the memory of `values`."""
-        return functional.silu(values)
+    def activated(self, values: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Apply an activation; the result may share the memory of `values`."""
+        if activation == "silu":
+            return functional.silu(values)
+        return functional.gelu(values, approximate="tanh")
+
+    def scale(self, value: float) -> float:
+        """Round the factor of embeddings as the learner does."""
+        return value
 
     def rotate(self, heads: torch.Tensor, rotations: torch.Tensor) -> None:
         """Rotate pairs of [T, N, H] in place by unit complex numbers [T, 1, H / 2]."""
@@ -74,6 +83,7 @@ class Arithmetic:
         values: torch.Tensor,
         mask: torch.Tensor,
         max_context: int,
+        scale: float,
     ) -> torch.Tensor:
         """Attend under a mask of 0 and -inf: [B, N, n, H].
 
@@ -83,10 +93,11 @@ class Arithmetic:
             values: [B, K, L, H]
             mask: [B, 1, n, L]
             max_context: Upper bound of `L` over all calls.
+            scale: Factor of the products of queries and keys.
         """
         is_grouped = queries.shape[1] != keys.shape[1]
         return functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, enable_gqa=is_grouped
+            queries, keys, values, attn_mask=mask, enable_gqa=is_grouped, scale=scale
         )
 
     def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
@@ -110,9 +121,13 @@ class BFloat16(Arithmetic):
         out = functional.linear(rows.to(matrix.dtype), matrix).float()
         return out if bias is None else out.add_(bias)
 
-    def silu(self, values: torch.Tensor) -> torch.Tensor:
-        """Compute x / (1 + exp(-x)) in bfloat16: the product with `up` is an operand too."""
-        return functional.silu(values.bfloat16())
+    def activated(self, values: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Apply an activation in bfloat16: the product with `up` is an operand too."""
+        return super().activated(values.bfloat16(), activation)
+
+    def scale(self, value: float) -> float:
+        """Round to bfloat16, as transformers' embedding of Gemma does."""
+        return float(torch.tensor(value, dtype=torch.bfloat16))
 
 
 class Exact(Arithmetic):
@@ -143,10 +158,13 @@ class Exact(Arithmetic):
         normed = rounded.div_((squares / num_terms + epsilon).sqrt_()).float()
         return normed if weight is None else normed.mul_(weight)
 
-    def silu(self, values: torch.Tensor) -> torch.Tensor:
-        """Compute x / (1 + exp(-x))."""
-        wide = values.double()
-        return (wide / (1.0 + (-wide).exp_())).float()
+    def activated(self, values: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Apply an activation of the form x / (1 + exp(-s x))."""
+        wide = slope = values.double()
+        if activation != "silu":
+            # x / 2 * (1 + tanh(y)) = x / (1 + exp(-2 y)); exp has the same bits at any place.
+            slope = (wide + 0.044715 * wide * wide * wide) * (2 * (2 / math.pi) ** 0.5)
+        return (wide / (1.0 + (-slope).exp_())).float()
 
     def rotate(self, heads: torch.Tensor, rotations: torch.Tensor) -> None:
         """Rotate pairs of [T, N, H] in place, by separate operations, so that none is fused."""
@@ -163,6 +181,7 @@ class Exact(Arithmetic):
         values: torch.Tensor,
         mask: torch.Tensor,
         max_context: int,
+        scale: float,
     ) -> torch.Tensor:
         """Attend: [B, N, n, H].
 
@@ -173,7 +192,7 @@ class Exact(Arithmetic):
         head_dim, kv_heads = queries.shape[3], keys.shape[1]
         grouped = _rounded(queries, head_dim).unflatten(1, (kv_heads, -1)).flatten(2, 3)
         products = grouped @ _rounded(keys, head_dim).transpose(2, 3)  # [B, K, N / K * n, L]
-        scores = (products * head_dim**-0.5).unflatten(2, (-1, queries.shape[2])) + mask[:, None]
+        scores = (products * scale).unflatten(2, (-1, queries.shape[2])) + mask[:, None]
         shares = (scores - scores.amax(-1, keepdim=True)).exp_().flatten(2, 3)
         shares = _rounded(shares, max_context)
         rounded = _rounded(values, max_context)

@@ -1,5 +1,5 @@
-"""Compute the forward pass ("forward") of a Llama-family decoder: new tokens of several sequences
-in, next-token logits out.
+"""Compute the forward pass ("forward") of a decoder of Llama's family or a relative: new tokens of
+several sequences in, next-token logits out.
 
 A `Plan` collects what the next forward computes; its `Rows` are the new tokens of each sequence,
 packed end to end without padding. All matrix products see packed tokens; only attention needs
@@ -20,7 +20,7 @@ tokens in the longest sequence.
 
 import math
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -30,7 +30,13 @@ import torch
 
 from mage_async.completion import without_roles
 from mage_async.errors import PolicyError
-from mage_async.inference.architecture import Architecture, read_architecture, rotations
+from mage_async.inference.architecture import (
+    Architecture,
+    LayerKind,
+    Rotation,
+    read_architecture,
+    rotations,
+)
 from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic, Kind
 from mage_async.inference.weights import Adapter, Layer, Weights, read_weights
 
@@ -38,6 +44,8 @@ PrefixCopies = dict[tuple[int, int], list[int]]
 """For each source slot and length of a prefix: the slots to which it is copied. Copies are made in
 order, because a slot may be the source of a copy after it was the target of another.
 """
+Angles = dict[Rotation, torch.Tensor]
+"""For each rotation of a layer: the unit complex numbers of the tokens, [T, 1, H / 2]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,16 +145,25 @@ class Bucket:
     """Place of each token in the rectangle, int64, an index into B * n; None if the tokens fill the
     rectangle in order.
     """
-    mask: torch.Tensor
-    """float32 [B, 1, n, L]: 0 where a token may attend, else -inf."""
+    masks: Mapping[int, torch.Tensor]
+    """For each window of a layer in tokens (0: none), float32 [B, 1, n, L]: 0 where a token may
+    attend, else -inf.
+    """
 
 
-def buckets(rows: Rows) -> list[Bucket]:
-    """Group the rows of a forward, longest first, into buckets."""
+def buckets(rows: Rows, windows: Iterable[int] = (0,)) -> list[Bucket]:
+    """Group the rows of a forward, longest first, into buckets, with masks for the windows of the
+    layers.
+    """
+    windows = set(windows)
     ends = np.cumsum(rows.counts)
     begins = ends - rows.counts
     return [
-        _bucket(rows.take(np.arange(first, last)), slice(int(begins[first]), int(ends[last - 1])))
+        _bucket(
+            rows.take(np.arange(first, last)),
+            slice(int(begins[first]), int(ends[last - 1])),
+            windows,
+        )
         for first, last in _cuts(rows.counts)
     ]
 
@@ -165,7 +182,7 @@ def _cuts(counts: np.ndarray) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _bucket(rows: Rows, tokens: slice) -> Bucket:
+def _bucket(rows: Rows, tokens: slice, windows: set[int]) -> Bucket:
     """Return the bucket of some rows, whose packed tokens are the range `tokens`."""
     width, context = int(rows.counts[0]), int((rows.starts + rows.counts).max())
     slots, places, height = _rectangle(rows.slots)
@@ -175,11 +192,21 @@ def _bucket(rows: Rows, tokens: slice) -> Bucket:
     is_token = offsets < counts[:, None]
     # Padding gets position 0, so that it attends to something; nothing reads its result.
     positions = np.where(is_token, starts[:, None] + offsets, 0)
-    is_visible = np.arange(context) <= positions[:, None, :, None]
-    mask = torch.from_numpy(np.where(is_visible, np.float32(0), np.float32(-np.inf)))
+    keys, queries = np.arange(context), positions[:, None, :, None]
+    is_before = keys <= queries
+    masks = {
+        window: torch.from_numpy(
+            np.where(
+                is_before & (keys > queries - (window or context)),
+                np.float32(0),
+                np.float32(-np.inf),
+            )
+        )
+        for window in windows
+    }
     is_packed = is_token.all() and np.array_equal(places, np.arange(height))
     cells = None if is_packed else torch.from_numpy(_joined_ranges(places * width, rows.counts))
-    return Bucket(tokens, slots, height, width, context, cells, mask)
+    return Bucket(tokens, slots, height, width, context, cells, masks)
 
 
 def _rectangle(slots: np.ndarray) -> tuple[slice | torch.Tensor, np.ndarray, int]:
@@ -243,9 +270,10 @@ class RoutedLayer:
 class JointLayer:
     """Hold the same layer of the policies that share a forward."""
 
-    layers: tuple[RoutedLayer, ...]
+    layers: Sequence[RoutedLayer]
     sizes: list[int]
     """Number of tokens of each policy; its tokens follow those of the policy before."""
+    kind: LayerKind
 
     @property
     def shared(self) -> Layer:
@@ -313,7 +341,14 @@ class Model:
         self.architecture, self.weights, self.arithmetic = architecture, weights, arithmetic
         block = (2, architecture.kv_heads, max_tokens, architecture.head_dim)
         self._cache = [_mapped(slots, *block) for _ in range(architecture.layers)]
-        self._rotations = rotations(architecture.rotation, architecture.head_dim, max_tokens)
+        kinds = set(architecture.layer_kinds)
+        self._rotations = {
+            each.rotation: rotations(each.rotation, architecture.head_dim, max_tokens)
+            for each in kinds
+            if each.rotation is not None
+        }
+        self.windows = {each.window for each in kinds}
+        """Windows of all layers in tokens; 0: none."""
         self.slots, self.max_tokens = slots, max_tokens
 
     @staticmethod
@@ -362,17 +397,16 @@ class Model:
         # One row: all tokens, in slot 0 from position 0 on.
         rows = Rows(*(np.array([value]) for value in (0, 0, len(tokens))))
         hidden, angles, places = self._embed(tokens, rows)
-        for routed, cache in zip(self._routed(tokens), self._cache, strict=True):
-            layer = JointLayer((routed,), [len(tokens)])
+        kinds, grouped = self.architecture.layer_kinds, buckets(rows, self.windows)
+        for routed, cache, kind in zip(self._routed(tokens), self._cache, kinds, strict=True):
+            layer = JointLayer((routed,), [len(tokens)], kind)
             qkv = self._store(layer, [(cache, places, {})], hidden, angles)
-            hidden = self._block(layer, [(cache, buckets(rows))], hidden, qkv)
+            hidden = self._block(layer, [(cache, grouped)], hidden, qkv)
         logits = self._logits(hidden[:-1], self.weights.head)
         targets = torch.from_numpy(without_roles(tokens[1:, None]))
         return self.arithmetic.log_softmax(logits).gather(1, targets)[:, 0]
 
-    def _embed(
-        self, tokens: np.ndarray, rows: Rows
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _embed(self, tokens: np.ndarray, rows: Rows) -> tuple[torch.Tensor, Angles, torch.Tensor]:
         """Return embeddings [T, D], rotations [T, 1, H / 2] and cache indices [T * 2K]."""
         row, positions = packed_positions(rows)
         blocks = 2 * self.architecture.kv_heads
@@ -380,8 +414,14 @@ class Model:
         # rows.
         block = rows.slots[row, None] * blocks + np.arange(blocks)
         places = torch.from_numpy((block * self.max_tokens + positions[:, None]).ravel())
-        angles = self._rotations.index_select(0, torch.from_numpy(positions))[:, None]
+        index = torch.from_numpy(positions)
+        angles = {
+            rotation: all_angles.index_select(0, index)[:, None]
+            for rotation, all_angles in self._rotations.items()
+        }
         hidden = self.weights.embedding.index_select(0, torch.from_numpy(without_roles(tokens)))
+        if self.architecture.embedding_scale != 1.0:
+            hidden = hidden * self.arithmetic.scale(self.architecture.embedding_scale)
         return hidden, angles, places
 
     def _routed(self, tokens: np.ndarray) -> list[RoutedLayer]:
@@ -412,7 +452,7 @@ class Model:
         layer: JointLayer,
         stores: Sequence[tuple[torch.Tensor, torch.Tensor, PrefixCopies]],
         hidden: torch.Tensor,
-        angles: torch.Tensor,
+        angles: Angles,
     ) -> torch.Tensor:
         """Store new keys and values, then make the copies; return QKV: [T, (N + 2K) H].
 
@@ -423,10 +463,17 @@ class Model:
         qkv = layer.linear(self._norm(hidden, layer.shared.input_norm), "qkv")
         num_rotated = (shape.heads + shape.kv_heads) * shape.head_dim
         heads = qkv[:, :num_rotated].unflatten(1, (-1, shape.head_dim))
-        if layer.shared.head_norms is not None:
-            normed = computed.normed(heads, shape.norm_epsilon)
-            torch.mul(normed, layer.shared.head_norms, out=heads)
-        computed.rotate(heads, angles)
+        if (factors := layer.shared.head_norms) is not None:
+            parts = [(heads, factors)]
+            if shape.query_key_norms == "all":
+                counts = (shape.heads, shape.kv_heads)
+                parts = list(zip(heads.split(counts, 1), factors.split(counts), strict=True))
+            for part, own in parts:
+                whole = part.flatten(1) if shape.query_key_norms == "all" else part
+                normed = computed.normed(whole, shape.norm_epsilon).view_as(part)
+                torch.mul(normed, own, out=part)
+        if layer.kind.rotation is not None:
+            computed.rotate(heads, angles[layer.kind.rotation])
         keys_and_values = qkv[:, shape.heads * shape.head_dim :].split(layer.sizes)
         for (cache, places, copies), own in zip(stores, keys_and_values, strict=True):
             cache.view(-1, shape.head_dim).index_copy_(0, places, own.reshape(-1, shape.head_dim))
@@ -448,17 +495,21 @@ class Model:
         """
         queries = qkv[:, : self.architecture.heads * self.architecture.head_dim]
         parts = [
-            self._attend(cache, own[bucket.tokens], bucket)
+            self._attend(cache, own[bucket.tokens], bucket, layer.kind.window)
             for (cache, grouped), own in zip(reads, queries.split(layer.sizes), strict=True)
             for bucket in grouped
         ]
-        hidden = layer.linear(_joined(parts), "output").add_(hidden)
+        attended = layer.linear(_joined(parts), "output")
+        hidden = self._norm(attended, layer.shared.attention_out_norm).add_(hidden)
         normed = self._norm(hidden, layer.shared.mlp_norm)
         gate, up = layer.linear(normed, "gate_up").chunk(2, 1)
-        inner = self.arithmetic.silu(gate).mul_(up)
-        return layer.linear(inner, "down").add_(hidden)
+        inner = self.arithmetic.activated(gate, self.architecture.activation).mul_(up)
+        out = layer.linear(inner, "down")
+        return self._norm(out, layer.shared.mlp_out_norm).add_(hidden)
 
-    def _attend(self, cache: torch.Tensor, queries: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    def _attend(
+        self, cache: torch.Tensor, queries: torch.Tensor, bucket: Bucket, window: int
+    ) -> torch.Tensor:
         """Attend within a bucket: queries [T, N H] -> [T, N H]."""
         shape = self.architecture
         if bucket.cells is not None:
@@ -469,13 +520,20 @@ class Model:
         rows = read[slots] if isinstance(slots, slice) else read.index_select(0, slots)
         keys, values = rows.unbind(1)  # [B, K, L, H]
         attended = self.arithmetic.attention(
-            folded.transpose(1, 2), keys, values, bucket.mask, self.max_tokens
+            folded.transpose(1, 2),
+            keys,
+            values,
+            bucket.masks[window],
+            self.max_tokens,
+            shape.query_scale,
         )
         flat = attended.transpose(1, 2).flatten(2).flatten(0, 1)
         return flat if bucket.cells is None else flat.index_select(0, bucket.cells)
 
-    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Apply RMS norm with the model's epsilon."""
+    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Apply RMS norm with the model's epsilon; without a weight, return the argument."""
+        if weight is None:
+            return hidden
         return self.arithmetic.normed(hidden, self.architecture.norm_epsilon, weight)
 
 
@@ -492,11 +550,18 @@ def forward_together(shares: Sequence[Share]) -> list[torch.Tensor]:
     """
     model, count = shares[0].model, len(shares)
     embedded = [each.model._embed(each.tokens, each.rows) for each in shares]
-    hidden, angles, _ = (_joined(one) for one in zip(*embedded, strict=True))
+    hidden = _joined([each for each, _, _ in embedded])
+    angles = {
+        rotation: _joined([each[rotation] for _, each, _ in embedded])
+        for rotation in embedded[0][1]
+    }
     sizes = [len(each.tokens) for each in shares]
     routed = [each.model._routed(each.tokens) for each in shares]
-    *layers, last_layer = (JointLayer(one, sizes) for one in zip(*routed, strict=True))
-    grouped = [buckets(each.rows) if layers else [] for each in shares]
+    kinds = model.architecture.layer_kinds
+    *layers, last_layer = (
+        JointLayer(one, sizes, kind) for *one, kind in zip(*routed, kinds, strict=True)
+    )
+    grouped = [buckets(each.rows, model.windows) if layers else [] for each in shares]
     caches = list(zip(*(each.model._cache for each in shares), strict=True))
     stored = [(places, each.copies) for (*_, places), each in zip(embedded, shares, strict=True)]
 
@@ -518,7 +583,7 @@ def forward_together(shares: Sequence[Share]) -> list[torch.Tensor]:
     last = torch.from_numpy(np.concatenate([b + own for b, own in zip(begins, ends, strict=True)]))
     hidden, qkv = hidden.index_select(0, last), qkv.index_select(0, last)
     grouped = [
-        buckets(each.rows.take(each.logit_rows).last_tokens()) if num else []
+        buckets(each.rows.take(each.logit_rows).last_tokens(), {kinds[-1].window}) if num else []
         for each, num in zip(shares, wanted, strict=True)
     ]
     # Routed again, because only some of the tokens remain, and so perhaps only one role.
@@ -527,6 +592,7 @@ def forward_together(shares: Sequence[Share]) -> list[torch.Tensor]:
             each.model._routed(each.tokens[own])[-1] for each, own in zip(shares, ends, strict=True)
         ),
         wanted,
+        kinds[-1],
     )
     hidden = model._block(last_layer, list(zip(caches[-1], grouped, strict=True)), hidden, qkv)
     head = model.weights.head

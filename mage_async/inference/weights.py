@@ -31,24 +31,28 @@ class Layer:
     prepares them.
     """
 
-    input_norm: torch.Tensor
-    """[D]"""
+    input_norm: torch.Tensor | None
+    """[D]: of the input of attention; None if the family has no such norm, as below."""
     qkv: torch.Tensor
     """[(N + 2K) H, D]"""
     qkv_bias: torch.Tensor | None
     head_norms: torch.Tensor | None
-    """[N + K, H]: of queries, then of keys; None if the model has none."""
+    """[N + K, H]: of queries, then of keys."""
     output: torch.Tensor
     """[D, N H]"""
     output_bias: torch.Tensor | None
-    mlp_norm: torch.Tensor
-    """[D]"""
+    attention_out_norm: torch.Tensor | None
+    """[D]: of what attention adds to the residual stream."""
+    mlp_norm: torch.Tensor | None
+    """[D]: of the input of the MLP."""
     gate_up: torch.Tensor
     """[2F, D]"""
     gate_up_bias: torch.Tensor | None
     down: torch.Tensor
     """[D, F]"""
     down_bias: torch.Tensor | None
+    mlp_out_norm: torch.Tensor | None
+    """[D]: of what the MLP adds to the residual stream."""
 
     def parts(self) -> Iterator[torch.Tensor]:
         """Yield all tensors."""
@@ -289,12 +293,12 @@ def _assemble(
     else:
         head = _take(tensors, "lm_head.weight", shape.vocabulary, shape.hidden_size)
     layers = _layers(tensors, shape, arithmetic)
-    norm = _take(tensors, "model.norm.weight", shape.hidden_size)
+    norm = _norm(tensors, "model.norm", shape)
     if like is not None:
         return Weights(like.embedding, layers, like.norm, like.head, num_parameters, second_role)
     wide = embedding.float()
     head = arithmetic.head(wide if is_tied else head.float())
-    return Weights(wide, layers, norm.float(), head, num_parameters, second_role)
+    return Weights(wide, layers, norm, head, num_parameters, second_role)
 
 
 def _second_role_layers(
@@ -332,34 +336,48 @@ def _layer(tensors: Tensors, number: int, shape: Architecture, arithmetic: Arith
         names = (f"{mlp}.{part}_proj.{ending}" for part in ("gate", "up"))
         return torch.cat([_take(tensors, name, shape.mlp_size, *rest) for name in names])
 
+    norms = {own: _norm(tensors, f"{stem}.{name}", shape) for own, name in shape.norms.items()}
     return Layer(
-        input_norm=_take(tensors, f"{stem}.input_layernorm.weight", hidden).float(),
+        input_norm=norms.get("input_norm"),
         qkv=arithmetic.matrix(qkv("weight", hidden)),
         qkv_bias=qkv("bias").float() if shape.has_qkv_bias else None,
-        head_norms=_head_norms(tensors, stem, shape) if shape.has_head_norms else None,
+        head_norms=_head_norms(tensors, stem, shape) if shape.query_key_norms != "none" else None,
         output=arithmetic.matrix(_take(tensors, f"{stem}.self_attn.o_proj.weight", hidden, heads)),
         output_bias=_take(tensors, f"{stem}.self_attn.o_proj.bias", hidden).float()
         if shape.has_output_bias
         else None,
-        mlp_norm=_take(tensors, f"{stem}.post_attention_layernorm.weight", hidden).float(),
+        attention_out_norm=norms.get("attention_out_norm"),
+        mlp_norm=norms.get("mlp_norm"),
         gate_up=arithmetic.matrix(gate_up("weight", hidden)),
         gate_up_bias=gate_up("bias").float() if shape.has_mlp_bias else None,
         down=arithmetic.matrix(_take(tensors, f"{mlp}.down_proj.weight", hidden, shape.mlp_size)),
         down_bias=_take(tensors, f"{mlp}.down_proj.bias", hidden).float()
         if shape.has_mlp_bias
         else None,
+        mlp_out_norm=norms.get("mlp_out_norm"),
     )
+
+
+def _norm(tensors: Tensors, name: str, shape: Architecture) -> torch.Tensor:
+    """Return the factors of a norm over the residual stream: float32 [D]."""
+    return _factors(_take(tensors, f"{name}.weight", shape.hidden_size), shape)
+
+
+def _factors(weight: torch.Tensor, shape: Architecture) -> torch.Tensor:
+    """Return what a norm with this weight multiplies by, in float32."""
+    # Without an offset, a float32 weight stays mapped from its file.
+    return weight.float() + shape.norm_offset if shape.norm_offset else weight.float()
 
 
 def _head_norms(tensors: Tensors, stem: str, shape: Architecture) -> torch.Tensor:
-    """Return the norms of queries, then of keys: [N + K, H]."""
-    query, key = (
-        paired(
-            _take(tensors, f"{stem}.self_attn.{part}_norm.weight", shape.head_dim), shape.head_dim
-        )
-        for part in ("q", "k")
-    )
-    return torch.cat([query.expand(shape.heads, -1), key.expand(shape.kv_heads, -1)]).float()
+    """Return the factors of the norms of queries, then of keys: [N + K, H]."""
+    parts = []
+    for part, heads in (("q", shape.heads), ("k", shape.kv_heads)):
+        num_rows = heads if shape.query_key_norms == "all" else 1
+        name, size = f"{stem}.self_attn.{part}_norm.weight", num_rows * shape.head_dim
+        weight = paired(_take(tensors, name, size), shape.head_dim)
+        parts.append(_factors(weight, shape).view(num_rows, -1).expand(heads, -1))
+    return torch.cat(parts)
 
 
 def paired(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

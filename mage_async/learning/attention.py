@@ -56,13 +56,24 @@ class Boundaries:
         """Compute boundaries from the number of own tokens of each sequence, int64 [S]."""
         longest, device = int(lengths.max()), lengths.device
         exists = torch.arange(longest, device=device) < lengths[:, None]
-        visible = None
-        if opening:
-            visible = torch.ones(longest, opening + longest, dtype=torch.bool, device=device)
-            visible = visible.tril(opening)  # own token i sees the opening and own tokens 0 to i
+        visible = visible_keys(longest, opening + longest, device) if opening else None
         extents = Extents.of(lengths, opening) if device.type == "cuda" else None
         places = exists.flatten().nonzero()[:, 0]
         return Boundaries((len(lengths), longest), places, opening, visible, extents)
+
+
+def visible_keys(
+    num_queries: int, num_keys: int, device: torch.device, window: int = 0
+) -> torch.Tensor:
+    """Return which keys each query sees, where the queries are those of the last tokens: bool
+    [queries, keys].
+
+    Args:
+        window: Number of tokens that a token sees, itself and those before it; 0: all.
+    """
+    first = num_keys - num_queries
+    visible = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(first)
+    return visible.triu(first - window + 1) if window else visible
 
 
 def packed_attention(
@@ -75,6 +86,7 @@ def packed_attention(
     scaling: float,
     boundaries: Boundaries,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend causally inside each packed sequence.
@@ -84,6 +96,7 @@ def packed_attention(
         key: [1, K, T, D]
         value: [1, K, T, D]
         attention_mask: not used; `boundaries` decide what a token sees.
+        sliding_window: number of tokens that a token sees, itself and those before it; None: all.
         others: further keywords of the layer; none may change its attention.
 
     Returns:
@@ -98,12 +111,21 @@ def packed_attention(
             "packed sequences does not know: take a model without"
         )
     rows = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    (_, longest), opening = boundaries.shape, boundaries.opening
+    # A window that is as wide as the longest sequence hides nothing.
+    window = sliding_window or 0
+    window = 0 if window >= opening + longest else window
     if boundaries.extents is not None and fits(query, dropout):
-        return attend_by_kernel(*rows, boundaries.extents, scaling)[None], None
+        return attend_by_kernel(*rows, boundaries.extents, scaling, window)[None], None
     padded = partial(_attend, scale=scaling, dropout_p=dropout)
-    if not boundaries.opening:
+
+    def visible(num_queries: int, num_keys: int) -> torch.Tensor | None:
+        return visible_keys(num_queries, num_keys, query.device, window) if window else None
+
+    if not opening:
         folded = [_fold(each, boundaries) for each in rows]
-        return _unfold(padded(*folded), boundaries)[None], None
+        attended = padded(*folded, visible=visible(longest, longest))
+        return _unfold(attended, boundaries)[None], None
     # The opening attends to itself once; every sequence sees its keys and values before its own.
     split = [each.tensor_split((boundaries.opening,)) for each in rows]
     first = [opening.transpose(0, 1)[None] for opening, _ in split]
@@ -112,8 +134,10 @@ def packed_attention(
         torch.cat((shared.expand(len(own), -1, -1, -1), own), dim=2)
         for shared, own in zip(first[1:], folded[1:], strict=True)
     ]
-    later = _unfold(padded(folded[0], *with_opening, visible=boundaries.visible), boundaries)
-    return torch.cat((padded(*first)[0].transpose(0, 1), later))[None], None
+    own_visible = visible(longest, opening + longest) if window else boundaries.visible
+    later = _unfold(padded(folded[0], *with_opening, visible=own_visible), boundaries)
+    alone = padded(*first, visible=visible(opening, opening))
+    return torch.cat((alone[0].transpose(0, 1), later))[None], None
 
 
 # Padded: fold the row to [S, L], attend, unfold.
@@ -200,8 +224,6 @@ def lacks_grouped_kernel(
 # other sequence: the kernel's causal mask is aligned at the last query and the last key of a
 # sequence (`torch/nn/attention/bias.py`), so an own token sees the whole opening.
 
-CAUSAL = (-1, 0)
-"""Window of a token: all keys before it, none behind it."""
 MIN_CAPABILITY = (8, 0)
 """Least compute capability for the kernel."""
 MAX_HEAD_SIZE = 256
@@ -271,9 +293,18 @@ class Extents:
 
 
 def attend_by_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, extents: Extents, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    extents: Extents,
+    scale: float,
+    window: int,
 ) -> torch.Tensor:
-    """Attend inside each sequence by the kernel: [T, N, D], [T, K, D], [T, K, D] to [T, N, D]."""
+    """Attend inside each sequence by the kernel: [T, N, D], [T, K, D], [T, K, D] to [T, N, D].
+
+    Args:
+        window: Number of tokens that a token sees, itself and those before it; 0: all.
+    """
     attention = kernel()
     assert attention is not None, "`fits` was true"
     if extents.copies is not None:
@@ -287,7 +318,8 @@ def attend_by_kernel(
         extents.most_queries,
         extents.most_keys,
         scale=scale,
-        window_size=CAUSAL,
+        # Keys before a token (-1: all), and behind it.
+        window_size=(window - 1, 0),
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return attended

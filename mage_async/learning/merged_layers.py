@@ -1,4 +1,4 @@
-"""Compute Llama-family layers with adapters on a CPU, with hand-written backward passes.
+"""Compute the layers of Llama's family with adapters on a CPU, with hand-written backward passes.
 
 transformers and peft compute such a model operation by operation. Here a layer is five functions
 whose backward passes are written out. A step of SmolLM2-135M then takes 0.85 of the time on one
@@ -36,7 +36,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from mage_async.inference.architecture import SUPPORTED, Architecture, architecture_of, rotations
+from mage_async.inference.architecture import Architecture, architecture_of, rotations
 from mage_async.inference.weights import paired, unpaired
 from mage_async.learning.adapters import adapted_layers, has_adapters, has_roles, merge
 from mage_async.learning.attention import Boundaries, placed
@@ -46,6 +46,8 @@ Gradients = tuple[Tensor | None, ...]
 """What a backward pass returns: a gradient for each argument of `forward`, or None."""
 ATTRIBUTE = "merged_layers"
 """Name under which a model keeps its `MergedLayers`."""
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Values of `model_type` whose layers are these, if they have no sliding window."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -482,7 +484,7 @@ class MergedLayer:
         """Arrange the parts of transformers' layer."""
         attention, mlp, size = layer.self_attn, layer.mlp, shape.head_dim
         head_norms = None
-        if shape.has_head_norms:
+        if shape.query_key_norms == "head":
             norms = (attention.q_norm.weight, attention.k_norm.weight)
             query, key = (paired(each.float(), size) for each in norms)
             rows = (query.expand(shape.heads, -1), key.expand(shape.kv_heads, -1))
@@ -546,7 +548,10 @@ class MergedLayers:
         """Whether adapters are merged, and the sum of torch's version counters of their tensors at
         that time, which grows with every change in place; 0 if they are not.
         """
-        self._angles = rotations(shape.rotation, shape.head_dim, 0)  # `_folding` makes them longer
+        (kind,) = set(shape.layer_kinds)
+        assert kind.rotation is not None
+        self._rotation = kind.rotation
+        self._angles = rotations(self._rotation, shape.head_dim, 0)  # `_folding` makes them longer
 
     def is_current(self) -> bool:
         """Return whether the frozen weights are those that the layers were made of."""
@@ -579,7 +584,7 @@ class MergedLayers:
         """Return how attention sees a row, with angles for its positions."""
         shape, num_positions = self._shape, int(row.positions.max()) + 1
         if num_positions > len(self._angles):
-            self._angles = rotations(shape.rotation, shape.head_dim, num_positions)
+            self._angles = rotations(self._rotation, shape.head_dim, num_positions)
         angles = self._angles.index_select(0, row.positions[0])[:, None]
         return Folding(
             shape.heads,
@@ -597,14 +602,15 @@ def merged_layers(model: PreTrainedModel) -> MergedLayers | None:
 
     Returns:
         None where the model is computed operation by operation: without adapters or with those of
-        two roles, on a GPU, in float16 or float64, of another family than the engine serves, or
-        with checkpointed activations.
+        two roles, on a GPU, in float16 or float64, of a family that is not in `FAMILIES`, with a
+        sliding window, or with checkpointed activations.
     """
     if not has_adapters(model) or has_roles(model) or model.device.type != "cpu":
         return None
     if model.dtype not in (torch.float32, torch.bfloat16):
         return None
-    if model.config.model_type not in SUPPORTED:
+    has_window = getattr(model.config, "sliding_window", None)
+    if model.config.model_type not in FAMILIES or has_window:
         return None
     if any(layer.gradient_checkpointing for layer in _layers(model)):
         return None

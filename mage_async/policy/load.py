@@ -48,7 +48,10 @@ CHAT_FILES = (
 # states by the weight of the LM head. A model with further operations in its attention or after its
 # LM head would run without an error, but its log-probs would not be those that an engine samples
 # with. So such a model is refused, before any weight is read.
-TRAINABLE = ("gemma", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
+TRAINABLE = (
+    *("gemma", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"),
+    "smollm3",
+)
 """Values of `model_type` whose packed forward is tested against transformers' own."""
 OFF = (None, False, 0, 0.0, 1.0)
 """Values of a key that turn its feature off."""
@@ -199,19 +202,20 @@ def refuse_untrainable(model: PreTrainedModel, source: str) -> None:
 
 def _attention_features(model: nn.Module, config: PretrainedConfig) -> set[str]:
     """Return the unsupported features of a model's attention, in words."""
-    # Qwen's models always have `layer_types`. In a model without it, all layers are of one kind.
-    uniform = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
-    kinds = getattr(config, "layer_types", None) or [uniform]
-    found = {f"layers with {kind.replace('_', ' ')}" for kind in kinds} - {
-        "layers with full attention"
-    }
+    kinds = set(getattr(config, "layer_types", None) or ())
+    strange = kinds - {"full_attention", "sliding_attention"}
+    found = {f"layers with {kind.replace('_', ' ')}" for kind in strange}
+    if getattr(config, "use_bidirectional_attention", False):
+        found.add("attention to later tokens")
     if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
         found.add("attention sinks")
     rotation = getattr(config, "rope_parameters", None) or {}
-    if rotation.get("rope_type") in ROTATIONS_BY_LENGTH:
-        found.add(
-            f"rotation of type {rotation['rope_type']}, which depends on the longest sequence"
-        )
+    # Layers with and without a window may have a table of their own.
+    for table in (rotation, *(each for each in rotation.values() if isinstance(each, dict))):
+        if table.get("rope_type") in ROTATIONS_BY_LENGTH:
+            found.add(
+                f"rotation of type {table['rope_type']}, which depends on the longest sequence"
+            )
     return found
 
 

@@ -7,13 +7,23 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from mage_async.inference.model import Model
@@ -38,6 +48,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0}
+FAMILIES = (
+    *("qwen3", "qwen2", "llama", "gemma", "gemma3_text", "mistral", "olmo2", "smollm3"),
+    *("qwen2 with windows", "mistral without"),
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,39 @@ def build(family: str) -> PreTrainedModel:
             model = LlamaForCausalLM(
                 LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3)
             )
+        case "gemma":
+            model = GemmaForCausalLM(GemmaConfig(**SHAPE, head_dim=16))
+        case "gemma3_text":  # of three layers, the first two have windows
+            model = Gemma3ForCausalLM(
+                Gemma3TextConfig(
+                    **SHAPE | {"num_hidden_layers": 3},
+                    head_dim=16,
+                    query_pre_attn_scalar=24,
+                    sliding_window=12,
+                    sliding_window_pattern=3,
+                )
+            )
+        case "mistral":
+            model = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=12))
+        case "mistral without":
+            model = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None))
+        case "olmo2":
+            model = Olmo2ForCausalLM(Olmo2Config(**SHAPE, attention_bias=True))
+        case "smollm3":  # of three layers, the second does not rotate
+            model = SmolLM3ForCausalLM(
+                SmolLM3Config(
+                    **SHAPE | {"num_hidden_layers": 3},
+                    no_rope_layer_interval=2,
+                    mlp_bias=True,
+                    pad_token_id=0,
+                )
+            )
+        case "qwen2 with windows":
+            model = Qwen2ForCausalLM(
+                Qwen2Config(
+                    **SHAPE, use_sliding_window=True, sliding_window=12, max_window_layers=1
+                )
+            )
     randomise(model, 0)
     return model.eval()
 
@@ -97,8 +144,8 @@ def build(family: str) -> PreTrainedModel:
 def references(tmp_path_factory):
     """A reference for each family."""
     made = {}
-    for family in ("qwen3", "qwen2", "llama"):
-        directory = tmp_path_factory.mktemp(family)
+    for family in FAMILIES:
+        directory = tmp_path_factory.mktemp(family.replace(" ", "_"))
         model = build(family)
         model.save_pretrained(directory)
         made[family] = Reference(directory, model)

@@ -26,7 +26,8 @@ def read(directory, **changes):
 def test_what_is_left_out_has_the_familys_defaults(tmp_path) -> None:
     architecture = read(tmp_path)
     assert (architecture.kv_heads, architecture.head_dim) == (2, 4)
-    assert (architecture.rotation.kind, architecture.rotation.base) == ("default", 10_000.0)
+    (kind,) = architecture.layer_kinds
+    assert (kind.rotation.kind, kind.rotation.base) == ("default", 10_000.0)
     assert architecture.is_tied is None
 
 
@@ -40,23 +41,28 @@ def test_what_is_left_out_has_the_familys_defaults(tmp_path) -> None:
     ],
 )
 def test_the_rotary_base_is_found_where_transformers_4_and_5_write_it(tmp_path, rope) -> None:
-    assert read(tmp_path, **rope).rotation.base == 500.0
+    assert read(tmp_path, **rope).layer_kinds[0].rotation.base == 500.0
 
 
 def test_the_old_name_of_the_rotary_type_is_known(tmp_path) -> None:
-    rotation = read(tmp_path, rope_scaling={"type": "linear", "factor": 4.0}).rotation
+    rotation = (
+        read(tmp_path, rope_scaling={"type": "linear", "factor": 4.0}).layer_kinds[0].rotation
+    )
     assert (rotation.kind, rotation.factor) == ("linear", 4.0)
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model_type": "gpt2"}, r"'gpt2' is not served .* llama, qwen2, qwen3.*\"sglang\""),
+        ({"model_type": "gpt2"}, r"'gpt2' is not served .* llama, mistral, .*\"sglang\""),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn.*default, linear, llama3"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
         ({"partial_rotary_factor": 0.5}, "whole heads"),
-        ({"use_sliding_window": True}, "no sliding window"),
-        ({"layer_types": ["sliding_attention"]}, "no sliding window"),
+        ({"sliding_window": 8}, "needs layer_types"),
+        ({"layer_types": ["sliding_attention"]}, "need sliding_window in tokens"),
+        ({"layer_types": ["chunked_attention"]}, "'chunked_attention' are not served"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"quantization_config": {"bits": 4}}, "no quantised weights"),
         ({"hidden_size": None}, "hidden_size"),

@@ -1,17 +1,19 @@
 """Exact arithmetic: the same bits whatever is computed beside it, as near the truth as float32."""
 
 from functools import partial
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
 from mage_async.completion import Completion, Prompt, Sampling
+from mage_async.inference.architecture import Activation
 from mage_async.inference.arithmetic import ARITHMETICS
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
+from tests.inference.conftest import FAMILIES
 
-FAMILIES = ("qwen3", "qwen2", "llama")
 exact, plain = ARITHMETICS["exact"], ARITHMETICS["float32"]
 
 
@@ -153,7 +155,7 @@ def test_zeros_and_the_largest_numbers_come_through() -> None:
     torch.testing.assert_close(got, rows, rtol=1e-6, atol=1e-24)
     zeros = torch.zeros(1, 2, 3, 4)
     mask = torch.zeros(1, 1, 3, 3)
-    assert torch.equal(exact.attention(zeros, zeros, zeros, mask, 8), zeros)
+    assert torch.equal(exact.attention(zeros, zeros, zeros, mask, 8, 0.5), zeros)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -163,20 +165,22 @@ def test_attention_is_that_of_torch_and_does_not_see_what_is_masked(kv_heads) ->
     keys, values = torch.randn(5, kv_heads, 20, 16), random(5, kv_heads, 20, 16, spread=1.0)
     mask = torch.zeros(5, 1, 3, 20).masked_fill(torch.rand(5, 1, 3, 20) < 0.4, -torch.inf)
     mask[..., 0], mask[..., 17:] = 0.0, -torch.inf
-    seen = exact.attention(queries, keys, values, mask, 160)
-    truth = plain.attention(*(t.double() for t in (queries, keys, values, mask)), 160)
+    seen = exact.attention(queries, keys, values, mask, 160, 0.3)
+    truth = plain.attention(*(t.double() for t in (queries, keys, values, mask)), 160, 0.3)
     assert ((seen - truth).abs() / values.abs().amax()).max() < 2e-6
     fewer = partial(torch.narrow, dim=2, start=0, length=17)
-    short = exact.attention(queries, fewer(keys), fewer(values), mask[..., :17], 160)
+    short = exact.attention(queries, fewer(keys), fewer(values), mask[..., :17], 160, 0.3)
     assert torch.equal(seen, short)
     values[:, :, 18] = 1e30
-    assert torch.equal(seen, exact.attention(queries, keys, values, mask, 160))
+    assert torch.equal(seen, exact.attention(queries, keys, values, mask, 160, 0.3))
 
 
 def test_single_operations_are_those_of_torch() -> None:
     torch.manual_seed(1)
     rows = random(50, 32)
-    for name, arguments in [("silu", (rows,)), ("log_softmax", (rows,)), ("normed", (rows, 1e-6))]:
+    calls = [("activated", (rows, activation)) for activation in get_args(Activation)]
+    calls += [("log_softmax", (rows,)), ("normed", (rows, 1e-6))]
+    for name, arguments in calls:
         ours, theirs = (getattr(one, name)(*arguments) for one in (exact, plain))
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     heads, turns_ = torch.randn(7, 6, 16), torch.polar(torch.ones(7, 1, 8), torch.randn(7, 1, 8))

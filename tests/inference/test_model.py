@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from mage_async.errors import PolicyError
 from mage_async.inference.model import Rows, Share, buckets, forward_together
 from mage_async.inference.weights import read_weights
-
-FAMILIES = ("qwen3", "qwen2", "llama")
+from tests.inference.conftest import FAMILIES
 
 
 def forward(model, sequences, starts, slots, copies=None):
@@ -71,7 +70,7 @@ def test_slots_that_are_close_together_are_read_where_they_are() -> None:
     def slots(*numbers: int) -> object:
         rows = Rows(np.array(numbers), np.arange(len(numbers)), np.ones(len(numbers), np.int64))
         (bucket,) = buckets(rows)
-        assert bucket.mask.shape == (bucket.height, 1, 1, len(numbers))
+        assert bucket.masks[0].shape == (bucket.height, 1, 1, len(numbers))
         return bucket.slots
 
     assert slots(3, 4, 5, 6) == slice(3, 7)

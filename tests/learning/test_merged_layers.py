@@ -16,7 +16,7 @@ from mage_async.learning.attention import NAME
 from mage_async.learning.forward import checkpoint_activations, token_logprobs
 from mage_async.learning.packing import TokenRow
 from mage_async.policy.lora import add_adapters
-from tests.inference.conftest import build
+from tests.inference.conftest import FAMILIES, build
 
 LENGTHS, OPENING = (90, 41, 73), 12
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def by_operation(model: PreTrainedModel, given: TokenRow) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("shares_opening", [False, True])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral without", "qwen2", "qwen3"])
 def test_logprobs_and_gradients_are_those_of_transformers_and_peft(
     family: str, shares_opening: bool
 ) -> None:
@@ -124,7 +124,7 @@ def test_a_matrix_that_changed_before_the_backward_pass_is_an_error() -> None:
         logprobs.sum().backward()
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_computes_the_same_logprobs(family: str, tmp_path) -> None:
     model = adapted(family)
     build(family).save_pretrained(tmp_path)
@@ -143,3 +143,5 @@ def test_other_models_are_computed_by_operation() -> None:
     checkpoint_activations(model, is_on=True)
     assert tested.merged_layers(model) is None
     assert tested.merged_layers(adapted("llama").double()) is None
+    for family in ("gemma3_text", "olmo2", "mistral", "smollm3", "qwen2 with windows"):
+        assert tested.merged_layers(adapted(family)) is None

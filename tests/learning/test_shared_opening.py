@@ -30,7 +30,7 @@ def alike_for(opening: int) -> list[TrainingSequence]:
 
 
 def trained(
-    parts: list[TrainingSequence], *changes: str, shares: bool, rank: int = 0
+    parts: list[TrainingSequence], *changes: str, shares: bool, rank: int = 0, window: int = 0
 ) -> tuple[torch.Tensor, dict[str, float], int]:
     """The gradient of one update in float64, the step's metrics, and how many tokens went through
     the model in training.
@@ -38,7 +38,8 @@ def trained(
     settings = ["learner.minibatches=1", "learner.grad_clip=1e9", "learner.entropy=0.05"]
     settings += [f"learner.shared_opening={str(shares).lower()}", *changes]
     config = config_file.load(config_file.find(None), settings)
-    model = in_double(random_model("Qwen3")).train()
+    sight = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
+    model = in_double(random_model("Qwen3", **sight if window else {})).train()
     if rank:
         add_adapters(model, Lora(rank=rank, alpha=8.0), 0)
         for tensor in trained_tensors(model).values():
@@ -54,11 +55,12 @@ def trained(
     return torch.cat(gradients), metrics, sum(seen)
 
 
+@pytest.mark.parametrize("window", [0, 9])
 @pytest.mark.parametrize("opening", [0, 1, 2, 4, 12, 40])
-def test_gradients_and_metrics_do_not_know_of_it(opening: int) -> None:
+def test_gradients_and_metrics_do_not_know_of_it(opening: int, window: int) -> None:
     parts = alike_for(opening)
-    apart, own, num_tokens = trained(parts, shares=False)
-    shared, others, num_shared = trained(parts, shares=True)
+    apart, own, num_tokens = trained(parts, shares=False, window=window)
+    shared, others, num_shared = trained(parts, shares=True, window=window)
     assert num_tokens == sum(LENGTHS)
     assert num_shared == sum(LENGTHS) - (len(LENGTHS) - 1) * min(opening, min(LENGTHS) - 1)
     assert apart.abs().max() > 1e-3

@@ -34,7 +34,8 @@ def exact(
     enable_gqa: bool,
 ) -> Tensor:
     """Sequence by sequence; the last query sees the last key, each one before it a key less."""
-    assert window_size == (-1, 0)
+    before, behind = window_size
+    assert behind == 0
     assert query_ends.dtype == key_ends.dtype == torch.int32
     assert enable_gqa == (query.shape[1] != key.shape[1])
     assert most_queries == query_ends.diff().max()
@@ -48,12 +49,14 @@ def exact(
         keys, values = (x[begin:end].repeat_interleave(shared, 1) for x in (key, value))
         logits = torch.einsum("qnd,knd->nqk", own, keys) * scale
         visible = torch.ones(count, seen, dtype=torch.bool).tril(seen - count)
+        if before >= 0:  # keys before a query that it sees
+            visible = visible.triu(seen - count - before)
         weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
         out.append(torch.einsum("nqk,knd->qnd", weights, values))
     return torch.cat(out)
 
 
-def attended(opening: int, *, is_folded: bool) -> list[Tensor]:
+def attended(opening: int, window: int | None, *, is_folded: bool) -> list[Tensor]:
     """Attention over a row of sequences, and the gradients of queries, keys and values."""
     generator = torch.Generator().manual_seed(0)
     count, lengths = opening + sum(LENGTHS), torch.tensor(LENGTHS)
@@ -66,20 +69,23 @@ def attended(opening: int, *, is_folded: bool) -> list[Tensor]:
     if not is_folded:
         extents = Extents.of(lengths, opening)
         boundaries = replace(boundaries, visible=None, extents=extents)
-    out, _ = packed_attention(nn.Module(), *given, None, scaling=SCALE, boundaries=boundaries)
+    out, _ = packed_attention(
+        nn.Module(), *given, None, scaling=SCALE, boundaries=boundaries, sliding_window=window
+    )
     (out * drawn(1)[0, 0, :, None]).sum().backward()
     return [out.detach(), *(tensor.grad for tensor in given)]
 
 
+@pytest.mark.parametrize("window", [None, 1, 3, 16])
 @pytest.mark.parametrize("opening", [0, 1, 2, 9])
 def test_outputs_and_gradients_are_those_of_folded_attention(
-    opening: int, monkeypatch: pytest.MonkeyPatch
+    opening: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folded = attended(opening, is_folded=True)
+    folded = attended(opening, window, is_folded=True)
     monkeypatch.setattr(attention, "kernel", lambda: exact)
     monkeypatch.setattr(attention, "fits", lambda query, dropout: True)
     monkeypatch.setattr(attention, "_fold", None)  # nothing is folded
-    for one, other in zip(attended(opening, is_folded=False), folded, strict=True):
+    for one, other in zip(attended(opening, window, is_folded=False), folded, strict=True):
         assert torch.allclose(one, other, atol=1e-12)
 
 
@@ -95,8 +101,9 @@ def test_extents_of_sequences_and_of_an_opening() -> None:
     assert shared.own.tolist() == [4, 5, 6, 9]
 
 
+@pytest.mark.parametrize("window", [0, 3])
 @pytest.mark.parametrize("opening", [0, 2])
-def test_torchs_kernel_takes_our_arguments(opening: int) -> None:
+def test_torchs_kernel_takes_our_arguments(opening: int, window: int) -> None:
     assert attention.kernel() is not None
     extents = Extents.of(torch.tensor(LENGTHS), opening)
     count = opening + sum(LENGTHS)
@@ -105,7 +112,7 @@ def test_torchs_kernel_takes_our_arguments(opening: int) -> None:
             torch.empty(count, heads, SIZE, dtype=torch.bfloat16, requires_grad=True)
             for heads in (HEADS, KEY_HEADS, KEY_HEADS)
         ]
-        out = attention.attend_by_kernel(*given, extents, SCALE)
+        out = attention.attend_by_kernel(*given, extents, SCALE, window)
         out.sum().backward()
     assert out.shape == given[0].shape
     assert [each.grad.shape for each in given] == [each.shape for each in given]
