@@ -142,8 +142,8 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
 
         A process that sends nothing for `silence_s` is killed; after `NOTICE_S` of silence a note
         is yielded, and after twice as long another one, if the process is in foreign code, such as
-        a user's environment. Time in which the process waited for a core is not silence. Cancellation leaves the process running: end it by `terminate` or
-        `kill`.
+        a user's environment. Time in which the process waited for a core is not silence.
+        Cancellation leaves the process running: end it by `terminate` or `kill`.
         """
         loop = asyncio.get_running_loop()
         # `allowed` and `silent_s`: seconds of silence that are allowed, and that have passed.
