@@ -24,7 +24,7 @@ from torch import Tensor
 from mage_async.completion import with_roles, without_roles
 from mage_async.config.schema import Config
 from mage_async.credit.turn_table import TurnTable, build_table
-from mage_async.errors import RunError
+from mage_async.errors import DeterministicFailure, RunError
 from mage_async.learning.advantages import turn_advantages
 from mage_async.learning.attention import Boundaries
 from mage_async.learning.corrections import Tokens
@@ -118,7 +118,8 @@ def sequences_of(
                 )
                 order += [first + number for number in numbers]
         first += len(trial.turns)
-    by_segment = advantages[torch.tensor(order, device=advantages.device)]
+    index = torch.tensor(order, dtype=torch.long, device=advantages.device)
+    by_segment = advantages[index]
     pieces = by_segment.split([len(turns) for _, turns, _ in parts])
     return [
         _sequence(*part, piece, own_changes)
@@ -134,6 +135,9 @@ def training_sequences(
     Args:
         device: device that computes the advantages.
         version: version of the policy under training.
+
+    Raises:
+        DeterministicFailure: no token of the batch can be trained.
     """
     trials = [trial for group in groups for trial in group.trials]
     methods = Methods(config)
@@ -144,7 +148,15 @@ def training_sequences(
     if config.learner.average != "token":
         weights = torch.from_numpy(loss_weights(trials, config.learner.average, kinds))
         advantages = advantages * weights.to(advantages)
-    return sequences_of(trials, advantages, second_role=methods.second_role(), kinds=kinds)
+    found = sequences_of(trials, advantages, second_role=methods.second_role(), kinds=kinds)
+    if not found:
+        names = ", ".join(sorted(kind.name.lower() for kind in kinds))
+        raise DeterministicFailure(
+            f"none of the {len(trials)} trials of a batch has a sampled token in a turn that is "
+            f"trained on ({names}), so there is nothing to learn from: look with `mage check` or "
+            "`mage view` whether every turn has a single legal action, which is not sampled"
+        )
+    return found
 
 
 def loss_weights(

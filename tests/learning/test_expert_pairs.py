@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -15,7 +16,8 @@ from mage_async.learning.packing import MicroBatch, SampledTokens, TrainingSeque
 from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
 from mage_async.methods.stepagent.method import Settings
-from mage_async.methods.stepagent.preference import ExpertPairs, gaps
+from mage_async.methods.stepagent.preference import ExpertPairs, gaps, likeliest
+from mage_async.restriction import AllowedSets
 from mage_async.results.metrics import check_names
 from mage_async.trajectory import Kind
 from tests.helpers.random_models import smallest_qwen3
@@ -150,6 +152,20 @@ def test_a_policy_as_the_expert_is_followed_where_its_likeliest_token_first_diff
     assert each.prepared
     assert each.prepared[0].weights.tolist() == [3.0 * (n == place) for n in range(5)]
     assert each.prepared[0].experts[place] == token
+
+
+def test_a_policy_as_the_expert_prefers_a_token_that_could_have_been_drawn() -> None:
+    part = sequence({})
+    own = part.tokens[part.places].tolist()
+    sets = [sorted({token, 3 + place, 30}) for place, token in enumerate(own)]
+    part = replace(part, allowed=AllowedSets.of([np.array(each, np.int32) for each in sets]))
+    states = head_inputs(model(), MicroBatch.of([part], torch.device("cpu")).row, 1.0)
+    # Each token is a turn of its own, so each has its place for an expert's token.
+    found = likeliest(states, part.sampled.kinds, np.ones(5, np.int64)).tolist()
+    logits = (states.hidden @ states.head.T).tolist()
+    best = [max(each, key=row.__getitem__) for each, row in zip(sets, logits, strict=True)]
+    assert found == [b if b != o else -1 for b, o in zip(best, own, strict=True)]
+    assert max(found) >= 0
 
 
 def test_a_cycle_ends_with_the_policy_as_the_reference_and_a_checkpoint_holds_it() -> None:

@@ -36,6 +36,7 @@ from transformers import PreTrainedModel
 
 from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
+from mage_async.errors import DeterministicFailure
 from mage_async.learning.corrections import Surrogate
 from mage_async.learning.forward import head_inputs
 from mage_async.learning.optimizer import learning_rate, set_rate
@@ -340,6 +341,11 @@ class SacTrainer(Trainer):
         settings = msgspec.convert(config.methods["sac_glam"], Settings)
         new = experiences(groups, config, self._environment, self._chat, settings.hindsight)
         self._buffer.add(new, settings.capacity)
+        if not len(self._buffer):
+            raise DeterministicFailure(
+                "SAC-GLAM has no trial to learn from: in the first batch no turn had a choice "
+                "between legal actions; look at the trials with `mage view`"
+            )
         # This forward of the new batch is for metrics alone: its staleness, and the difference
         # between the engine's and the learner's log-probs.
         sequences = training_sequences(groups, config, self.model.device)

@@ -125,7 +125,8 @@ class PreferenceLoss:
 @torch.no_grad()
 def likeliest(inputs: HeadInputs, kinds: np.ndarray, turn_lengths: np.ndarray) -> np.ndarray:
     """Return the most likely token of an expert that is a policy, at the first token of each action
-    where it is not the sampled one: int64 [N], -1 elsewhere.
+    where it is not the sampled one: int64 [N], -1 elsewhere. Where the sampled token was drawn from
+    a set of allowed tokens, the expert's is of this set too.
 
     Args:
         inputs: the expert's forward over the policy's own tokens.
@@ -133,7 +134,12 @@ def likeliest(inputs: HeadInputs, kinds: np.ndarray, turn_lengths: np.ndarray) -
         turn_lengths: int64 [turns]: sampled tokens of each turn; they sum to N.
     """
     rows = inputs.hidden.split(_ROWS)
-    tokens = torch.cat([(each @ inputs.head.T).argmax(-1) for each in rows]).cpu().numpy()
+    best = torch.cat([(each @ inputs.head.T).argmax(-1) for each in rows])
+    if (sets := inputs.restricted) is not None:
+        logits = inputs.hidden[sets.index] @ inputs.head[sets.columns].T
+        allowed = logits.masked_fill(~sets.mask, -torch.inf).argmax(-1)
+        best[sets.index] = sets.columns[allowed]
+    tokens = best.cpu().numpy()
     targets = inputs.targets.cpu().numpy()
     differs = np.flatnonzero((tokens != targets) & (kinds == Kind.ACT))
     turns = np.repeat(np.arange(len(turn_lengths)), turn_lengths)

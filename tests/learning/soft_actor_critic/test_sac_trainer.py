@@ -1,6 +1,7 @@
 """A whole step of soft actor-critic: it learns, it is the same twice, and a checkpoint holds it."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import torch
 
 from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file
+from mage_async.errors import DeterministicFailure
+from mage_async.learning.packing import training_sequences
 from mage_async.policy.weight_digest import overall, tensor_digests
 from mage_async.results.metrics import check_names
 
@@ -50,6 +53,36 @@ def one_thread():
 
 def digest(trainer):
     return overall(tensor_digests(trainer.model))
+
+
+def without_choices(groups):
+    """The groups as if every turn had had a single legal action, which is not sampled."""
+    changed = []
+    for group in groups:
+        trials = [
+            replace(
+                trial,
+                segments=[
+                    replace(each, is_sampled=np.zeros_like(each.is_sampled))
+                    for each in trial.segments
+                ],
+            )
+            for trial in group.trials
+        ]
+        changed.append(replace(group, trials=trials))
+    return changed
+
+
+def test_a_batch_without_a_sampled_token_is_a_plain_error(run, config):
+    groups = without_choices(run.play_batch())
+    with pytest.raises(DeterministicFailure, match="none of the 4 trials of a batch has a sampled"):
+        training_sequences(groups, config, "cpu")
+
+
+def test_a_first_batch_without_a_choice_is_a_plain_error(run, monkeypatch):
+    monkeypatch.setattr("mage_async.methods.sac_glam.trainer.experiences", lambda *given: [])
+    with pytest.raises(DeterministicFailure, match="no turn had a choice"):
+        run._trainer.train(run.play_batch())
 
 
 def test_a_step_trains_the_policy_and_explains_its_metrics(run, config):
