@@ -21,8 +21,9 @@ from mage_async.trajectory import Task
 Split = Literal["train", "heldout"]
 """Set of task variants: those to train on, or those held out."""
 Ladders = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Ladders of increasingly hard tasks: for each option's name, the options of every rung, easiest
-first.
+"""Ladders of increasingly hard tasks: for each ladder's name, the options of every rung, easiest
+first. The rungs differ in the option that has the ladder's name or, if there is none, in their
+first option.
 """
 CallMode = Literal["at_once", "in_threads", "in_turn"]
 """How a trial calls `begin` and `act`. `at_once`: on its own event loop, so the calls must be fast.

@@ -52,11 +52,11 @@ def harder(
         ConfigError: there is no such ladder, or the options are on no rung of it, or on the
             highest.
     """
-    ladder, rungs, own_index = _own_rung(name, environment, options, ladder)
+    option, rungs, own_index = _own_rung(name, environment, options, ladder)
     if own_index + 1 == len(rungs):
         raise ConfigError(
-            f"environment {name!r}: {ladder} = {rungs[own_index][ladder]} has no harder rung; the "
-            f"ladder is {_known(ladder, rungs)}"
+            f"environment {name!r}: {option} = {rungs[own_index][option]} has no harder rung; the "
+            f"ladder is {_known(option, rungs)}"
         )
     return rungs[own_index + 1 :]
 
@@ -72,15 +72,15 @@ def curriculum(
         ConfigError: there is no such ladder, or the options are on no rung of it, or on the
             lowest.
     """
-    ladder, rungs, own_index = _own_rung(name, environment, options, ladder)
+    option, rungs, own_index = _own_rung(name, environment, options, ladder)
     if not own_index:
         raise ConfigError(
-            f"environment {name!r}: {ladder} = {rungs[0][ladder]} is the easiest rung of the "
-            f"ladder, which is {_known(ladder, rungs)}: a curriculum needs a harder one in "
+            f"environment {name!r}: {option} = {rungs[0][option]} is the easiest rung of the "
+            f"ladder, which is {_known(option, rungs)}: a curriculum needs a harder one in "
             "environment.options"
         )
     return [
-        {"name": name, "label": f"{ladder}-{rung[ladder]}", "options": {**options, **rung}}
+        {"name": name, "label": f"{option}-{rung[option]}", "options": {**options, **rung}}
         for rung in rungs[: own_index + 1]
     ]
 
@@ -88,7 +88,9 @@ def curriculum(
 def _own_rung(
     name: str, environment: Environment, options: Mapping[str, Any], ladder: str
 ) -> tuple[str, list[dict[str, Any]], int]:
-    """Return the name of a ladder, its rungs, and the index of the environment's own rung."""
+    """Return the option in which the rungs of a ladder differ, the rungs, and the index of the
+    environment's own rung.
+    """
     ladders: Mapping[str, Any] = getattr(environment, "ladders", {})
     if not ladders:
         raise ConfigError(f"environment {name!r} declares no `ladders` of harder tasks")
@@ -97,20 +99,27 @@ def _own_rung(
         raise ConfigError(
             f"environment {name!r} has no ladder {ladder!r}; there are {', '.join(ladders)}"
         )
-    own = {**_defaults(environment), **options}.get(ladder)
     rungs = [dict(rung) for rung in ladders[ladder]]
-    indices = [index for index, rung in enumerate(rungs) if rung[ladder] == own]
+    first = rungs[0] if rungs else {}
+    option = ladder if ladder in first else next(iter(first), ladder)
+    if not rungs or not all(option in rung for rung in rungs):
+        raise ConfigError(
+            f"environment {name!r}: the ladder {ladder!r} needs rungs that all set {option!r}, "
+            f"such as {{{option!r}: 3}}, got {rungs}"
+        )
+    own = {**_defaults(environment), **options}.get(option)
+    indices = [index for index, rung in enumerate(rungs) if rung[option] == own]
     if not indices:
         raise ConfigError(
-            f"environment {name!r}: {ladder} = {own} has no harder rung; the ladder is "
-            f"{_known(ladder, rungs)}"
+            f"environment {name!r}: {option} = {own} has no harder rung; the ladder is "
+            f"{_known(option, rungs)}"
         )
-    return ladder, rungs, indices[0]
+    return option, rungs, indices[0]
 
 
-def _known(ladder: str, rungs: list[dict[str, Any]]) -> str:
-    """Return the values of a ladder as text."""
-    return ", ".join(str(rung[ladder]) for rung in rungs)
+def _known(option: str, rungs: list[dict[str, Any]]) -> str:
+    """Return the values of a ladder's option as text."""
+    return ", ".join(str(rung[option]) for rung in rungs)
 
 
 def _defaults(environment: Environment) -> dict[str, Any]:

@@ -1,17 +1,20 @@
 """Ladders of harder tasks: which rungs stand above an environment, and what is refused."""
 
+from typing import Any
+
 import pytest
 
 from mage_async.assembly import environment_of
 from mage_async.config import config_file
 from mage_async.environments.catalogue import load, names
-from mage_async.environments.options import harder
+from mage_async.environments.options import curriculum, harder
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.tasks.task_stream import TaskStream
 from mage_services.actor.evaluator import Ladder, ladder_of, times_as_long, with_rung
 
 PRETRAINED = ("policy.kind=pretrained", "policy.source=none")
+CORRIDORS = {"shapes": [[6, 6]], "shortest": [4, 12]}
 WITH_LADDERS = [name for name in names() if load(name).ladders]
 
 
@@ -63,13 +66,35 @@ def test_rungs_stand_above_the_runs_own_option() -> None:
         ("sokoban", {}, "walls", "'sokoban' has no ladder 'walls'; there are boxes"),
         ("sokoban", {"boxes": 4}, "", "boxes = 4 has no harder rung; the ladder is 1, 2, 3, 4"),
         ("sokoban", {"boxes": 5}, "", "boxes = 5 has no harder rung"),
+        # `lives` and `size`, the ladders of these games, change nothing with these options.
+        ("hangman", {"says_word": True}, "", "environment 'hangman' declares no `ladders`"),
+        ("maze", CORRIDORS, "size", "environment 'maze' declares no `ladders`"),
     ],
 )
 def test_what_has_no_harder_rung_is_a_sentence(
-    name: str, options: dict[str, int], ladder: str, sentence: str
+    name: str, options: dict[str, Any], ladder: str, sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         harder(name, load(name, **options), options, ladder)
+
+
+def test_a_ladder_may_have_another_name_than_the_option_that_its_rungs_set() -> None:
+    class Levels(Locks):
+        """Guess the digits."""
+
+        ladders = {"level": Locks.ladders["digits"]}  # noqa: RUF012
+
+    levels = ResetStep(Levels, {})
+    assert harder("lock", levels, {}, "level") == [{"digits": 4, "turns": 9}]
+    labels = [each["label"] for each in curriculum("lock", levels, {}, "level")]
+    assert labels == ["digits-2", "digits-3"]
+
+
+@pytest.mark.parametrize("rungs", [(), ({},), ({"digits": 2}, {"turns": 9})])
+def test_rungs_that_set_no_common_option_are_refused(rungs: tuple[dict[str, int], ...]) -> None:
+    lock = ResetStep(type("Broken", (Locks,), {"ladders": {"digits": rungs}}), {})
+    with pytest.raises(ConfigError, match="'digits' needs rungs that all set 'digits', such as"):
+        harder("lock", lock, {}, "digits")
 
 
 def test_a_tiny_policy_plays_rungs_whose_words_it_knows() -> None:

@@ -189,6 +189,8 @@ class Hangman(Game[str]):
         check_whole("hangman", "turns", turns, 1, 100)
         self._words, self._says_word = every[:words], says_word
         self._lives = turns if says_word else lives
+        if says_word:
+            self.ladders = ladders_of()  # `lives` changes nothing
         vocabulary = (*LETTERS, BLANK, HIT, MISS, WON, LOST, INVALID)
         if says_word:
             facts = facts_of("hangman", turns, (*vocabulary, *self._words), threshold=0.5)

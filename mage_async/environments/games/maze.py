@@ -216,6 +216,8 @@ class MazeGame(Game[str]):
         check_whole("maze", "loops", loops, 0, 100)
         check_whole("maze", "mazes", mazes, 8, 1_000_000)
         self._shapes, self._shortest = _checked(shapes, shortest)
+        if shapes:
+            self.ladders = MappingProxyType({})  # `size` changes nothing
         # Without the border of walls, which `shapes` count too.
         sides = zip(*self._shapes, strict=True) if shapes else ((size + 2,), (size + 2,))
         rows, columns = (max(each) - 2 for each in sides)
