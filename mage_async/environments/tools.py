@@ -249,7 +249,7 @@ class Tool:
 
 def has_tools(kind: type) -> bool:
     """Return whether a class has tools."""
-    return any(hasattr(method, _MARK) for each in kind.__mro__ for method in vars(each).values())
+    return bool(_schemas(kind))
 
 
 def tools_of(kind: type) -> dict[str, Tool]:
@@ -258,14 +258,28 @@ def tools_of(kind: type) -> dict[str, Tool]:
     Raises:
         ConfigError: a signature or a docstring lacks what a tool needs.
     """
-    names = [name for each in reversed(kind.__mro__) for name in vars(each)]
-    methods = {name: getattr(kind, name, None) for name in names}
-    return {name: _tool(kind, method) for name, method in methods.items() if hasattr(method, _MARK)}
+    return {name: _tool(kind, getattr(kind, name), own) for name, own in _schemas(kind).items()}
 
 
-def _tool(kind: type, method: Any) -> Tool:
-    """Return the tool of a marked method."""
-    place, given = f"{kind.__name__}.{method.__name__}", getattr(method, _MARK)
+def _schemas(kind: type) -> dict[str, Mapping[str, Any] | None]:
+    """Return the given schema, or None, of each method that is a tool, in the order of the class.
+
+    A method that overrides a tool is a tool too, without a mark of its own; None in its place
+    removes the tool.
+    """
+    found = dict[str, Mapping[str, Any] | None]()
+    for each in reversed(kind.__mro__):
+        for name, method in vars(each).items():
+            if hasattr(method, _MARK):
+                found[name] = getattr(method, _MARK)
+            elif method is None:
+                found.pop(name, None)
+    return found
+
+
+def _tool(kind: type, method: Any, given: Mapping[str, Any] | None) -> Tool:
+    """Return the tool of a method."""
+    place = f"{kind.__name__}.{method.__name__}"
     if given:
         function = _given_function(place, method.__name__, given)
         arguments = arguments_of(place, function["parameters"])
@@ -398,6 +412,8 @@ async def _answers(
     """Make the calls; return the answers in order, and whether all calls were valid. Calls beyond
     `MAX_CALLS` have one answer together.
     """
+    # Chat templates write a tool's message without the id of its call, so fewer messages than calls
+    # are allowed; one answer for each of a thousand calls would fill the context.
     answers, is_valid = list[str](), True
     for number, call in enumerate(calls):
         if _is_done(user_object):

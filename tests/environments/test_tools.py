@@ -149,6 +149,23 @@ def test_what_a_tool_raises_is_the_environments_fault() -> None:
         outcomes(Boxes, call("fall"))
 
 
+class Careful(Boxes):
+    """Override one tool, and remove another."""
+
+    fall = None
+
+    def look(self, box: int) -> str:
+        """Look into a box with care."""
+        return f"carefully: {super().look(box)}"
+
+
+def test_a_method_that_overrides_a_tool_is_a_tool() -> None:
+    look, move = (each.schema["function"] for each in tools_of(Careful).values())
+    assert (look["description"], move["name"]) == ("Look into a box with care.", "move")
+    (outcome,) = outcomes(Careful, call("look", box=1))
+    assert outcome.observation == "carefully: box 1: nothing"
+
+
 SHAKE = {
     "type": "function",
     "function": {
@@ -175,15 +192,23 @@ class Given(Boxes):
         return {"boxes": boxes, "how": how, "by": by}
 
 
-def test_a_given_schema_is_offered_and_checked_as_it_is() -> None:
-    assert tools_of(Given)["shake"].schema == SHAKE
+class GivenBefore(Given):
+    """Override a method whose schema is given."""
+
+    def shake(self, boxes, how="softly", by=None):  # type: ignore[no-untyped-def]
+        return super().shake(boxes, how, by)
+
+
+@pytest.mark.parametrize("kind", [Given, GivenBefore])
+def test_a_given_schema_is_offered_and_checked_as_it_is(kind: type) -> None:
+    assert tools_of(kind)["shake"].schema == SHAKE
     said = (
         call("shake", boxes=[1], by={"hand": "left"}),
         call("shake", boxes=[0]),
         call("shake", boxes=[1], how="well"),
         call("shake", boxes=[1], by={"hand": 1}),
     )
-    right, *wrong = outcomes(Given, *said)
+    right, *wrong = outcomes(kind, *said)
     assert right.observation == '{"boxes":[1],"how":"softly","by":{"hand":"left"}}'
     assert [each.observation for each in wrong] == [
         "Error: shake: Expected `int` >= 1 - at `$.boxes[0]`.",
