@@ -247,9 +247,11 @@ def _read_array(space: Any, text: str) -> Any:
         numbers = np.array(text.replace(",", " ").split(), dtype=np.float64)
     except ValueError:
         return None
-    action = numbers.astype(space.dtype)
+    with np.errstate(all="ignore"):  # the type may not hold the number
+        action = numbers.astype(space.dtype)
     is_whole = np.issubdtype(space.dtype, np.floating) or bool((action == numbers).all())
-    return action if is_whole and space.contains(action) else None
+    # A space without bounds contains infinity.
+    return action if is_whole and np.isfinite(action).all() and space.contains(action) else None
 
 
 def _short(space: Any) -> str:

@@ -5,9 +5,11 @@ trial. A task is the seed that `reset` sends.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mage_async.environments.loaders.loader import (
@@ -28,11 +30,26 @@ counts as gone.
 """
 METADATA = "metadata"
 """Name of a field of every action and every observation that agents neither write nor read."""
+
+
+def _finite(text: str) -> float:
+    """Return the number that a text names.
+
+    Raises:
+        ValueError: it names none, or one that JSON cannot hold, such as `nan` or `1e999`.
+    """
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not finite")
+    return number
+
+
+_json = partial(json.loads, parse_float=_finite, parse_constant=_finite)
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "string": str,
     "integer": int,
-    "number": float,
-    "boolean": json.loads,
+    "number": _finite,
+    "boolean": _json,
 }
 """Converters from text, by JSON type."""
 
@@ -49,7 +66,7 @@ class ActionForm:
         try:
             if (field := self._only()) is not None:
                 return {field: _READERS[self.fields[field]["type"]](text)}
-            found = json.loads(text)
+            found = _json(text)
         except (ValueError, RecursionError):  # the latter for a thousand brackets
             return None
         return found if isinstance(found, dict) else None

@@ -5,6 +5,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
+import numpy
 import pytest
 
 from mage_async.environments import catalogue
@@ -89,6 +90,9 @@ def test_spaces_are_put_into_words_and_actions_are_read() -> None:
     assert list(read("2, 1")) == [2, 1]
     assert [read(each) for each in ("3 1", "1", "1.5 1", "two one", "")] == [None] * 5
     assert reader("own", spaces.Text(3, charset="ab"), ())[1]("abba") is None
+    _, read = reader("own", spaces.Box(-float("inf"), float("inf"), (1,)), ())
+    assert read("3e38") == [numpy.float32(3e38)]
+    assert [read(each) for each in ("inf", "-inf", "nan", "1e39", "1e999")] == [None] * 5
     assert reader("own", spaces.Discrete(2, start=5), ())[0] == ("5", "6")
 
 

@@ -210,6 +210,12 @@ def test_the_form_of_an_action_follows_the_schema() -> None:
     assert both.read('{"what": "dig"}') == {"what": "dig"}
     assert both.read("dig") is None
     assert both.read('{"what": ' + "[" * 5000) is None
+    share = form(share={"type": "number"})
+    assert share.read("-1e3") == {"share": -1000.0}
+    assert [share.read(each) for each in ("nan", "-inf", "1e999", "half")] == [None] * 4
+    assert [both.read(f'{{"where": {each}}}') for each in ("NaN", "Infinity", "1e999")] == [
+        None
+    ] * 3
     assert both.instruction().startswith('Answer with a JSON object: {"what"')
     with pytest.raises(EnvironmentFault, match="have no fields that a text could fill"):
         form()
