@@ -236,22 +236,15 @@ def check_room(config: Config) -> None:
 
 
 def _check_environment(config: Config, name: str, environment: Environment) -> None:
-    """Check that one environment declares the words, bounds, script and members that are needed."""
+    """Check that one environment declares the words, script and members that are needed."""
     if is_rehearsed(name, environment):
         check_declared(name, environment, config.evaluation.episodes)
-    if isinstance(environment, ResetStep):
-        facts, population = environment.facts, config.population
-        if isinstance(config.policy, Tiny) and not facts.words:
-            raise ConfigError(
-                f'environment {name!r} has no `words`, of which policy.kind = "tiny" is built: '
-                "declare them, or set policy.source to a pretrained model"
-            )
-        is_rated = population.rivals or population.matchmaker.kind != "decks"
-        if is_rated and None in (facts.min_return, facts.max_return):
-            raise ConfigError(
-                f"environment {name!r}: a population rates returns between `min_return` and "
-                "`max_return`: declare both"
-            )
+    is_tiny = isinstance(config.policy, Tiny)
+    if is_tiny and isinstance(environment, ResetStep) and not environment.facts.words:
+        raise ConfigError(
+            f'environment {name!r} has no `words`, of which policy.kind = "tiny" is built: '
+            "declare them, or set policy.source to a pretrained model"
+        )
     # Not `isinstance`: the subclass `FromScriptIfAny` needs no script.
     needs_script = type(config.warm_start) is FromScript
     if needs_script and not _has_script(environment):
@@ -365,7 +358,8 @@ def _check_learner(config: Config) -> None:
 
 
 def _check_population(config: Config, environment: Environment, self_play_share: float) -> None:
-    """Refuse members that are both trained on and held out, and past policies without a seat.
+    """Refuse returns without bounds, members that are both trained on and held out, and past
+    policies without a seat.
 
     Args:
         self_play_share: share of groups in which the policy plays both seats.
@@ -378,6 +372,11 @@ def _check_population(config: Config, environment: Environment, self_play_share:
             "a mix has no population: its parts are not rated against each other; set "
             'population.rivals = 0 and population.matchmaker = "decks", and leave out methods of '
             "self-play"
+        )
+    if is_rated and None in (environment.facts.min_return, environment.facts.max_return):
+        raise ConfigError(
+            f"environment {name!r}: a population rates returns between `min_return` and "
+            "`max_return`: declare both"
         )
     check_disjoint(name, train, heldout)
     if taken := [each for each in (*train, *heldout) if is_policy(each)]:

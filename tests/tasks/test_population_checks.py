@@ -1,5 +1,7 @@
 """Populations that cannot be are refused before anything runs."""
 
+from dataclasses import replace
+
 import pytest
 
 from mage_async.assembly import check
@@ -8,6 +10,8 @@ from mage_async.environments.catalogue import load
 from mage_async.environments.games.rps import Rps
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
+
+SEATS = 'advantage.baseline=["group", "seat", "kind", "episode", "index"]'
 
 
 def test_who_is_trained_on_is_not_held_out_and_nobody_has_a_versions_name() -> None:
@@ -50,11 +54,42 @@ def test_a_filter_of_members_is_not_asked_about_versions() -> None:
         check(config_file.load(config_file.find("kuhn"), changes))
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["population.rivals=0.5", "population.matchmaker=progress", "methods.both_seats.share=0.5"],
+)
+@pytest.mark.parametrize("kind", ["Unbounded", "UnboundedSteps"])
+def test_returns_without_bounds_are_not_rated(kind: str, change: str) -> None:
+    own = [f"environment.name={__name__}:{kind}", "environment.options={}", SEATS]
+    with pytest.raises(ConfigError, match="between `min_return` and `max_return`: declare both"):
+        check(config_file.load(config_file.find("quickstart"), [*own, change]))
+
+
 class Few(Rps):
     """Whoever is not met takes the other's place."""
 
     def swaps(self, member: str, split: str) -> tuple[str, ...]:
         return tuple(each for each in self.members(split) if each != member)
+
+
+class Unbounded(Few):
+    """It declares no bounds of its returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts = replace(self.facts, min_return=None, max_return=None)
+
+
+class UnboundedSteps:
+    """Its returns have no bounds, and it has `reset` and `step`."""
+
+    words = legal_actions = ("rock", "paper")
+
+    def reset(self, seed: int, task: int) -> str:
+        return "rock"
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        return "paper", 1.0, True
 
 
 class Shared(Few):
@@ -78,9 +113,6 @@ def test_the_catalogue_says_who_has_a_second_seat() -> None:
         if load(name).duel(Task(name, "policy-0", 0, 0), 0) is not None
     }
     assert seated == {"kuhn", "rps", "tictactoe", "openspiel"}
-
-
-SEATS = 'advantage.baseline=["group", "seat", "kind", "episode", "index"]'
 
 
 @pytest.mark.parametrize(
