@@ -434,16 +434,18 @@ def _trace(environment: Environment, member: str) -> Trace:
     task = Task(facts.name, member, 0, environment.seats()[0])
     for episode in range(NUM_EPISODES):
         play = begun(environment, task, episode)
-        settled(play)
-        found.append((play.observation, 0.0))
-        is_done = False
-        while not is_done:
-            if not (choices := play.legal_actions() or facts.words):
-                raise ConfigError("no `legal_actions` and no `words` say what an action may be")
-            answered = play.act(source.choice(choices))
-            answered = settled(play) or answered  # a slow play gives its outcome in a call
-            found.append((answered.observation, answered.reward))
-            is_done = answered.is_done
-        if isinstance(play, SlowPlay) and (call := play.closing()) is not None:
-            call.now()
+        try:
+            settled(play)
+            found.append((play.observation, 0.0))
+            is_done = False
+            while not is_done:
+                if not (choices := play.legal_actions() or facts.words):
+                    raise ConfigError("no `legal_actions` and no `words` say what an action may be")
+                answered = play.act(source.choice(choices))
+                answered = settled(play) or answered  # a slow play gives its outcome in a call
+                found.append((answered.observation, answered.reward))
+                is_done = answered.is_done
+        finally:
+            if isinstance(play, SlowPlay) and (call := play.closing()) is not None:
+                call.now()
     return tuple(found)

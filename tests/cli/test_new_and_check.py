@@ -10,6 +10,8 @@ import torch  # noqa: F401  Imported in a test, its log would go to the captured
 
 from mage_async.environments.catalogue import load
 from mage_async.environments.rehearsal import compare_heldout
+from mage_async.environments.user_class import ResetStep
+from mage_async.errors import CallFault, ConfigError
 from mage_services.cli.main import EXIT_USAGE, main
 
 BAD = """
@@ -120,6 +122,32 @@ def test_held_out_tasks_that_hide_what_trained_ones_do_are_found(vault: Path) ->
     assert "all trained tasks answer alike" in alike.sentence()
     assert "each hides something" in new.sentence()
     assert "declare `members(split)`" in new._replace(num_known=8).sentence()
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"), [((), ConfigError), (("red",), CallFault)], ids=["no words", "it raises"]
+)
+def test_a_comparison_that_ends_in_an_error_closes_its_object(
+    words: tuple[str, ...], fault: type[Exception]
+) -> None:
+    closed = []
+
+    class Failing:
+        """Raise at the first step."""
+
+        def reset(self, seed: int, task: int) -> str:
+            return "red"
+
+        def step(self, action: str) -> tuple[str, float, bool]:
+            raise KeyError(action)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    Failing.words = words
+    with pytest.raises(fault):
+        next(compare_heldout(ResetStep(Failing, {})))
+    assert len(closed) == 1
 
 
 @pytest.mark.slow
