@@ -33,3 +33,4 @@ def test_a_failure_at_the_end_is_raised_where_it_is_left() -> None:
         Background(lambda: failing(early=False)) as background,
     ):
         assert background.run(doubled(background.value)) == 14
+    background.__exit__()  # what was left is not left again, and nothing is raised

@@ -57,6 +57,7 @@ def test_a_policy_is_talked_to_beside_a_running_loop_and_remembers(run):
             second = chat("opp rock", temperature=0.0)
             chat.reset()
             assert chat("episode 1", temperature=0.0) == first
+            chat.close()  # and once more at the end of the block
             return first, second
 
     first, second = asyncio.run(talk())

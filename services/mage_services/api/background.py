@@ -53,6 +53,8 @@ class Background(Generic[T]):
         return self
 
     def __exit__(self, *failure: object) -> None:
+        if not self._thread.is_alive():
+            return  # it was closed before
         self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join()
         if self._failure is not None:  # of the context manager's exit

@@ -91,7 +91,7 @@ class Chat:
         self._session = f"session {next(self._sessions)}"
 
     def close(self) -> None:
-        """End the engine."""
+        """End the engine; a second call has no effect."""
         self._background.__exit__()
 
     def __enter__(self) -> Self:
