@@ -1,11 +1,13 @@
 """Whole small runs from Python."""
 
 import asyncio
+import os
 import signal
 
 import pytest
 
 import mage_async as mage
+from mage_services.api.start_to_report import start_run
 from tests.end_to_end.conftest import SMALL
 
 KEYS = dict(each.split("=") for each in SMALL)
@@ -57,6 +59,19 @@ def test_a_run_is_trained_beside_a_running_loop_stopped_by_a_callback_and_resume
     assert seen[-1] == 4
     assert again.summary["complete"]
     assert {number: signal.getsignal(number) for number in handlers} == handlers
+
+
+def test_more_actors_than_cores_that_may_be_used_are_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5})
+
+    def say(line):
+        raise Enough(line)  # before anything is played
+
+    with pytest.raises(Enough, match="--actors 6: each computes, and this process may use 2 c"):
+        start_run(
+            small(), run_dir=tmp_path / "run", actors=6, is_resumed=False, cluster="", say=say
+        )
 
 
 def test_a_mistake_is_raised_before_any_process_starts(tmp_path):

@@ -86,10 +86,10 @@ def start_run(
         raise ConfigError(f"--actors must be at least 1, got {actors}")
     is_pretrained = isinstance(config.policy, Pretrained)
     num_actors = actors or (DEFAULT_PRETRAINED_ACTORS if is_pretrained else DEFAULT_ACTORS)
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     # The default number of actors gets no warning, even on fewer cores.
     if isinstance(config.engine, Embedded) and num_actors > max(cores, DEFAULT_ACTORS):
-        say(f"--actors {num_actors}: each computes, and this machine has {cores} cores")
+        say(f"--actors {num_actors}: each computes, and this process may use {cores} cores")
     trackers_of(config.tracking)  # raises if a tracker's package is not installed
     check_installed(config.learner)
     rehearse_all(config, say)
