@@ -51,6 +51,18 @@ def test_a_folder_of_runs_is_looked_through(
     assert finding.endswith(SIGNATURES["truncation"].remedy)
 
 
+def test_an_evaluation_inside_a_run_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    make_run(run)
+    elsewhere = run.root / "environment_maze" / "episodes_5"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / run.config.name).write_text(run.config.read_text())
+    assert main(["doctor", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{run.root}: 60 steps, no findings\n"
+
+
 def test_a_folder_without_a_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

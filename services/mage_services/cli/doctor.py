@@ -100,7 +100,8 @@ def _runs(roots: Sequence[Path]) -> Iterator[RunDirectory]:
     for root in roots:
         name = RunDirectory(root).config.name
         is_run = (root / name).is_file()
-        found = [root] if is_run else sorted({file.parent for file in root.rglob(name)})
+        found = {root} if is_run else {file.parent for file in root.rglob(name)}
         if not found:
             raise RunError(f"{root}: neither a run nor a folder with runs: no {name} in it")
-        yield from map(RunDirectory, found)
+        # A run may hold evaluations in other environments, each with a configuration of its own.
+        yield from (RunDirectory(each) for each in sorted(found) if found.isdisjoint(each.parents))
