@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,25 @@ def live(root: Path, source: Here | None, *wanted: str) -> tuple[list[dict[str, 
     *events, last = asyncio.run(whole())
     assert last["event"] == ENDED
     return [event for event in events if event["event"] not in ("beat", "finished")], last["end"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_before_the_process_starts_ends_it_once_it_has(root: Path, number: int) -> None:
+    spec = ProcessSpec("actor-0", "asked_for", (str(root), "-"), root / "logs/own.log", threads=1)
+
+    class Signalled(Here):
+        """Send the signal while the keys are still copied."""
+
+        async def remote(self, path: Path) -> Any:
+            await keeper.signal(number)
+            return await super().remote(path)
+
+    keeper = Keeper(root, root / "keys", Signalled())
+
+    async def whole() -> list[dict[str, Any]]:
+        return [event async for event in keeper.live(spec, 60.0)]
+
+    assert asyncio.run(whole())[-1]["end"].code == -number
 
 
 def test_on_the_node_of_the_run_nothing_is_copied(root: Path) -> None:

@@ -57,6 +57,8 @@ class Keeper:
     def __init__(self, root: Path, keys: Path, source: Any | None) -> None:
         self._root, self._keys, self._source = root, keys, source
         self._child: SupervisedProcess | None = None
+        self._early_signal = 0
+        """Number of the signal that came before the process was started; 0 for none."""
         self._weights: list[Path] = []
 
     async def node(self) -> str:
@@ -74,6 +76,8 @@ class Keeper:
             if self._source is not None:
                 spec = await self._spec_in(spec, Path(folder))
             self._child = child = await SupervisedProcess.start(spec)
+            if self._early_signal:
+                await self.signal(self._early_signal)
             async for event in child.events(silence_s):
                 if event["event"] == "wants":
                     child.send(await self._answer(Path(event["path"]), Path(folder)))
@@ -85,8 +89,10 @@ class Keeper:
         yield {"event": ENDED, "end": end}
 
     async def signal(self, number: int) -> None:
-        """Send SIGTERM or SIGKILL to the process, if it has been started."""
-        if self._child is not None:
+        """Send SIGTERM or SIGKILL to the process, or as soon as it has been started."""
+        if self._child is None:
+            self._early_signal = number
+        else:
             self._child.terminate() if number == signal.SIGTERM else self._child.kill()
 
     async def ended(self) -> int:
