@@ -6,6 +6,7 @@ releases it (`flock`) when the process ends, however that happens. Reading a run
 
 import fcntl
 import os
+import re
 from pathlib import Path
 
 from mage_async.errors import RunError
@@ -51,13 +52,27 @@ def is_held(file: Path) -> bool | None:
     locks = Path("/proc/locks")
     if not locks.is_file() or not file.is_file():
         return None
-    node = str(file.stat().st_ino)
-    return any(_is_of(line.split(), node) for line in locks.read_text().splitlines())
+    place = _place(file)
+    return any(_is_of(line.split(), place) for line in locks.read_text().splitlines())
 
 
-def _is_of(fields: list[str], node: str) -> bool:
-    """Return whether a line of /proc/locks is about the inode `node`.
+def _place(file: Path) -> str:
+    """Return the device and the inode of a file as /proc/locks has them, such as `fe:01:1311`."""
+    # The device is that of the file system. `st_dev` is another one in a subvolume of btrfs, and
+    # for some files of overlayfs.
+    with file.open("rb") as opened:
+        (mount,) = re.findall(
+            r"^mnt_id:\s*(\d+)", Path(f"/proc/self/fdinfo/{opened.fileno()}").read_text(), re.M
+        )
+        node = os.fstat(opened.fileno()).st_ino
+    mounts = Path("/proc/self/mountinfo").read_text()
+    ((major, minor),) = re.findall(rf"^{mount} \d+ (\d+):(\d+) ", mounts, re.M)
+    return f"{int(major):02x}:{int(minor):02x}:{node}"
 
-    Such a line is `1: FLOCK ADVISORY WRITE 815 fe:01:1311 0 EOF`, where 1311 is the inode.
+
+def _is_of(fields: list[str], place: str) -> bool:
+    """Return whether a line of /proc/locks is about the file at `place`.
+
+    Such a line is `1: FLOCK ADVISORY WRITE 815 fe:01:1311 0 EOF`.
     """
-    return len(fields) > 5 and fields[1] == "FLOCK" and fields[5].split(":")[-1] == node
+    return len(fields) > 5 and fields[1] == "FLOCK" and fields[5] == place
