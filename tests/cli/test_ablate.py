@@ -117,6 +117,15 @@ def test_a_matrix_that_a_signal_ends_has_the_exit_status_of_the_signal(
     assert capsys.readouterr().out.endswith("stopped; the same call goes on\n")
 
 
+def test_a_cancelled_cell_leaves_no_configuration_beside_its_folder(tmp_path: Path) -> None:
+    ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path)])
+    (cell,) = ablation.configs
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(matrix_runs._run(ablation, cell), 0.5))
+    assert ablation.log_of(cell).is_file()
+    assert not list(tmp_path.glob("*.toml"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_matrix_runs_reports_resumes_and_refuses_another_configuration(tmp_path: Path) -> None:

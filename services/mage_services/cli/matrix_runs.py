@@ -177,22 +177,24 @@ async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
     config.write_text(config_file.dump(matrix.configs[cell]))
     command = [sys.executable, "-m", "mage_async.launch", "--config", str(config)]
     command += ["--run-dir", str(run.root), "--actors", str(matrix.num_actors)]
-    with matrix.log_of(cell).open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            # No module of the current directory takes the place of another.
-            env=os.environ | {"PYTHONSAFEPATH": "1"},
-        )
-        try:
-            code = await process.wait()
-        finally:
-            if process.returncode is None:
-                process.terminate()
-                await process.wait()
-    config.unlink()
+    try:
+        with matrix.log_of(cell).open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                # No module of the current directory takes the place of another.
+                env=os.environ | {"PYTHONSAFEPATH": "1"},
+            )
+            try:
+                code = await process.wait()
+            finally:
+                if process.returncode is None:
+                    process.terminate()
+                    await process.wait()
+    finally:
+        config.unlink()
     return "failed" if code else "done"
 
 
