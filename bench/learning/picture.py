@@ -8,6 +8,7 @@ memory of earlier episodes, `swapped` meets another opponent in the last one, an
 was trained on as many episodes."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,15 +54,16 @@ PANELS = (
 def main() -> None:
     """Draw the figures of the baselines."""
     option_parser(__doc__).parse_args()
-    FILE.write_text(draw([(panel, _summaries(panel)) for panel in PANELS]))
+    charts = [(panel.title, _chart(panel, _summaries(panel))) for panel in PANELS]
+    FILE.write_text(draw(charts))
     print(f"written to {FILE.name}")
 
 
-def draw(panels: Sequence[tuple[Panel, dict[str, list[Summary]]]]) -> str:
-    """Return the SVG, with two panels in a row."""
-    rows = -(-len(panels) // 2)
+def draw(charts: Sequence[tuple[str, Chart | None]]) -> str:
+    """Return the SVG of charts with their titles, two in a row."""
+    rows = -(-len(charts) // 2)
     width, height = 2 * WIDTH + 3 * GAP, rows * (HEIGHT + TOP + GAP) + GAP
-    drawn = [_panel(number, panel, known) for number, (panel, known) in enumerate(panels)]
+    drawn = [_panel(number, title, chart) for number, (title, chart) in enumerate(charts)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" id="all"><style>{fill("style.css")}{STYLE}</style>'
@@ -69,12 +71,12 @@ def draw(panels: Sequence[tuple[Panel, dict[str, list[Summary]]]]) -> str:
     )
 
 
-def _panel(number: int, panel: Panel, known: dict[str, list[Summary]]) -> str:
+def _panel(number: int, title: str, chart: Chart | None) -> str:
     across, down = GAP + number % 2 * (WIDTH + GAP), GAP + number // 2 * (HEIGHT + TOP + GAP)
     return (
-        f'<g transform="translate({across},{down})"><text y="14" class="name">{panel.title}</text>'
+        f'<g transform="translate({across},{down})"><text y="14" class="name">{title}</text>'
         f'<svg class="panel" y="{TOP}" width="{WIDTH}" height="{HEIGHT}">'
-        f"{svg(_chart(panel, known))}</svg></g>"
+        f"{svg(chart)}</svg></g>"
     )
 
 
@@ -97,10 +99,19 @@ def _chart(panel: Panel, known: dict[str, list[Summary]]) -> Chart | None:
 def _series(label: str, runs: Sequence[Summary], name: str, css: str) -> Series:
     """Return the line of each episode's mean over seeds, with its interval."""
     returns = [run["evaluation"][name]["return_by_episode"] for run in runs]
-    pairs = [interval(values) for values in zip(*returns, strict=True)]
-    return Series(
-        label, _numbered([mean for mean, _ in pairs]), css, [half for _, half in pairs], True
-    )
+    return mean_line(label, list(enumerate(zip(*returns, strict=True), 1)), css)
+
+
+def mean_line(label: str, values: Sequence[tuple[float, Sequence[float]]], css: str) -> Series:
+    """Return the line of means over seeds, with 95 % bands; without bands for one seed.
+
+    Args:
+        values: for each x, the value of each seed.
+    """
+    pairs = [(x, interval(list(by_seed))) for x, by_seed in values]
+    points = [(float(x), mean) for x, (mean, _) in pairs]
+    halves = [half for _, (_, half) in pairs if math.isfinite(half)]
+    return Series(label, points, css, halves, has_dots=True)
 
 
 def _numbered(values: Iterable[float]) -> list[tuple[float, float]]:

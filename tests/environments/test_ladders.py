@@ -69,6 +69,7 @@ def test_rungs_stand_above_the_runs_own_option() -> None:
         # `lives` and `size`, the ladders of these games, change nothing with these options.
         ("hangman", {"says_word": True}, "", "environment 'hangman' declares no `ladders`"),
         ("maze", CORRIDORS, "size", "environment 'maze' declares no `ladders`"),
+        ("minesweeper", {"size": 4, "mines": 4}, "", "mines = 4 has no harder rung"),
     ],
 )
 def test_what_has_no_harder_rung_is_a_sentence(
@@ -103,6 +104,8 @@ def test_a_tiny_policy_plays_rungs_whose_words_it_knows() -> None:
         return ladder_of(config_file.load(config_file.find(None), given), "").rungs
 
     assert rungs("sokoban") == [{"boxes": 3}, {"boxes": 4}]
+    more = "environment.options={size=4,mines=2,most_mines=4}"
+    assert rungs("minesweeper", more) == [{"mines": 3}, {"mines": 4}]
     with pytest.raises(ConfigError, match="harder tasks need words that the tiny policy was not"):
         rungs("minesweeper")
     assert len(rungs("minesweeper", *PRETRAINED)) == 4

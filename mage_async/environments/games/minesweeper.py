@@ -305,12 +305,12 @@ class MineSweeper(Game[int]):
             task (`shared`), or the agent opens the first one, around which there is no mine
             (`own`), as in ORBIT (arXiv 2602.04089).
         wins_only: Whether winning pays 1 and nothing else does.
+        most_mines: Number of mines up to which a policy with a vocabulary of its own knows the
+            numbers on a board, so that it can play harder rungs; those of `mines` at least.
 
     Raises:
         ConfigError: an option is out of its range.
     """
-
-    ladders = ladders_of(mines=range(1, 8))
 
     def __init__(
         self,
@@ -321,11 +321,14 @@ class MineSweeper(Game[int]):
         boards: int = 2048,
         opening: Opening = "shared",
         wins_only: bool = False,
+        most_mines: int = 0,
     ) -> None:
         check_whole("minesweeper", "size", size, 3, 26)
         # An opening of the agent's own keeps up to nine cells free.
         room = size * size - 9 if opening == "own" else size * size
-        check_whole("minesweeper", "mines", mines, 1, min(size * size // 4, room))
+        most = min(size * size // 4, room)
+        check_whole("minesweeper", "mines", mines, 1, most)
+        check_whole("minesweeper", "most_mines", most_mines, 0, most)
         check_whole("minesweeper", "turns", turns, 1, size * size)
         check_whole("minesweeper", "boards", boards, 8, 1_000_000)
         check_one_of("minesweeper", "view", view, get_args(View))
@@ -341,7 +344,9 @@ class MineSweeper(Game[int]):
                 for cells in layouts(size, mines, boards)
             }
         self._cached = lru_cache(maxsize=4096)(partial(board_of, size))
-        words = (*names, *SHOWN[: min(mines, 8) + 1], STRUCK, WON, LOST, OVER, INVALID)
+        self.ladders = ladders_of(mines=range(1, min(most, 7) + 1))
+        largest = min(max(mines, most_mines), 8)
+        words = (*names, *SHOWN[: largest + 1], STRUCK, WON, LOST, OVER, INVALID)
         rewards = WIN_REWARDS if wins_only else REWARDS
         returns = (turns * rewards.invalid, rewards.win + (turns - 1) * rewards.cascade)
         has_chance = opening == "shared"
