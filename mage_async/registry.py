@@ -227,7 +227,7 @@ def own_code(what: str) -> Iterator[None]:
 
 
 def _place(error: Exception) -> str:
-    """Return the file and line that raised; for a syntax error, the line that is no Python."""
+    """Return the file and line that raised; for a syntax error, the line with the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     last = own_frame(error)
@@ -235,7 +235,7 @@ def _place(error: Exception) -> str:
 
 
 def own_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the last frame of a user's module in which an exception passed.
+    """Return the last frame of a user's module through which an exception passed.
 
     Where an exception passed no module outside of the program and of installed libraries, this is
     the last frame of a library; `None` if there is none either.

@@ -122,7 +122,8 @@ def tables(section: type[Section], tree: Table) -> Iterator[tuple[Table, str, An
     for key, hint in hints_of(section).items():
         if table_class(hint) is not None:
             yield tree, key, hint
-            # Looked up only now: the caller may have replaced the value, as `spelled_out` does.
+            # Looked up only now: the caller may have replaced the value, as
+            # `defaults.spelled_out` does.
             inside = tree.get(key)
             found = table_class(hint, inside)
             if isinstance(inside, dict) and found is not None:

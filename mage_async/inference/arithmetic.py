@@ -68,8 +68,8 @@ class Arithmetic:
             return functional.silu(values)
         return functional.gelu(values, approximate="tanh")
 
-    def scale(self, value: float) -> float:
-        """Round the factor of embeddings as the learner does."""
+    def embedding_scale(self, value: float) -> float:
+        """Round the factor that multiplies Gemma's embeddings to the learner's type."""
         return value
 
     def rotate(self, heads: torch.Tensor, rotations: torch.Tensor) -> None:
@@ -125,7 +125,7 @@ class BFloat16(Arithmetic):
         """Apply an activation in bfloat16: the product with `up` is an operand too."""
         return super().activated(values.bfloat16(), activation)
 
-    def scale(self, value: float) -> float:
+    def embedding_scale(self, value: float) -> float:
         """Round to bfloat16, as transformers' embedding of Gemma does."""
         return float(torch.tensor(value, dtype=torch.bfloat16))
 
@@ -159,12 +159,12 @@ class Exact(Arithmetic):
         return normed if weight is None else normed.mul_(weight)
 
     def activated(self, values: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Apply an activation of the form x / (1 + exp(-s x))."""
-        wide = slope = values.double()
+        """Apply an activation of the form x / (1 + exp(-y)); for SiLU, y is x."""
+        wide = y = values.double()
         if activation != "silu":
-            # x / 2 * (1 + tanh(y)) = x / (1 + exp(-2 y)); exp has the same bits at any place.
-            slope = (wide + 0.044715 * wide * wide * wide) * (2 * (2 / math.pi) ** 0.5)
-        return (wide / (1.0 + (-slope).exp_())).float()
+            # x / 2 * (1 + tanh(z)) = x / (1 + exp(-2 z)); exp has the same bits at any place.
+            y = (wide + 0.044715 * wide * wide * wide) * (2 * (2 / math.pi) ** 0.5)
+        return (wide / (1.0 + (-y).exp_())).float()
 
     def rotate(self, heads: torch.Tensor, rotations: torch.Tensor) -> None:
         """Rotate pairs of [T, N, H] in place, by separate operations, so that none is fused."""

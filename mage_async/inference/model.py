@@ -421,7 +421,7 @@ class Model:
         }
         hidden = self.weights.embedding.index_select(0, torch.from_numpy(without_roles(tokens)))
         if self.architecture.embedding_scale != 1.0:
-            hidden = hidden * self.arithmetic.scale(self.architecture.embedding_scale)
+            hidden = hidden * self.arithmetic.embedding_scale(self.architecture.embedding_scale)
         return hidden, angles, places
 
     def _routed(self, tokens: np.ndarray) -> list[RoutedLayer]:

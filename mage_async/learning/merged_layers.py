@@ -64,11 +64,11 @@ class Part:
     """
 
     def ordered(self, tensor: Tensor) -> Tensor:
-        """Bring rows of the layer, [O, any], into the order of the matrix."""
+        """Bring rows of the layer, [O, ...], into the order of the matrix."""
         return paired(tensor, self.head_dim) if self.head_dim else tensor
 
     def original(self, tensor: Tensor) -> Tensor:
-        """Bring rows of the matrix, [O, any], into the order of the layer."""
+        """Bring rows of the matrix, [O, ...], into the order of the layer."""
         return unpaired(tensor, self.head_dim) if self.head_dim else tensor
 
 
@@ -213,7 +213,7 @@ class SwiGlu(torch.autograd.Function):
 
 
 class HeadNorms(torch.autograd.Function):
-    """RMS norm of every query and key, [T, (N + K) H] of [T, (N + 2K) H]; float32."""
+    """RMS norm of every query and key: the first (N + K) H columns of float32 [T, (N + 2K) H]."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -279,30 +279,30 @@ class Folding:
         return qkv
 
     def folded(self, rows: Tensor) -> Tensor:
-        """Tokens behind the opening, [T - P, any, H] -> [S K, L * any / K, H]"""
+        """Fold the tokens behind the opening: [T - P, any, H] -> [S K, L * any / K, H]"""
         return self._by_kv_head(placed(rows, self.boundaries.places, self.boundaries.shape))
 
     def unfolded(self, folded: Tensor) -> Tensor:
-        """[S K, L * any / K, H] -> [T - P, any, H]"""
+        """Undo `folded`: [S K, L * any / K, H] -> [T - P, any, H]"""
         rows = self._by_token(folded, self.boundaries.shape[1]).flatten(0, 1)
         return rows.index_select(0, self.boundaries.places)
 
     def opening(self, rows: Tensor) -> Tensor:
-        """[P, any, H] -> [K, P * any / K, H]"""
+        """Fold the opening's tokens: [P, any, H] -> [K, P * any / K, H]"""
         return self._by_kv_head(rows[None])
 
     def unfolded_opening(self, folded: Tensor) -> Tensor:
-        """[K, P * any / K, H] -> [P, any, H]"""
+        """Undo `opening`: [K, P * any / K, H] -> [P, any, H]"""
         return self._by_token(folded, self.boundaries.opening)[0]
 
     def _by_kv_head(self, rows: Tensor) -> Tensor:
-        """[S, L, any, H] -> [S K, L * any / K, H]"""
+        """Put heads of one key-value head together: [S, L, any, H] -> [S K, L * any / K, H]"""
         grouped = rows.unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
         folded: Tensor = grouped.reshape(len(rows) * self.kv_heads, -1, self.head_dim)
         return folded
 
     def _by_token(self, folded: Tensor, length: int) -> Tensor:
-        """[S K, L * any / K, H] -> [S, L, any, H]"""
+        """Undo `_by_kv_head`: [S K, L * any / K, H] -> [S, L, any, H]"""
         shape = (-1, self.kv_heads, length, folded.shape[1] // length, self.head_dim)
         grouped = folded.reshape(shape)
         rows: Tensor = grouped.transpose(1, 2).flatten(2, 3)
@@ -369,8 +369,8 @@ BLOCK = 64
 """Positions of a sequence that attend at once: to the keys up to their last one, and to no others,
 which spares most of what a causal mask would hide."""
 MOST_KEPT = 32 * 2**20
-"""Number of attention weights that a layer keeps for its backward pass at most; more are computed
-again, because they grow with the square of a sequence's length."""
+"""Number of attention weights that a layer keeps for its backward pass at most. If there are more,
+all are computed again there, because they grow with the square of a sequence's length."""
 
 
 def _attend(

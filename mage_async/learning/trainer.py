@@ -59,7 +59,7 @@ class TrainedMicroBatch:
     surrogate: Surrogate
     """Result of the correction, without gradient."""
     counted: Sequence[torch.Tensor] = ()
-    """float32 [C] for each loss term of a method: the numbers that its metrics are made of."""
+    """A float32 vector for each loss term of a method: the numbers that its metrics are made of."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,6 +107,7 @@ class Trainer:
         learner, sampling = config.learner, config.sampling
         self.config, self._learner = config, learner
         self._temperature = sampling.temperature
+        # Temperature of actions divided by that of strategies.
         self._sharpness = sampling.temperature / sampling.strategy_temperature
         # `lag` makes every token that many steps older.
         self._max_staleness = config.admission.max_staleness + config.admission.lag

@@ -37,7 +37,8 @@ class Pace(msgspec.Struct, frozen=True):
     trial_turns: float
     """Mean number of turns of a trial."""
     opening_tokens: int
-    """Number of tokens that all trials begin with."""
+    """Number of tokens that all trials begin with and that a micro-batch computes once; 0 if
+    `learner.shared_opening` is off."""
     trial_tokens: int
     """Number of tokens of a trial, the opening included."""
     update_s: float
@@ -138,7 +139,7 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
 
 
 def _warm_start_s(config: Config, pace: Pace) -> float:
-    """Return the seconds of a warm start that is not cached and whose gate is met at once."""
+    """Return the seconds of a warm start that is not cached and ends at its gate's first check."""
     warm = config.warm_start
     if warm is None:
         return 0.0

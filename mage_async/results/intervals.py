@@ -13,7 +13,7 @@ T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262,
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean of a few values and its half-width by Student's t; NaN for one value."""
     degrees = len(values) - 1
-    # Behind the table the formula is within 0.014 of the quantile.
+    # Beyond the table the formula is within 0.014 of the quantile.
     t95 = T95[degrees] if degrees < len(T95) else 1.96 + 2.5 / degrees
     return statistics.fmean(values), t95 * standard_error(values)
 

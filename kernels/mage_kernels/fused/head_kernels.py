@@ -53,7 +53,7 @@ columns.
 class KeptLogits:
     """Hold `2^(z - m)` of the first R rows of a forward, with the `m` of each of their tiles.
 
-    These rows have a `logit_partials` of their own, which fills it.
+    A call of `logit_partials` for these rows alone fills it.
     """
 
     values: Tensor

@@ -140,9 +140,9 @@ class AlfWorld(TextGames):
         return (
             "You are in a household. Answer with one command, such as go to fridge 1, open fridge "
             "1, take apple 1 from fridge 1, move apple 1 to countertop 1, heat apple 1 with "
-            "microwave 1, clean, cool, use desklamp 1, examine, inventory, look. Your task met "
-            f"counts 1. An episode ends after {self._turns} turns. The household and the task are "
-            "the same in all episodes."
+            "microwave 1, clean, cool, use desklamp 1, examine, inventory, look. Completing "
+            f"your task counts 1. An episode ends after {self._turns} turns. The household and the "
+            "task are the same in all episodes."
         )
 
     def _generate(self, member: str) -> dict[str, str]:

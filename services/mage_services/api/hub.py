@@ -26,9 +26,9 @@ def write_folder(run: RunDirectory, folder: Path, license_id: str = "") -> int:
     `config.toml` and `summary.json`.
 
     Args:
-        folder: Folder to write, which must not exist or be empty.
-        license_id: Licence of the model, such as "apache-2.0"; if "", that which the card of the
-            base model names, if any.
+        folder: Folder to write; it must be empty or not exist yet.
+        license_id: Licence of the model, such as "apache-2.0"; if "", that which the card of a base
+            model in a local folder names, if any.
 
     Returns:
         The version of the model: the number of steps that it was trained for.
@@ -79,8 +79,8 @@ def card(config: Config, summary: dict[str, Any], version: int, license_id: str 
     Args:
         summary: Content of `summary.json`; {} if the run has not ended.
         version: Version of the model: the number of steps that it was trained for.
-        license_id: Licence of the model; if "", that which the card of the base model names, if
-            any.
+        license_id: Licence of the model; if "", that which the card of a base model in a local
+            folder names, if any.
     """
     base = config.policy.source if isinstance(config.policy, Pretrained) else ""
     license_id = license_id or base_license(base)

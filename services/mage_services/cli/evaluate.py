@@ -36,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--diversity", diversity, type=positive, metavar="R", **optional)
     harder = (
         "also play held-out tasks that are harder than those trained on, such as more boxes; "
-        "LADDER names one of those that the environment declares (its first); of a mix, PART or "
-        "PART/LADDER"
+        "LADDER is the name of one of the environment's ladders of harder options (default: its "
+        "first); of a mix, PART or PART/LADDER"
     )
     parser.add_argument("--harder", nargs="?", const="", metavar="LADDER", help=harder)
     environment = (
-        "play another environment than in training; what is measured stands in a folder of its "
-        "own, in the run's"
+        "play another environment than in training; the results go into a folder of their own "
+        "inside the run's"
     )
     parser.add_argument("--environment", metavar="NAME", help=environment)
     key = "with --environment: a key of the configuration, such as environment.options.size=5"
@@ -59,7 +59,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_services.terminal.view import make_view
 
     if given.environment is None and given.set:
-        raise ConfigError("--set changes what another environment is played with: give its name")
+        raise ConfigError("--set needs --environment NAME: it changes keys of that environment")
     target, config, summary = evaluate(
         RunDirectory(given.run_dir.resolve()),
         trials=given.trials,

@@ -24,7 +24,7 @@ from mage_services.cluster.placement import bundles_of, port_of, total
 from mage_services.processes.startup import build_digest
 
 LIBRARIES = ("torch", "transformers", "pyzmq", "msgpack", "safetensors", "ray")
-"""Libraries whose bytes nodes exchange, so that their versions have to agree."""
+"""Libraries that write or read what nodes exchange, so that their versions have to agree."""
 CONNECT_S = 3.0
 """Seconds that a connection to the learner's address may take."""
 BLOCK_BYTES, MOST_BLOCKS = 1 << 16, 64
@@ -126,7 +126,9 @@ def _num_gpus() -> int:
     if shutil.which("nvidia-smi") is None:
         return 0
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    return len(listed.stdout.splitlines())
+    # Without a working driver the command prints its error instead; a part of a divided GPU (MIG)
+    # has a line of its own, which is indented.
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
 ANSWER_S = 30.0

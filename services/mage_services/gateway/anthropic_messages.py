@@ -146,6 +146,12 @@ def messages_response(choice: Choice, model: str, *, is_streamed: bool) -> web.R
 
 def anthropic_error(status: int, message: str) -> web.Response:
     """Return an error as Anthropic's clients read it."""
-    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-    error = {"type": kinds.get(status, "invalid_request_error"), "message": message}
+    kinds = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+    }
+    other = "api_error" if status >= 500 else "invalid_request_error"
+    error = {"type": kinds.get(status, other), "message": message}
     return web.json_response({"type": "error", "error": error}, status=status)

@@ -100,7 +100,8 @@ class Conversations:
         # The context is removed until its completion has come. Another request with the same
         # messages then finds none, and gets a context of its own.
         context = self._kept.pop(session or texts[:-1], None) or _Context(f"c{next(self._ids)}")
-        # A request with all messages repeats those of the context; one with new messages does not.
+        # A request with all messages repeats those of the context; one with only the new ones does
+        # not.
         known = len(context.texts)
         new = texts[known:] if texts[:known] == context.texts else texts
         self._busy.add(session)
@@ -110,11 +111,11 @@ class Conversations:
             self._busy.discard(session)
             self._keep(session or context.texts, context)
 
-    def forget(self, session: str | Texts) -> None:
+    def forget(self, key: str | Texts) -> None:
         """Forget a session, or the conversation with these messages; does nothing if there is
         none.
         """
-        if (context := self._kept.pop(session, None)) is not None:
+        if (context := self._kept.pop(key, None)) is not None:
             self._engine.release(context.name)
 
     async def _continue(self, context: _Context, new: Texts, request: ChatRequest) -> Answer:
@@ -130,7 +131,8 @@ class Conversations:
             if number % 2:
                 # A message of the policy that this context did not sample, so it must be encoded.
                 # Its prefill is in `tokens` already. A closing tag that the server would have added
-                # is left out here, because `answer` encodes it with the next user message.
+                # is left out here, because `self._chat.answer` encodes it before the next user
+                # message.
                 body = words.removeprefix(prefill)
                 forced = self._parser.closing(Kind.ACT, "")
                 closed = bool(forced) and body.endswith(forced)

@@ -91,11 +91,13 @@ class RunState:
                 self.evaluating = event["version"]
                 self.processes[process] = "plays the final sets and their controls"
             case "started":
+                # `text` is the name of the started process.
                 self.processes[event["text"]] = "starting"
                 if "node" in event:
                     self.nodes[event["text"]] = event["node"]
                 if event["text"] == "learner":  # a restarted learner prepares the policy again
-                    self.phase, self.evaluating, self.progress = "starting", None, None
+                    self._enter("starting", now)
+                    self.evaluating, self.progress = None, None
             case "ready" | "done":
                 self.processes[process] = event["event"]
             case "failed":

@@ -1,4 +1,4 @@
-"""Chat inside the process of verifiers: one request per turn, without tools.
+"""Chat inside the process that runs the library verifiers: one request per turn, without tools.
 
 Verifiers' own harnesses start a program for every turn. This one plays every seat (an agent of
 verifiers' environment) to which `environment.options.environment` gives no other harness.
