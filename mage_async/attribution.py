@@ -2,8 +2,8 @@
 
 `steps_of` reads the records of a journal once, in order, and yields the groups that each step
 trained; only trials in flight are in memory. `attributed` computes the values of their turns by the
-learner's own functions (`mage_async/learning/packing.py`) on the same batch, so one CPU gets the
-same bits as another. `n` is the number of sampled tokens of a turn.
+learner's own functions (`mage_async/learning/packing.py`) on the same batch, so that
+all CPUs get the same bits. `n` is the number of sampled tokens of a turn.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,7 +49,7 @@ class JournalStep:
     """The configuration in force at the step."""
     is_whole: bool
     """Whether the whole batch is there, so that advantages can be computed; False if a part of it
-    lies in deleted segments."""
+    lies in deleted files of the journal."""
 
 
 def steps_of(records: Iterable[Record]) -> Iterator[JournalStep]:
@@ -58,7 +58,7 @@ def steps_of(records: Iterable[Record]) -> Iterator[JournalStep]:
     The groups in flight come last.
 
     Args:
-        records: From the header of any segment on.
+        records: From the header of any file of the journal on.
 
     Raises:
         RunError: the records contradict each other.
@@ -80,7 +80,7 @@ def steps_of(records: Iterable[Record]) -> Iterator[JournalStep]:
         yield JournalStep(None, rest, _config(pending.config), is_whole=False)
 
 
-# Cached, because every segment's header repeats the configuration.
+# Cached, because the header of every file of the journal repeats the configuration.
 _config = lru_cache(maxsize=2)(config_file.loads)
 
 

@@ -20,7 +20,7 @@ from typing import Self
 from mage_async.admission.policies import SLOTS, AdmissionPolicy, AdmissionState, take_in_order
 from mage_async.protocol.journal_records import Commit, Granted, SegmentHeader
 from mage_async.protocol.messages import EpisodeResult, GroupGrant, TrialResult
-from mage_async.tasks.task_stream import num_seats, task_of
+from mage_async.tasks.task_stream import num_seats, own_task
 from mage_async.trajectory import Group, Guidance, Task, Trial
 
 # The states of a group, and the calls that move it from one state to another:
@@ -233,7 +233,8 @@ class InFlightGroup:
     def why_foreign(self, trial: Trial) -> str:
         """Return why a trial does not belong to this group; empty if it does."""
         # In self-play of both seats every second trial has the task seen from the other seat.
-        if (trial.task, trial.num_episodes) != (task_of(self.task, trial.index), self.num_episodes):
+        expected = own_task(self.task, trial.index), self.num_episodes
+        if (trial.task, trial.num_episodes) != expected:
             return f"group {self.grant} is another task than the trial's"
         guidance = self.guidance and self.guidance.for_trial(trial.index)
         if trial.memory != (guidance and guidance.version):

@@ -3,7 +3,7 @@
 For the embedded engine, the learner of a policy with adapters publishes only the adapters. Every
 engine has the frozen weights, its *base*: the model directory that the run began from. The base
 stays mapped from its files, so that the processes of one machine share its pages. The merged
-weights are those that the learner computes, bit for bit: both sides call `added`.
+weights are those that the learner computes, bit for bit: both sides call `with_adapter`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,9 @@ LAYERS = "model.layers."
 """Beginning of the names of weights that may have an adapter."""
 
 
-def added(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float) -> torch.Tensor:
+def with_adapter(
+    weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> torch.Tensor:
     """Return `weight + scale * up down`, computed in float32 and cast once: [O, I].
 
     Args:
@@ -92,10 +94,10 @@ class BaseWeights:
         for name, weight in self._tensors.items():
             own = weight.to(dtype)
             pair = changes.pop(name, None)
-            yield name, own if pair is None else added(own, *pair, published.scale)
+            yield name, own if pair is None else with_adapter(own, *pair, published.scale)
         for name, pair in changes.items():
             weight = self._tensors[name.removeprefix(SECOND_ROLE)]
-            yield name, added(weight.to(dtype), *pair, published.scale)
+            yield name, with_adapter(weight.to(dtype), *pair, published.scale)
 
     def _changes(
         self, adapters: Mapping[str, torch.Tensor]

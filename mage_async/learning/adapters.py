@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from mage_async.completion import SECOND_ROLE
-from mage_async.inference.base_weights import added
+from mage_async.inference.base_weights import with_adapter
 from mage_async.inference.weights import DOWN, UP
 
 ADAPTER = "default"
@@ -172,9 +172,9 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 def has_wide_adapters(model: nn.Module) -> bool:
     """Return whether a model of 16 bits has adapters in float32.
 
-    The forward then runs under autocast, which rounds the adapters to 16 bits, so that their
-    products have the type of all others: `add_adapters` stops peft from casting the layers' inputs
-    to float32.
+    The forward then runs under autocast, which rounds the adapters to 16 bits, so that all products
+    have the model's type. For this, `add_adapters` keeps peft from casting the inputs of adapted
+    layers to float32.
     """
     return bool(model.dtype.itemsize == 2) and any(
         each.weight.itemsize == 4
@@ -197,11 +197,11 @@ def merge(
     """Merge the adapter of a role, or the only one, into a weight.
 
     Args:
-        part_of: selects the same rows of the adapter as `weight` consists of; default: all rows.
+        part_of: selects from the up-projection the rows that `weight` holds; default: all.
     """
     name = list(layer.lora_A)[role]
     down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
-    return added(weight, down, part_of(up), layer.scaling[name])
+    return with_adapter(weight, down, part_of(up), layer.scaling[name])
 
 
 @dataclass(slots=True)

@@ -254,20 +254,25 @@ def export_without_weights(model: PreTrainedModel, chat_source: Path, directory:
 
 def _add_files(chat_source: Path, directory: Path) -> None:
     """Copy the tokenizer's files, and add to `config.json` what transformers 4 needs."""
-    _write_rope_theta(directory / "config.json")
+    _write_rotation(directory / "config.json")
     for name in CHAT_FILES:
         if (chat_source / name).is_file() and chat_source != directory:
             shutil.copyfile(chat_source / name, directory / name)
 
 
-def _write_rope_theta(file: Path) -> None:
-    """Write the RoPE base of a `config.json` where transformers 4 looks for it."""
-    # transformers 5 writes the RoPE base into `rope_parameters` alone. transformers 4 does not look
-    # there, and would silently use 10,000.
+def _write_rotation(file: Path) -> None:
+    """Write the rotary embedding of a `config.json` where transformers 4 looks for it."""
+    # transformers 5 writes base and scaling into `rope_parameters` alone. transformers 4 does not
+    # look there, and would silently use a base of 10,000 and no scaling.
     config: dict[str, Any] = json.loads(file.read_text())
     rope = config.get("rope_parameters") or {}
+    if "sliding_attention" in rope:  # Gemma 3, whose layers with a window rotate otherwise
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
     if "rope_theta" in rope:
         config["rope_theta"] = rope["rope_theta"]
+    if rope.get("rope_type", "default") != "default":
+        config["rope_scaling"] = {key: rope[key] for key in rope if key != "rope_theta"}
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 

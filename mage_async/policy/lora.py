@@ -75,12 +75,12 @@ def add_adapters(
             inject_adapter_in_model(shape, model, name)
     if roles:
         route(model)  # each adapter acts on the tokens of its role only
+    for layer in adapted_layers(model).values():
+        layer.set_adapter([*names])  # all of them are trained
+        layer.cast_input_dtype_enabled = False  # products stay in the model's type
     for weight in model.parameters():
         if weight.requires_grad:
             weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
-    for layer in adapted_layers(model).values():
-        layer.set_adapter([*names])
-        layer.cast_input_dtype_enabled = False  # products stay in the model's type
 
 
 def linear_layers(model: PreTrainedModel) -> set[str]:

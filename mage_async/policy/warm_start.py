@@ -46,8 +46,8 @@ class Progress:
 
     step: int
     steps: int
-    """Number of steps of the schedule; after these, the number of steps after which a shut gate is
-    an error.
+    """Total to show beside `step`: the steps of the schedule; if the gate is still shut after
+    these, the number of steps after which that is an error.
     """
     loss: float
     gate: float
@@ -63,11 +63,12 @@ has to learn the form of a trial; a pretrained model has read chats, and does no
 """
 
 WIN_STAY_TEMPLATE_WEIGHT = 0.02
-"""`TEMPLATE_WEIGHT` of trials of win-stay, lose-shift, in which few other tokens weigh 1."""
+"""`TEMPLATE_WEIGHT` for trials of win-stay, lose-shift. It is smaller, because only few tokens of
+such a trial have weight 1."""
 TRIED_WEIGHT = 0.05
 """Weight of an action that win-stay, lose-shift only tries. No context predicts it, so that its
-loss is noise beside that of repeated actions: with weights of 1 a tiny model learns in 300 steps to
-repeat what it learns to repeat in 100 with these.
+loss is noise beside that of repeated actions. With this weight a tiny model learns in 100 steps to
+repeat what paid; with a weight of 1 it takes 300.
 """
 OBSERVED_WEIGHT = 0.3
 """Weight of observed words in trials of win-stay, lose-shift."""
@@ -118,11 +119,11 @@ def warm_start(
     sums = np.zeros((2, 1 + max(0, *(int(each.episodes.max()) for each in examples))))
     progress = Progress(0, warm.steps, math.nan, math.nan)
     step = num_skipped = in_a_row = 0
-    waits = isinstance(warm, FromWinStay)
+    is_win_stay = isinstance(warm, FromWinStay)
     # Whether a shut gate is an error. A gate of 1.0 is none: the warm start ends after its steps.
-    has_to_open = warm.gate < 1.0 and not waits
+    has_to_open = warm.gate < 1.0 and not is_win_stay
     # The step from which on the learning rate falls.
-    falls_at: float = math.inf if waits else 0
+    falls_at: float = math.inf if is_win_stay else 0
     while step < falls_at + warm.steps or (has_to_open and progress.gate > warm.gate):
         if has_to_open and step >= max(warm.max_steps, warm.steps):
             raise DeterministicFailure(_gate_is_shut(progress, warm))
@@ -149,11 +150,11 @@ def warm_start(
             sums[:] = 0
         if falls_at == math.inf and (gate <= warm.gate or step >= warm.max_steps):
             falls_at = step
-        if waits:
-            most = int(min(falls_at, warm.max_steps)) + warm.steps
+        if is_win_stay:
+            shown_steps = int(min(falls_at, warm.max_steps)) + warm.steps
         else:
-            most = warm.steps if step <= warm.steps else max(warm.max_steps, warm.steps)
-        progress = Progress(step, most, loss, gate, num_skipped)
+            shown_steps = warm.steps if step <= warm.steps else max(warm.max_steps, warm.steps)
+        progress = Progress(step, shown_steps, loss, gate, num_skipped)
         report(progress)
     return progress
 
@@ -390,7 +391,8 @@ def best_trials(config: Config, warm: FromBest, directory: Path, chat: ChatForma
     better.
 
     Raises:
-        CallFault: a call of the environment failed, or has to wait.
+        CallFault: a call of the environment failed, or is a coroutine that has to wait, for which
+            there is no event loop here.
     """
     environment = environment_of(config)
     trial_config = trial_config_of(config, environment, chat, warm.episodes)

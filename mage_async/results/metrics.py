@@ -56,7 +56,10 @@ METRICS: dict[str, tuple[str, str]] = {
         "The same for observations from an opponent that is a version of the policy.",
     ),
     "trials_per_s": ("1/s", "Trials trained per second since the last step."),
-    "generated_tokens_per_s": ("tokens/s", "Sampled tokens trained a second since the last step."),
+    "generated_tokens_per_s": (
+        "tokens/s",
+        "Sampled tokens trained per second since the last step.",
+    ),
     "trained_tokens_per_s": ("tokens/s", "Context and sampled tokens trained per second."),
     "prefix_hit_rate": ("share", "Prompt tokens that the engine did not compute in that turn."),
     "prefix_reuse_rate": (
@@ -67,7 +70,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "exact_version_share": ("share", "Sampled tokens whose version is known exactly."),
     "segment_version_share": (
         "share",
-        "Sampled tokens whose version follows from their place when new weights were loaded.",
+        "Sampled tokens whose version is inferred from how many had arrived at a load of weights.",
     ),
     "reply_version_share": (
         "share",
@@ -81,13 +84,16 @@ METRICS: dict[str, tuple[str, str]] = {
     "exact_staleness_mean": ("steps", "Staleness of tokens whose version is known exactly."),
     "segment_staleness_mean": (
         "steps",
-        "Staleness of tokens whose version follows from their place when weights were loaded.",
+        "Staleness of tokens whose version is inferred from how many had arrived at a load.",
     ),
     "reply_staleness_mean": (
         "steps",
         "Staleness of tokens that have the version at the end of the reply: an estimate.",
     ),
-    "token_share": ("share", "Sampled tokens of this age in steps, of all or of an episode's."),
+    "token_share": (
+        "share",
+        "Share of the sampled tokens, or of an episode's, that have the age in the metric's name.",
+    ),
     "k3_mean": ("nats", "Mean r - log r - 1, with r the proximal over the behaviour probability."),
     "effective_share": (
         "share",
@@ -113,7 +119,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "logprob_mismatch_max": ("nats", "Largest |learner - engine| log-prob at equal version."),
     "equal_version_tokens": (
         "tokens",
-        "Tokens that the weights under training sampled, with keys and values of their own.",
+        "Tokens sampled by the weights under training, from keys and values that these computed.",
     ),
     "train_s": ("s", "Time that the learner computed in this step."),
     "waiting_s": ("s", "Time that the learner waited for the batch of this step."),
@@ -138,7 +144,8 @@ METRICS: dict[str, tuple[str, str]] = {
     ),
     "receipt_difference": (
         "nats",
-        "Largest mean gap of log-probs to the learner's, where they were scored.",
+        "Largest mean difference between an engine's log-probs of the probe tokens and the "
+        "learner's, over loads of versions that were published with such log-probs.",
     ),
     "disk_free_bytes": ("bytes", "Free space on the disk of the run's directory."),
     "dropped_by_member": (
@@ -147,12 +154,13 @@ METRICS: dict[str, tuple[str, str]] = {
     ),
     "trained_groups": (
         "groups",
-        "Groups of the batch, as rows of kind, task, turns of all trials, and number.",
+        "Groups of the batch, as rows of the hidden member's family, the member, turns of all "
+        "trials, and number of groups.",
     ),
     "dropped_groups": (
         "groups",
-        "Groups dropped since the last step, as rows of kind, task, turns so far, cause, and "
-        "number. Left out if there were none.",
+        "Groups dropped since the last step, as rows of the hidden member's family, the member, "
+        "turns so far, cause, and number of groups. Left out if there were none.",
     ),
     "over_bound_by_actor": (
         "share",

@@ -57,8 +57,8 @@ class TaskStream:
     def _mixed(self, number: int) -> Task:
         """Return the next task of the component whose turn it is."""
         if size := self._groups_per_part:
-            rung = min(number // size, len(self._parts) - 1)
-            return self._of_part(self._parts[rung], number - rung * size)
+            component = min(number // size, len(self._parts) - 1)
+            return self._of_part(self._parts[component], number - component * size)
         cards = [part for part in self._parts for _ in range(part.share)]
         deck, place = divmod(number, len(cards))
         random.Random(f"{self._seed}/parts/{deck}").shuffle(cards)
@@ -117,7 +117,7 @@ class MatchedTasks:
         past_policies = tuple(name_of(version) for version in self._league.rivals())
         place = number % self._groups_per_step
         num_rival_places = round(config.rivals * self._groups_per_step)
-        if config.matchmaker.by_place:
+        if config.matchmaker.by_place:  # the first groups of each step meet past policies
             meets_rival = place < num_rival_places
         else:
             meets_rival = drawn < self_play + config.rivals
@@ -184,13 +184,16 @@ def num_seats(member: str) -> int:
 
 
 def plays(task: Task, num_trials: int) -> range:
-    """Return the indices of a group's trials that are started; a game of two seats makes two."""
+    """Return the indices of the trials to begin for a group.
+
+    If the policy plays both seats, each beginning makes two trials, and odd indices are left out.
+    """
     return range(0, num_trials, num_seats(task.member))
 
 
-def task_of(task: Task, index: int) -> Task:
-    """Return the task of a group as the trial of an index has it: seen from its own seat, or
-    against its own member of a mixed group.
+def own_task(task: Task, index: int) -> Task:
+    """Return what trial number `index` of a group plays: the group's task from that trial's seat,
+    or against that trial's member of a mixed group.
     """
     if MIXED in task.member:
         members = task.member.split(MIXED)

@@ -34,7 +34,7 @@ from mage_async.environments.mix import component_of
 from mage_async.environments.user_calls import Call
 from mage_async.errors import EnvironmentFault, TrialFault
 from mage_async.tasks.league import version_of
-from mage_async.tasks.task_stream import MIXED, num_seats, task_of
+from mage_async.tasks.task_stream import MIXED, num_seats, own_task
 from mage_async.trajectory import FinishedEpisodes, Kind, Task, Trial
 from mage_async.trials.agent_run import AgentRun
 from mage_async.trials.chat_format import ChatFormat
@@ -63,7 +63,7 @@ def begin_trial(
         after: see `TrialRun`; None for a trial of two sides, which is never continued.
     """
     if MIXED in task.member:  # a mixed group, in which each trial has a member of its own
-        task = task_of(task, index)
+        task = own_task(task, index)
     version = version_of(task.member)
     if isinstance(component_of(environment, task.member), AgentTasks):
         return AgentRun(environment, task, index, config, chat, name=name, swap=swap)

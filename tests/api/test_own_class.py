@@ -39,6 +39,12 @@ class Outer:
 class Leaky:
     def reset(self):
         return LOCK.read()
+
+SOURCE = random.Random(0)
+
+class Drawing:
+    def reset(self):
+        return SOURCE.random()
 """
 
 
@@ -80,7 +86,11 @@ def test_a_configuration_takes_the_class_itself(script):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("Inner", "at the top of a file"), ("Leaky", "`LOCK` is a TextIOWrapper")],
+    [
+        ("Inner", "at the top of a file"),
+        ("Leaky", "`LOCK` is a TextIOWrapper"),
+        ("Drawing", "`SOURCE` is a Random"),
+    ],
 )
 def test_a_class_that_no_file_can_hold_is_refused(script, name, reason):
     found = getattr(script, name, None) or script.Outer.Inner

@@ -3,9 +3,12 @@
 import json
 
 import pytest
+from transformers import AutoConfig
 
 from mage_async.errors import PolicyError
 from mage_async.inference.architecture import read_architecture
+from mage_async.policy.load import export_hf
+from tests.inference.conftest import FAMILIES
 
 LLAMA = {
     "model_type": "llama",
@@ -49,6 +52,25 @@ def test_the_old_name_of_the_rotary_type_is_known(tmp_path) -> None:
         read(tmp_path, rope_scaling={"type": "linear", "factor": 4.0}).layer_kinds[0].rotation
     )
     assert (rotation.kind, rotation.factor) == ("linear", 4.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exported_model_is_the_same_to_transformers_4_and_5(
+    references, family, tmp_path
+) -> None:
+    reference = references[family]
+    if family == "gemma3_text":
+        scaling = {"rope_type": "linear", "factor": 8.0}
+        reference.model.config.rope_parameters["full_attention"].update(scaling)
+    export_hf(reference.model, tmp_path, tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, local_files_only=True)
+    assert config.rope_parameters == reference.model.config.rope_parameters
+    exported = read_architecture(tmp_path)
+    # transformers 4 knows no `rope_parameters`.
+    written = json.loads((tmp_path / "config.json").read_text())
+    del written["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert read_architecture(tmp_path) == exported
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from mage_async.environments.games.kuhn import Kuhn
 from mage_async.environments.games.rps import Rps
 from mage_async.tasks.league import ITSELF, League, version_of
 from mage_async.tasks.matchmaking import Draw, Progress, prioritised
-from mage_async.tasks.task_stream import MIXED, MatchedTasks, TaskStream, task_of
+from mage_async.tasks.task_stream import MIXED, MatchedTasks, TaskStream, own_task
 from tests.helpers.populations import KUHN, group, population
 
 
@@ -161,7 +161,7 @@ def test_each_trial_of_a_mixed_group_meets_a_member_of_its_own() -> None:
         names = task.member.split(MIXED)
         assert 4 <= len(names) == len(set(names))
         assert set(names) <= members
-        trials = [task_of(task, index) for index in range(2 * len(names))]
+        trials = [own_task(task, index) for index in range(2 * len(names))]
         assert [trial.member for trial in trials] == names * 2
         assert {(trial.seed, trial.seat) for trial in trials} == {(own.seed, own.seat)}
     assert len({made.task(number).member for number in range(20)}) > 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mage_async.environments.loaders.loader import TURNS, ListedActions, declared, library
+from mage_async.environments.loaders.loader import TURNS, ListedActions, episode_class, library
 from mage_async.environments.user_calls import own_code
 from mage_async.errors import ConfigError
 
@@ -120,7 +120,7 @@ def load(
     legal, read = reader(name, probe.action_space, tuple(actions) or (toy.actions if toy else ()))
     say = toy.say if toy else _without_own(sayer(name, probe.observation_space))
     make_for = partial(_made, identity, make or {}, render)
-    return declared(
+    return episode_class(
         Episode,
         name,
         shared=_Shared(make_for, render, read, say),

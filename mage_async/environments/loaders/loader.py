@@ -1,6 +1,8 @@
-"""Share parts of the loaders, each of which turns another project's library into environment
-classes and has a file here: import an optional library, declare a class for a name, play episodes
-on a server, and give each engine that draws from the global random state a state of its own.
+"""Hold what loaders have in common. A loader is a file of this folder that turns another project's
+library into environment classes.
+
+The parts: import an optional library, create a class by its name, play episodes on a server, and
+give each engine that draws from the global random state a state of its own.
 """
 
 import importlib
@@ -61,12 +63,12 @@ class NumberedTasks:
         return range(first_heldout) if split == "train" else range(first_heldout, self.num_tasks)
 
 
-def declared(episode: type, name: str, max_turns: int, **parts: Any) -> type:
-    """Create a class of episodes for one name of a library.
+def episode_class(episode: type, name: str, max_turns: int, **parts: Any) -> type:
+    """Create the class of episodes of one environment of a library.
 
     Args:
         episode: Class with `reset` and `step`.
-        name: Name as in the configuration.
+        name: The environment's name in the configuration.
         max_turns: Largest number of steps in an episode, the option `turns`.
         parts: Optional declarations of such a class, and attributes that its episodes need.
 
@@ -136,7 +138,7 @@ def declared_on_server(
     if address.scheme not in ("http", "https") or not address.hostname:
         raise ConfigError(f"environment {name!r}: write it as {library_name}:http://HOST:PORT")
     library("aiohttp", library_name)
-    return declared(episode, name, max_turns, url=f"{url.rstrip('/')}/", **parts)
+    return episode_class(episode, name, max_turns, url=f"{url.rstrip('/')}/", **parts)
 
 
 def texts_of(value: object) -> tuple[str, ...] | None:
@@ -152,7 +154,8 @@ class IsolatedRandomState:
     """Give an engine its own global random state, as a context manager.
 
     Wrap every call of an engine that draws from `random` or `numpy.random`. The previous state is
-    restored on exit. Calls are made one after another (`called = "in_turn"`), but one that overran
+    restored on exit. An engine's calls are made one after another (its class sets
+    `called = "in_turn"`, see `CallMode`), but one that overran
     its deadline goes on beside later ones. If it returns before them, it leaves the state to them.
     """
 

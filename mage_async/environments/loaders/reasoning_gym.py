@@ -12,7 +12,7 @@ from mage_async.environments.environment import HELDOUT_EVERY
 from mage_async.environments.loaders.loader import (
     IsolatedRandomState,
     NumberedTasks,
-    declared,
+    episode_class,
     library,
 )
 from mage_async.environments.options import check_whole
@@ -66,7 +66,7 @@ def load(
     check_whole(name, "size", size, HELDOUT_EVERY, 10_000_000)
     check_whole(name, "seed", seed, 0, 2**31)
     options = {"size": size, "seed": seed, **(config or {})}
-    return declared(
+    return episode_class(
         Episode,
         name,
         max_turns=1,

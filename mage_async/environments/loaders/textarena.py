@@ -12,7 +12,7 @@ from mage_async.environments.loaders.loader import (
     TURNS,
     IsolatedRandomState,
     ListedActions,
-    declared,
+    episode_class,
     library,
 )
 from mage_async.environments.user_calls import own_code
@@ -97,7 +97,7 @@ def load(game: str, /, *, turns: int = TURNS) -> type:
     # not exist fails here.
     with own_code(name), IsolatedRandomState(0):
         _arena().make(f"{game}-raw")
-    return declared(
+    return episode_class(
         Episode,
         name,
         identity=f"{game}-raw",

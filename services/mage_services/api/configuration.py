@@ -112,9 +112,8 @@ def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
     done.add(name)
     if isinstance(value, ModuleType):
         yield f"import {value.__name__} as {name}"
-    elif (home := getattr(value, "__module__", None)) not in (None, "__main__"):
-        original = getattr(value, "__name__", None) or getattr(value, "_name", name)
-        yield f"from {home} import {original} as {name}"
+    elif (home := _home(value)) is not None:
+        yield f"from {home[0]} import {home[1]} as {name}"
     elif inspect.isclass(value) or inspect.isfunction(value):
         text = _text_of(value)
         defined = vars(sys.modules["__main__"])
@@ -129,6 +128,19 @@ def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
             f"`{name}` is a {type(value).__name__}, which cannot be written into a file for the "
             "other processes: put the class, and what it uses, into a module of its own"
         )
+
+
+def _home(value: Any) -> tuple[str, str] | None:
+    """Return the module from which a value can be imported, other than `__main__`, and its name
+    there; None if there is none.
+    """
+    home = getattr(value, "__module__", None)
+    # Aliases of `typing`, such as `List`, have a `_name`.
+    name = getattr(value, "__name__", None) or getattr(value, "_name", None)
+    if home in (None, "__main__") or not isinstance(name, str):
+        return None
+    # An instance has the `__module__` of its class, and cannot be imported from there.
+    return (home, name) if getattr(sys.modules.get(home), name, None) is value else None
 
 
 def _is_literal(value: Any) -> bool:

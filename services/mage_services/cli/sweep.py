@@ -1,7 +1,8 @@
 """`mage sweep`: whole runs over the values of any keys, and their results on one page.
 
-Every combination with every seed is a run in a folder of its own under `--run-dir`.
-`matrix_runs.py` runs them, and chooses combinations for `--search`.
+A *setting* is one combination of values. A *cell* is one run: a setting with a seed, in a folder of
+its own under `--run-dir`. The *matrix* is all cells of a sweep. `matrix_runs.py` runs them, and
+chooses settings for `--search`.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def sweep_of(given: argparse.Namespace) -> "Matrix":
-    """Return the matrix of a command line without --search.
+    """Return the matrix that a command line without --search asks for.
 
     Raises:
         ConfigError: a combination is no valid configuration.
@@ -69,22 +70,22 @@ def sweep_of(given: argparse.Namespace) -> "Matrix":
     from mage_async.results.sweep import drawn, grid
 
     axes = _axes(given)
-    found = grid(axes) if given.random is None else drawn(axes, given.random, given.draw_seed)
-    return _matrix(given, axes, found, _seeds(given))
+    settings = grid(axes) if given.random is None else drawn(axes, given.random, given.draw_seed)
+    return _matrix(given, axes, settings, _seeds(given))
 
 
 def _matrix(
     given: argparse.Namespace,
     axes: Sequence["Axis"],
-    found: Sequence["Setting"],
+    settings: Sequence["Setting"],
     seeds: Sequence[int],
 ) -> "Matrix":
-    """Return the matrix that has a cell for each of some combinations with each seed."""
+    """Return the matrix of the settings, each with each seed."""
     from mage_async.results.matrix import Subject
     from mage_async.results.sweep import sweep_cells
 
     subject = Subject(", ".join(axis.key for axis in axes), axes[0].key)
-    return matrix_of(given, sweep_cells(found, seeds), subject, given.over)
+    return matrix_of(given, sweep_cells(settings, seeds), subject, given.over)
 
 
 def _axes(given: argparse.Namespace) -> "list[Axis]":

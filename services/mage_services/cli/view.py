@@ -22,7 +22,7 @@ def run(given: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     import uvloop
 
-    from mage_services.processes.process import ACTOR, lower_priority
+    from mage_services.processes.process import WATCHER, lower_priority
     from mage_services.view.server import serve
 
     def show_address(address: str) -> None:
@@ -30,7 +30,7 @@ def run(given: argparse.Namespace) -> int:
         if given.open:
             webbrowser.open(address)
 
-    # Next to a run on the same machine, the page takes no time from the learner.
-    lower_priority(ACTOR)
+    # Next to a run on the same machine, the page takes little time from the learner.
+    lower_priority(WATCHER)
     uvloop.run(serve(given.runs_dir, given.port, show_address))
     return 0

@@ -17,7 +17,7 @@ import msgspec
 
 from mage_async.environments.agent import AgentProgram
 from mage_async.environments.environment import HELDOUT_EVERY
-from mage_async.environments.loaders.loader import TURNS, NumberedTasks, declared
+from mage_async.environments.loaders.loader import TURNS, NumberedTasks, episode_class
 from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_services.processes.child_process import ChildProcess, waiting_notice
@@ -228,4 +228,4 @@ def load(
         raise ConfigError(f"environment {name!r}: `python` must be a path, got {python!r}")
     job = {"taskset": taskset, "size": size, "environment": dict(environment or {})}
     processes = _Processes(python, job)
-    return declared(Program, name, turns, processes=processes, num_tasks=size)
+    return episode_class(Program, name, turns, processes=processes, num_tasks=size)

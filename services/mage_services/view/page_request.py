@@ -30,7 +30,8 @@ class PageRequest:
     fault: str = ""
     """Why the run's index no longer grows; empty if it does."""
     change: int = 0
-    """Number of changes of the run that the server had noticed before; see `Frame.change`."""
+    """Number of changes of the run that the server had noticed when the page was requested; see
+    `Frame.change`."""
 
     @property
     def run(self) -> RunDirectory:
@@ -57,6 +58,7 @@ class PageRequest:
             after: Address of the next page, relative to the run's; "" if there is none.
         """
         home = run_address(self.name)
+        # "" is the tab of the run's first page, which needs no link to itself.
         crumbs = [] if tab == "" else [(self.name, home)]
         crumbs += [(label, home + address) for label, address in above]
         note = self.fault or (progress_note(*reader.progress()) if reader else "")

@@ -115,11 +115,12 @@ class WeightSender(WeightFiles):
             store.wait([f"question/{number}"], FOREVER)
             question = json.loads(store.get(f"question/{number}"))
             group = question["group"]
-            if group not in self._queues:
-                self._queues[group] = queue.SimpleQueue()
+            if (requests := self._queues.get(group)) is None:
+                requests = self._queues[group] = queue.SimpleQueue()
                 thread = threading.Thread(target=self._serve, args=(group,), daemon=True)
                 thread.start()
-            self._queues[group].put((number, question["version"], question["members"]))
+            # `_serve` may have deleted the group's queue meanwhile, because the engine died.
+            requests.put((number, question["version"], question["members"]))
 
     def _serve(self, group: str) -> None:
         """Join an engine's group, and send the versions that the engine requests, until it dies."""
