@@ -25,7 +25,8 @@ def load_chat(directory: Path, *, thinking: bool = False) -> ChatFormat:
         thinking: Value of `enable_thinking` in the template.
 
     Raises:
-        PolicyError: there is no tokenizer.json or no chat template, or the template cannot be used.
+        PolicyError: there is no tokenizer.json or no chat template, a file is damaged, or the
+            template cannot be used.
     """
     tokenizer = _tokenizer(directory)
     settings = _json(directory / "tokenizer_config.json")
@@ -47,7 +48,12 @@ def _tokenizer(directory: Path) -> Tokenizer:
         raise PolicyError(
             f"{directory}: no tokenizer.json; save one with AutoTokenizer(...).save_pretrained(...)"
         )
-    return Tokenizer.from_file(str(file))
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no narrower class
+        raise PolicyError(
+            f"{file}: cannot be read as a tokenizer: {error}; copy the file again"
+        ) from error
 
 
 def _tokenize(tokenizer: Tokenizer, special: Collection[int]) -> Tokenize:
@@ -77,9 +83,18 @@ def _special_tokens(tokenizer: Tokenizer, template: str) -> frozenset[int]:
 
 
 def _template(directory: Path, settings: dict[str, Any]) -> str:
-    """Return the text of a directory's chat template."""
+    """Return the text of a directory's chat template; of several, the one named "default"."""
     file = directory / "chat_template.jinja"
     template = file.read_text() if file.is_file() else settings.get("chat_template")
+    if isinstance(template, list):
+        tables = [each for each in template if isinstance(each, dict)]
+        named = {str(each.get("name")): each.get("template") for each in tables}
+        if (template := named.get("default")) is None:
+            raise PolicyError(
+                f"{directory / 'tokenizer_config.json'}: of its chat templates "
+                f"({', '.join(named)}) none is named default: save the one to be used as "
+                "chat_template.jinja"
+            )
     if not isinstance(template, str):
         raise PolicyError(
             f"{directory}: has no chat template; a base model cannot hold a conversation"
@@ -147,4 +162,11 @@ def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]
 
 
 def _json(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text()) if file.is_file() else {}
+    """Read a table from a file of JSON; return an empty one if there is no file."""
+    try:
+        read = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise PolicyError(f"{file}: no JSON: {error}; copy the file again") from error
+    if not isinstance(read, dict):
+        raise PolicyError(f"{file}: must be a table, got {type(read).__name__}")
+    return read

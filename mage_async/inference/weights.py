@@ -7,12 +7,12 @@ Queries and keys are reordered in the same way, so their products do not change.
 Shapes: `V` vocabulary, `D` hidden, `N` heads, `K` key-value heads, `H` head size, `F` MLP size.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -240,22 +240,30 @@ def check_shapes(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the safetensors files of a model directory, or the file itself."""
+    """Return the safetensors files of a model directory, or the file itself.
+
+    Raises:
+        PolicyError: the directory's index cannot be read.
+    """
     if not path.is_dir():
         return [path]
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        return [path / name for name in sorted(set(_json(index)["weight_map"].values()))]
+        try:
+            files = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise PolicyError(
+                f"{index}: cannot be read as an index of weights: {error}; copy the file again"
+            ) from error
+        return [path / name for name in sorted(set(files))]
     return [path / "model.safetensors"]
 
 
-def _json(file: Path) -> Mapping[str, Mapping[str, str]]:
-    """Read a file of JSON."""
-    try:
-        read: Mapping[str, Mapping[str, str]] = json.loads(file.read_text())
-    except ValueError as error:
-        raise PolicyError(f"{file}: no JSON: {error}") from error
-    return read
+class _Index(msgspec.Struct):
+    """Hold the part of an index file that is read."""
+
+    weight_map: dict[str, str]
+    """Name of the file of each tensor."""
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -6,10 +6,12 @@ A directory that cannot be used is thus refused within a second.
 
 import json
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from mage_async.errors import PolicyError
 
@@ -39,11 +41,22 @@ class Outline:
         """Number of elements of all tensors in the files."""
         return sum(math.prod(shape) for shape in self.tensors.values())
 
+    @property
+    def num_in_matrices(self) -> int:
+        """Number of elements of the matrices of the layers: without embedding and LM head."""
+        return sum(math.prod(self.tensors[name]) for name in self._matrices())
+
     def linear(self) -> set[str]:
         """Return the names of the linear layers of a transformer block."""
-        matrices = (name for name, shape in self.tensors.items() if len(shape) == 2)
-        layers = (name.removesuffix(".weight").rpartition(".")[2] for name in matrices)
-        return {*layers} - {HEAD.removesuffix(".weight"), EMBEDDING}
+        return {name.removesuffix(".weight").rpartition(".")[2] for name in self._matrices()}
+
+    def _matrices(self) -> list[str]:
+        """Return the names of the tensors that are matrices of a layer."""
+        return [
+            name
+            for name, shape in self.tensors.items()
+            if len(shape) == 2 and name != HEAD and not name.endswith(f"{EMBEDDING}.weight")
+        ]
 
 
 def outline_of(directory: Path) -> Outline:
@@ -63,12 +76,7 @@ def outline_of(directory: Path) -> Outline:
         )
     if not files:
         raise PolicyError(f"{directory}: no *.safetensors: take a whole model directory")
-    tensors = {
-        name: entry["shape"]
-        for file in files
-        for name, entry in _header(file)
-        if name != "__metadata__"
-    }
+    tensors = {name: shape for file in files for name, shape in _header(file).items()}
     is_untied = config.get("tie_word_embeddings") is False
     model_type = str(config.get("model_type", ""))
     return Outline(model_type, tensors, _kv_token_bytes(config), is_untied)
@@ -133,21 +141,35 @@ def _kv_token_bytes(config: dict[str, Any]) -> int:
     return 2 * 4 * layers * (config.get("num_key_value_heads") or heads) * size
 
 
-def _header(file: Path) -> Iterator[tuple[str, dict[str, list[int]]]]:
-    """Yield the tensors of a safetensors header, by name; check that the file has all their
-    bytes.
+class _Entry(msgspec.Struct):
+    """Describe a tensor in a safetensors header; its type is not read."""
+
+    shape: list[int]
+    data_offsets: tuple[int, int]
+    """First byte and end of the tensor, counted from the end of the header."""
+
+
+def _header(file: Path) -> dict[str, list[int]]:
+    """Return the shapes in a safetensors header, by the name of the tensor; check that the file has
+    all bytes of the tensors.
     """
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(min(size, MAX_HEADER_BYTES)))
-            ends = [entry["data_offsets"][1] for entry in header.values() if "shape" in entry]
-    except (OSError, ValueError, AttributeError) as error:
-        raise PolicyError(f"{file}: cannot be read as safetensors: {error}") from error
+            header = msgspec.json.decode(
+                opened.read(min(size, MAX_HEADER_BYTES)), type=dict[str, Any]
+            )
+        header.pop("__metadata__", None)
+        tensors = msgspec.convert(header, dict[str, _Entry])
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise PolicyError(
+            f"{file}: cannot be read as safetensors: {error}; copy the file again"
+        ) from error
+    end = max((entry.data_offsets[1] for entry in tensors.values()), default=0)
     # A file is the header's size in 8 bytes, the header, and the tensors.
-    if (wanted := 8 + size + max(ends, default=0)) > (has := file.stat().st_size):
+    if (wanted := 8 + size + end) > (has := file.stat().st_size):
         raise PolicyError(f"{file} is cut short: {has:,} of {wanted:,} bytes; copy it again")
-    yield from header.items()
+    return {name: entry.shape for name, entry in tensors.items()}
 
 
 def check_divisible(model: Mapping[str, Any], gpus: int, where: str) -> None:

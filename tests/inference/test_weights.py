@@ -49,3 +49,11 @@ def test_a_file_that_was_cut_short_is_seen_in_its_header(tmp_path: Path) -> None
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(PolicyError, match="cannot be read as safetensors"):
         tensor_shapes(file)
+
+
+@pytest.mark.parametrize("index", ["{", "{}", "[]", '{"weight_map": ["a.safetensors"]}', "\xff"])
+def test_an_index_that_names_no_files_is_one_sentence(tmp_path: Path, index: str) -> None:
+    saved(tmp_path / "a.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_bytes(index.encode("latin-1"))
+    with pytest.raises(PolicyError, match=r"index\.json: cannot be read as an index of weights: "):
+        tensor_shapes(tmp_path)

@@ -13,6 +13,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config, Tiny
 from mage_async.environments.catalogue import load
 from mage_async.errors import ConfigError, DeterministicFailure, PolicyError
+from mage_async.inference.chat_files import load_chat
 from mage_async.plan.does_it_fit import Size, check_files, check_size, tiny_size, with_deadlines
 from mage_async.plan.first_turns import play_first_turns
 from mage_async.policy.headers import outline_of
@@ -104,6 +105,50 @@ def test_weights_are_counted_from_headers_alone(directory: Path) -> None:
     (directory / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nothing!")
     with pytest.raises(PolicyError, match="cannot be read as safetensors"):
         outline_of(directory)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": {"dtype": "F32", "shape": [1]}},
+        {"a": {"dtype": "F32", "data_offsets": [0, 4]}},
+        {"a": {"shape": [1], "data_offsets": ["0", "4"]}},
+        {"a": 4},
+        {"a": "shape"},
+        ["a"],
+    ],
+)
+def test_a_header_that_is_not_one_of_safetensors_is_one_sentence(
+    directory: Path, header: object
+) -> None:
+    written = json.dumps(header).encode()
+    file = directory / "model.safetensors"
+    file.write_bytes(len(written).to_bytes(8, "little") + written + bytes(4))
+    with pytest.raises(PolicyError, match=r"model\.safetensors: cannot be read as safetensors: "):
+        outline_of(directory)
+
+
+def test_a_damaged_file_of_a_tokenizer_is_one_sentence(directory: Path) -> None:
+    settings = directory / "tokenizer_config.json"
+    for damaged in ("{", "[]"):
+        settings.write_text(damaged)
+        with pytest.raises(PolicyError, match=r"tokenizer_config\.json: (no JSON|must be a table)"):
+            load_chat(directory)
+    (directory / "tokenizer.json").write_text("{")
+    with pytest.raises(PolicyError, match=r"tokenizer\.json: cannot be read as a tokenizer: "):
+        load_chat(directory)
+
+
+def test_of_several_chat_templates_the_default_one_is_read(directory: Path) -> None:
+    settings, alone = directory / "tokenizer_config.json", load_chat(directory).opening("rock")
+    fields = json.loads(settings.read_text())
+    default = fields["chat_template"]
+    named = [{"name": "rag", "template": "no"}, {"name": "default", "template": default}]
+    settings.write_text(json.dumps(fields | {"chat_template": named}))
+    assert load_chat(directory).opening("rock") == alone
+    settings.write_text(json.dumps(fields | {"chat_template": named[:1]}))
+    with pytest.raises(PolicyError, match=r"chat templates \(rag\) none is named default"):
+        load_chat(directory)
 
 
 def test_a_policy_that_is_larger_than_the_memory_is_refused(directory: Path) -> None:
