@@ -32,11 +32,31 @@ Python and its libraries. They are the largest private memory of a quickstart's 
 (`smaps_rollup`)."""
 
 
+MATRIX_BYTES = {"float32": 4, "bfloat16": 2, "exact": 8}
+"""Bytes of an element of a layer's matrix in an embedded engine, by `engine.arithmetic`."""
+
+
+def engine_weight_bytes(engine: Embedded, num_weights: int, num_in_matrices: int) -> int:
+    """Return the bytes of weights in an embedded engine.
+
+    Embedding, norms and biases are float32 in any arithmetic. The LM head is counted so too,
+    although exact arithmetic rounds it into a copy.
+
+    Args:
+        num_weights: Number of all weights.
+        num_in_matrices: Number of those in the matrices of the layers.
+    """
+    others = num_weights - num_in_matrices
+    return 4 * others + MATRIX_BYTES[engine.arithmetic] * num_in_matrices
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """Hold the memory that a policy takes."""
 
     num_weights: int
+    num_in_matrices: int
+    """Number of weights in the matrices of the layers."""
     kv_token_bytes: int
     """Bytes of one token's keys and values in float32; 0 if unknown."""
 
@@ -46,7 +66,8 @@ def tiny_size(shape: Tiny) -> Size:
     head_size = shape.hidden_size // shape.heads
     attention = 2 * shape.hidden_size * head_size * (shape.heads + shape.kv_heads)
     block = attention + 3 * shape.hidden_size * shape.mlp_size
-    return Size(shape.layers * block, 2 * 4 * shape.layers * shape.kv_heads * head_size)
+    num_weights = shape.layers * block
+    return Size(num_weights, num_weights, 2 * 4 * shape.layers * shape.kv_heads * head_size)
 
 
 def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int) -> None:
@@ -63,12 +84,15 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
     # Bytes: of the learner's weights, gradients and moments; of the engines' weights; of their KV
     # caches; of their processes without a policy.
     learner = size.num_weights * _bytes_per_weight(config)
-    engines = 4 * size.num_weights * num_engines
+    engine = config.engine
+    weights = (size.num_weights, size.num_in_matrices)
+    # Only the memory of this machine is counted, not that of a GPU.
+    is_here = isinstance(engine, Embedded)
+    engines = engine_weight_bytes(engine, *weights) * num_engines if is_here else 0
     contexts = size.kv_token_bytes * tokens * num_engines
     bare = ENGINE_BYTES * num_engines
-    # Only the memory of this machine is counted, not that of a GPU.
     needed = (learner + LEARNER_BYTES) * (config.learner.device == "cpu")
-    needed += (engines + contexts + bare) * isinstance(config.engine, Embedded)
+    needed += (engines + contexts + bare) * is_here
     if needed <= memory_bytes:
         return
     # Give advice on the largest part: keys and values, the processes themselves, or weights.

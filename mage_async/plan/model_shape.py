@@ -55,6 +55,8 @@ class Shape:
     config: PretrainedConfig
     num_weights: int
     """Number of elements of all weight tensors, without adapters; a tied LM head counts once."""
+    num_in_matrices: int
+    """Number of those that are in the matrices of the layers."""
 
     @property
     def num_layer_weights(self) -> int:
@@ -80,7 +82,9 @@ def shape_of(config: Config) -> Shape:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(model_config)
     refuse_untrainable(model, getattr(config.policy, "source", "policy"))
-    return Shape(model_config, model.num_parameters())
+    ends = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
+    matrices = (each for each in model.parameters() if each.ndim == 2 and each not in ends)
+    return Shape(model_config, model.num_parameters(), sum(each.numel() for each in matrices))
 
 
 def meta_model(config: Config, shape: Shape) -> PreTrainedModel:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mage_async.config.schema import GPU, Config, Embedded, Pretrained
 from mage_async.errors import ConfigError
-from mage_async.plan.does_it_fit import ENGINE_BYTES, LEARNER_BYTES
+from mage_async.plan.does_it_fit import ENGINE_BYTES, LEARNER_BYTES, engine_weight_bytes
 from mage_async.plan.model_shape import Shape, shape_of
 from mage_async.plan.update import Batch, Update, update_of
 from mage_async.policy.headers import check_divisible
@@ -277,7 +277,7 @@ def processes_of(
 
 
 def _embedded(config: Config, shape: Shape, name: str, *, meets_rivals: bool) -> ProcessMemory:
-    """Plan an embedded engine, which computes in float32 on CPU cores.
+    """Plan an embedded engine, which computes on CPU cores.
 
     Args:
         meets_rivals: Whether past versions of the policy play in it as opponents. With
@@ -286,10 +286,13 @@ def _embedded(config: Config, shape: Shape, name: str, *, meets_rivals: bool) ->
     """
     token = shape.kv_token_bytes(ITEMSIZE["float32"])
     tokens = config.engine.max_contexts * config.engine.max_tokens
-    weights = ITEMSIZE["float32"] * shape.num_weights
+    engine = config.engine
+    assert isinstance(engine, Embedded)
+    weights = engine_weight_bytes(engine, shape.num_weights, shape.num_in_matrices)
     parts = Counter({"weights": weights, "keys and values": tokens * token})
     if meets_rivals and config.policy.lora is not None:
-        parts["base of rivals"] = ITEMSIZE["float32"] * shape.num_layer_weights
+        layers = shape.num_layer_weights, shape.num_in_matrices
+        parts["base of rivals"] = engine_weight_bytes(engine, *layers)
     parts["process"] = ENGINE_BYTES
     return ProcessMemory(name, CPU, parts, tokens, token)
 

@@ -187,7 +187,11 @@ def test_an_engine_with_rivals_as_adapters_holds_the_layers_of_their_base_too() 
     assert found() == [0, 0, 0]
     # Learner, actor, evaluator: without the embedding, which is the head too.
     layers = 596_049_920 - 151_936 * 1024
-    assert found("population.rivals=0.5") == [0, 4 * layers, 0]
+    wide = "engine.arithmetic=float32"
+    assert found("population.rivals=0.5", wide) == [0, 4 * layers, 0]
+    norms = 28 * (2 * 1024 + 2 * 128) + 1024
+    narrow = "engine.arithmetic=bfloat16"
+    assert found("population.rivals=0.5", narrow) == [0, 2 * layers + 2 * norms, 0]
 
 
 def test_gpus_that_share_a_model_hold_a_part_each() -> None:

@@ -5,17 +5,29 @@ import sys
 from itertools import count
 from math import prod
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from mage_async.assembly import WORDS
 from mage_async.config import config_file
-from mage_async.config.schema import Config, Tiny
+from mage_async.config.schema import Config, Embedded, Tiny
 from mage_async.environments.catalogue import load
 from mage_async.errors import ConfigError, DeterministicFailure, PolicyError
+from mage_async.inference.architecture import read_architecture
+from mage_async.inference.arithmetic import ARITHMETICS
 from mage_async.inference.chat_files import load_chat
-from mage_async.plan.does_it_fit import Size, check_files, check_size, tiny_size, with_deadlines
+from mage_async.inference.weights import read_weights
+from mage_async.plan.does_it_fit import (
+    Size,
+    check_files,
+    check_size,
+    engine_weight_bytes,
+    tiny_size,
+    with_deadlines,
+)
 from mage_async.plan.first_turns import play_first_turns
+from mage_async.plan.model_shape import shape_of
 from mage_async.policy.headers import outline_of
 from mage_async.policy.load import build_tiny
 from mage_async.trials.duels import make_calls
@@ -102,6 +114,7 @@ def test_weights_are_counted_from_headers_alone(directory: Path) -> None:
     embedding = next(shape for name, shape in outline.tensors.items() if "embed" in name)
     norms = sum(shape[0] for shape in outline.tensors.values() if len(shape) == 1)
     assert tiny_size(Tiny()).num_weights == 94_592 - prod(embedding) - norms
+    assert outline.num_in_matrices == tiny_size(Tiny()).num_in_matrices
     (directory / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nothing!")
     with pytest.raises(PolicyError, match="cannot be read as safetensors"):
         outline_of(directory)
@@ -153,11 +166,38 @@ def test_of_several_chat_templates_the_default_one_is_read(directory: Path) -> N
 
 def test_a_policy_that_is_larger_than_the_memory_is_refused(directory: Path) -> None:
     config = pretrained(directory, "policy.lora=none")
-    check_size(config, Size(GB, 0), num_actors=1, memory_bytes=24 * GB)
+    check_size(config, Size(GB, GB, 0), num_actors=1, memory_bytes=24 * GB)
     with pytest.raises(ConfigError, match=r"learner needs 32\.0 GB .* set policy\.lora\.rank = 16"):
-        check_size(config, Size(2 * GB, 0), num_actors=1, memory_bytes=24 * GB)
+        check_size(config, Size(2 * GB, 2 * GB, 0), num_actors=1, memory_bytes=24 * GB)
     adapted = pretrained(directory, "policy.lora.rank=16")
-    check_size(adapted, Size(2 * GB, 0), num_actors=1, memory_bytes=24 * GB)
+    check_size(adapted, Size(2 * GB, 2 * GB, 0), num_actors=1, memory_bytes=24 * GB)
+
+
+def test_engines_in_bfloat16_take_half_the_memory_for_their_layers(directory: Path) -> None:
+    wide = pretrained(directory, "policy.lora.rank=16")
+    narrow = pretrained(directory, "policy.lora.rank=16", "engine.arithmetic=bfloat16")
+    size = Size(2 * GB, GB, 0)  # the learner: 8 GB; three engines: 8 or 6 GB each
+    with pytest.raises(ConfigError, match=r"3 engines, .*, 24\.0 GB for weights"):
+        check_size(wide, size, num_actors=3, memory_bytes=28 * GB)
+    check_size(narrow, size, num_actors=3, memory_bytes=28 * GB)
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
+def test_weights_of_an_engine_are_counted_as_the_engine_holds_them(
+    directory: Path, arithmetic: Literal["float32", "bfloat16"]
+) -> None:
+    config = pretrained(directory, f"engine.arithmetic={arithmetic}")
+    assert isinstance(config.engine, Embedded)
+    outline = outline_of(directory)
+    held = read_weights(directory, read_architecture(directory), ARITHMETICS[arithmetic])
+    counted = engine_weight_bytes(config.engine, outline.num_weights, outline.num_in_matrices)
+    # The engine repeats the norms of queries and keys for each head.
+    assert counted == pytest.approx(held.num_bytes(), rel=0.005)
+    shape = shape_of(config)
+    assert (shape.num_weights, shape.num_in_matrices) == (
+        outline.num_weights,
+        outline.num_in_matrices,
+    )
 
 
 def test_a_hundred_processes_are_counted_even_if_their_policies_are_tiny() -> None:

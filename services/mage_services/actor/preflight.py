@@ -112,7 +112,8 @@ def _check_files(config: Config, directory: Path, num_actors: int) -> Contexts:
     how long contexts may become.
     """
     outline = check_outline(config, directory)
-    _check_size(config, Size(outline.num_weights, outline.kv_token_bytes), num_actors)
+    size = Size(outline.num_weights, outline.num_in_matrices, outline.kv_token_bytes)
+    _check_size(config, size, num_actors)
     return check_files(config, directory)
 
 
