@@ -89,7 +89,8 @@ class Forecast:
 
     warm_start_s: float
     first_step_s: float
-    """Seconds from the start of the processes to the end of the first step, warm start included."""
+    """Seconds from the start of the processes to the end of the first step, warm start included; to
+    the beginning of the final evaluation if there are no steps."""
     step_s: float
     """Seconds of each later step."""
     play_s: float
@@ -102,6 +103,10 @@ class Forecast:
     def sentence(self, config: Config) -> str:
         """Return the forecast as a sentence for people."""
         warm = f", {seconds(self.warm_start_s)} of it the warm start" if self.warm_start_s else ""
+        if not config.learner.steps:
+            return (
+                f"nothing is trained; the final evaluation ends after {seconds(self.run_s)}{warm}"
+            )
         return (
             f"the first step is expected after {seconds(self.first_step_s)}{warm}, then one every "
             f"{seconds(self.step_s)} ({seconds(self.play_s)} of play, {seconds(self.train_s)} of "
@@ -131,10 +136,12 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
     if config.admission.max_staleness == 0:  # actors wait for each version: nothing overlaps
         step_s = max(step_s, play_s / players + train_s)
     warm_s = _warm_start_s(config, pace)
-    # Nothing is trained while the trials of the first step are played.
-    first_s = STARTING * pace.load_s + warm_s + play_s / players + train_s
+    first_s = STARTING * pace.load_s + warm_s
+    if config.learner.steps:
+        # Nothing is trained while the trials of the first step are played.
+        first_s += play_s / players + train_s
     final_s = NUM_FINAL_SETS * evaluation.final_trials * pace.trial_s()
-    run_s = first_s + (config.learner.steps - 1) * step_s + final_s
+    run_s = first_s + max(0, config.learner.steps - 1) * step_s + final_s
     return Forecast(warm_s, first_s, step_s, play_s, train_s, run_s)
 
 
@@ -159,7 +166,7 @@ def smaller_batch(
         The configuration, and a note for people; "" if a step is short enough.
     """
     step_s = forecast(config, pace, num_actors=num_actors, num_cores=num_cores).step_s
-    if step_s <= MAX_STEP_S:
+    if step_s <= MAX_STEP_S or not config.learner.steps:
         return config, ""
     groups = config.admission.groups_per_step
     takes = f"a step of {trials_of_step(config)} trials would take {seconds(step_s)} here"

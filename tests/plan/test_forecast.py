@@ -43,6 +43,15 @@ def test_the_forecast_is_a_sentence_of_whole_times() -> None:
     )
 
 
+def test_a_run_without_steps_is_its_start_and_its_final_evaluation() -> None:
+    bare = config("learner.steps=0")
+    found = forecast(bare, PACE, num_actors=1, num_cores=1)
+    assert found.run_s == pytest.approx(7.5 + 4 * 5 * 1.0)
+    assert found.sentence(bare) == "nothing is trained; the final evaluation ends after 28 s"
+    slow = msgspec.structs.replace(PACE, update_s=60.0)
+    assert smaller_batch(bare, slow, num_actors=1, num_cores=1) == (bare, "")
+
+
 def test_on_two_cores_play_and_training_overlap_unless_actors_wait_for_each_version() -> None:
     assert forecast(config(), PACE, num_actors=1, num_cores=2).step_s == pytest.approx(72.0)
     strict = config("admission.max_staleness=0")
