@@ -88,7 +88,7 @@ class InProcessRun:
         # model have one thread by default.
         torch.set_num_threads(1)
         self._config, self._environment = config, environment_of(config)
-        self._chat = load_chat(policy)
+        self._chat = load_chat(policy, thinking=config.transcript.thinking)
         model = load_trained(config, policy, device="cpu")
         self._trainer = trainer_of(config, model, self._chat)
         load_frozen_policies(self._trainer, config, policy)

@@ -1,5 +1,6 @@
 """The algorithm in one process and the asynchronous run compute the same."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from mage_async.algorithm import InProcessRun
+from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file
 from mage_async.errors import ConfigError
+from mage_async.inference.chat_files import load_chat
 from mage_async.policy.load import load_policy
 from mage_async.policy.weight_digest import overall, tensor_digests
 from mage_async.trajectory import Group
@@ -64,6 +66,25 @@ def test_one_process_refuses_an_engine_that_is_a_process_of_its_own(tmp_path: Pa
     config = config_file.load(config_file.find(None), ["policy.source=m", "engine.kind=sglang"])
     with pytest.raises(ConfigError, match=r'needs engine\.kind = "embedded"'):
         InProcessRun(config, tmp_path)
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_one_process_thinks_as_actors_do(tmp_path: Path, thinking: bool) -> None:
+    small = ["admission.groups_per_step=1", "admission.trials_per_group=2", "warm_start=none"]
+    keys = [*small, f"transcript.thinking={str(thinking).lower()}"]
+    config = config_file.load(config_file.find(None), keys)
+    policy = prepare(config, tmp_path)
+    settings = policy / "tokenizer_config.json"
+    fields = json.loads(settings.read_text())
+    fields["chat_template"] += "{% if enable_thinking %} scissors{% endif %}"
+    settings.write_text(json.dumps(fields))
+    threads = torch.get_num_threads()
+    (group,) = InProcessRun(config, policy).play_batch()
+    torch.set_num_threads(threads)
+    chat = load_chat(policy)
+    for trial in group.trials:
+        opening = trial.segments[0].tokens[: trial.turns[0].start].tolist()
+        assert ("scissors" in chat.decode(opening)) == thinking
 
 
 def test_batches_lag_and_evaluations_do_not(finished: tuple[Path, str]) -> None:
