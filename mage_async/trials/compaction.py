@@ -87,7 +87,7 @@ class Contexts:
         words, opening = notes.split(" "), self._opening(outcome, observation, turn, notes)
         # Notes may be encoded with more tokens in a message than they were sampled as: then their
         # last words are left out.
-        while notes and self._transcript.opening_length(opening, Kind.ACT) > self._longest_prompt():
+        while notes and self._opening_length(opening, turn) > self._longest_prompt():
             words.pop()
             notes = " ".join(words)
             opening = self._opening(outcome, observation, turn, notes)
@@ -106,10 +106,10 @@ class Contexts:
         """
         return self._send(self._transcript.add_message, message, observation, turn)
 
-    def is_full_with(self, message: str) -> bool:
+    def is_full_with(self, message: str, turn: NextTurn) -> bool:
         """Return whether the context has no room for another message and a turn that answers it."""
         limit = self._prompt_limit if self._config.compaction == "none" else self._longest_prompt()
-        return self._transcript.length_with(message, Kind.ACT) > limit
+        return self._length_with(message, turn) > limit
 
     def compact(self, outcome: str, observation: str, turn: NextTurn) -> Kind | None:
         """Drop the oldest turns, or request the notes with which the next context begins.
@@ -172,6 +172,8 @@ class Contexts:
             request = len(self._chat.encode(config.prompts.reflect))
             completion += config.max_reflection_tokens + request
         beginning = config.prompts.beginning(episode + 1, observation)
+        if config.strategy != "none":
+            beginning = f"{beginning} {config.prompts.strategy}"
         openings = (num_left - 1) * (len(self._chat.encode(beginning)) + TEMPLATE_TOKENS)
         share = (config.max_tokens - used) / num_left
         self._prompt_limit = min(used + share, config.max_tokens - completion - openings)
@@ -185,20 +187,35 @@ class Contexts:
             send: `add_message` or `open` of the transcript.
             observation: the part of the message that the action answers.
         """
-        kind = Kind.STRATEGY if turn.wants_strategy else Kind.ACT
-        more = self._config.prompts.strategy if turn.wants_strategy else ""
-        send(f"{message} {more}".strip(), kind)
+        text, kind = self._with_request(message, turn)
+        send(text, kind)
         if self._config.compaction == "truncation":
-            stop, text = self._transcript.num_tokens, f"{observation} {more}".strip()
+            stop, (text, _) = self._transcript.num_tokens, self._with_request(observation, turn)
             self._messages.append(_Message(stop, turn.episode, text, kind))
         return kind
+
+    def _with_request(self, message: str, turn: NextTurn) -> tuple[str, Kind]:
+        """Return a message as it is sent, with a request for a strategy where one is written, and
+        the kind of the turn that answers it.
+        """
+        if not turn.wants_strategy:
+            return message.strip(), Kind.ACT
+        return f"{message} {self._config.prompts.strategy}".strip(), Kind.STRATEGY
+
+    def _length_with(self, message: str, turn: NextTurn) -> int:
+        """Return the tokens of the context with a message that requests a turn."""
+        return self._transcript.length_with(*self._with_request(message, turn))
+
+    def _opening_length(self, opening: str, turn: NextTurn) -> int:
+        """Return the tokens of a new context that begins with a message and requests a turn."""
+        return self._transcript.opening_length(*self._with_request(opening, turn))
 
     def _truncate(self, outcome: str, observation: str, turn: NextTurn) -> Kind:
         """Begin a context with the newest turns that fit, and append the next message to it."""
         transcript, prompts, message = self._transcript, self._config.prompts, observation
         if turn.is_first:
             message = f"{outcome} {prompts.beginning(turn.episode, observation)}".strip()
-        length, longest = transcript.length_with(message, Kind.ACT), self._longest_prompt()
+        length, longest = self._length_with(message, turn), self._longest_prompt()
         # The current context begins with message 0: with it, nothing would be dropped.
         for number, first in enumerate(self._messages[1:], 1):
             opening = prompts.opening(first.episode, first.text, turn.remarks)
@@ -223,10 +240,7 @@ class Contexts:
 
     def _tokens_alone(self, outcome: str, observation: str, turn: NextTurn) -> int:
         """Return the tokens of a context that begins with an observation, without notes."""
-        opening, kind = self._opening(outcome, observation, turn), Kind.ACT
-        if turn.wants_strategy:
-            opening, kind = f"{opening} {self._config.prompts.strategy}", Kind.STRATEGY
-        return self._transcript.opening_length(opening, kind)
+        return self._opening_length(self._opening(outcome, observation, turn), turn)
 
     def _turn_tokens(self) -> int:
         """Return the most tokens of the next turn: an action, and a strategy before it."""

@@ -347,7 +347,7 @@ class TrialRun:
         is_last = self._index_in_episode == self._config.max_turns
         if outcome.is_done or is_last or not self._episodes_left(self.episode):
             self._end_episode(outcome)
-        elif self._contexts.is_full_with(outcome.observation):
+        elif self._contexts.is_full_with(outcome.observation, self._next_turn()):
             if not self._compact("", outcome.observation):
                 # The observation is dropped too, because it may be what does not fit.
                 self._counts.num_cut_episodes += 1
@@ -439,7 +439,7 @@ class TrialRun:
             return
         beginning = config.prompts.beginning(self.episode, observation)
         message = f"{last_message} {beginning}".strip()
-        if config.compaction == "none" or not contexts.is_full_with(message):
+        if config.compaction == "none" or not contexts.is_full_with(message, turn):
             self.kind = contexts.append(message, observation, turn)
         # An outcome so long that a new context has no room for it is left out.
         elif not (self._compact(last_message, observation) or self._compact("", observation)):

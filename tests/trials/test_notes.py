@@ -103,6 +103,28 @@ def test_a_context_never_outgrows_its_room_and_no_episode_is_cut(
     assert own == sorted(own), "a context that was left is never continued"
 
 
+@pytest.mark.parametrize(
+    ("memory", "strategy", "rooms"),
+    [
+        ("notes", "turn", (260, 270, 360, 570)),
+        ("notes", "episode", (250, 360)),
+        ("truncation", "turn", (210, 260, 310, 370)),
+        ("truncation", "episode", (210, 260, 310, 370)),
+    ],
+)
+def test_a_request_for_a_strategy_counts_in_the_room(
+    memory: str, strategy: str, rooms: Sequence[int]
+) -> None:
+    chat, keys = chat_in_words(), (f"trial.memory={memory}", f"trial.strategy={strategy}")
+    wide = ("trial.room=0", "engine.max_tokens=9000", "transcript.rules=true")
+    rules = rules_of(config_of(*keys, *wide), chat)
+    for room in rooms:
+        trial, prompts, _ = finish(begun(replace(rules, room=room), chat), chat)
+        assert max(len(each.tokens) + each.sampling.max_tokens for each in prompts) <= room
+        assert kinds(trial).count(Kind.ACT) == 12
+        assert kinds(trial).count(Kind.STRATEGY) == (12 if strategy == "turn" else 3)
+
+
 def test_another_context_begins_with_the_notes_and_what_they_do_not_know(chat: ChatFormat) -> None:
     trial, _, _ = finish(begun(rules_of(config_of(), chat), chat), chat)
     notes = [turn for turn in trial.turns if turn.kind is Kind.NOTES]
