@@ -181,6 +181,8 @@ class AgentRun:
         self._remarks: list[str] = []
         self._lineages: list[_Lineage] = []
         """Lineages that have a turn, in the order of their first turns."""
+        self._new_lineages: set[_Lineage] = set()
+        """Lineages whose first call waits for its completion."""
         self._contexts: list[str] = []
         self._answer_ends: dict[bytes, list[_End]] = {}
         """Lineages and lengths of conversations that end with an answer, by the digest of the
@@ -327,19 +329,14 @@ class AgentRun:
         `give_up`.
 
         Raises:
-            CallFault: the program has made too many calls.
+            CallFault: the program has made too many calls, or begun too many conversations.
             PolicyError: the chat template refuses the conversation.
             EnvironmentFault: the form of the answer cannot be read.
             ContextFull: a conversation begins with more tokens than a context with notes may have.
         """
         self._num_calls += 1
-        most = self._facts.max_turns
-        num_lineages = len(self._lineages) + policy_call.num_choices
-        if self._num_calls > most or num_lineages > MAX_LINEAGES:
-            what = f"{most} calls in an episode: raise environment.options.turns"
-            if self._num_calls <= most:
-                what = f"{MAX_LINEAGES} conversations in a trial"
-            raise CallFault(f"{self.place()} made more than {what}", kind="too many calls")
+        if self._num_calls > (most := self._facts.max_turns):
+            raise self._too_many(f"{most} calls in an episode: raise environment.options.turns")
         digests = _digests(policy_call)
         number, end, new = self._continuation_of(policy_call, digests)
         room = self._longest_prompt(policy_call)
@@ -352,30 +349,52 @@ class AgentRun:
         contents = (message.content for message in policy_call.messages[number:])
         self._counts.num_injections += any(map(self._chat.holds_special_token, contents))
         # A sequence that another call waits on or has continued is copied.
-        lineage = end[0] if end is not None and _is_free(end) else self._new_lineage(policy_call)
+        continued = [end[0]] if end is not None and _is_free(end) else []
+        num_new = policy_call.num_choices - len(continued)
+        self._check_lineages(num_new)
         tokens = _joined(end, new)
-        lineages = [
-            lineage,
-            *(self._new_lineage(policy_call) for _ in range(policy_call.num_choices - 1)),
-        ]
+        lineages = [*continued, *(self._new_lineage(policy_call) for _ in range(num_new))]
         pending = [self._pending(policy_call, digests[-1], each, tokens) for each in lineages]
         for each in lineages:
-            each.is_busy = True
+            self._wait_on(each)
         return pending
+
+    def _check_lineages(self, num_new: int) -> None:
+        """Refuse a call that would begin more lineages than the trial may have.
+
+        Raises:
+            CallFault: see `MAX_LINEAGES`.
+        """
+        if len(self._lineages) + len(self._new_lineages) + num_new > MAX_LINEAGES:
+            raise self._too_many(f"{MAX_LINEAGES} conversations in a trial")
+
+    def _too_many(self, what: str) -> CallFault:
+        return CallFault(f"{self.place()} made more than {what}", kind="too many calls")
+
+    def _wait_on(self, lineage: _Lineage) -> None:
+        """Note that a call on a lineage waits for its completion."""
+        lineage.is_busy = True
+        if lineage.number < 0:
+            self._new_lineages.add(lineage)
 
     def notes_due(self, policy_call: PolicyCall) -> Pending | None:
         """Return the prompt of the notes that are to be written before a call, because its
         context has no room left; give it to `take_notes`, or to `give_up`. None: no notes are due.
+
+        Raises:
+            CallFault: the program has begun too many conversations.
         """
         if self._config.compaction != "notes":
             return None
         _, end, new = self._continuation_of(policy_call, _digests(policy_call))
         if end is None or end[1] + len(new) <= self._longest_prompt(policy_call):
             return None
-        lineage = end[0] if _is_free(end) else self._new_lineage(policy_call)
+        is_free = _is_free(end)
+        self._check_lineages(not is_free)
+        lineage = end[0] if is_free else self._new_lineage(policy_call)
         request = self._continued(end, [Message("user", self._request_for_notes(end))], ())
         tokens = _joined(end, request)
-        lineage.is_busy = True
+        self._wait_on(lineage)
         most = self._config.max_reflection_tokens
         fresh = self._config.refresh_kv == "turn"
         prompt = self._prompt(lineage, tokens, most, refresh_kv=fresh)
@@ -439,6 +458,7 @@ class AgentRun:
         copy of it.
         """
         pending.lineage.is_busy = True
+        self._new_lineages.discard(pending.lineage)
 
     def _longest_known(self, digests: Sequence[bytes]) -> tuple[int, _End] | None:
         """Find the longest known beginning of a conversation that ends with an answer of the
@@ -590,19 +610,18 @@ class AgentRun:
         self, policy_call: PolicyCall, digest: bytes, lineage: _Lineage, tokens: np.ndarray
     ) -> Pending:
         """Return a call, or one of its choices, that waits for the completion of these tokens."""
-        config = self._config
-        self._sizes_at_start.setdefault(lineage, len(lineage.segment.tokens))
-        is_first = self._first_lineage is None
-        self._first_lineage = self._first_lineage or lineage
-        limit = self._limit(policy_call)
-        wants_fresh = config.refresh_kv == "turn" or (
-            config.refresh_kv == "episode" and is_first and self.episode > 0
-        )
-        prompt = self._prompt(lineage, tokens, limit, wants_fresh)
+        config, limit, allowed = self._config, self._limit(policy_call), None
+        # A form that cannot be read raises here, so that the refused call leaves nothing behind.
         if (form := self._form(policy_call)) is not None:
             room = config.max_tokens - len(tokens) if config.max_tokens else limit
             allowed = answer_restriction(form, self._chat, max(1, min(limit, room)))
-            prompt = replace(prompt, restriction=allowed)
+        self._sizes_at_start.setdefault(lineage, len(lineage.segment.tokens))
+        is_first = self._first_lineage is None
+        self._first_lineage = self._first_lineage or lineage
+        wants_fresh = config.refresh_kv == "turn" or (
+            config.refresh_kv == "episode" and is_first and self.episode > 0
+        )
+        prompt = replace(self._prompt(lineage, tokens, limit, wants_fresh), restriction=allowed)
         return Pending(prompt, policy_call, lineage, digest, self.episode)
 
     def _limit(self, policy_call: PolicyCall) -> int:
@@ -667,6 +686,7 @@ class AgentRun:
         if lineage.number < 0:
             lineage.number = len(self._lineages)
             self._lineages.append(lineage)
+            self._new_lineages.discard(lineage)
         self._counts.add(completion, start)
         return start
 
@@ -744,6 +764,8 @@ class AgentRun:
         growths = [len(each.segment.tokens) - size for each, size in self._sizes_at_start.items()]
         self._longest_growth = max(self._longest_growth, *growths)
         self._sizes_at_start.clear()
+        # A completion that arrives after its episode is dropped without `give_up`.
+        self._new_lineages.clear()
         won = self._config.stops_on_success and self._facts.is_won(self._reward)
         if self.episode + 1 == self._config.num_episodes or won:
             self.is_over = True

@@ -9,11 +9,22 @@ import numpy as np
 import pytest
 
 from mage_async.completion import Completion, Prompt
-from mage_async.errors import ContextFull
+from mage_async.errors import CallFault, ContextFull
+from mage_async.policy_version import VersionRun
 from mage_async.restriction import Restriction
-from mage_async.trajectory import Kind, Trial
+from mage_async.trajectory import Kind, Task, Trial
+from mage_async.trials import agent_run
 from mage_async.trials.chat_format import ChatFormat
-from tests.helpers.agent_site import asked, played, post, said, scripted, small_chat, tasks_of
+from tests.helpers.agent_site import (
+    asked,
+    played,
+    post,
+    said,
+    scripted,
+    small_chat,
+    stage_of,
+    tasks_of,
+)
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"box": 1}}\n</tool_call>'
@@ -394,3 +405,54 @@ def test_an_answer_may_call_several_tools_unless_the_client_forbids_it(chat: Cha
     restriction = engine.completions[0][0].restriction
     texts = [chat.decode(drawn_at_random(restriction, source)[:-1]) for _ in range(40)]
     assert {text.count("<tool_call>") for text in texts} > {1, 2}
+
+
+def completion_of(chat: ChatFormat, text: str) -> Completion:
+    tokens = np.array([*chat.encode(text), chat.stop_tokens[0]], np.int32)
+    return Completion(tokens, np.zeros(len(tokens), np.float32), (VersionRun(0, 0, 0),), "stop", 0)
+
+
+def test_a_trial_counts_the_conversations_that_it_has_and_those_that_wait(
+    chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_run, "MAX_LINEAGES", 2)
+    stage = stage_of(tasks_of(lambda: 0.0), chat, scripted(chat, " rock"))
+    run = stage.begin(Task("own", "3", 7), 0, "3.0")
+    assert isinstance(run, agent_run.AgentRun)
+    run.is_playing = True
+
+    def ask(*texts: str, num_choices: int = 1) -> list[agent_run.Pending]:
+        roles = ("user", "assistant")
+        messages = (agent_run.Message(roles[n % 2], text) for n, text in enumerate(texts))
+        return run.ask(agent_run.PolicyCall(tuple(messages), num_choices=num_choices))
+
+    (first,), (second,) = ask("a"), ask("b")
+    with pytest.raises(CallFault, match="2 conversations in a trial"):
+        ask("c")
+    run.give_up(second)
+    (third,) = ask("c")
+    for pending in (first, third):
+        run.take(pending, completion_of(chat, " rock"))
+    for text in ("d", "e"):
+        (again,) = ask("a", " rock", text)
+        with pytest.raises(CallFault, match="2 conversations in a trial"):
+            ask("a", " rock", text)
+        run.give_up(again)
+        again.lineage.is_busy = False
+    with pytest.raises(CallFault, match="2 conversations in a trial"):
+        ask("c", " rock", "d", num_choices=2)
+
+
+def test_a_refused_call_leaves_the_next_one_behind_the_earlier_episode(chat: ChatFormat) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}
+
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        talk = [{"role": "system", "content": f"episode {episode}"}, *said("a")]
+        body = {"messages": talk, "response_format": form}
+        status, _ = await post(url, "chat/completions", body)
+        assert status == 400
+        await asked(url, talk)
+        return 1.0
+
+    trial = one(chat, run, " rock")
+    assert [turn.segment for turn in trial.turns] == [0, 0]
