@@ -271,6 +271,11 @@ class Admission(Section):
     grant_deadline_s: Positive = 600.0
     """Seconds after which an unfinished group is granted again."""
 
+    @property
+    def most_stale(self) -> int:
+        """Staleness, in steps, up to which a token is within the bound."""
+        return self.max_staleness + self.lag
+
 
 class Population(Section):
     """What the agent meets in training: task variants of the environment, called members, and past

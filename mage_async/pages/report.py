@@ -104,7 +104,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         episode_names=episode_names(config.trial.episodes),
         population=population_table(population, units) if population else None,
         time_bars=time_bars(seconds_by_state(records)),
-        staleness=staleness(records.metrics, config.admission.max_staleness),
+        staleness=staleness(records.metrics, config.admission.most_stale),
         fates=fates_part(records.learner),
         selection=selection_table(Selection.of(records.metrics), config.admission),
         throughput=metric_charts(records, THROUGHPUT),

@@ -57,6 +57,14 @@ def test_a_page_is_whole_and_reaches_for_nothing_outside_itself(make_run):
     assert "@import" not in page
 
 
+def test_the_line_of_the_staleness_bound_includes_the_lag_of_the_weights(make_run):
+    page = page_of(make_run(settings=["admission.lag=3"]))
+    _, _, after = page.partition("<title>staleness of the tokens of each step, in steps</title>")
+    ticks = re.findall(r'class="tick end">(.*?)</text>', after.partition("</svg>")[0])
+    assert max(map(float, ticks)) > 2, "the bound is 1 + 3"
+    assert "of 1 + 3 of lag allowed" in page
+
+
 def test_a_page_shows_every_part_of_a_finished_run(make_run):
     text = " ".join(checked(page_of(make_run())).words)
     for title in (

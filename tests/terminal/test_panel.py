@@ -2,6 +2,7 @@
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -67,6 +68,12 @@ def test_the_panel_says_all_that_is_known(config, run):
         "! actor-2 was killed by SIGKILL",
     ):
         assert said in text
+
+
+def test_the_bound_of_staleness_includes_the_lag_of_the_weights(config, run):
+    admission = msgspec.structs.replace(config.admission, lag=3)
+    late = msgspec.structs.replace(config, admission=admission)
+    assert "0.60 mean  1 max of 4 allowed" in drawn(*state_after(late, FULL_RUN), run)
 
 
 def test_the_panel_counts_special_tokens_in_text(config, run):

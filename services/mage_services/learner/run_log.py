@@ -193,7 +193,7 @@ class RunLog:
                 groups,
                 coordinator.take_actors(),
                 version=version - 1,  # the step was trained from the weights before
-                bound=admission.max_staleness + admission.lag,
+                bound=admission.most_stale,
             ),
         }
         return {name: value for name, value in metrics.items() if value not in (None, {})}

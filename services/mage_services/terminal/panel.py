@@ -182,7 +182,7 @@ def _figures(state: RunState) -> RenderableType:
     values = Column(no_wrap=True, overflow="ellipsis")
     grid = Table.grid(Column(style="dim", min_width=9), values, padding=(0, 1))
     if last := state.last:
-        bound = state.config.admission.max_staleness
+        bound = state.config.admission.most_stale
         grid.add_row(
             "speed",
             f"{last['trials_per_s']:.0f} [dim]trials/s[/]  "
