@@ -1,10 +1,11 @@
 """When open pages hear of a change: a page of a run shows its index, so only once that has it."""
 
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 from mage_services.view.indexer import ReadRun
-from mage_services.view.run_watcher import RunWatcher, find_runs
+from mage_services.view.run_watcher import TAIL_BYTES, RunWatcher, find_runs, last_line
 
 
 class Indexer:
@@ -36,3 +37,18 @@ def test_a_run_that_is_looked_at_is_told_of_by_its_index_and_others_at_once(tmp_
     told, said = asyncio.run(looked_once(tmp_path, {"opened"}))
     assert told == {"other"}
     assert said == [ReadRun(str(tmp_path / "opened"))]
+
+
+def test_the_last_line_is_read_however_long_it_is(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    short, long = (
+        {"step": step, "text": "x" * size} for step, size in ((1, 0), (2, 9 * TAIL_BYTES))
+    )
+    for lines in ([short], [long], [short, long], [long, short], [long, long]):
+        written = "".join(f"{json.dumps(line)}\n" for line in lines)
+        for torn in ("", '{"step": 3, "te', '{"step": 3' + " " * 2 * TAIL_BYTES):
+            file.write_text(written + torn)
+            assert last_line(file) == lines[-1]
+    for unfinished in ("", "{", "{" + " " * 2 * TAIL_BYTES):
+        file.write_text(unfinished)
+        assert last_line(file) == {}

@@ -156,7 +156,7 @@ class ListedRun:
 MAX_DEPTH = 3
 """Number of levels of folders below the root in which runs are looked for."""
 TAIL_BYTES = 1 << 16
-"""Number of bytes at the end of a file in which its last line is looked for."""
+"""Number of bytes at the end of a file in which its last line is looked for first."""
 _listed: dict[Path, tuple[Any, ListedRun]] = {}
 """For each run: the state of its files, and its entry in the list. Threads share this table: an
 entry is replaced as a whole and never removed.
@@ -261,9 +261,14 @@ def last_line(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     with file.open("rb") as source:
-        # 2 seeks from the end: the inner call returns the size of the file.
-        source.seek(max(0, source.seek(0, 2) - TAIL_BYTES))
-        *lines, _ = source.read().split(b"\n")
+        size, tail = source.seek(0, 2), TAIL_BYTES  # 2 seeks from the end
+        while True:
+            source.seek(max(0, size - tail))
+            *lines, _ = source.read().split(b"\n")
+            # The first piece lacks its beginning, unless it is the first line of the file.
+            if len(lines) > 1 or tail >= size:
+                break
+            tail *= 4
     try:
         return json.loads(lines[-1]) if lines else {}
     except ValueError as error:
