@@ -15,7 +15,7 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary
 from mage_services.cli.main import command_tree, main
 from mage_services.processes.run_lock import hold
-from mage_services.tracking.tracker import Mlflow, Wandb
+from mage_services.tracking.tracker import Mlflow, Tracker, Wandb
 from mage_services.tracking.tracker_worker import read_position, start, tracked, trackers_of
 
 PATIENCE_S = 100.0
@@ -173,6 +173,14 @@ def test_a_tracker_without_its_package_is_refused_in_one_sentence(
     with pytest.raises(ConfigError, match=r"tracking.mlflow needs .* 'mage_async\[mlflow\]'"):
         trackers_of(Tracking(mlflow=Mlflow("experiment")))
     assert trackers_of(Tracking()) == {}
+
+    class Own(Tracker):
+        package = "pastebin"
+
+    with pytest.raises(
+        ConfigError, match=r"tracking.own needs .* installed: pip install pastebin$"
+    ):
+        trackers_of(Tracking(own=Own()))
     assert main(["train", "--set", "tracking.tensorboard=true"]) == 2
     assert "'mage_async[tensorboard]'" in capsys.readouterr().err
 

@@ -50,7 +50,8 @@ class Tracker(Variant):
     """Send a run's metrics somewhere; the fields are its configuration."""
 
     package: ClassVar[str] = ""
-    """Package that has to be installed, which is also the name of the extra; "" for none."""
+    """Package that has to be installed; "" for none. A tracker of this repository has an extra of
+    the same name."""
     every_s: ClassVar[float] = 2.0
     """Seconds between two calls of `send` while new points arrive. A tracker that writes to a
     database works less with many points at once."""

@@ -302,9 +302,12 @@ def trackers_of(tracking: Tracking) -> dict[str, Tracker]:
     trackers = {key: tracker for key in keys if (tracker := getattr(tracking, key)) is not None}
     for key, tracker in trackers.items():
         if tracker.package and find_spec(tracker.package) is None:
+            # A tracker of this repository has an extra of the same name, which states the version.
+            is_own = type(tracker).__module__.startswith("mage_services.")
+            wanted = f"'mage_async[{tracker.package}]'" if is_own else tracker.package
             raise ConfigError(
                 f"tracking.{key} needs the package {tracker.package}, which is not installed: "
-                f"pip install 'mage_async[{tracker.package}]'"
+                f"pip install {wanted}"
             )
     return {file_name(tracker): tracker for tracker in trackers.values()}
 
