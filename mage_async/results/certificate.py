@@ -15,7 +15,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
@@ -268,7 +268,8 @@ def _sentence(
     return f"cannot be told at this size ({size}): {course}; {wanted}"
 
 
-ARMS = ("own", "blind", "retry", "swapped", "noise")
+Arm = Literal["own", "blind", "retry", "swapped", "noise"]
+ARMS: tuple[Arm, ...] = get_args(Arm)
 """Names of the model with its history, and of its controls. The first three have returns of every
 episode, the other two of the last one alone.
 """

@@ -16,12 +16,12 @@ from mage_async.environments.loaders.loader import (
     NumberedTasks,
     Observed,
     ServerEpisode,
-    StepValue,
     declared_on_server,
     library,
     texts_of,
 )
 from mage_async.environments.options import check_whole
+from mage_async.environments.tools import StepValue
 from mage_async.errors import CapacityReached, EnvironmentFault
 
 # AgentGym's messages: JSON over HTTP, one POST each, about one environment of the server.

@@ -18,6 +18,7 @@ import numpy as np
 
 from mage_async.environments.environment import HELDOUT_EVERY, Split
 from mage_async.environments.options import check_whole
+from mage_async.environments.tools import StepValue
 from mage_async.errors import ConfigError
 
 TURNS = 32
@@ -82,8 +83,6 @@ def episode_class(episode: type, name: str, max_turns: int, **parts: Any) -> typ
 
 # The code below is shared by environments on servers.
 
-StepValue = tuple[str, float, bool, bool, dict[str, Any]]
-"""Value of `step`: observation, reward, terminated, truncated, info."""
 SERVER_RULES = "You act in an environment step by step; what it says tells you what to do."
 """Rules of an environment on a server, unless the user gives some."""
 

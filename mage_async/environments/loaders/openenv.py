@@ -17,11 +17,11 @@ from mage_async.environments.loaders.loader import (
     TURNS,
     Observed,
     ServerEpisode,
-    StepValue,
     declared_on_server,
     library,
     texts_of,
 )
+from mage_async.environments.tools import StepValue
 from mage_async.errors import CapacityReached, EnvironmentFault, SessionClosed
 
 HEARTBEAT_S = 20.0

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from mage_async.environments.environment import Environment, Play
 from mage_async.environments.user_calls import begun
 from mage_async.errors import CallFault, ConfigError, ContextFull, EnvironmentFault
 from mage_async.policy_version import VersionRun
-from mage_async.results.certificate import TaskReturns, scaled
+from mage_async.results.certificate import ARMS, Arm, TaskReturns, scaled
 from mage_async.results.run_files import read_lines
 from mage_async.tasks.task_stream import FINAL_SEED, evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
@@ -40,9 +40,6 @@ from mage_services.engines.engine import Engine
 from mage_services.environments.call_runner import CallRunner
 from mage_services.processes.process import append_lines
 
-Arm = Literal["own", "blind", "retry", "swapped", "noise"]
-ARMS: tuple[Arm, ...] = get_args(Arm)
-"""The measurement itself, `own`, and its four controls."""
 ENOUGH_REPEATED = 20
 """Episodes that must repeat the actions of an earlier one, with equal rewards, before a game counts
 as one without chance."""

@@ -377,7 +377,7 @@ class CallRunner:
                     if left_s <= 0:
                         raise
                     if not has_waited:
-                        print(f"{fault}; waiting for room", file=sys.stderr, flush=True)
+                        print_to_stderr(f"{fault}; waiting for room")
                 has_waited = True
                 await self._leases.wait_for_close(min(left_s, TRY_AGAIN_S))
         finally:
@@ -585,7 +585,7 @@ class CallRunner:
             if not task.cancelled():
                 task.result()
         except CallFault as fault:
-            print(fault, file=sys.stderr, flush=True)
+            print_to_stderr(str(fault))
 
     async def _in_thread(self, call: Call) -> CallResult:
         """Make a call in a thread that is idle, or in a new one."""
