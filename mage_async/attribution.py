@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mage_async.admission.ledger import Ledger
-from mage_async.admission.recovery import RecordsWithConfig, replay
+from mage_async.admission.replay import RecordsWithConfig, replay
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.learning.packing import batch_advantages, credited

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mage_async.admission.ledger import Accepted, Duplicate, Ledger, Unknown
-from mage_async.admission.recovery import replay
+from mage_async.admission.replay import replay
 from mage_async.attribution import steps_of
 from mage_async.config.config_file import dump, find, load
 from mage_async.errors import WireError

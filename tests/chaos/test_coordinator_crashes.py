@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mage_async.admission.ledger import Ledger
-from mage_async.admission.recovery import CONFIG_CHANGED, replay
+from mage_async.admission.replay import CONFIG_CHANGED, replay
 from mage_async.environments.catalogue import load
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.journal_records import (

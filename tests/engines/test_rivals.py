@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mage_async.admission.ledger import Ledger
-from mage_async.admission.recovery import replay
+from mage_async.admission.replay import replay
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mage_async.admission.ledger import Ledger
-from mage_async.admission.recovery import replay
+from mage_async.admission.replay import replay
 from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.methods.method import Methods

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mage_async.admission.ledger import Ledger
-from mage_async.admission.recovery import replay
+from mage_async.admission.replay import replay
 from mage_async.attribution import JournalStep, attributed, steps_of, token_columns, trial_row
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mage_async.admission.recovery import Committed
+from mage_async.admission.replay import Committed
 from mage_async.algorithm import InProcessRun
 from mage_async.config import config_file
 from mage_async.methods.sac_glam.replay_buffer import SoftSequence

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from mage_async.admission.ledger import Ledger
-from mage_async.admission.recovery import replay
+from mage_async.admission.replay import replay
 from mage_async.assembly import check, environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config

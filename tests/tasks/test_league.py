@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.admission.ledger import Ledger
-from mage_async.admission.recovery import replay
+from mage_async.admission.replay import replay
 from mage_async.config.schema import Keep
 from mage_async.protocol.journal_records import (
     Commit,

@@ -35,7 +35,7 @@ def run(given: argparse.Namespace) -> int:
         RunFailed: a step's weights differ from those that the run committed.
     """
     from mage_async.admission.ledger import Ledger
-    from mage_async.admission.recovery import replay
+    from mage_async.admission.replay import replay
     from mage_async.assembly import environment_of
     from mage_async.config import config_file
     from mage_async.methods.method import Methods

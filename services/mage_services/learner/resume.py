@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mage_async.admission.ledger import DroppedGroup, Ledger
-from mage_async.admission.recovery import (
+from mage_async.admission.replay import (
     CONFIG_CHANGED,
     Committed,
     RecordsWithConfig,

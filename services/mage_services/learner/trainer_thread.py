@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from mage_async.admission.recovery import Committed, first_difference
+from mage_async.admission.replay import Committed, first_difference
 from mage_async.attribution import JournalStep, attributed, trial_row
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded

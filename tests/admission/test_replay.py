@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mage_async.admission.ledger import OVER_AGE, Ledger
 from mage_async.admission.policies import POLICIES
-from mage_async.admission.recovery import first_difference, plays_alike, replay
+from mage_async.admission.replay import first_difference, plays_alike, replay
 from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.policy_version import VersionRun
