@@ -10,7 +10,13 @@ import pytest
 from mage_async.completion import Prompt, Sampling
 from mage_async.errors import ContextFull, MageError, RunError
 from mage_services.engines import chat_endpoint
-from mage_services.engines.chat_endpoint import ChatEndpoint, Endpoint, messages_of, text_chat
+from mage_services.engines.chat_endpoint import (
+    ChatEndpoint,
+    Endpoint,
+    Usage,
+    messages_of,
+    text_chat,
+)
 from tests.helpers import chat_server
 from tests.helpers.chat_server import ChatServer, answering, refusing
 
@@ -98,7 +104,8 @@ def test_an_answer_without_choices_is_asked_for_again() -> None:
 
     text, said = served(ChatServer(lambda messages: "yes", {0: odd}), text_of)
     assert text == "yes"
-    assert "an answer without `choices`: '<html>Welcome</html>'" in said[0]
+    assert "an answer that is no chat completion: Expecting value" in said[0]
+    assert "'<html>Welcome</html>'" in said[0]
 
 
 def refused(server: ChatServer, use: Callable[[ChatEndpoint], Awaitable[object]]) -> str:
@@ -182,3 +189,56 @@ def test_calls_keep_to_a_rate() -> None:
 
     seconds, _ = served(ChatServer(lambda messages: "a"), three, requests_per_minute=600.0)
     assert seconds >= 0.2
+
+
+def test_an_endpoint_may_refuse_any_number_of_calls_for_its_rate() -> None:
+    async def after_many(engine: ChatEndpoint) -> str:
+        engine._num_limited = 2000
+        return await text_of(engine)
+
+    assert served(ChatServer(lambda messages: "yes", {0: refusing(429)}), after_many)[0] == "yes"
+
+
+def test_time_between_calls_is_no_silence_of_the_endpoint() -> None:
+    async def after_a_long_game(engine: ChatEndpoint) -> str:
+        await text_of(engine)
+        await asyncio.sleep(0.4)
+        return await text_of(engine)
+
+    server = ChatServer(lambda messages: "yes", {1: refusing(503)})
+    assert served(server, after_a_long_game, patience_s=0.3)[0] == "yes"
+
+
+def test_tokens_of_empty_answers_count_although_the_call_is_made_again() -> None:
+    async def usage(engine: ChatEndpoint) -> Usage:
+        await engine.complete(prompt())
+        return engine.usage("trial.1")
+
+    server = ChatServer(lambda messages: "yes", {0: answering("", finish="length")})
+    counted, _ = served(server, usage)
+    assert (counted.prompt_tokens, counted.completion_tokens) == (200, 10)
+    assert (counted.calls, counted.cut, counted.empty) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        ({"usage": "100 tokens"}, "Expected `object | null`, got `str` - at `$.usage`"),
+        ({"usage": {"prompt_tokens_details": [7]}}, "at `$.usage.prompt_tokens_details`"),
+        ({"choices": []}, "Expected `array` of length >= 1 - at `$.choices`"),
+    ],
+)
+def test_an_answer_of_another_form_is_asked_for_again(
+    part: dict[str, object], sentence: str
+) -> None:
+    async def odd(request: chat_server.web.Request) -> chat_server.web.Response:
+        return chat_server.web.json_response(chat_server.answer("no") | part)
+
+    text, said = served(ChatServer(lambda messages: "yes", {0: odd}), text_of)
+    assert text == "yes"
+    assert sentence in said[0]
+
+
+def test_errors_that_differ_only_in_an_id_are_said_once() -> None:
+    faults = {n: refusing(503, f"request {n} failed") for n in range(3)}
+    assert len(served(ChatServer(lambda messages: "yes", faults), text_of)[1]) == 1

@@ -17,12 +17,13 @@ import os
 import re
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
+import msgspec
 import numpy as np
 
 from mage_async.completion import Completion, Prompt
@@ -130,7 +131,7 @@ class Endpoint:
 @dataclass(slots=True)
 class Usage:
     """Number, tokens and time of calls. An empty answer, after which the call was repeated, counts
-    only for the time.
+    only for its tokens and the time.
     """
 
     calls: int = 0
@@ -149,6 +150,33 @@ class Usage:
         """Add the costs of other calls."""
         for name in self.__dataclass_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Counted(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Answer(msgspec.Struct):
+    """The parts of a chat completion that are read; an endpoint may send null for most of them."""
+
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    usage: _Counted | None = None
+    model: str | None = None
 
 
 class _Again(Exception):
@@ -180,13 +208,12 @@ class ChatEndpoint(Engine):
         self._resumes_at = self._next_at = 0.0
         """When the pause that the endpoint asked for ends, and when its rate allows a call."""
         self._answered_at = 0.0
-        """When the last answer came, to any call."""
+        """When the last answer came, to any call; 0 before the first."""
         self._num_empty = self._num_limited = 0
         """Numbers of empty answers in a row, and of refusals for the rate since the last answer."""
         self._reported: set[str] = set()
-        """Beginnings of the failures that were reported; each is reported once."""
+        """Kinds of the failures that were reported; each is reported once."""
         self._session: aiohttp.ClientSession
-        self._closing = asyncio.Event()
 
     async def complete(self, prompt: Prompt) -> Completion:
         """Request a completion. Cancellation abandons the call.
@@ -214,25 +241,32 @@ class ChatEndpoint(Engine):
         return self._last.pop(context, Usage())
 
     async def _until_answered(self, body: Mapping[str, Any]) -> tuple[str, Usage]:
-        """Repeat a call until it is answered; return the text of the answer, and its usage.
+        """Repeat a call until it is answered; return the text of the answer, and the usage.
 
         The text is empty if it was so in `MAX_EMPTY_TRIES` tries.
         """
         num_tries = num_empty = 0
+        spent = Usage()
+        await self._wait_for_rate()
+        began = time.monotonic()
         while True:
-            await self._wait_for_rate()
             try:
                 text, usage = await self._call(body)
             except _Again as fault:
                 num_tries += fault.pause_s is None
-                pause = min(FIRST_PAUSE_S * 2 ** max(0, num_tries - 1), MAX_PAUSE_S)
-                await self._rest(fault, fault.pause_s or pause, num_tries)
-                continue
-            self._answered_at, self._num_limited = time.monotonic(), 0
-            if text or num_empty + 1 == MAX_EMPTY_TRIES:
-                self._count_empty(text, usage)
-                return text, usage
-            num_empty += 1
+                pause_s = fault.pause_s or _growing_pause(max(0, num_tries - 1))
+                # Time in which nobody asked is no silence of the endpoint.
+                await self._rest(fault, pause_s, num_tries, max(began, self._answered_at))
+            else:
+                self._answered_at, self._num_limited = time.monotonic(), 0
+                if text or num_empty + 1 == MAX_EMPTY_TRIES:
+                    spent.add(usage)
+                    self._count_empty(text, spent)
+                    return text, spent
+                num_empty += 1
+                # The endpoint charges for an empty answer too, for example for thinking.
+                spent.add(replace(usage, calls=0, cut=0))
+            await self._wait_for_rate()
 
     async def _wait_for_rate(self) -> None:
         """Wait until the endpoint's pause is over and its rate allows another call."""
@@ -273,25 +307,29 @@ class ChatEndpoint(Engine):
         if response.status != 200:
             self._refuse(response, _error_text(data))
         try:
-            answer = json.loads(data)
-            choice = answer["choices"][0]
-            text = choice["message"].get("content") or ""
-            counted = answer.get("usage") or {}
-            served = answer.get("model") or self._endpoint.model
-        except (ValueError, LookupError, TypeError, AttributeError):
+            # `msgspec.json` would refuse half of a surrogate pair, which JSON may hold.
+            answer = msgspec.convert(json.loads(data), _Answer)
+        except (ValueError, msgspec.ValidationError) as error:
             body = " ".join(data.decode(errors="replace").split())
-            raise _Again(f"an answer without `choices`: {body[:200] or 'nothing'!r}") from None
-        self._check_served(served)
-        details = counted.get("prompt_tokens_details") or {}
+            raise _Again(
+                f"an answer that is no chat completion: {error}: {body[:200] or 'nothing'!r}"
+            ) from None
+        self._check_served(answer.model or self._endpoint.model)
+        choice, counted = answer.choices[0], answer.usage or _Counted()
+        details = counted.prompt_tokens_details or _PromptDetails()
         usage = Usage(
             1,
-            counted.get("prompt_tokens") or 0,
-            details.get("cached_tokens") or 0,
-            counted.get("completion_tokens") or 0,
-            choice.get("finish_reason") == "length",
+            counted.prompt_tokens or 0,
+            details.cached_tokens or 0,
+            counted.completion_tokens or 0,
+            choice.finish_reason == "length",
         )
-        # JSON may hold half of a surrogate pair, which cannot be written to the record as UTF-8.
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        # Half of a surrogate pair cannot be written to the record as UTF-8.
+        text = (
+            (choice.message.content or "")
+            .encode("utf-16", "surrogatepass")
+            .decode("utf-16", "replace")
+        )
         return outside_thinking(text).strip(), usage
 
     def _refuse(self, response: aiohttp.ClientResponse, reason: str) -> None:
@@ -300,7 +338,7 @@ class ChatEndpoint(Engine):
         if status in (408, 409, 425, 429) or status >= 500:
             pause_s = _retry_after(response.headers.get("Retry-After"))
             if status == 429 and pause_s is None:
-                pause_s = min(FIRST_PAUSE_S * 2**self._num_limited, MAX_PAUSE_S)
+                pause_s = _growing_pause(self._num_limited)
             self._num_limited += status == 429
             raise _Again(f"HTTP {status}: {reason}", pause_s if status in (429, 503) else None)
         if status in (400, 413) and _FULL.search(reason):
@@ -323,19 +361,22 @@ class ChatEndpoint(Engine):
                 "new one into another --out, or continue this one when the old one is back"
             )
 
-    async def _rest(self, fault: _Again, pause_s: float, num_tries: int) -> None:
-        """Report a failure, unless one like it was reported, and pause. Safe to cancel.
+    async def _rest(
+        self, fault: _Again, pause_s: float, num_tries: int, silent_since: float
+    ) -> None:
+        """Report a failure, unless one of its kind was reported, and pause. Safe to cancel.
 
         Raises:
             RunError: nothing has come back for too long, or this call has failed too often.
         """
         now, endpoint = time.monotonic(), self._endpoint
-        silent = now - self._answered_at
+        silent = now - silent_since
         if silent + pause_s > endpoint.patience_s or num_tries == MAX_TRIES:
             for_s = f"for {silent:.0f} s" if num_tries < MAX_TRIES else f"in {num_tries} tries"
             asks = f"; it asks for a pause of {pause_s:.0f} s" if fault.pause_s else ""
             raise RunError(f"{endpoint.url} has not answered {for_s}: {fault}{asks}")
-        kind = str(fault)[:40]
+        # What comes after the colon is the endpoint's own text, which may hold an id of the call.
+        kind = str(fault).partition(":")[0]
         if kind not in self._reported:
             self._reported.add(kind)
             self._say(f"{endpoint.url}: {fault}; trying again in {pause_s:.3g} s")
@@ -365,7 +406,6 @@ class ChatEndpoint(Engine):
         # Each call has a deadline of its own, in `_call`.
         timeout = aiohttp.ClientTimeout(total=None)
         self._session = aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout)
-        self._answered_at = time.monotonic()
         return await super().__aenter__()
 
     async def __aexit__(self, *failure: Any) -> None:
@@ -377,7 +417,7 @@ class ChatEndpoint(Engine):
 
     async def _stay(self) -> None:
         """Do nothing until the engine is closed, which cancels this task: the calls do the work."""
-        await self._closing.wait()
+        await asyncio.Event().wait()
 
     async def load(self, version: int, path: Path) -> None:
         """Raise `RunError`: the weights are the endpoint's."""
@@ -411,6 +451,12 @@ def as_completion(text: str) -> Completion:
     tokens = np.array([ord(each) for each in text] or [ord(" ")], np.int32)
     zeros = np.zeros(len(tokens), np.float32)
     return Completion(tokens, zeros, (VersionRun(0, 0, 0, "reply"),), "stop", 0)
+
+
+def _growing_pause(num_before: int) -> float:
+    """Return the seconds of pause after a failure that `num_before` others preceded."""
+    # 2.0**1024 would overflow.
+    return min(FIRST_PAUSE_S * 2.0 ** min(num_before, 100), MAX_PAUSE_S)
 
 
 def _error_text(data: bytes) -> str:
