@@ -15,19 +15,21 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.schema import Sglang as EngineRules
-from mage_async.errors import ConfigError, PolicyError
+from mage_async.errors import ConfigError, PolicyError, UnreadableWeights
 from mage_async.policy.headers import check_divisible
 from mage_services.engines.sglang import arguments, server
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.arguments import chosen, known_names
 from mage_services.engines.sglang.server import generated, nothing_generated, spans_of
 from mage_services.processes.child_process import Channel, frame
+from mage_services.weights.weight_group import Manifest
 
 RULES = EngineRules(
     max_contexts=8,
@@ -295,3 +297,58 @@ def test_weights_handed_over_last_are_freed_before_as_much_is_taken_again(
     monkeypatch.setattr(server, "_bucket", lambda path: alive.append(last() is not None))
     asyncio.run(loader.prepare(2, tmp_path / "v000002.safetensors"))
     assert alive == [False]
+
+
+def test_sglang_leaves_a_group_that_failed_and_joins_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[str, str]] = []
+
+    def answering(name: str, *reasons: str) -> Any:
+        left = iter(reasons)
+
+        async def answer(request: Any, _: None) -> tuple[bool, str]:
+            calls.append((name, request.group_name))
+            reason = next(left, "")
+            return not reason, reason
+
+        return answer
+
+    manager = SimpleNamespace(
+        server_args=SimpleNamespace(tp_size=1),
+        init_weights_update_group=answering("join"),
+        destroy_weights_update_group=answering("leave"),
+        update_weights_from_distributed=answering("receive", "connection closed"),
+    )
+    groups = ("InitWeightsUpdateGroupReqInput", "DestroyWeightsUpdateGroupReqInput")
+    requests = (*groups, "UpdateWeightsFromDistributedReqInput")
+    io_struct = SimpleNamespace(**dict.fromkeys(requests, SimpleNamespace))
+    monkeypatch.setattr(server, "_io_struct", lambda: io_struct)
+    answers = iter([server.SENDING, None, server.SENDING])
+
+    def answer_of(store: object, number: int) -> str:
+        if (answer := next(answers)) is None:
+            raise torch.distributed.DistStoreError("wait timeout")
+        return answer
+
+    monkeypatch.setattr(server, "connect", lambda port: None)
+    monkeypatch.setattr(server, "request_version", lambda *question: 1)
+    monkeypatch.setattr(server, "wait_for_answer", answer_of)
+    loader = server.Loader(manager, 100, "float32", needs_update_messages=False)
+    manifest = Manifest(1, 7, "gloo", ((("a", "float32", (2,)),),))
+
+    async def load() -> str:
+        return await (await loader._request_sending(manifest))()
+
+    async def thrice() -> None:
+        assert await load() == "connection closed"
+        with pytest.raises(UnreadableWeights, match="weights of version 1: wait timeout"):
+            await load()
+        assert await load() == ""
+
+    asyncio.run(thrice())
+    expected = ["join", "receive", "leave", "join", "leave", "join", "receive"]
+    assert [name for name, _ in calls] == expected
+    first, second, third = (group for name, group in calls if name == "join")
+    assert len({first, second, third}) == 3
+    assert [group for name, group in calls if name == "leave"] == [first, second]

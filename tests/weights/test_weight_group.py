@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -16,10 +17,13 @@ from mage_services.weights.weight_sender import WeightSender, buckets_of
 
 ENGINE = """
 import json, sys
+from datetime import timedelta
 from pathlib import Path
 from mage_async.errors import PolicyError
+from mage_services.weights import weight_group
 from mage_services.weights.weight_group import Manifest, Receiver
 
+weight_group.GROUP_TIMEOUT = timedelta(seconds=int(sys.argv[1]))
 receiver = Receiver()
 for line in sys.stdin:
     manifest = Manifest.read(Path(line.strip()))
@@ -58,9 +62,12 @@ def snapshot(version: int) -> Snapshot:
 class Engine:
     """A process that receives what it is told of."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: int = 60) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", ENGINE], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", ENGINE, str(timeout_s)],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
 
     def load(self, manifest: Path):
@@ -101,6 +108,22 @@ def test_engines_get_what_was_published_and_one_that_dies_takes_nobody_along(
     assert sender.versions() == [3]
     assert second.load(stale) == "weights of version 2: no longer published"
     assert second.load(sender.write(snapshot(4)))["b"] == [[4, 2, 3]]
+
+
+@pytest.mark.slow
+def test_an_engine_that_failed_to_receive_a_version_receives_the_next(tmp_path) -> None:
+    sender = WeightSender(tmp_path, "gloo", lambda version: False)
+    first, second = Manifest.read(sender.write(snapshot(1))), sender.write(snapshot(2))
+    # The engine waits in vain for a bucket that the learner does not have.
+    longer = msgspec.structs.replace(first, buckets=(*first.buckets, *first.buckets))
+    longer.write(tmp_path / "longer.json")
+    engine = Engine(timeout_s=10)
+    try:
+        assert engine.load(tmp_path / "longer.json").startswith("weights of version 1: ")
+        assert engine.load(second)["a"] == [2.5, 2.5]
+    finally:
+        engine.process.kill()
+        engine.process.communicate()
 
 
 def test_each_gpu_of_an_engine_gets_all_of_the_weights(tmp_path: Path) -> None:

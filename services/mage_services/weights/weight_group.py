@@ -160,9 +160,10 @@ class Receiver:
         store = connect(manifest.port)
         is_new = self._port != manifest.port  # another learner: the first, or a restarted one
         if is_new:
+            self._leave()
             self._name = uuid4().hex
-        number = request_version(store, self._name, manifest.version)
         try:
+            number = request_version(store, self._name, manifest.version)
             if is_new:
                 self._group = join(store, self._name, rank=1, backend=manifest.backend)
                 self._port = manifest.port
@@ -171,7 +172,15 @@ class Receiver:
                 raise UnreadableWeights(f"weights of version {manifest.version}: {reply}")
             return list(self._take(manifest))
         except RuntimeError as error:
+            # A group in which a broadcast failed sends no more; the learner leaves it too.
+            self._leave()
             raise UnreadableWeights(f"weights of version {manifest.version}: {error}") from error
+
+    def _leave(self) -> None:
+        """Leave the group, if there is one: the next request joins a new one."""
+        if self._group is not None:
+            torch.distributed.destroy_process_group(self._group)
+        self._port, self._group = 0, None
 
     def _take(self, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
         """Receive the buckets of a version, and yield each tensor with its name."""

@@ -500,12 +500,17 @@ class Loader:
         store = await asyncio.to_thread(connect, manifest.port)
         is_new = self._port != manifest.port  # another learner: the first, or a restarted one
         if is_new:
+            await self._leave()
             self._group = uuid4().hex
         members = 1 + self._manager.server_args.tp_size  # the learner, and each GPU
-        number = request_version(store, self._group, manifest.version, members)
-        if is_new:
-            await self._join(manifest, members)
-        reply = await asyncio.to_thread(wait_for_answer, store, number)
+        try:
+            number = request_version(store, self._group, manifest.version, members)
+            if is_new:
+                await self._join(manifest, members)
+            reply = await asyncio.to_thread(wait_for_answer, store, number)
+        except RuntimeError as error:  # the learner has ended, or could not join the group
+            await self._leave()
+            raise UnreadableWeights(f"weights of version {manifest.version}: {error}") from error
         if reply != SENDING:
             raise UnreadableWeights(f"weights of version {manifest.version}: {reply}")
         return partial(self._in_session, partial(self._receive, manifest))
@@ -524,6 +529,14 @@ class Loader:
             raise UnreadableWeights(f"no group with the learner: {reason}")
         self._port = manifest.port
 
+    async def _leave(self) -> None:
+        """Let SGLang leave the group, if it is in one: the next request joins a new one."""
+        if self._port:
+            request = _io_struct().DestroyWeightsUpdateGroupReqInput(group_name=self._group)
+            # Its answer does not matter: the name of a group is used only once.
+            await self._manager.destroy_weights_update_group(request, None)
+            self._port = 0
+
     async def _receive(self, manifest: Manifest) -> str:
         """Update: let SGLang receive the weights, bucket by bucket."""
         for bucket in manifest.buckets:
@@ -539,6 +552,8 @@ class Loader:
             )
             change = self._manager.update_weights_from_distributed(request, None)
             if reason := await _failure(change):
+                # A group in which a broadcast failed sends no more; the learner leaves it too.
+                await self._leave()
                 return reason
         return ""
 
