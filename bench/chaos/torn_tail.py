@@ -4,10 +4,9 @@ garbage."""
 import random
 
 from bench.chaos.tap import Tap
-from mage_async.policy.checkpoint import checkpoints
 from mage_async.protocol.journal_records import Commit, Dropped, Granted, Published, Record
 from mage_async.protocol.messages import TrialResult
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.results.run_files import read_lines
 from mage_services.journal.record_bytes import decode_record, scan
 
@@ -28,7 +27,7 @@ def tear(run: RunDirectory, tap: Tap, source: random.Random) -> int:
     if not files:
         return 0
     data = files[-1].read_bytes()
-    known = [int(folder.name.removeprefix("step_")) for folder in checkpoints(run.checkpoints)]
+    known = [step_of(folder) for folder in checkpoints(run.checkpoints)]
     known += [line["step"] for line in read_lines(run.metrics)]
     least = _end_of_told(data, tap, max([0, *known, *tap.published]))
     kept = source.randint(least, len(data))

@@ -27,6 +27,7 @@ from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import export_hf
 from mage_async.policy.lora import holds_adapters, load_trained, save_adapters
 from mage_async.policy.sharded_files import read_state
+from mage_async.results.run_directory import checkpoint_at, checkpoints
 from mage_async.results.run_files import sync
 
 OPTIMIZER, COUNTERS, MERGED = "optimizer.pt", "counters.json", "merged"
@@ -77,7 +78,7 @@ def save_checkpoint(
 
 def new_checkpoint(folder: Path, version: int) -> Path:
     """Make the empty folder in which a checkpoint is written."""
-    working = folder / f".step_{version:06d}.part"
+    working = folder / f".{checkpoint_at(folder, version).name}.part"
     shutil.rmtree(working, ignore_errors=True)
     working.mkdir(parents=True)
     return working
@@ -115,11 +116,6 @@ def whole_policy(config: Config, policy: Path, checkpoint: Path) -> Path:
             export_hf(load_trained(config, policy, checkpoint, device="cpu"), policy, working)
             os.replace(working, final)
     return final
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Return the complete checkpoints, oldest first."""
-    return sorted(folder.glob("step_*"))
 
 
 def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:

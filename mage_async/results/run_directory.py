@@ -98,3 +98,19 @@ class RunDirectory:
     def log_of(self, process: str) -> Path:
         """Return the file with the output of a process."""
         return self.logs / f"{process}.log"
+
+
+def checkpoint_at(folder: Path, step: int) -> Path:
+    """Return the path of the checkpoint of a step."""
+    return folder / f"step_{step:06d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step of a checkpoint, from its name."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints, oldest first."""
+    # Not in the order of their names, in which step_1000000 precedes step_999999.
+    return sorted(folder.glob("step_*"), key=step_of)

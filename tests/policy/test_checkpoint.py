@@ -12,6 +12,7 @@ from mage_async.learning.trainer import Trainer
 from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint, whole_policy
 from mage_async.policy.lora import load_trained
 from mage_async.policy.weight_digest import overall, tensor_digests
+from mage_async.results.run_directory import checkpoint_at, checkpoints, step_of
 from tests.helpers.random_models import random_model, sequence
 
 ADAPTERS = ("policy.lora.rank=4", "learner.kl=0.1")
@@ -80,3 +81,11 @@ def test_a_merged_model_lies_beside_the_last_adapters_and_beside_others_on_deman
         found.append(overall(tensor_digests(merged)))
     assert found[0] == found[1]
     assert whole_policy(config, policy, policy) == policy
+
+
+def test_the_newest_checkpoint_has_the_highest_step_however_many_digits_it_has(
+    tmp_path: Path,
+) -> None:
+    for step in (999_999, 1_000_000, 7):
+        checkpoint_at(tmp_path, step).mkdir()
+    assert [step_of(each) for each in checkpoints(tmp_path)] == [7, 999_999, 1_000_000]

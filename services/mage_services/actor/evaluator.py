@@ -28,7 +28,7 @@ from mage_async.errors import ConfigError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods, overriding
 from mage_async.protocol.messages import Goodbye, Heartbeat, Loaded, Message, Publication, Welcome
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory, checkpoint_at
 from mage_async.results.run_files import read_document, read_lines, write_whole
 from mage_async.results.score import (
     Diversity,
@@ -558,7 +558,7 @@ def _finished(startup: Startup) -> tuple[int, Path] | None:
     run, steps = startup.run, startup.config.learner.steps
     if not run.learner.is_file() or json.loads(run.learner.read_text())["version"] != steps:
         return None
-    return steps, model_directory(run, startup.config, run.checkpoints / f"step_{steps:06d}")
+    return steps, model_directory(run, startup.config, checkpoint_at(run.checkpoints, steps))
 
 
 def _last(startup: Startup) -> tuple[int, Path]:

@@ -15,7 +15,7 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.mix import component_of
 from mage_async.environments.user_calls import Call
 from mage_async.errors import ConfigError, RunError
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.tasks.league import name_of, version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.duels import PastPolicySide
@@ -111,12 +111,12 @@ def newest_policy(run: RunDirectory, config: Config) -> tuple[Path, int]:
     """Return the newest checkpoint as a model directory, and its version; without a checkpoint, the
     policy that the run began with, and 0.
     """
-    found = sorted(run.checkpoints.glob("step_*"))
+    found = checkpoints(run.checkpoints)
     if not found:
         return run.policy, 0
     from mage_services.actor.evaluator import model_directory
 
-    return model_directory(run, config, found[-1]), int(found[-1].name.removeprefix("step_"))
+    return model_directory(run, config, found[-1]), step_of(found[-1])
 
 
 Ask = Callable[[HumanPrompt], str]

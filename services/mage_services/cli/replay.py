@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from mage_async.errors import RunError, RunFailed
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_services.cli.options import add_number
 
 HELP = "Train every committed batch of a run again, and compare the weights."
@@ -39,7 +39,6 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.assembly import environment_of
     from mage_async.config import config_file
     from mage_async.methods.method import Methods
-    from mage_async.policy.checkpoint import checkpoints
     from mage_async.protocol.journal_records import first_needed
     from mage_async.tasks.league import League
     from mage_services.journal.reader import check_journal, open_journal
@@ -52,7 +51,7 @@ def run(given: argparse.Namespace) -> int:
     # Find the oldest weights after which the journal has every step, and the first of its files
     # (segments) to read. The weights are the initial ones (None) or those of a checkpoint.
     for checkpoint in (None, *checkpoints(run.checkpoints)):
-        version = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_"))
+        version = 0 if checkpoint is None else step_of(checkpoint)
         if (first := first_needed(journal.segments, version)) is not None:
             break
     else:

@@ -24,10 +24,10 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure
 from mage_async.methods.method import Methods
-from mage_async.policy.checkpoint import checkpoints
 from mage_async.policy.prepare import prepare_policy
 from mage_async.policy.warm_start import Progress
 from mage_async.protocol.journal_records import Segment, first_needed, first_segment_header
+from mage_async.results.run_directory import checkpoints
 from mage_async.results.run_files import write_whole
 from mage_async.tasks.league import League
 from mage_async.trajectory import Group
