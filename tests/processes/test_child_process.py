@@ -145,6 +145,13 @@ def test_numpys_float64_is_a_float_and_not_a_number_stays_one() -> None:
     assert decoded[1] != decoded[1]
 
 
+def test_the_last_line_of_a_log_is_none_of_a_printed_stack(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    stack = "Current thread 0x1 (most recent call first):\n  Garbage-collecting\n"
+    log.write_text(f'why\n{stack}  File "a.py", line 1 in f\n')
+    assert last_line(log) == "why"
+
+
 def test_the_last_line_of_a_log_is_cut(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("first\n" + "x" * 600 + "\n\n")

@@ -1,6 +1,10 @@
-"""Addresses: where a learner may listen, and where not."""
+"""Addresses: where a learner may listen, and where not; and a channel to an address where none
+listens any more.
+"""
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,31 @@ from mage_services.transport.channels import LearnerChannel, PeerChannel
 from mage_services.transport.sockets import check_free, ipc_address
 
 HELLO = Hello(role="actor", name="actor-0", build="b1", config_digest="c1", group_quota=2)
+
+
+UNREAD = """
+import sys, time, zmq
+from mage_async.protocol.messages import Hello
+from mage_services.transport.channels import PeerChannel
+
+hello = Hello(role="actor", name="actor-0", build="b1", config_digest="c1", group_quota=2)
+channel = PeerChannel(f"ipc://{sys.argv[1]}/learner", hello)
+# As many tries to connect as one address has in some minutes.
+channel._socket.setsockopt(zmq.RECONNECT_IVL, 1)
+for number in range(300):
+    channel._socket.connect(f"ipc://{sys.argv[1]}/{number}")
+time.sleep(1)
+channel.close()
+print("closed")
+"""
+
+
+def test_a_channel_closes_although_it_has_not_read_thousands_of_failed_tries(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", UNREAD, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "closed\n"
 
 
 def learner_at(address: str) -> LearnerChannel:

@@ -58,7 +58,9 @@ _PR_SET_PDEATHSIG = 1
 """Option of Linux's `prctl` for the signal that a process receives when its parent ends."""
 _FRAME = re.compile(r' +File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
 """Line of a printed stack that names a file, a line and a function."""
-_STACK_LINE = re.compile(r' +(File "|\.\.\.|<no )|$|(Current t|T)hread 0x|Extension modules')
+_STACK_LINE = re.compile(
+    r' +(File "|\.\.\.|<no |Garbage-collecting)|$|(Current t|T)hread 0x|Extension modules'
+)
 """Any line of printed stacks."""
 
 T = TypeVar("T")

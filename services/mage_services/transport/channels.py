@@ -412,6 +412,10 @@ class _PeerConnection:
         socket.monitor(monitor_address, events | _HANDSHAKE_FAILED)
         self.monitor = socket.context.socket(zmq.PAIR, PolledSocket)
         self.monitor.setsockopt(zmq.LINGER, 0)
+        # No limit: zmq's own thread waits while the queue of events is full, and with it `close`,
+        # for ever. An evaluator that plays the final sets reads no events for minutes, and zmq
+        # tries ten times a second to reach the learner, which has ended.
+        self.monitor.setsockopt(zmq.RCVHWM, 0)
         self.monitor.connect(monitor_address)
 
     def is_renewed(self) -> bool:
