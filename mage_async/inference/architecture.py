@@ -55,7 +55,9 @@ class Rotation:
     factor: float = 1.0
     """Factor by which rotations are slowed down."""
     low_frequency_factor: float = 1.0
-    """Turns within `original_positions` up to which `llama3` slows a rotation down by `factor`."""
+    """Turns within `original_positions` up to which `llama3` divides a frequency by the whole
+    `factor`.
+    """
     high_frequency_factor: float = 4.0
     """Turns from which on `llama3` leaves a rotation as it is; in between it interpolates."""
     original_positions: int = 8192

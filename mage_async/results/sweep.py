@@ -136,7 +136,9 @@ def combination(axes: Sequence[Axis], values: Sequence[str]) -> Setting:
         place=x,
         place_name=values[0],
         method=", ".join(assignments[1:]),
-        flow=label,  # any key may change how old tokens are, so no two settings count as one flow
+        # Any key may change how old the trained tokens are, so age figures of different settings
+        # are never pooled.
+        flow=label,
     )
 
 

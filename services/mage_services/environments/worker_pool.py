@@ -85,7 +85,7 @@ class Failed(Fields):
     sentence: str
     kind: str = ""
     """See `EnvironmentFault.kind`."""
-    is_for_room: bool = False
+    found_no_room: bool = False
     """Whether a `reset` found no room for another object of the class (`NoRoom`)."""
 
 
@@ -284,7 +284,7 @@ class WorkerPool:
         if isinstance(answer, Made):
             return answer.answered
         if isinstance(answer, Failed):
-            raise (NoRoom if answer.is_for_room else CallFault)(answer.sentence, answer.kind)
+            raise (NoRoom if answer.found_no_room else CallFault)(answer.sentence, answer.kind)
         if request.method == "close":  # the process has ended, and the object with it
             return Answered()
         raise CallFault(
@@ -350,7 +350,7 @@ class Server:
                 number=number,
                 sentence=str(fault),
                 kind=fault.kind if isinstance(fault, CallFault) else "",
-                is_for_room=isinstance(fault, NoRoom),
+                found_no_room=isinstance(fault, NoRoom),
             )
         finally:
             del self._tasks[number]

@@ -36,7 +36,7 @@ class JournalOnDisk:
         time.
 
         Raises:
-            RunError: a segment is damaged before its end, or another build wrote it.
+            RunError: a segment other than the last is damaged, or another build wrote it.
         """
         for file, segment in zip(self.files, self.segments, strict=True):
             if segment.number >= first:
@@ -71,7 +71,7 @@ def _segment(file: Path, body: memoryview, good_bytes: int) -> Segment:
     """Return what the header of a segment says; `body` is the segment's first record."""
     header = _decode(file, body)
     if not isinstance(header, SegmentHeader):
-        raise RunError(f"{file} does not begin with a head: it is no journal of this build")
+        raise RunError(f"{file} does not begin with a header: it is no journal of this build")
     return Segment(int(file.stem), header.version, header.oldest_version(), good_bytes)
 
 

@@ -1,7 +1,7 @@
 """Encode and decode the journal's records, and find whole records in the bytes of a segment.
 
-A segment begins with the line `mage-journal/1`. Records follow, each `[length u32][crc32 u32][kind
-u8][body]` in little endian; the length counts kind and body. A crash can damage only the end of the
+A segment begins with the line `mage-journal/1`. Records follow, each `[length u32][crc32
+u32][body]` in little endian; a body is `[kind u8][content]`. A crash can damage only the end of the
 last segment. `scan` returns the whole records and says where the torn tail has to be cut off.
 """
 
@@ -58,7 +58,7 @@ class Scan:
     """Hold the whole records of a segment."""
 
     bodies: list[memoryview]
-    """Kind and body of each record, for `decode_record`, as views of the scanned bytes."""
+    """The body of each record, for `decode_record`, as views of the scanned bytes."""
     good_bytes: int
     """Offset in bytes at which a torn tail begins; the segment is to be cut there."""
 
@@ -76,14 +76,14 @@ def scan(data: Frame | mmap, most: int | None = None) -> Scan:
 
 
 def whole_records(view: memoryview, start: int) -> Iterator[tuple[int, memoryview]]:
-    """Yield the end of each whole record from offset `start` on, with its kind and body."""
+    """Yield the end of each whole record from offset `start` on, with its body."""
     while (body := _body_at(view, start)) is not None:
         start += _PREFIX.size + len(body)
         yield start, body
 
 
 def decode_record(body: Frame) -> Record:
-    """Return the record of a scanned kind and body; arrays of a trial are copies.
+    """Return the record of a scanned body; arrays of a trial are copies.
 
     Raises:
         WireError: the bytes are whole, but they are no record of this build.
@@ -116,7 +116,7 @@ def read_trial_header(body: Frame) -> TrialHeader | None:
 
 
 def _body_at(view: memoryview, start: int) -> memoryview | None:
-    """Return kind and body of the record at offset `start`; None if there is no whole record."""
+    """Return the body of the record at offset `start`; None if there is no whole record."""
     if len(view) - start < _PREFIX.size:
         return None
     length, crc = _PREFIX.unpack_from(view, start)
@@ -143,7 +143,7 @@ def _decode_trial(data: bytes) -> TrialResult:
 
 
 def _checksum(length: int, pieces: Sequence[Frame]) -> int:
-    """Return the CRC-32 of a record's length, kind and body."""
+    """Return the CRC-32 of a record's length and body."""
     # The length is covered too: otherwise a run of zeros would be a valid record.
     crc = zlib.crc32(length.to_bytes(4, "little"))
     for piece in pieces:

@@ -35,7 +35,7 @@ NOTICE_S = 4.0
 STALL_S = 1.0
 """Seconds by which a wait has to exceed its timeout before the supervisor itself counts as stopped.
 """
-LEAVE_S = 0.5
+GRACE_S = 0.5
 """Seconds that the children of a process may outlive it, and in which a blocked process has to
 print its stacks."""
 
@@ -46,7 +46,8 @@ CHANNEL_CLOSED = (
 """Reason for the failure of a process that still runs after its channel was closed."""
 OWN_PROCESS = (
     ". With environment.workers = 1 a class with `reset` and `step` plays in a process of its own, "
-    "whose end costs a trial and no actor; a program that is the agent does behind --agent-url"
+    "whose end costs a trial and no actor; so does an agent's program that is reached by "
+    "--agent-url"
 )
 """Advice in a note on an actor or evaluator that hangs in foreign code."""
 END_THEM = "If the environment started them, end them in its `close()`."
@@ -104,7 +105,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
     """The reason that the process gave for its failure."""
     was_silent = False
     """Whether the process was killed because it was silent for too long."""
-    left: Sequence[str] = ()
+    left_behind: Sequence[str] = ()
     """Processes that this one had started and left running; they are killed."""
     _ending: asyncio.Task[None]
     """Task that waits for the end of the process, and ends the processes that it left running."""
@@ -133,8 +134,8 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         """
         await self._process.wait()
         if members(self.pid):
-            await asyncio.sleep(LEAVE_S)
-            self.left = members(self.pid)
+            await asyncio.sleep(GRACE_S)
+            self.left_behind = members(self.pid)
             self.kill()
 
     async def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]:
@@ -163,7 +164,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
                 if silent_s >= allowed:
                     self.was_silent = True
                     self._show_stacks()
-                    await asyncio.wait([self._ending], timeout=LEAVE_S)
+                    await asyncio.wait([self._ending], timeout=GRACE_S)
                     self.kill()
                     return
                 # No note before the first event, because imports may take long, and none after a
@@ -189,8 +190,9 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             self.was_silent = True
             self.kill()
             await self._ending
-        if self.left:
-            text = f"left processes behind, which are killed: {', '.join(self.left)}. {END_THEM}"
+        if self.left_behind:
+            names = ", ".join(self.left_behind)
+            text = f"left processes behind, which are killed: {names}. {END_THEM}"
             yield {"event": "note", "text": text, "at": loop.time()}
 
     def _show_stacks(self) -> None:

@@ -33,8 +33,8 @@ rebuilt.
 # a file that was replaced is noticed. `steps` and `curve`: lines of JSON from the run's metrics, by
 # step, and from its curve, by version. `heads`: the policy version and the configuration (TOML) in
 # the header of each segment of the journal. `groups` and `trials`: see `ListedGroup` and
-# `ListedTrial`; a trial's record begins at byte `place` of its segment and has `size` bytes;
-# `rewards` is a JSON list, `seed` the digits of a number.
+# `ListedTrial`; the body of a trial's record (kind included) begins at byte `place` of its segment
+# and has `size` bytes; `rewards` is a JSON list, `seed` the digits of a number.
 _TABLES = """
 CREATE TABLE files (name TEXT PRIMARY KEY, read INTEGER, digest INTEGER);
 CREATE TABLE steps (number INTEGER PRIMARY KEY, record TEXT);
@@ -253,7 +253,7 @@ class RunReader:
         """Return the groups of a step, in the order of their grants."""
         return self._groups("WHERE step = ? ORDER BY number", (step,))
 
-    def groups_in_flight(self, at_most: int) -> list[ListedGroup]:
+    def untrained_groups(self, at_most: int) -> list[ListedGroup]:
         """Return the newest groups that no step has trained, including dropped ones."""
         last = self._one("SELECT coalesce(max(number), 0) FROM groups")[0]
         wanted = "WHERE step IS NULL AND number > ? ORDER BY number DESC LIMIT ?"

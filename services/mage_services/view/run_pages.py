@@ -58,7 +58,7 @@ def overview(request: PageRequest) -> Markup:
         records = _records(reader, config)
         step, findings = reader.last_step(), examined(reader, records)
         selection = selection_of(run)
-        groups = reader.groups_in_flight(MAX_GROUPS)
+        groups = reader.untrained_groups(MAX_GROUPS)
         listed = reader.trials_of([group.number for group in groups])
     steps = [line["step"] for line in records.metrics] or [1]
     # `fates`: numbers of trials that were granted, trained, dropped, or are in flight. `times.json`
