@@ -167,6 +167,55 @@ def test_damage_before_the_last_segment_is_an_error_and_not_a_tail(tmp_path: Pat
     run(main)
 
 
+def last_segment(folder: Path) -> tuple[Path, list[int]]:
+    """Write a segment with four records; return its file and the offsets of their ends."""
+    file, ends = segment_file(folder, 1), list[int]()
+
+    async def main() -> None:
+        journal = made(folder)
+        for number in range(4):
+            await journal.durable(dropped(number, 100))
+            ends.append(file.stat().st_size)
+        journal.close()
+
+    run(main)
+    return file, ends
+
+
+@pytest.mark.parametrize("place", [0, 4, 8, 50])
+def test_a_byte_damaged_within_the_last_segment_is_no_torn_tail(tmp_path: Path, place: int) -> None:
+    """The byte is in the length, the checksum, the kind or the body of the second record."""
+    file, ends = last_segment(tmp_path)
+    data = bytearray(file.read_bytes())
+    data[ends[0] + place] ^= 0x10
+    file.write_bytes(data)
+    says = (
+        rf"00000001.log is damaged at byte {ends[0]}, and whole records follow from byte {ends[1]}"
+    )
+    with pytest.raises(RunError, match=says):
+        open_journal(tmp_path)
+    assert file.read_bytes() == data
+
+
+def test_a_last_segment_with_a_damaged_first_line_is_not_deleted(tmp_path: Path) -> None:
+    file, _ = last_segment(tmp_path)
+    data = b"X" + file.read_bytes()[1:]
+    file.write_bytes(data)
+    with pytest.raises(RunError, match=r"damaged at byte 0, and whole records follow"):
+        open_journal(tmp_path)
+    assert file.read_bytes() == data
+
+
+@pytest.mark.parametrize("behind", [b"", bytes(3 * 4096), b"\x93\xa1\x02\x01" * 5000])
+def test_a_record_in_part_is_cut_whatever_lies_behind_it(tmp_path: Path, behind: bytes) -> None:
+    file, ends = last_segment(tmp_path)
+    for kept in range(ends[2] + 1, ends[3], 7):
+        file.write_bytes(file.read_bytes()[: ends[2]] + bytes(kept - ends[2]) + behind)
+        found = open_journal(tmp_path)
+        assert (found.torn, found.torn_at) == (file, ends[2])
+        assert make_durable(found) == kept - ends[2] + len(behind)
+
+
 def test_a_full_disk_is_said_and_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

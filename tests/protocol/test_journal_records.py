@@ -26,7 +26,13 @@ from mage_async.protocol.journal_records import (
 from mage_async.protocol.messages import GroupGrant, TrialResult
 from mage_async.trajectory import Segment as Part
 from mage_async.trajectory import Task, Trial
-from mage_services.journal.record_bytes import MAGIC, decode_record, encode_record, scan
+from mage_services.journal.record_bytes import (
+    MAGIC,
+    decode_record,
+    encode_record,
+    find_record,
+    scan,
+)
 
 SMALL = st.integers(0, 2**40)
 NAMES = st.text(min_size=1, max_size=20)
@@ -116,6 +122,17 @@ def test_what_was_written_is_read(records: list[Record]) -> None:
     assert found.good_bytes == len(segment_of(records))
     assert len(found.bodies) == len(records)
     assert all(equal(decode_record(b), r) for b, r in zip(found.bodies, records, strict=True))
+
+
+@given(RECORDS, RECORDS, st.data())
+def test_a_record_is_found_behind_a_damaged_byte_and_not_in_a_part_of_it(
+    first: Record, second: Record, data: st.DataObject
+) -> None:
+    whole, begin = segment_of([first, second]), len(segment_of([first]))
+    place = data.draw(st.integers(len(MAGIC), begin - 1))
+    damaged = whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :]
+    assert find_record(damaged, scan(damaged).good_bytes) == begin
+    assert find_record(damaged[:-1], len(MAGIC)) is None
 
 
 @given(st.lists(RECORDS, min_size=1, max_size=4), st.data())

@@ -14,7 +14,7 @@ from pathlib import Path
 from mage_async.errors import RunError, WireError
 from mage_async.protocol.journal_records import Record, Segment, SegmentHeader
 from mage_async.results.run_directory import RunDirectory
-from mage_services.journal.record_bytes import decode_record, scan
+from mage_services.journal.record_bytes import decode_record, find_record, scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ def open_journal(folder: Path) -> JournalOnDisk:
     """Read the headers of all segments, and look for a torn tail in the last one.
 
     Raises:
-        RunError: a header is damaged, or another build wrote it.
+        RunError: a header is damaged, or another build wrote it; or whole records follow a damaged
+            one in the last segment, which is no torn tail.
     """
     files = sorted(folder.glob("*.log"))
     segments: list[Segment] = []
@@ -62,6 +63,15 @@ def open_journal(folder: Path) -> JournalOnDisk:
     whole = scan(data)
     if whole.bodies:
         segments.append(_segment(files[-1], whole.bodies[0], whole.good_bytes))
+    # A process that is killed while it writes leaves a prefix of its records, with nothing behind.
+    # Behind any other damage are records that may have been acknowledged: a cut would lose them.
+    follows = find_record(data, whole.good_bytes)
+    if follows is not None:
+        raise RunError(
+            f"{files[-1]} is damaged at byte {whole.good_bytes}, and whole records follow from "
+            f"byte {follows} on: what was acknowledged after the damage is needed; restore the "
+            f"file. To give up what follows, cut it: truncate --size={whole.good_bytes} {files[-1]}"
+        )
     is_torn = whole.good_bytes < len(data) or not whole.bodies
     torn = files[-1] if is_torn else None
     return JournalOnDisk(files[: len(segments)], segments, torn, whole.good_bytes)

@@ -2,7 +2,8 @@
 
 A segment begins with the line `mage-journal/1`. Records follow, each `[length u32][crc32
 u32][body]` in little endian; a body is `[kind u8][content]`. A crash can damage only the end of the
-last segment. `scan` returns the whole records and says where the torn tail has to be cut off.
+last segment. `scan` returns the whole records and says where the torn tail has to be cut off;
+`find_record` tells a torn tail from damage, behind which whole records follow.
 """
 
 import struct
@@ -15,7 +16,7 @@ from mmap import mmap
 import msgspec
 
 from mage_async.errors import WireError
-from mage_async.protocol.codec import decode, encode
+from mage_async.protocol.codec import PROTOCOL, decode, encode
 from mage_async.protocol.journal_records import FieldsRecord, Record
 from mage_async.protocol.trial_frames import Frame, TrialHeader, TrialResult
 
@@ -30,6 +31,13 @@ _TRIAL, _FIELDS = 1, 2
 """Kinds of records: a trial as its frames; any other record as msgpack of its fields."""
 _SIZES = struct.Struct("<7I")
 """Seven lengths in bytes, of the frames of a trial: tag, header, four arrays and checksum."""
+_MARKS = (
+    (PROTOCOL, _PREFIX.size + _KIND_BYTES + _SIZES.size),
+    (b"\xa4type", _PREFIX.size + _KIND_BYTES + 1),
+    (b"\xa4type", _PREFIX.size + _KIND_BYTES + 3),
+)
+"""Bytes that every record has, with their offset in it: the first frame of a trial, or the first
+key of the fields, behind one byte of msgpack for up to 15 fields and three for more."""
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[FieldsRecord] = msgspec.msgpack.Decoder(FieldsRecord)
 _TRIAL_HEADER: msgspec.msgpack.Decoder[TrialHeader] = msgspec.msgpack.Decoder(TrialHeader)
@@ -80,6 +88,19 @@ def whole_records(view: memoryview, start: int) -> Iterator[tuple[int, memoryvie
     while (body := _body_at(view, start)) is not None:
         start += _PREFIX.size + len(body)
         yield start, body
+
+
+def find_record(data: bytes, start: int) -> int | None:
+    """Return the offset of the first whole record that begins at `start` or behind it; None if
+    there is none.
+    """
+    view, found = memoryview(data), list[int]()
+    for mark, offset in _MARKS:
+        place = data.find(mark, start + offset)
+        while place >= 0 and _body_at(view, place - offset) is None:
+            place = data.find(mark, place + 1)
+        found += [place - offset] if place >= 0 else []
+    return min(found, default=None)
 
 
 def decode_record(body: Frame) -> Record:
