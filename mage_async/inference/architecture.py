@@ -10,7 +10,7 @@ MLP, behind them, or both), in the activation of the MLP, and in what a token of
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -27,7 +27,7 @@ SUPPORTED = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "qwen2", "qwen
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 """Activation of an MLP's gate, by transformers' name."""
 NORMS_BEFORE = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-"""Norms of most families: for each of `Layer`, its name in a file of weights."""
+"""Norms of most families: field of `weights.Layer` to name in a file of weights."""
 NORMS = {
     "gemma3_text": {
         "input_norm": "input_layernorm",
@@ -89,7 +89,7 @@ class Architecture:
     norm_epsilon: float
     max_positions: int
     layer_kinds: tuple[LayerKind, ...]
-    """Of each layer."""
+    """What attention sees, by layer."""
     activation: Activation
     norms: Mapping[str, str]
     """Names of a layer's norms in a file of weights, by their names in `Layer`."""
@@ -220,21 +220,36 @@ def layer_kinds(file: Path, config: dict[str, Any]) -> tuple[LayerKind, ...]:
     """Return what the attention of each layer sees.
 
     Raises:
-        PolicyError: a layer has a rotation or a kind of attention that the engine does not know.
+        PolicyError: a layer has a rotation or a kind of attention that the engine does not know, or
+            the configuration does not say what all layers are.
     """
     count, kind = config["num_hidden_layers"], config["model_type"]
     windows = _windows(file, config, count)
     if kind == "gemma3_text":
         return tuple(LayerKind(_gemma3_rotation(file, config, one), one) for one in windows)
     rotation = read_rotation(file, config)
+    # In smollm3, each layer whose number from 1 is a multiple of the interval has no rotation. In
+    # other families each layer rotates: no layer's number is a multiple of `count + 1`.
     interval = config.get("no_rope_layer_interval", 4) if kind == "smollm3" else count + 1
-    turned = config.get("no_rope_layers") if kind == "smollm3" else None
-    # smollm3 writes 1 for a layer that does rotate.
-    is_turned = turned or [(number + 1) % interval != 0 for number in range(count)]
+    has_rotation = [(number + 1) % interval != 0 for number in range(count)]
+    if kind == "smollm3" and "no_rope_layers" in config:
+        # Despite its name, 1 stands for a layer that does rotate. transformers ignores entries
+        # beyond the last layer.
+        has_rotation = config["no_rope_layers"][:count]
+        _check_count(file, "no_rope_layers", has_rotation, count)
     return tuple(
-        LayerKind(rotation if turns else None, window)
-        for turns, window in zip(is_turned, windows, strict=False)
+        LayerKind(rotation if rotates else None, window)
+        for rotates, window in zip(has_rotation, windows, strict=True)
     )
+
+
+def _check_count(file: Path, key: str, values: Sequence[object], count: int) -> None:
+    """Raise a `PolicyError` if a list of the configuration has not one value for each layer."""
+    if len(values) != count:
+        raise PolicyError(
+            f"{file}: {key} has {len(values)} values, and num_hidden_layers is {count}: it must "
+            "have one for each layer"
+        )
 
 
 def _windows(file: Path, config: dict[str, Any], count: int) -> list[int]:
@@ -245,6 +260,8 @@ def _windows(file: Path, config: dict[str, Any], count: int) -> list[int]:
     if kind == "mistral":  # which has no `layer_types`
         return [window] * count
     written = config.get("layer_types")
+    if written is not None:
+        _check_count(file, "layer_types", written, count)
     if strange := set(written or ()) - {"full_attention", "sliding_attention"}:
         raise PolicyError(
             f"{file}: layers of type {min(strange)!r} are not served by the embedded engine; set "

@@ -83,6 +83,14 @@ def test_an_exported_model_is_the_same_to_transformers_4_and_5(
         ({"sliding_window": 8}, "needs layer_types"),
         ({"layer_types": ["sliding_attention"]}, "need sliding_window in tokens"),
         ({"layer_types": ["chunked_attention"]}, "'chunked_attention' are not served"),
+        ({"layer_types": []}, "layer_types has 0 values, and num_hidden_layers is 1"),
+        ({"layer_types": ["full_attention"] * 2}, "layer_types has 2 values"),
+        ({"model_type": "gemma3_text", "layer_types": []}, "layer_types has 0 values"),
+        ({"model_type": "smollm3", "no_rope_layers": []}, "no_rope_layers has 0 values"),
+        (
+            {"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [1, 0]},
+            "no_rope_layers has 2 values, and num_hidden_layers is 3",
+        ),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"hidden_act": "gelu"}, "'gelu'"),
@@ -93,6 +101,12 @@ def test_an_exported_model_is_the_same_to_transformers_4_and_5(
 def test_what_would_be_computed_wrongly_is_refused(tmp_path, changes, says) -> None:
     with pytest.raises(PolicyError, match=says):
         read(tmp_path, **changes)
+
+
+def test_entries_of_no_rope_layers_beyond_the_last_layer_are_ignored(tmp_path) -> None:
+    three = {"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1, 0, 0]}
+    kinds = read(tmp_path, **three).layer_kinds
+    assert [kind.rotation is not None for kind in kinds] == [True, False, True]
 
 
 def test_a_folder_without_a_config_is_no_model(tmp_path) -> None:
