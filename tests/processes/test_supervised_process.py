@@ -293,6 +293,41 @@ def test_no_note_is_given_on_a_child_that_waits_for_a_processor(
     run(main)
 
 
+def test_a_child_is_not_silent_for_the_time_that_it_had_waited_before_its_figure_was_gone(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised_process, "NOTICE_S", 0.5)
+
+    async def main(site: Site) -> None:
+        child = await site.start("time.sleep(2)\nawait asyncio.Event().wait()")
+        clock, events = asyncio.get_running_loop().time, child.events(HEALTHY_S)
+        assert (await anext(events))["event"] == "ready"
+        gone = clock() + 1
+        monkeypatch.setattr(
+            SupervisedProcess, "starved_s", lambda child: 1000.0 if clock() < gone else 0.0
+        )
+        heard = ""
+        while heard != "beat":
+            heard = (await anext(events))["event"]
+        assert not child.was_silent
+
+    run(main)
+
+
+def test_no_note_is_given_before_the_first_event_whatever_silence_is_allowed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised_process, "NOTICE_S", 0.2)
+    monkeypatch.setattr(supervised_process, "FIRST_EVENT_S", HEALTHY_S)
+
+    async def main(site: Site) -> None:
+        program = f"{IMPORTS}time.sleep(2)\nasync def main(status): status.send('ready')\n"
+        child = await site.start_raw(program + "run_process(main)\n")
+        assert (await first_word(child))["event"] == "ready"
+
+    run(main)
+
+
 def test_how_long_a_child_waited_for_a_processor_is_read_from_the_system(run: Run) -> None:
     async def main(site: Site) -> None:
         body = (

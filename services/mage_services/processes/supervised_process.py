@@ -148,7 +148,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         """
         loop = asyncio.get_running_loop()
         # `allowed` and `silent_s`: seconds of silence that are allowed, and that have passed.
-        allowed, silent_s, num_notes = FIRST_EVENT_S, 0.0, 0
+        allowed, silent_s, num_notes, has_spoken = FIRST_EVENT_S, 0.0, 0, False
         while True:
             began, starved_s = loop.time(), self.starved_s()
             # At least a tenth of `allowed`: a process without a core is not looked at in a busy
@@ -160,7 +160,10 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
             except TimeoutError:
                 if loop.time() - began > timeout_s + STALL_S:
                     continue  # the supervisor was stopped, and has not read what came meanwhile
-                silent_s += max(0.0, timeout_s - (self.starved_s() - starved_s))
+                # The system forgets the figure of a process that has ended: the difference may be
+                # negative.
+                starved_s = max(0.0, self.starved_s() - starved_s)
+                silent_s += max(0.0, timeout_s - starved_s)
                 if silent_s >= allowed:
                     self.was_silent = True
                     self._show_stacks()
@@ -172,7 +175,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
                 # either on a process that had no core for most of this time: it is only slow, and
                 # a note would frighten a user whose machine is busy.
                 is_noted = timeout_s == NOTICE_S and silent_s >= NOTICE_S / 2
-                if is_noted and allowed == silence_s and num_notes < 2:
+                if is_noted and has_spoken and num_notes < 2:
                     text = self._silence_note(silence_s) if num_notes == 0 else self._place_note()
                     num_notes += 1
                     if text:
@@ -180,7 +183,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
                 continue
             if event is None:
                 break
-            allowed, silent_s, num_notes = silence_s, 0.0, 0
+            allowed, silent_s, num_notes, has_spoken = silence_s, 0.0, 0, True
             if event["event"] == "failed":
                 self.failure = event["reason"]
             yield event | {"at": loop.time()}
