@@ -168,6 +168,31 @@ def test_steps_that_wait_in_one_process_wait_together(begin: Begin) -> None:
     begin(main, "next(COUNT) < 4 and BARRIER.wait(60)")  # four are there at once, or it raises
 
 
+def test_a_call_after_one_cancelled_during_the_start_waits_until_the_process_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        f"import runpy, time\ntime.sleep(1)\nrunpy.run_module({MODULE!r}, run_name='__main__')"
+    )
+    (tmp_path / "slow_to_start.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(worker_pool, "MODULE", "slow_to_start")
+
+    async def main() -> None:
+        slot = worker_pool._Slot()
+        first = asyncio.create_task(slot.running("the first call"))
+        while slot.process is None:  # noqa: ASYNC110 - the start has no event of its own
+            await asyncio.sleep(0.01)
+        first.cancel()
+        process = await slot.running("the next call")
+        assert process is slot.process
+        assert process.is_ready.is_set()
+        assert not process.end
+        await process.close()
+
+    asyncio.run(main())
+
+
 def test_a_process_that_meets_an_error_no_call_may_raise_ends(capfd) -> None:
     """Here the environment is none of a user's: its actor would never ask for it."""
 

@@ -192,7 +192,8 @@ class _Slot:
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def running(self, where: str) -> WorkerProcess:
-        """Return the process, started if none runs.
+        """Return the process once it is ready, started if none runs. A cancelled call leaves a
+        process that still starts to the next call.
 
         Args:
             where: place of the first call of an episode, with which an error message begins.
@@ -202,18 +203,19 @@ class _Slot:
         """
         async with self.starting:
             if self.process is None or self.process.end:
-                process = self.process = await WorkerProcess.start()
-                try:
-                    with waiting_notice("a worker process of the environment"):
-                        async with asyncio.timeout(START_S):
-                            await process.is_ready.wait()
-                except TimeoutError:
-                    await process.close()
-                    why = f"did not start within {START_S:g} s"
-                    raise CallFault(f"{where}: a worker process {why}") from None
-                if process.end:
-                    raise CallFault(f"{where}: a worker process {process.end} as it started")
-        return self.process
+                self.process = await WorkerProcess.start()
+            process = self.process
+            try:
+                with waiting_notice("a worker process of the environment"):
+                    async with asyncio.timeout(START_S):
+                        await process.is_ready.wait()
+            except TimeoutError:
+                await process.close()
+                why = f"did not start within {START_S:g} s"
+                raise CallFault(f"{where}: a worker process {why}") from None
+            if process.end:
+                raise CallFault(f"{where}: a worker process {process.end} as it started")
+        return process
 
 
 @dataclass(slots=True)
