@@ -387,11 +387,16 @@ def _check_population(config: Config, environment: Environment, self_play_share:
             f'population.matchmaker = "fixed" has {places} places in a step for {len(train)} '
             "members, so some would never be met: raise admission.groups_per_step"
         )
-    if population.mixed_groups and (is_rated or isinstance(environment, Mix)):
+    if population.mixed_groups and is_rated:
         raise ConfigError(
-            f"population.mixed_groups: a mixed group rates nobody, and {name} needs one game: set "
-            'population.rivals = 0 and population.matchmaker = "decks", and leave out self-play '
-            "and mixes"
+            "population.mixed_groups: trials of a mixed group meet different members, so no member "
+            'can be rated: set population.rivals = 0 and population.matchmaker = "decks", and '
+            "leave out self-play"
+        )
+    if population.mixed_groups and isinstance(environment, Mix):
+        raise ConfigError(
+            "population.mixed_groups: all trials of a group must play one game, and "
+            f"{name} is a mix: train on one environment"
         )
     if not population.rivals:
         return

@@ -44,9 +44,9 @@ from bench.chaos.verdict import shortfalls, verdict
 from bench.chaos.victim import MODULES, Victim
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
+from mage_async.results.dropped_bias import Selection, Share, contrast, ratio_text
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
-from mage_async.results.selection import Selection, Share, contrast, ratio_text
 from mage_services.journal.reader import open_journal
 
 SHARES = {"actor": 11, "evaluator": 4, "learner": 3, "supervisor": 2}

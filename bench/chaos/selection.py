@@ -34,8 +34,8 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.protocol.journal_records import Commit, Dropped, Granted, Record
 from mage_async.protocol.messages import TrialResult
+from mage_async.results.dropped_bias import Selection, Share, contrast, ratio_text
 from mage_async.results.run_files import read_lines
-from mage_async.results.selection import Selection, Share, contrast, ratio_text
 from mage_services.journal.reader import open_journal
 
 GROUPS, TRIALS = 10, 4

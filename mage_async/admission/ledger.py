@@ -67,8 +67,8 @@ reasons". Actors write reasons as text, which may differ at every drop."""
 
 @dataclass(frozen=True, slots=True)
 class DroppedGroup:
-    """Describe a group that was dropped; `mage_async/results/selection.py` measures whether drops
-    choose what is trained.
+    """Describe a group that was dropped; `mage_async/results/dropped_bias.py` measures whether
+    drops choose what is trained.
     """
 
     member: str

@@ -96,8 +96,8 @@ def sections(prefix: str = "") -> list[Described]:
     for name in METHODS:
         settings = method_class(name).Settings
         if settings.__struct_fields__:
-            presence = " Absent by default; it is a method."
-            every += _described(f"methods.{name}", {"": settings}, {}, presence)
+            presence_note = " Absent by default; it is a method."
+            every += _described(f"methods.{name}", {"": settings}, {}, presence_note)
     # Both end with a dot, so that `learn` does not match `learner`.
     found = [each for each in every if f"{each.path}.".startswith(f"{prefix}.") or not prefix]
     if not found:
@@ -153,8 +153,8 @@ def _described(
     path: str,
     variants: Mapping[str, type[Section]],
     tiny: Table,
-    presence: str = "",
-    stated: Sequence[Key] = (),
+    presence_note: str = "",
+    kind_key_row: Sequence[Key] = (),
 ) -> Iterator[Described]:
     """Describe a table, then the tables in it.
 
@@ -162,8 +162,8 @@ def _described(
         variants: class of the table by its kind, such as "tiny" and "pretrained"; a table without
             kinds has one class, by the name "".
         tiny: defaults of the table with a tiny policy, where they differ.
-        presence: sentence that says whether the table is there by default, or "".
-        stated: description of the key that states the kind, which is listed first.
+        presence_note: sentence that says whether the table is there by default, or "".
+        kind_key_row: description of the key that states the kind, which is listed first.
     """
     # The kinds that have a key. Where two kinds give one key other defaults or meanings, the two
     # descriptions differ, and each is listed with its own kinds.
@@ -179,7 +179,7 @@ def _described(
     # The closest class that all kinds inherit describes the table, and has the tables inside it.
     first, *others = variants.values()
     shared = next(each for each in first.__mro__ if all(issubclass(kind, each) for kind in others))
-    yield Described(path, _doc(shared) + presence, [*stated, *keys])
+    yield Described(path, _doc(shared) + presence_note, [*kind_key_row, *keys])
     defaults = shared()
     for name, hint in hints_of(shared).items():
         full, choices = f"{path}.{name}".strip("."), kinds(hint)
@@ -190,13 +190,13 @@ def _described(
             kind = json.dumps(default.kind if default else NONE)
             if kind_of_tiny := tiny.get(name, {}).get(kind_key(hint)):
                 kind += f" (tiny: {json.dumps(kind_of_tiny)})"
-            stated = [Key(kind_key(hint), "one of the following", kind, meaning)]
-            yield from _described(full, choices, tiny.get(name, {}), stated=stated)
+            kind_key_row = [Key(kind_key(hint), "one of the following", kind, meaning)]
+            yield from _described(full, choices, tiny.get(name, {}), kind_key_row=kind_key_row)
         elif inside is not None:
             with_tiny = " but for a tiny policy" if name in WITH_TINY else ""
             absent = f' Absent by default{with_tiny}; `{name} = "none"` leaves it out.'
-            presence = absent if may_be_absent(hint) else ""
-            yield from _described(full, {"": inside}, tiny.get(name, {}), presence)
+            presence_note = absent if may_be_absent(hint) else ""
+            yield from _described(full, {"": inside}, tiny.get(name, {}), presence_note)
 
 
 def _keys(section: type[Section], tiny: Table) -> Iterator[Key]:

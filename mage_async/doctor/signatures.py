@@ -20,9 +20,9 @@ from mage_async.admission.staleness_metrics import OLDEST_AGE
 from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
 from mage_async.environments.catalogue import names
+from mage_async.results.dropped_bias import Ratio, Selection, ratio_text
 from mage_async.results.progress import printable
 from mage_async.results.run_files import RunRecords
-from mage_async.results.selection import Ratio, Selection, ratio_text
 
 Record = dict[str, Any]
 """The metrics of a step, or an evaluation with its `version` and `sets`, as a run records them."""
@@ -409,7 +409,7 @@ def member_failing(run: History) -> Sightings:
 FEWEST_DROPS = 5
 """Number of dropped groups below which common properties of them are chance."""
 UNEQUAL = 0.95
-"""Ratio of selection (`mage_async/results/selection.py`) below which it counts, or above whose
+"""Ratio of selection (`mage_async/results/dropped_bias.py`) below which it counts, or above whose
 inverse: of long groups over short ones or of one kind over the others.
 """
 Z_SURE = 3.3

@@ -23,8 +23,8 @@ from mage_async.environments.user_calls import (
     Call,
     SlowPlay,
     WholePlay,
-    begun,
     calls_of,
+    new_play,
     own_code,
     settled,
     whole_play,
@@ -433,7 +433,7 @@ def _trace(environment: Environment, member: str) -> Trace:
     source, facts, found = random.Random(0), environment.facts, list[tuple[str, float]]()
     task = Task(facts.name, member, 0, environment.seats()[0])
     for episode in range(NUM_EPISODES):
-        play = begun(environment, task, episode)
+        play = new_play(environment, task, episode)
         try:
             settled(play)
             found.append((play.observation, 0.0))

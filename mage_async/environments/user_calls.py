@@ -2,9 +2,11 @@
 
 A trial never waits. Its play hands out the `Call` that it needs; the process that plays the trial
 makes the call, in a thread, as a coroutine or in a worker process, and passes the result back. Fast
-environments make no calls. The process that makes a call also inspects the foreign objects: the
-result (`Answered`) is plain and checked, so that an event loop never waits for a user's property
-and the result can cross to another process.
+environments make no calls (`called = "at_once"`): the trial calls them directly. The process that
+makes a call also inspects the foreign objects: the result (`Answered`) is plain and checked, so it
+can cross to another process, and an event loop does not wait for a property of a class with `reset`
+and `step`. Of a class that implements the whole protocol, the trial reads the legal actions and the
+random source from the play itself (`WholePlay`).
 """
 
 import math
@@ -354,7 +356,7 @@ class WholePlay(SlowPlay):
 
     @property
     def own(self) -> Play:
-        """The environment's play, which its scripts and filters know, once it has begun."""
+        """The environment's play, which its scripts and Bayes filters know, once it has begun."""
         return self._callee.play
 
     @property
@@ -372,7 +374,7 @@ class WholePlay(SlowPlay):
         return () if self.is_done else self.own.legal_actions()
 
 
-def begun(environment: Environment, task: Task, episode: int) -> Play:
+def new_play(environment: Environment, task: Task, episode: int) -> Play:
     """Create a play in the environment's call mode: a fast play has begun, the others wait for
     calls.
     """
@@ -391,7 +393,7 @@ def whole_play(environment: Environment, task: Task, episode: int) -> WholePlay:
 
 
 def own_play(play: Play) -> Play:
-    """Return a play as the environment knows it, for its scripts and filters."""
+    """Return a play as the environment knows it, for its scripts and Bayes filters."""
     return play.own if isinstance(play, WholePlay) else play
 
 

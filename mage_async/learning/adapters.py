@@ -169,7 +169,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def has_wide_adapters(model: nn.Module) -> bool:
+def has_float32_adapters(model: nn.Module) -> bool:
     """Return whether a model of 16 bits has adapters in float32.
 
     The forward then runs under autocast, which rounds the adapters to 16 bits, so that all products

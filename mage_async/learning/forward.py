@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from mage_async.learning.adapters import give_roles, has_wide_adapters
+from mage_async.learning.adapters import give_roles, has_float32_adapters
 from mage_async.learning.merged_layers import merged_layers
 from mage_async.learning.packing import TokenRow
 from mage_async.learning.token_loss import HeadInputs
@@ -31,7 +31,8 @@ def head_inputs(model: PreTrainedModel, row: TokenRow, temperature: float) -> He
     """Run the transformer and return the inputs of the log-probs.
 
     Args:
-        temperature: sampling temperature of tokens whose `sharpness` is 1.
+        temperature: sampling temperature of actions; a token with another one has a `sharpness`,
+            this temperature divided by its own.
     """
     states, head = _states_and_head(model, row)
     hidden = states[row.sources]
@@ -78,10 +79,13 @@ def _states_and_head(model: PreTrainedModel, row: TokenRow) -> tuple[torch.Tenso
 def body(model: PreTrainedModel, row: TokenRow) -> torch.Tensor:
     """Compute the input of the LM head by transformers and peft, unsharded: [1, T, D]."""
     give_roles(model, row.is_second_role)
-    with torch.autocast(row.tokens.device.type, model.dtype, enabled=has_wide_adapters(model)):
+    # float32 adapters in a 16-bit model: autocast gives all products the model's type.
+    with torch.autocast(row.tokens.device.type, model.dtype, enabled=has_float32_adapters(model)):
         out = model.base_model(
             input_ids=row.tokens,
             position_ids=row.positions,
+            # transformers passes it on to `attention.packed_attention`, which uses it in place of
+            # a mask.
             boundaries=row.boundaries,
             use_cache=False,
         )

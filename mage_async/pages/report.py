@@ -46,10 +46,10 @@ from mage_async.pages.tables import (
 )
 from mage_async.pages.templating import fill
 from mage_async.pages.turns import sample_trial
+from mage_async.results.dropped_bias import Ratio, Selection, Share
 from mage_async.results.return_rows import SETS, EpisodeRow, Score, reference_rows
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_records
-from mage_async.results.selection import Ratio, Selection, Share
 
 MAX_FOLDED_TRIALS = 12
 """Largest number of trials that are shown folded."""
@@ -301,8 +301,10 @@ def fates_part(learner: Record) -> Record | None:
     }
 
 
-MOST_KINDS = 12
-"""Largest number of rows of kinds, and of tasks, in the table of the ratio of selection."""
+MOST_ROWS = 12
+"""Most rows for each of kinds (the families of what tasks hide), tasks and causes of drops in the
+table of selection.
+"""
 
 
 def selection_table(found: Selection, admission: Admission) -> Table | None:
@@ -319,10 +321,10 @@ def selection_table(found: Selection, admission: Admission) -> Table | None:
         rows += map(_selection_row, found.by_length(num_trials))
         if (ratio := found.long_over_short(num_trials)) is not None:
             rows.append(TableRow("long over short", [TableCell(""), _ratio_cell(ratio)]))
-        rows += map(_selection_row, [*found.by_kind()[:MOST_KINDS], *found.by_task()[:MOST_KINDS]])
+        rows += map(_selection_row, [*found.by_kind()[:MOST_ROWS], *found.by_task()[:MOST_ROWS]])
         rows += [
             TableRow(f"dropped: {cause}", [TableCell(f"{count:,}"), TableCell("")], "quiet")
-            for cause, count in found.causes.most_common(MOST_KINDS)
+            for cause, count in found.causes.most_common(MOST_ROWS)
         ]
     return Table(["groups", "trained of started", "ratio"], rows)
 

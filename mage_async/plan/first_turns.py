@@ -37,7 +37,7 @@ MOST_CONTEXTS = 16
 """Largest number of trials that are played at once; more trials would take longer in proportion."""
 NUM_RANDOM_TRIALS = 6
 """Number of trials of random play, whose mean length stands for that of a trial."""
-PASS_TOKENS = 1024
+TIMED_TOKENS = 1024
 """Number of tokens of the micro-batch that is timed."""
 MAX_EXAMPLE_CHARS = 200
 """Number of characters to which the example of an action is cut."""
@@ -184,7 +184,7 @@ def _with_training(
     load_frozen_policies(trainer, config, directory)
     loaded_s = now() - began
     size = config.admission.groups_per_step * config.admission.trials_per_group
-    num_trained = max(1, min(PASS_TOKENS // pace.trial_tokens, size // config.learner.minibatches))
+    num_trained = max(1, min(TIMED_TOKENS // pace.trial_tokens, size // config.learner.minibatches))
     # Two sampled tokens a turn are assumed.
     sampled = min(round(pace.trial_turns * 2), pace.trial_tokens - 1)
     vocabulary = trainer.model.config.vocab_size

@@ -59,6 +59,7 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
     if isinstance(message, TrialResult):
         header, arrays = pack_trial(message, limits)
     elif isinstance(message, EpisodeResult):
+        # The learner sends episodes on as they arrived; it never sends a trial on.
         if message.frames:
             return list(message.frames)
         header, arrays = pack_episodes(message, limits)

@@ -79,7 +79,7 @@ SAID = {
     "retry": "independent tries (retry)",
     "noise": "another task's history (noise)",
     "swapped": "a swapped task",
-    ALL: "the mean of its controls",
+    ALL: "the mean of its first episode and the controls",
 }
 """Words of a certificate's sentence for the first episode and each control."""
 
@@ -239,7 +239,7 @@ def _sentence(
         case "adapts":
             return (
                 f"adapts: {course}, and at least {found[weakest].low:.2f} above "
-                f"{SAID[weakest]}, the nearest of its controls ({size}, 99 %)"
+                f"{SAID[weakest]}, which comes nearest ({size}, 99 %)"
             )
         case "improves without memory":
             if found["first"].low > 0:

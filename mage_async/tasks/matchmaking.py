@@ -130,7 +130,9 @@ class Progress(Matchmaker, tag="progress"):
 
 
 def prioritised(names: Sequence[str], weight: Callable[[str], float], source: random.Random) -> str:
-    """Draw a name in proportion to its weight, which is not negative; any name if all are 0."""
+    """Draw a name in proportion to its weight, which is not negative; any name if all are 0, and in
+    `SHARE_OF_ANY` of the draws.
+    """
     weights: Mapping[str, float] = {name: weight(name) for name in names}
     if source.random() < SHARE_OF_ANY or not any(weights.values()):
         return source.choice(list(weights))

@@ -73,7 +73,7 @@ class TurnReader(Protocol):
     """Script that reads the turns of its trial, with their rewards."""
 
     def read(self, turns: Sequence[Turn], episode: int) -> None:
-        """Read the turns of the trial so far, of which `episode` is the current episode."""
+        """Read the turns of the trial so far; `episode` is the current one."""
         ...
 
 
@@ -91,12 +91,12 @@ def random_play(environment: Environment, source: random.Random) -> Script:
     return RandomScript(source, environment.facts.words)
 
 
-CARE = (0.3, 0.6, 0.9)
+SHARES_NOTED = (0.3, 0.6, 0.9)
 """Shares of the facts in its context that a script writes into notes. Each trial draws one share,
 so that the policy learns to read notes and can find out that better ones pay.
 """
 MAX_PIECE = 4
-"""Most words in a row of notes where a game states no facts."""
+"""Largest number of words of one drawn piece, where a game states no facts."""
 
 
 class NoteTaker:
@@ -104,7 +104,7 @@ class NoteTaker:
 
     def __init__(self, script: Script, chat: ChatFormat, source: random.Random) -> None:
         self._script, self._chat, self._source = script, chat, source
-        self._care = source.choice(CARE)
+        self._share_noted = source.choice(SHARES_NOTED)
 
     def write(self, context: Sequence[int], words: Sequence[int], room: int) -> list[int]:
         """Return notes of at most `room` tokens: facts that the context holds or, where the game
@@ -123,12 +123,14 @@ class NoteTaker:
         held = [each for each in ids if f",{','.join(map(str, each))}," in text]
         kept: list[int] = []
         for each in reversed(held):  # the newest are kept if not all fit
-            if self._source.random() < self._care and len(kept) + len(each) <= room:
+            if self._source.random() < self._share_noted and len(kept) + len(each) <= room:
                 kept[:0] = each
         return kept
 
     def _pieces(self, seen: Sequence[int], room: int) -> list[int]:
-        """Return words of a context in their order, a few of them in a row."""
+        """Return words of the context in their order, drawn as pieces of 1 to `MAX_PIECE`
+        neighbouring words.
+        """
         kept = set[int]()
         while len(kept) < min(room, len(seen)):
             first = self._source.randrange(len(seen))

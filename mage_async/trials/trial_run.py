@@ -33,7 +33,7 @@ from mage_async.environments.user_calls import (
     TRIAL_IS_FULL,
     Call,
     SlowPlay,
-    begun,
+    new_play,
     own_play,
 )
 from mage_async.errors import ContextFull, EnvironmentFault
@@ -468,7 +468,7 @@ class TrialRun:
         is_last = episode + 1 == self._config.num_episodes
         task = self._swap if self._swap is not None and is_last else self._task
         with environment_code(task):
-            return begun(self._environment, task, episode)
+            return new_play(self._environment, task, episode)
 
     def _turn(
         self,

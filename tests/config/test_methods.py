@@ -172,4 +172,8 @@ def test_a_mixed_group_is_refused_where_members_are_rated_or_a_mix_is_played():
         ConfigError, match=r"population\.mixed_groups: .* set population\.rivals = 0"
     ):
         check(configured(None, **{"population.mixed_groups": "true", "population.rivals": 0.2}))
-    check(configured(None, **{"population.mixed_groups": "true"}))
+    mixed = {"population.mixed_groups": "true"}
+    parts = {"environment.options.parts": '[{name="rps"}, {name="kuhn"}]'}
+    with pytest.raises(ConfigError, match="mix is a mix: train on one environment"):
+        check(configured(None, "mix", **mixed, **parts))
+    check(configured(None, **mixed))

@@ -327,7 +327,7 @@ def test_a_past_version_that_computes_something_else_beside_the_base_is_refused(
             engine.release_past(1)
             monkeypatch.setattr(embedded, "as_adapters", lambda *given: ())
             engine._past_policies._schedulers.clear()
-            with pytest.raises(WeightsRefused, match="beside the base, log-probs are"):
+            with pytest.raises(WeightsRefused, match="with adapters not merged, log-probs are"):
                 await engine.load_past(1, paths[1])
 
     asyncio.run(main())

@@ -16,7 +16,7 @@ from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import is_scored
 from mage_services.engines import embedded
 from mage_services.engines.embedded import EmbeddedEngine
-from mage_services.engines.weight_acceptance import fingerprint_at, read_again
+from mage_services.engines.weight_acceptance import fingerprint_at, read_checked
 from tests.weights import weight_faults
 from tests.weights.weight_faults import ADAPTER_FAULTS, FAULTS, Site
 
@@ -132,7 +132,7 @@ def test_weights_that_were_others_at_first_are_read_again(site: Site) -> None:
                     raise UnreadableWeights("cut short")
                 return engine._read_once(1, source, published)
 
-            _, receipt = read_again("actor-1", 1, path, read)
+            _, receipt = read_checked("actor-1", 1, path, read)
             assert receipt is not None
             assert receipt.num_retries == 1
 

@@ -305,8 +305,8 @@ class MineSweeper(Game[int]):
             task (`shared`), or the agent opens the first one, around which there is no mine
             (`own`), as in ORBIT (arXiv 2602.04089).
         wins_only: Whether winning pays 1 and nothing else does.
-        most_mines: Number of mines up to which a policy with a vocabulary of its own knows the
-            numbers on a board, so that it can play harder rungs; those of `mines` at least.
+        most_mines: The vocabulary of a tiny model has the numbers of boards of up to this many
+            mines, so that it can play harder rungs; never fewer than `mines` needs.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -412,8 +412,8 @@ class MineSweeper(Game[int]):
         return self._player(1.0, 1.0, source)
 
     def overlap(self, one: int, other: int) -> int:
-        """Return the number of cells with a mine on both boards, or with mines that depend on the
-        first cell 0.
+        """Return the number of cells with a mine on both boards; 0 if the mines depend on the first
+        cell.
         """
         return (one & other).bit_count() if self._opening == "shared" else 0
 

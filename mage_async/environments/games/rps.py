@@ -199,7 +199,9 @@ class RpsScript(TrialScript[RpsPlay]):
     """Number that `cycle` adds to its move after each round, modulo 3."""
 
     def facts(self) -> Sequence[str]:
-        """Return the opponent's move and the result of each round, equal ones once."""
+        """Return the opponent's move and the result of each round, equal ones once, in the order in
+        which they were last seen: notes keep the newest.
+        """
         found: dict[str, None] = {}
         for play in self.plays:
             moves = [*(seen.last for seen in play.seen[1:]), play.last]
@@ -251,8 +253,8 @@ class Rps(Environment):
         return _opponent(member).family
 
     def seats(self) -> tuple[int, ...]:
-        """Return the agent's seat: both players move at once, so the other seat is no other
-        game.
+        """Return the agent's seat: both players move at once, so the game is the same from either
+        seat.
         """
         return (0,)
 
@@ -646,7 +648,9 @@ class BiasedRps(Game[str]):
         return BiasedScript(source, source.choice((0.0, 0.5, 0.95)), source.random() < 0.75)
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the opponents of which the favourite move beats what beats `member`'s."""
+        """Return the opponents whose favourite move beats the move that beats the favourite of
+        `member`.
+        """
         favourite = MOVES[(MOVES.index(self.family(member)) + 2) % 3]
         return tuple(each for each in self.members(split) if self.family(each) == favourite)
 

@@ -63,7 +63,7 @@ def play_again(
     ends before an action that is not legal for the other goal.
 
     Args:
-        trial: of actions alone, without remarks.
+        trial: one whose turns are all actions: no reflections, strategies or notes.
         member: another goal; None: the trial's own.
     """
     task = replace(trial.task, member=trial.task.member if member is None else member)
@@ -107,7 +107,9 @@ def _completion(trial: Trial, turn: Turn, legal: Restriction) -> Completion | No
 
 
 def _runs(segment: Segment, turn: Turn) -> tuple[VersionRun, ...]:
-    """Return the version runs of a turn, with starts from its first token."""
+    """Return which policy versions sampled the tokens of a turn, as `VersionRun`s whose starts
+    count from its first token.
+    """
     runs: list[VersionRun] = []
     starts = [run.start for run in segment.versions[1:]]
     for run, stop in zip(segment.versions, [*starts, len(segment.tokens)], strict=True):
@@ -150,14 +152,15 @@ class SoftSequence:
 
 MOST_MEMBERS = 64
 """Most train members whose first legal actions are looked at for their tokens."""
-Copy = tuple[SoftSequence, ...]
+TrialCopy = tuple[SoftSequence, ...]
 """The segments of a trial, with its own goal or another one."""
-Experience = tuple[Copy, ...]
+Experience = tuple[TrialCopy, ...]
 """A trial with its own goal, and then with goals that it reached."""
 
 
 def action_tokens(environment: Environment, chat: ChatFormat) -> dict[int, int]:
-    """Return the number of each token of the environment's actions, and of the tag that ends one.
+    """Return the index of each token of the environment's actions, and of the tag that ends one, by
+    its id.
 
     The actions are made of the environment's words, or legal at the beginning of a train member.
     """
@@ -228,7 +231,7 @@ class _Reader:
         )
         self._numbers = action_tokens(environment, chat)
 
-    def copy_of(self, played: PlayedAgain) -> Copy:
+    def copy_of(self, played: PlayedAgain) -> TrialCopy:
         """Return the segments that have a sampled token."""
         by_segment: dict[int, list[Turn]] = {}
         for turn in played.trial.turns:
@@ -312,7 +315,7 @@ class ReplayBuffer:
         while len(self._trials) > capacity:
             self._trials.popleft()
 
-    def draw(self, count: int, source: random.Random) -> list[Copy]:
+    def draw(self, count: int, source: random.Random) -> list[TrialCopy]:
         """Draw trials with replacement, all equally likely, each as one of its copies."""
         return [source.choice(source.choice(self._trials)) for _ in range(count)]
 

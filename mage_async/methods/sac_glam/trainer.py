@@ -45,9 +45,9 @@ from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import SUMS, TrainedMicroBatch, Trainer, Update
 from mage_async.methods.sac_glam.method import Settings
 from mage_async.methods.sac_glam.replay_buffer import (
-    Copy,
     ReplayBuffer,
     SoftSequence,
+    TrialCopy,
     action_tokens,
     experiences,
 )
@@ -176,7 +176,8 @@ def n_step_targets(
         rewards, discounts: as `targets` takes them; the state that follows is the next one.
         values: float [N]: V of each state.
         bonus: float [N]: entropy of the policy in each state, times its coefficient.
-        known: bool [N]: states whose recorded step counts; from others V is taken.
+        known: bool [N]: states that have a target (action not -1); at any other state the steps
+            stop, and its V is taken.
         steps: at least 1, which is `targets`.
     """
     # `roll` puts the first state behind the last one, whose discount is 0, like that of the last
@@ -377,9 +378,13 @@ class SacTrainer(Trainer):
         self._critic.restore(state["critic"])
         self._buffer.restore(state["replay"])
 
-    def _improve(self, draw: Sequence[Copy], settings: Settings) -> tuple[Losses, Tensor]:
-        """Update policy and critic once; return the losses and the norm of the gradient."""
-        parts, device = [part for copy in draw for part in copy], self.model.device
+    def _improve(self, draw: Sequence[TrialCopy], settings: Settings) -> tuple[Losses, Tensor]:
+        """Update policy and critic once; return the losses and the norm of the gradient.
+
+        Args:
+            draw: trials, each with its own goal or another one.
+        """
+        parts, device = [part for segments in draw for part in segments], self.model.device
         # A trial that is drawn twice stands twice in the row, and equal beginnings are not shared.
         tokens, places = [part.tokens for part in parts], [part.places for part in parts]
         row = TokenRow.of(tokens, device, predicted=places)
@@ -401,9 +406,10 @@ class SacTrainer(Trainer):
             self._critic.update(settings.critic_rate, settings.target_rate)
         return found, norm
 
-    def _ages(self, draws: Sequence[Sequence[Copy]]) -> dict[str, float]:
+    def _ages(self, draws: Sequence[Sequence[TrialCopy]]) -> dict[str, float]:
         """Return metrics of the age of the drawn trials, in steps."""
-        ages = [self.version - part.version for draw in draws for copy in draw for part in copy]
+        parts = [part for draw in draws for segments in draw for part in segments]
+        ages = [self.version - part.version for part in parts]
         return {"replay_age_mean": sum(ages) / len(ages), "replay_age_max": float(max(ages))}
 
 

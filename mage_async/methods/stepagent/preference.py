@@ -124,9 +124,9 @@ class PreferenceLoss:
 
 @torch.no_grad()
 def likeliest(inputs: HeadInputs, kinds: np.ndarray, turn_lengths: np.ndarray) -> np.ndarray:
-    """Return the most likely token of an expert that is a policy, at the first token of each action
-    where it is not the sampled one: int64 [N], -1 elsewhere. Where the sampled token was drawn from
-    a set of allowed tokens, the expert's is of this set too.
+    """For each action, find the first token at which the expert policy's most likely token differs
+    from the sampled one, and return the expert's there: int64 [N], -1 elsewhere. Where the sampled
+    token was drawn from a set of allowed tokens, the expert's is of this set too.
 
     Args:
         inputs: the expert's forward over the policy's own tokens.

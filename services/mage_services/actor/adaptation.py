@@ -24,7 +24,7 @@ import numpy as np
 
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment, Play
-from mage_async.environments.user_calls import begun
+from mage_async.environments.user_calls import new_play
 from mage_async.errors import CallFault, ConfigError, ContextFull, EnvironmentFault
 from mage_async.policy_version import VersionRun
 from mage_async.results.certificate import ARMS, Arm, TaskReturns, scaled
@@ -59,7 +59,7 @@ class Game:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class TrialKey:
     """Identifies a trial that is to be played: its game, task and arm."""
 
     game: str
@@ -123,7 +123,8 @@ class Record:
         """Write an answer down.
 
         Args:
-            text: of an endpoint's answer; None: the tokens are a model's own, and are kept.
+            text: text of an endpoint's answer; None for a model that we run, of whose answer the
+                tokens are written instead.
         """
         content = {"text": text} if text is not None else {"tokens": completion.tokens.tolist()}
         line = {"trial": trial, "model": served, **content, **asdict(usage)}
@@ -228,43 +229,43 @@ class Measurement:
         # The last two arms begin with what the first one has recorded.
         for arms in (("own", "blind", "retry"), LAST_ONLY):
             async with asyncio.TaskGroup() as group:
-                for unit in self._units(arms):
-                    if unit.name not in self._record.outcomes:
-                        group.create_task(self._play(unit), name=unit.name)
+                for key in self._keys(arms):
+                    if key.name not in self._record.outcomes:
+                        group.create_task(self._play(key), name=key.name)
 
     def num_trials(self) -> int:
         """Return the number of trials of the whole measurement."""
-        return sum(1 for _ in self._units(ARMS))
+        return sum(1 for _ in self._keys(ARMS))
 
-    def _units(self, arms: Sequence[Arm]) -> Iterator[Unit]:
+    def _keys(self, arms: Sequence[Arm]) -> Iterator[TrialKey]:
         """Yield the trials of some arms: first those of the first task of every game, then those of
         the second task, and so on. So an interrupted measurement holds whole tasks.
         """
         for number in range(self._num_tasks):
             for label in self._games:
-                yield from self._units_of(label, number, arms)
+                yield from self._keys_of(label, number, arms)
 
-    def _units_of(self, label: str, number: int, arms: Sequence[Arm] = ()) -> Iterator[Unit]:
+    def _keys_of(self, label: str, number: int, arms: Sequence[Arm]) -> Iterator[TrialKey]:
         """Yield the trials of one task of a game."""
         for arm in arms:
             tries = self._games[label].config.num_episodes if arm == "retry" else 1
-            yield from (Unit(label, number, arm, each) for each in range(tries))
+            yield from (TrialKey(label, number, arm, each) for each in range(tries))
 
-    async def _play(self, unit: Unit) -> None:
+    async def _play(self, key: TrialKey) -> None:
         """Play a trial once fewer than `at_once` are being played, and record its outcome."""
         async with self._playing_slots:
-            trial, is_cut = await self._trial(unit)
+            trial, is_cut = await self._trial(key)
         outcome = _outcome(trial, is_cut=is_cut)
-        self._record.add_outcome(unit.name, outcome)
+        self._record.add_outcome(key.name, outcome)
 
-    async def _trial(self, unit: Unit) -> tuple[Trial, bool]:
+    async def _trial(self, key: TrialKey) -> tuple[Trial, bool]:
         """Play a trial, again after a fault of its environment; return it, and whether it was cut
         short.
         """
-        history = self._history(unit)
+        history = self._history(key)
         for num_tries in count():
-            run = self._begin(unit)
-            engine = _RecordingEngine(unit.name, self._engine, self._record, history)
+            run = self._begin(key)
+            engine = _RecordingEngine(key.name, self._engine, self._record, history)
             try:
                 await play_to_end(run, engine, self._workers)
                 return run.trial(), False
@@ -280,52 +281,53 @@ class Measurement:
                     return run.trial(), True
         raise AssertionError("`count` has no end")
 
-    def _begin(self, unit: Unit) -> TrialRun:
-        """Return the trial that a unit describes, ready to be played."""
-        game, task = self._games[unit.game], self._tasks[unit.game][unit.task]
+    def _begin(self, key: TrialKey) -> TrialRun:
+        """Return the trial that a key describes, ready to be played."""
+        game, task = self._games[key.game], self._tasks[key.game][key.task]
         environment, config, swap, begin = game.environment, game.config, None, None
-        if unit.arm == "blind":
+        if key.arm == "blind":
             config = config.blind()
-        elif unit.arm == "retry":
+        elif key.arm == "retry":
             config = config.with_horizon(environment, 1, config.max_turns)
-            # The episode of the same number, so that its chance is that of the other arms.
-            begin = partial(_begin_try, environment, task, unit.try_)
-        elif unit.arm == "swapped":
+            # Try n begins as episode n of the task, so it meets the same random events as episode n
+            # in the other arms.
+            begin = partial(_begin_try, environment, task, key.try_)
+        elif key.arm == "swapped":
             swap = swapped(task, environment, "heldout")
-        elif unit.arm == "noise":
+        elif key.arm == "noise":
             # The trial begins as one of the other task, and its last episode is of this one.
-            task, swap = self._tasks[unit.game][self._other(unit)], task
-        index, chat = _index(unit), self._chat
+            task, swap = self._tasks[key.game][self._other(key)], task
+        index, chat = _index(key), self._chat
         return TrialRun(
-            environment, task, index, config, chat, name=unit.name, swap=swap, begin=begin
+            environment, task, index, config, chat, name=key.name, swap=swap, begin=begin
         )
 
-    def _history(self, unit: Unit) -> list[Completion]:
+    def _history(self, key: TrialKey) -> list[Completion]:
         """Return the recorded answers that a trial begins with."""
-        if unit.arm not in LAST_ONLY:
+        if key.arm not in LAST_ONLY:
             return []
-        whose = unit.task if unit.arm == "swapped" else self._other(unit)
-        own = Unit(unit.game, whose, "own").name
+        whose = key.task if key.arm == "swapped" else self._other(key)
+        own = TrialKey(key.game, whose, "own").name
         return self._record.answers[own][: self._record.outcomes[own].history_answers]
 
-    def _other(self, unit: Unit) -> int:
+    def _other(self, key: TrialKey) -> int:
         """Return the index of a task of another variant: of these, the task whose history is
         closest in length to that of this task.
         """
-        tasks, outcomes = self._tasks[unit.game], self._record.outcomes
+        tasks, outcomes = self._tasks[key.game], self._record.outcomes
         lengths = [
-            outcomes[Unit(unit.game, number, "own").name].history_tokens
+            outcomes[TrialKey(key.game, number, "own").name].history_tokens
             for number in range(len(tasks))
         ]
-        own = tasks[unit.task].member
+        own = tasks[key.task].member
         others = [number for number, task in enumerate(tasks) if task.member != own]
         # Of tasks that are equally close, take the next one in the list, counted from this task:
         # so each task is used about equally often.
         return min(
             others,
             key=lambda number: (
-                abs(lengths[number] - lengths[unit.task]),
-                (number - unit.task) % len(tasks),
+                abs(lengths[number] - lengths[key.task]),
+                (number - key.task) % len(tasks),
             ),
         )
 
@@ -349,23 +351,23 @@ class Measurement:
         least, most = self.scale(label)
         outcomes, game = self._record.outcomes, self._games[label]
 
-        def of(unit: Unit) -> list[float]:
+        def of(key: TrialKey) -> list[float]:
             """Return the scaled return of each episode of a trial."""
-            wanted = 1 if unit.arm == "retry" else game.config.num_episodes
+            wanted = 1 if key.arm == "retry" else game.config.num_episodes
             # Episodes that a cut trial has not finished count as the least.
-            rewards = [*outcomes[unit.name].rewards, *[least] * wanted][:wanted]
+            rewards = [*outcomes[key.name].rewards, *[least] * wanted][:wanted]
             return scaled(rewards, least, most)
 
         found, chance = [], game.environment.facts.has_chance and not self._repeats(label)
         for number in range(self._num_tasks):
-            units = list(self._units_of(label, number, ARMS))
-            if any(unit.name not in outcomes for unit in units):
+            keys = list(self._keys_of(label, number, ARMS))
+            if any(key.name not in outcomes for key in keys):
                 continue
-            values = {unit: of(unit) for unit in units}
+            values = {key: of(key) for key in keys}
             own, blind, noise, swap = (
-                values[Unit(label, number, arm)] for arm in ("own", "blind", "noise", "swapped")
+                values[TrialKey(label, number, arm)] for arm in ("own", "blind", "noise", "swapped")
             )
-            retry = [value[0] for unit, value in values.items() if unit.arm == "retry"]
+            retry = [value[0] for key, value in values.items() if key.arm == "retry"]
             member = self._tasks[label][number].member
             found.append(TaskReturns(label, member, own, blind, retry, noise[-1], swap[-1], chance))
         return found
@@ -379,11 +381,11 @@ class Measurement:
         num_repeated = 0
         for number in range(self._num_tasks):
             earned: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
-            for unit in self._units_of(label, number, ("own", "blind", "retry")):
-                if outcome := self._record.outcomes.get(unit.name):
+            for key in self._keys_of(label, number, ("own", "blind", "retry")):
+                if outcome := self._record.outcomes.get(key.name):
                     pairs = zip(outcome.actions, outcome.rewards, strict=True)
                     # An independent try is one episode, the one of that number (`_begin`).
-                    for episode, (actions, reward) in enumerate(pairs, unit.try_):
+                    for episode, (actions, reward) in enumerate(pairs, key.try_):
                         earned[tuple(actions)].setdefault(episode, reward)
             # Arms share the chance events of an episode: only other episodes are repetitions.
             for by_episode in earned.values():
@@ -409,13 +411,13 @@ def tasks_of(environment: Environment, num_tasks: int) -> list[Task]:
 def _begin_try(environment: Environment, task: Task, number: int, episode: int) -> Play:
     """Create the episode of the independent try `number`; `episode` is always 0, and not used."""
     with environment_code(task):
-        return begun(environment, task, number)
+        return new_play(environment, task, number)
 
 
-def _index(unit: Unit) -> int:
+def _index(key: TrialKey) -> int:
     """Return the trial's index, from which a model of our own derives the seeds of its samples."""
     # A factor of 8, and not of 5: up to three further arms would change no seed.
-    return 8 * unit.try_ + ARMS.index(unit.arm)
+    return 8 * key.try_ + ARMS.index(key.arm)
 
 
 def _outcome(trial: Trial, *, is_cut: bool) -> Outcome:

@@ -73,6 +73,8 @@ class Background(Generic[T]):
         `__enter__` or `__exit__` raises.
         """
         try:
+            # asyncio, because the caller's code runs meanwhile, and uvloop would replace its
+            # handling of SIGCHLD.
             asyncio.run(self._stay_open())
         except BaseException as error:  # raised again in the thread that waits
             self._failure = error

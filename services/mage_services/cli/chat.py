@@ -18,7 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tokens = "longest answer, in tokens (that of an action in training)"
     add_number(parser, "--max-tokens", tokens, type=positive)
     parser.add_argument(
-        "--temperature", type=float, metavar="T", help="0 is greedy (that of training)"
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="temperature; 0 is greedy (default: that of training)",
     )
     add_set(parser, "change one key, such as engine.max_tokens=8192")
 

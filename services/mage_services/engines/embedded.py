@@ -8,8 +8,8 @@ between two forwards, while the thread is idle.
     _loads    `load`                 `_drive`     the actor waits for its weights
 
 Past versions of the policy play opponents' seats. Each has a scheduler of its own, and with it a KV
-cache. Of a version that was published as adapters (LoRA), the adapters are not merged: it shares
-the matrices of its base, the model that the run began from, and is computed in one forward with the
+cache. A past version that was published as adapters (LoRA) keeps them unmerged: it shares the
+matrices of its base, the model that the run began from, and is computed in one forward with the
 current version. The current version's own adapters are merged, as in the learner: not merged, its
 log-probs would differ from the learner's by 0.03 nats in bfloat16.
 """
@@ -46,7 +46,7 @@ from mage_async.inference.weight_fingerprint import (
 )
 from mage_async.inference.weights import Weights, as_adapters, as_weights, read_tensors
 from mage_services.engines.engine import Engine, settle
-from mage_services.engines.weight_acceptance import read_again, refusal
+from mage_services.engines.weight_acceptance import read_checked, refusal
 from mage_services.weights.weight_group import Manifest, Receiver, is_manifest
 
 MAX_IDLE = 4
@@ -154,9 +154,10 @@ class EmbeddedEngine(Engine):
         self._config, self._name = config, name
         self._base = BaseWeights(base or directory, is_tied=bool(model.architecture.is_tied))
         self._unadapted: dict[str, Weights] = {}
-        """Weights of the base, by the type (`AdapterBase.dtype`) of the adapters added to it. All
-        versions share its embedding, last norm and LM head; its layers are read with the first past
-        version."""
+        """Weights of the base, by `AdapterBase.dtype`. The first version that is read gives the
+        embedding, last norm and LM head, which all versions share; the first past version adds the
+        base's layers.
+        """
         self._worker = ThreadPoolExecutor(
             1, "embedded engine", initializer=torch.set_num_threads, initargs=(config.threads,)
         )
@@ -240,8 +241,10 @@ class EmbeddedEngine(Engine):
         """Make the scheduler of a past version, with a quarter of the KV slots."""
         current = self._scheduler.model
         (weights, adapters), _ = self._read(version, path)
+        # A model applies one set of unmerged adapters to all tokens alike (`Model._routed`), so the
+        # adapters of two roles, which change from token to token, stay merged.
         if adapters is not None and not weights.second_role:
-            weights = self._beside_base(version, path, weights, adapters)
+            weights = self._unmerged(version, path, weights, adapters)
         model = Model(
             current.architecture,
             weights,
@@ -251,9 +254,7 @@ class EmbeddedEngine(Engine):
         )
         return Scheduler(model, now=time.perf_counter)
 
-    def _beside_base(
-        self, version: int, path: Path, merged: Weights, adapters: Adapters
-    ) -> Weights:
+    def _unmerged(self, version: int, path: Path, merged: Weights, adapters: Adapters) -> Weights:
         """Return the weights of a past version as those of its base with adapters not merged.
 
         Args:
@@ -278,7 +279,10 @@ class EmbeddedEngine(Engine):
         scores = [probe_logprobs(each, shape, arithmetic) for each in (merged, own)]
         apart, bound = difference(*scores), TOLERANCES[self._precision()]
         if apart > bound:
-            reason = f"beside the base, log-probs are {apart:.3g} nats from merged ones"
+            reason = (
+                f"with adapters not merged, log-probs are {apart:.3g} nats from those with merged "
+                "adapters"
+            )
             raise refusal(self._name, version, path, reason)
         return own
 
@@ -294,7 +298,7 @@ class EmbeddedEngine(Engine):
 
         Runs in a thread, while forwards go on. Also returns the adapters, if they were published.
         """
-        return read_again(self._name, version, path, partial(self._read_once, version))
+        return read_checked(self._name, version, path, partial(self._read_once, version))
 
     def _read_once(
         self, version: int, path: Path, published: WeightFingerprint | None

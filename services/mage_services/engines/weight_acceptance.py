@@ -68,7 +68,7 @@ def observe_published(path: Path) -> tuple[WeightFingerprint | None, Fingerprint
     return published, builder
 
 
-def read_again(
+def read_checked(
     name: str,
     version: int,
     path: Path,

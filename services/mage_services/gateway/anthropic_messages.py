@@ -60,7 +60,7 @@ class AnthropicMessage(msgspec.Struct, frozen=True):
                 yield Message("tool", text_of(each.content))
         rest = [each for each in blocks if each.type not in ("tool_use", "tool_result")]
         made = tuple((each.name, json.dumps(each.input)) for each in calls)
-        # The client sends an answer that had no text back as a message without blocks.
+        # An answer without text comes back from the client as a message without blocks.
         if rest or made or not blocks:
             yield Message(self.role, text_of(rest), made)
 

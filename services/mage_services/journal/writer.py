@@ -65,7 +65,9 @@ def make_durable(journal: JournalOnDisk) -> int:
 
 @dataclass(slots=True)
 class _Item:
-    """Describe one piece of work for the thread, which does the pieces in order."""
+    """Describe one item of work for the thread, which writes items in order; the files that waiting
+    items name in `deletes` are deleted first.
+    """
 
     pieces: Sequence[Frame] = ()
     """Bytes to append to the segment, in pieces."""
@@ -259,7 +261,6 @@ class JournalFile:
                     return False
                 later = list(self._queue)
             _delete_files(later)  # deletions must not wait for this write: they make space for it
-        self.num_syncs += 1
         self._call_on_loop(self._report_durable, items)
         return True
 
@@ -272,6 +273,7 @@ class JournalFile:
             if data:
                 _write_all(self._file, data)
                 os.fdatasync(self._file)
+                self.num_syncs += 1
                 self._durable_bytes += len(data)
         except OSError as error:
             if error.errno not in _NO_SPACE:

@@ -16,6 +16,7 @@ import msgspec
 
 from mage_async.admission.ledger import OVER_AGE, DroppedGroup
 from mage_async.assembly import environment_of
+from mage_async.results.dropped_bias import dropped_groups, trained_groups
 from mage_async.results.metrics import (
     Seconds,
     batch_metrics,
@@ -28,7 +29,6 @@ from mage_async.results.metrics import (
 )
 from mage_async.results.progress import Progress, Signal
 from mage_async.results.run_files import read_lines, write_whole
-from mage_async.results.selection import dropped_groups, trained_groups
 from mage_async.trajectory import Group
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.resume import ReplayedStep

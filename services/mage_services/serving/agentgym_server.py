@@ -1,9 +1,10 @@
 """Serve one environment over AgentGym's HTTP protocol: `create` opens a session, `close` ends it.
 
 Fields are those of AgentGym's BabyAI and SciWorld servers, so that programs written for those work
-here. A client names a task by the number of a data item (`data_idx`). The numbers go through the
-task variants of training, then the held-out ones, and then start again. HTTP has no connection that
-could break, so a session without a request for `idle_s` is closed.
+here. A client names a task by the number of a data item (`data_idx`), which is the task's seed too.
+Numbers go through the task variants of training, then the held-out ones; then the variants start
+again. HTTP has no connection that could break, so a session without a request for `idle_s` is
+closed.
 """
 
 import asyncio

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from mage_async.environments.environment import PENDING, Environment, Outcome, Play, Split
 from mage_async.environments.loaders.loader import Observed
-from mage_async.environments.user_calls import SlowPlay, begun
+from mage_async.environments.user_calls import SlowPlay, new_play
 from mage_async.errors import EnvironmentFault, RunError
 from mage_async.trajectory import Task
 from mage_async.trials.trial_run import environment_code
@@ -55,7 +55,7 @@ class Session:
         self._task, self.num_steps, self.score, self._is_done = task, 0, 0.0, True
         self.episode_id = data.get("episode_id")
         with environment_code(task):
-            self._play = begun(self._environment, task, episode)
+            self._play = new_play(self._environment, task, episode)
         await self._settled()
         self._is_done = False
         # No reward yet; not over; valid.

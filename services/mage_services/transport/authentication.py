@@ -136,7 +136,9 @@ def learner_keys(directory: Path) -> LearnerKeys:
     others = [file for file in sorted(directory.glob("*.key")) if file.stem != LEARNER]
     known = frozenset(_public(file) for file in others)
     if not known:
-        raise ConfigError(f"{directory} holds no actor's public key (`actor.key`): nobody may come")
+        raise ConfigError(
+            f"{directory} holds no actor's public key (`actor.key`): no actor may connect"
+        )
     if public in known:
         raise ConfigError(f"{directory}: an actor's public key is the learner's own: swapped files")
     return LearnerKeys(public, secret, known)

@@ -28,6 +28,9 @@ PROGRAM = Path(__file__).parent / "child" / "rollout_worker.py"
 """Program that the other interpreter runs."""
 
 
+# The child tells the two requests apart by the field `cancel`: messages are JSON without a tag.
+
+
 class BeginRollout(msgspec.Struct, frozen=True):
     """Ask the process to begin a rollout."""
 
@@ -216,8 +219,8 @@ def load(
         python: an interpreter that can import verifiers and the taskset.
         size: number of tasks of the taskset that are played, in both splits together.
         turns: largest number of completions of a rollout; one that requests more is a fault.
-        environment: configuration of verifiers' environment, such as `taskset` and its seats, which
-            are its agents.
+        environment: verifiers' own configuration: `taskset` holds the taskset's settings, a key
+            named after a seat (an agent of the environment) those of the seat.
 
     Raises:
         ConfigError: an option is out of its range.

@@ -66,6 +66,8 @@ class Disk(WeightTransport, tag="disk"):
         return run.weights
 
 
+# The tag is SGLang's word: an engine of SGLang takes such a version by
+# `update_weights_from_tensor`.
 class SharedMemory(WeightTransport, tag="tensor"):
     """Write a file per version in shared memory, for engines of the learner's host."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from mage_async.admission.ledger import DroppedGroup
 from mage_async.environments.catalogue import load
-from mage_async.results.selection import Selection, Share, contrast, dropped_groups
+from mage_async.results.dropped_bias import Selection, Share, contrast, dropped_groups
 
 TRIALS = 4
 
