@@ -10,7 +10,8 @@ closed.
 import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,9 +83,9 @@ class AgentGymServer:
     async def _reset(self, request: web.Request) -> web.Response:
         """Begin an episode of a session, and answer with its first observation and the rules."""
         fields = await _fields(request)
-        item, opened = whole(fields, "data_idx"), self._find(fields)
+        item = whole(fields, "data_idx")
         member = self._members[item % len(self._members)]
-        async with opened.turn:
+        async with self._turn(fields) as opened:
             seen = await opened.session.reset({"seed": item, "task": member})
             opened.observation = seen.text
         rules = self._environment.rules()
@@ -93,8 +94,7 @@ class AgentGymServer:
     async def _step(self, request: web.Request) -> web.Response:
         """Take an action in a session, and answer with the observation and the score so far."""
         fields = await _fields(request)
-        opened = self._find(fields)
-        async with opened.turn:
+        async with self._turn(fields) as opened:
             seen = await opened.session.step(fields)
             opened.observation = seen.text
         return web.json_response(answer_of(seen, opened.session.score))
@@ -127,6 +127,17 @@ class AgentGymServer:
         opened.closes.cancel()
         opened.closes = self._alarm(number)
         return opened
+
+    @asynccontextmanager
+    async def _turn(self, fields: dict[str, Any]) -> AsyncIterator[_OpenSession]:
+        """Wait for the turn of a request, and hold it for the block.
+
+        Raises:
+            BadRequest: there is no such session, or it was closed, perhaps during the wait.
+        """
+        async with self._find(fields).turn:
+            # An episode that begins in a closed session would never be closed itself.
+            yield self._find(fields)
 
     def _alarm(self, number: int) -> asyncio.TimerHandle:
         """Start the idle timer of a session."""

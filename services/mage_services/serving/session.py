@@ -48,7 +48,7 @@ class Session:
 
         Raises:
             BadRequest: there is no such task.
-            EnvironmentFault: the environment failed.
+            EnvironmentFault: the environment failed, or the session was closed meanwhile.
         """
         task, episode = task_of(self._environment, data), whole(data, "episode")
         self.end()
@@ -57,6 +57,8 @@ class Session:
         with environment_code(task):
             self._play = new_play(self._environment, task, episode)
         await self._settled()
+        if self._play is None:
+            raise EnvironmentFault("the session was closed during its reset")
         self._is_done = False
         # No reward yet; not over; valid.
         return Observed(self._play.observation, 0.0, False, True, self._legal())

@@ -2,23 +2,28 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment
 from mage_async.environments.loaders.agentgym import Handle, Reader, handle_of
+from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 from mage_services.environments.call_runner import CallRunner
+from mage_services.serving.agentgym_server import AgentGymServer
+from mage_services.serving.session import Limits
 from tests.environments.loaders.playing import Played, play_waiting, rehearsed
 from tests.environments.loaders.serving import served
 
-aiohttp = pytest.importorskip("aiohttp")
-web = pytest.importorskip("aiohttp.web")
 AGENTGYM = ("--protocol", "agentgym")
 
 
@@ -158,6 +163,46 @@ def test_a_page_of_another_site_is_refused(sokoban: str) -> None:
 
     assert asyncio.run(status("http://evil.example")) == 403
     assert asyncio.run(status(sokoban)) == 200
+
+
+@pytest.mark.parametrize("is_waiting", [True, False], ids=["before its turn", "in its call"])
+def test_a_session_that_is_closed_during_a_reset_begins_no_episode(is_waiting: bool) -> None:
+    called, goes_on, is_over = (threading.Event() for _ in range(3))
+
+    class Slow:
+        """Rules."""
+
+        def reset(self, seed: int, task: int) -> str:
+            called.set()
+            goes_on.wait(20)
+            return "begun"
+
+        def step(self, action: str) -> tuple[str, float, bool]:
+            return "over", 0.0, True
+
+        def close(self) -> None:
+            is_over.set()
+
+    async def main() -> dict[str, Any]:
+        async with CallRunner(20.0) as workers:
+            server = AgentGymServer(ResetStep(Slow, {}), Limits(1, 20.0), workers)
+            async with TestClient(TestServer(server.application)) as client:
+                await client.post("/create")
+                opened = server._open[0]
+                turn = opened.turn if is_waiting else nullcontext()
+                async with turn:
+                    first = opened.closes
+                    reset = asyncio.create_task(client.post("/reset", json={"id": 0}))
+                    while opened.closes is first:  # noqa: ASYNC110 - until the request has come
+                        await asyncio.sleep(0.01)
+                    assert is_waiting or await asyncio.to_thread(called.wait, 20)
+                    assert await (await client.post("/close", json={"id": 0})).json() is True
+                goes_on.set()
+                return await (await reset).json()
+
+    error = asyncio.run(main())["error"]
+    assert "was closed" in error
+    assert called.is_set() == is_over.is_set() == (not is_waiting)
 
 
 async def begun_then(address: str, pause: Callable[[], Awaitable[None]]) -> None:
