@@ -8,10 +8,7 @@ from mage_async.protocol.journal_records import Commit, Dropped, Granted, Publis
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.results.run_files import read_lines
-from mage_services.journal.record_bytes import decode_record, scan
-
-PREFIX_BYTES = 8
-"""Bytes of a record before the body that `scan` yields."""
+from mage_services.journal.record_bytes import PREFIX_BYTES, decode_record, scan
 
 
 def tear(run: RunDirectory, tap: Tap, source: random.Random) -> int:

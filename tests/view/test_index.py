@@ -61,7 +61,8 @@ def test_the_index_says_of_every_trial_what_the_journal_does(finished):
         assert share_read(reader) == 1.0
         assert reader.last_step() == 4
         assert [line["step"] for line in reader.metrics(10)] == [1, 2, 3, 4]
-        assert [line["step"] for line in reader.metrics(2)] == [1, 3, 4]
+        assert [line["step"] for line in reader.metrics(2)] == [2, 4]
+        assert [len(reader.metrics(most)) for most in (1, 2, 3, 4)] == [1, 2, 2, 4]
 
 
 def test_the_index_follows_files_that_grow(run):
@@ -193,6 +194,33 @@ def test_a_trial_whose_segment_was_deleted_is_listed_and_says_so(run):
         trial = reader.trials_between(1, 4, 1)[0]
         with pytest.raises(RunError, match="was deleted, and the trial with it"):
             reader.load(trial.group, trial.number)
+
+
+def test_a_trial_that_was_damaged_after_it_was_indexed_is_not_shown(run):
+    build(run)
+    (segment,) = run.journal.glob("*.log")
+    with RunReader(run) as reader:
+        trial = reader.trials_between(1, 4, 1)[0]
+        where = "SELECT place, size FROM trials WHERE grp = ? AND number = ?"
+        place, size = reader._one(where, (trial.group, trial.number))
+        whole = segment.read_bytes()
+        for at in (place - 5, place, place + size // 2, place + size - 1):
+            segment.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            with pytest.raises(RunError, match=f"is damaged at byte {place}: its checksum"):
+                reader.load(trial.group, trial.number)
+        segment.write_bytes(whole[: place + size - 1])
+        with pytest.raises(RunError, match=f"is damaged at byte {place}"):
+            reader.load(trial.group, trial.number)
+
+
+def test_at_most_as_many_evaluations_are_read_as_are_wanted_and_the_newest_is_among_them(run):
+    lines = [json.dumps({"version": number, "split": "heldout"}) for number in range(7)]
+    run.curve.write_text("".join(f"{line}\n" for line in lines))
+    build(run)
+    with RunReader(run) as reader:
+        read = [reader.curve(most) for most in range(1, 9)]
+    assert [len(found) for found in read] == [1, 2, 3, 4, 4, 4, 7, 7]
+    assert all(found[-1]["version"] == 6 for found in read)
 
 
 def test_damaged_metrics_are_named(run):

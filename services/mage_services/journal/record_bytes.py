@@ -25,6 +25,7 @@ MAX_RECORD_BYTES = 2**26
 """Largest number of bytes of one journal record, without its prefix."""
 _PREFIX = struct.Struct("<II")
 """Length of a record's body in bytes, and its checksum: the bytes before each body."""
+PREFIX_BYTES = _PREFIX.size
 _KIND_BYTES = 1
 """Number of bytes of the kind with which a body begins."""
 _TRIAL, _FIELDS = 1, 2

@@ -23,7 +23,7 @@ from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.task_stream import num_seats
 from mage_async.trajectory import Trial
-from mage_services.journal.record_bytes import decode_record
+from mage_services.journal.record_bytes import PREFIX_BYTES, decode_record, whole_records
 
 FORMAT = 2
 """Number of the index's format. It is increased when a table changes; an index of another format is
@@ -206,7 +206,7 @@ class RunReader:
 
     def metrics(self, at_most: int) -> list[Record]:
         """Return metrics, oldest first; if the run has more than `at_most` steps, evenly spaced
-        ones.
+        ones, up to the newest.
         """
         ends = "SELECT (SELECT min(number) FROM steps), (SELECT max(number) FROM steps)"
         low, high = self._one(ends)  # two inner queries, of which each reads one end of the table
@@ -214,8 +214,7 @@ class RunReader:
             return []
         # -(-a // b) is a / b, rounded up.
         every = max(1, -(-(high - low + 1) // at_most))
-        wanted = {*range(low, high + 1, every), high}
-        return self._records("steps", sorted(wanted))
+        return self._records("steps", range(high, low - 1, -every))
 
     def newest_metrics(self, at_most: int) -> list[Record]:
         """Return the metrics of the newest steps, oldest first."""
@@ -229,11 +228,12 @@ class RunReader:
 
     def curve(self, at_most: int) -> list[Record]:
         """Return evaluations during training, oldest first; if they are more than `at_most`, evenly
-        spaced ones.
+        spaced ones, up to the newest.
         """
-        found = [row[0] for row in self._index.execute("SELECT number FROM curve ORDER BY number")]
+        newest = "SELECT number FROM curve ORDER BY number DESC"
+        found = [row[0] for row in self._index.execute(newest)]
         every = max(1, -(-len(found) // at_most))
-        return self._records("curve", sorted({*found[::every], *found[-1:]}))
+        return self._records("curve", found[::every])
 
     def config_of(self, step: int) -> str:
         """Return the configuration that a step was computed with, as TOML.
@@ -306,14 +306,18 @@ class RunReader:
         file = self.run.journal / f"{found['segment']:08}.log"
         try:
             with file.open("rb") as source:
-                body = os.pread(source.fileno(), found["size"], found["place"])
+                start, size = found["place"] - PREFIX_BYTES, found["size"] + PREFIX_BYTES
+                data = os.pread(source.fileno(), size, start)
+            _, body = next(whole_records(memoryview(data), 0), (0, b""))
+            if len(body) != found["size"]:
+                raise WireError("its checksum does not match")
             record = decode_record(body)
         except FileNotFoundError:
             raise RunError(
                 f"{file} was deleted, and the trial with it; `journal.max_bytes` says how much a "
                 "run keeps"
             ) from None
-        except (WireError, IndexError) as fault:
+        except WireError as fault:
             raise RunError(f"{file} is damaged at byte {found['place']}: {fault}") from fault
         assert isinstance(record, TrialResult)
         return next(trial for trial in record.trials() if trial.index == number)
