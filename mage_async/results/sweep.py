@@ -22,7 +22,7 @@ _UNSAFE = re.compile(r"[^\w.+=,-]")
 """Characters that are replaced in a folder's name."""
 _RANGE = re.compile(r"(?P<low>[^.\s][^\s]*?)\.\.(?P<high>[^:\s]+)(?P<log>:log)?")
 """Pattern of `LOW..HIGH` or `LOW..HIGH:log`."""
-_PARTS = re.compile(r'(?:\[[^\]]*\]|"[^"]*"|[^,\["])+')
+_PART = re.compile(r'(?:\[[^\[\]]*\]|"[^"]*"|[^,\[\]"])+')
 """Pattern of one value between commas; a list or a quoted text may hold commas itself."""
 
 
@@ -61,8 +61,10 @@ def axis_of(text: str) -> Axis:
         ConfigError: the text has another form.
     """
     key, equals, given = text.partition("=")
-    values = tuple(value.strip() for value in _PARTS.findall(given))
-    if not equals or not key.strip() or not all(values) or not values:
+    values = tuple(value.strip() for value in _PART.findall(given))
+    # `findall` skips what is no value: an empty one, or a bracket or quote without its other end.
+    is_read = re.fullmatch(f"{_PART.pattern}(?:,{_PART.pattern})*", given)
+    if not equals or not key.strip() or not is_read or not all(values):
         raise ConfigError(f"--over takes KEY=V1,V2 or KEY=LOW..HIGH, got {text!r}")
     if match := _RANGE.fullmatch(given.strip()):
         return Axis(key.strip(), _range(text, match["low"], match["high"], bool(match["log"])))

@@ -52,6 +52,11 @@ def test_draws_are_within_their_range_and_the_same_again() -> None:
         ("learner.learning_rate", "takes KEY=V1,V2"),
         ("=1,2", "takes KEY=V1,V2"),
         ("a=", "takes KEY=V1,V2"),
+        *((f"a={given}", "takes KEY=V1,V2") for given in ("1,,2", ",1", "1,", "1, ,2")),
+        *(
+            (f"a={given}", "takes KEY=V1,V2")
+            for given in ("[1,2", "1],2", '"a', 'a",b', "[[1],[2]]")
+        ),
         ("a=1,1", "a value stands there twice"),
         ("a=2..1", "must rise"),
         ("a=0..1:log", "must rise and above 0"),
