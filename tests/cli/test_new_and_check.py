@@ -50,6 +50,16 @@ def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "vault"
 
 
+@pytest.mark.parametrize("name", ["random", "itertools", "json", "class", "Vault"])
+def test_a_name_that_python_uses_itself_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", name]) == 2
+    assert f"'{name}' " in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
 def test_what_is_written_passes_its_own_tests_and_the_check(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import keyword
+import sys
 from pathlib import Path
 
 from mage_async.errors import ConfigError, RunError
@@ -114,7 +115,7 @@ def run(given: argparse.Namespace) -> int:
     """Write the folder.
 
     Raises:
-        ConfigError: the name cannot be that of a module.
+        ConfigError: the name cannot be that of a module, or Python has a module of this name.
         RunError: the folder is there already, or cannot be written.
     """
     name = given.name
@@ -122,6 +123,11 @@ def run(given: argparse.Namespace) -> int:
         raise ConfigError(
             f"{name!r} cannot be a module of Python: write it in small letters, digits and "
             "underscores, such as number_lock"
+        )
+    if name in sys.stdlib_module_names:
+        raise ConfigError(
+            f"{name!r} is a module of Python, which the new one would hide: choose another name, "
+            f"such as my_{name}"
         )
     class_name = "".join(part.capitalize() for part in name.split("_"))
     folder = Path(name)
