@@ -99,7 +99,7 @@ def test_a_program_whose_context_is_full_goes_on_with_the_policys_notes(chat: Ch
     assert trial.num_cut_episodes == 0
     assert max(len(segment.tokens) for segment in trial.segments) <= 90
     end, noted = "<|endoftext|>", "remark paper rock"
-    first, second, third = texts_of(chat, trial)
+    first, second, third = texts_of(chat, trial)[:3]
     assert first.startswith("<|system|> win <|user|> task<|assistant|> rock")
     assert first.endswith(f"<|user|> reward 1 reflect<|assistant|> paper rock{end}")
     task = "task x x x x x x x x"
@@ -206,6 +206,25 @@ def test_all_three_protocols_call_tools_and_read_their_results(chat: ChatFormat)
         assert f"<|user|> a<|assistant|>{CALL}" in text
         assert "<|tool|> empty<|assistant|> done" in text
     assert seen == [" done"] * 6
+
+
+def test_a_response_keeps_the_items_of_earlier_ones_and_not_their_instructions(
+    chat: ChatFormat,
+) -> None:
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        items = [{"role": "developer", "content": "d"}, {"role": "user", "content": "a"}]
+        answer = await post(url, "responses", {"input": items, "instructions": "c"})
+        after = {"input": "b", "previous_response_id": answer["id"]}
+        await post(url, "responses", after | {"instructions": "e"})
+        await post(url, "responses", after)
+        return 1.0
+
+    trial = one(chat, run, " rock", changes=("trial.memory=none",))
+    first, second, third = texts_of(chat, trial)[:3]
+    assert "<|system|> c" in first
+    assert [text.count("<|system|> d") for text in (first, second, third)] == [1, 1, 1]
+    assert [text.count("<|system|> c") for text in (second, third)] == [0, 0]
+    assert [text.count("<|system|> e") for text in (second, third)] == [1, 0]
 
 
 def test_an_answer_without_a_word_is_continued_too(chat: ChatFormat) -> None:

@@ -334,7 +334,9 @@ class Gateway:
         (choice,) = await endpoint.answer(policy_call)
         identity = f"resp_{secrets.token_hex(8)}"
         answer = Message("assistant", choice.text, choice.calls)
-        endpoint.conversations[identity] = (*policy_call.messages, answer)
+        # As in OpenAI's API, the items of a conversation are kept, and `instructions` are not.
+        items = policy_call.messages[1:] if request.instructions else policy_call.messages
+        endpoint.conversations[identity] = (*items, answer)
         return responses_response(choice, request, identity, POLICY)
 
     async def _models(self, request: web.Request) -> web.Response:

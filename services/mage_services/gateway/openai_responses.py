@@ -63,7 +63,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
         """Convert the request to the form that is the same for all protocols.
 
         Args:
-            before: the conversation up to and including the response `previous_response_id`.
+            before: the conversation up to and including the response `previous_response_id`,
+                without the instructions of earlier requests.
 
         Raises:
             BadRequest: the request asks for something that is not supported.
@@ -91,10 +92,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
         head = [Message("system", self.instructions)] if self.instructions else []
         given = self.input
         items = [Item(role="user", content=given)] if isinstance(given, str) else given
-        # New instructions take the place of those of the earlier response.
-        rest = [each for each in before if each.role != "system"] if head else before
         return policy_call_of(
-            [*head, *rest, *_messages(items)],
+            [*head, *before, *_messages(items)],
             tools=tools,
             max_tokens=self.max_output_tokens,
             schema=schema,
