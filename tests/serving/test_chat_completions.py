@@ -21,6 +21,7 @@ from mage_services.serving.chat_server import ChatServer, Conversations, said_in
 from tests.helpers.agent_site import scripted, small_chat
 from tests.helpers.recorded_runs import unpack
 
+ROLES = ("user", "assistant", "user", "assistant", "user")
 MAGE = [sys.executable, "-m", "mage_async.launch"]
 
 
@@ -90,6 +91,7 @@ def test_an_answer_is_streamed_as_events(address):
         ({"messages": [user("a")], "n": 2}, "`n` must be 1"),
         ({"messages": [user("a")], "tools": [{}]}, "`tools` are not passed on"),
         ({"messages": [user("a")], "temperature": -1}, "`temperature` must be at least 0"),
+        ({"messages": [user("a")], "max_completion_tokens": 0}, "`max_tokens` at least 1"),
         ({"messages": []}, "must end with one of the user's"),
         ({"messages": [user("rock " * 200)]}, "does not fit"),
     ],
@@ -120,6 +122,28 @@ def test_equal_requests_with_equal_answers_leave_one_context_open(tmp_path):
         more = [Message("user", "a"), Message("assistant", answers[0].text), Message("user", "b")]
         await say(ChatRequest(more))
         assert engine.completions[-1][1].num_reused, "the context that is kept goes on"
+
+    asyncio.run(main())
+
+
+def test_a_session_whose_messages_were_edited_begins_anew(tmp_path):
+    chat = small_chat(tmp_path)
+    engine = scripted(chat, " rock")
+    conversations = Conversations(config_file.load(config_file.find(None), []), chat, engine)
+
+    async def main():
+        async def say(*texts):
+            messages = [Message(role, text) for role, text in zip(ROLES, texts, strict=False)]
+            return await conversations.answer(ChatRequest(messages), "s")
+
+        first = await say("a")
+        second = await say("a", first.text, "b")
+        edited = await say("c", first.text, "b")
+        assert edited.num_prompt_tokens == second.num_prompt_tokens
+        assert engine.statistics().num_contexts == 1
+        longer = await say("c", first.text, "b", edited.text, "d")
+        alone = await say("e")
+        assert second.num_prompt_tokens < longer.num_prompt_tokens < alone.num_prompt_tokens
 
     asyncio.run(main())
 

@@ -102,6 +102,11 @@ class ChatRequest(msgspec.Struct, frozen=True):
     of type "regex" with a `pattern` says the same."""
     logprobs: bool | None = False
 
+    def limit(self) -> int | None:
+        """Return the largest number of tokens of an answer; None: the request does not say."""
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
+
     def policy_call(self) -> PolicyCall:
         """Convert the request to the form that is the same for all protocols.
 
@@ -136,7 +141,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
             [each.read() for each in self.messages],
             tools=tools,
             num_choices=self.n or 1,
-            max_tokens=self.max_completion_tokens or self.max_tokens,
+            max_tokens=self.limit(),
             stops=tuple(filter(None, stops)),
             pattern=pattern,
             schema=schema,

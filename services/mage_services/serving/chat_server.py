@@ -85,8 +85,9 @@ class Conversations:
         """Sample the policy's next message.
 
         Args:
-            session: Name of the conversation. With a name, the request may leave out the messages
-                that the server has already; with "" it must hold all of them.
+            session: Name of the conversation. With a name, the request may be only the new message;
+                several that do not continue the conversation begin it anew. With "" the request
+                must hold all messages.
 
         Raises:
             BadRequest: the messages are no conversation, or an earlier request of the session has
@@ -100,10 +101,14 @@ class Conversations:
         # The context is removed until its completion has come. Another request with the same
         # messages then finds none, and gets a context of its own.
         context = self._kept.pop(session or texts[:-1], None) or _Context(f"c{next(self._ids)}")
-        # A request with all messages repeats those of the context; one with only the new ones does
-        # not.
+        # A request with all messages repeats those of the context; one with only the new message
+        # does not.
         known = len(context.texts)
-        new = texts[known:] if texts[:known] == context.texts else texts
+        continues = texts[:known] == context.texts
+        if not continues and len(request.messages) > 1:  # the client has edited earlier messages
+            self._engine.release(context.name)
+            context = _Context(f"c{next(self._ids)}")
+        new = texts[known:] if continues else texts
         self._busy.add(session)
         try:
             return await self._continue(context, new, request)
@@ -172,7 +177,7 @@ class Conversations:
         wanted = {
             "temperature": request.temperature,
             "top_p": request.top_p,
-            "max_tokens": request.max_completion_tokens or request.max_tokens,
+            "max_tokens": request.limit(),
         }
         sampling = replace(self._default_sampling, **_given(wanted))
         if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.max_tokens < 1:
