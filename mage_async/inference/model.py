@@ -194,16 +194,10 @@ def _bucket(rows: Rows, tokens: slice, windows: set[int]) -> Bucket:
     positions = np.where(is_token, starts[:, None] + offsets, 0)
     keys, queries = np.arange(context), positions[:, None, :, None]
     is_before = keys <= queries
-    masks = {
-        window: torch.from_numpy(
-            np.where(
-                is_before & (keys > queries - (window or context)),
-                np.float32(0),
-                np.float32(-np.inf),
-            )
-        )
-        for window in windows
-    }
+    masks: dict[int, torch.Tensor] = {}
+    for window in windows:
+        is_visible = is_before & (keys > queries - window) if window else is_before
+        masks[window] = torch.from_numpy(np.where(is_visible, np.float32(0), np.float32(-np.inf)))
     is_packed = is_token.all() and np.array_equal(places, np.arange(height))
     cells = None if is_packed else torch.from_numpy(_joined_ranges(places * width, rows.counts))
     return Bucket(tokens, slots, height, width, context, cells, masks)
