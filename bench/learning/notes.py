@@ -36,8 +36,8 @@ from mage_async.trajectory import Group, Kind
 CONFIG = ROOT / "configs/quickstart.toml"
 STEPS, TRIALS = 60, 1024
 """Steps of a run, and trials of an evaluation."""
-WARM = ("warm_start.gate=1.0", "warm_start.steps=600", "warm_start.max_steps=600")
-"""Four times the quickstart's steps of cloning, because reading and writing notes is learned
+WARM = ("warm_start.gate=1.0", "warm_start.steps=1500", "warm_start.max_steps=1500")
+"""Ten times the quickstart's steps of cloning, because reading and writing notes is learned
 there."""
 GAMES = {
     "boxes": (

@@ -91,7 +91,7 @@ def random_play(environment: Environment, source: random.Random) -> Script:
     return RandomScript(source, environment.facts.words)
 
 
-SHARES_NOTED = (0.3, 0.6, 0.9)
+SHARES_NOTED = (0.5, 1.0)
 """Shares of the facts in its context that a script writes into notes. Each trial draws one share,
 so that the policy learns to read notes and can find out that better ones pay.
 """
