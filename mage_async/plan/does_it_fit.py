@@ -84,11 +84,11 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
     # Bytes: of the learner's weights, gradients and moments; of the engines' weights; of their KV
     # caches; of their processes without a policy.
     learner = size.num_weights * _bytes_per_weight(config)
-    engine = config.engine
-    weights = (size.num_weights, size.num_in_matrices)
     # Only the memory of this machine is counted, not that of a GPU.
-    is_here = isinstance(engine, Embedded)
-    engines = engine_weight_bytes(engine, *weights) * num_engines if is_here else 0
+    is_here, engines = False, 0
+    if isinstance(engine := config.engine, Embedded):
+        own = engine_weight_bytes(engine, size.num_weights, size.num_in_matrices)
+        is_here, engines = True, own * num_engines
     contexts = size.kv_token_bytes * tokens * num_engines
     bare = ENGINE_BYTES * num_engines
     needed = (learner + LEARNER_BYTES) * (config.learner.device == "cpu")
