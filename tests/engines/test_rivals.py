@@ -155,7 +155,7 @@ def played(
             if not living.done():
                 await wire.inbox.put(Goodbye(reason="enough"))
             await living
-            assert not any(engine._past_policies._num_users.values())
+            assert not engine._past_policies._num_users
             return waiting.result()
 
     return {(each.task.seed, each.index): each for each in asyncio.run(main())}

@@ -93,7 +93,7 @@ class PastPolicies:
         """End one use of a version. Of versions without users, drop all but the `MAX_IDLE` that
         were loaded last.
         """
-        self._num_users[version] -= 1
+        self._num_users -= Counter([version])  # which removes a count of 0
         idle = [each for each in self._schedulers if not self._num_users[each]]
         for each in idle[:-MAX_IDLE]:
             self._removed_s += self._schedulers.pop(each).statistics().forward_s
