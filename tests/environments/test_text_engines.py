@@ -14,6 +14,7 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.games.alfworld import (
     NEEDS,
     Household,
+    Room,
     kinds_of_splits,
     listed_problems,
 )
@@ -121,6 +122,17 @@ def test_every_kind_of_household_task_is_made_and_solved_as_the_planner_says(tmp
             state, _, _ = game.step(command)
         solved[problem["kind"]] = bool(commands) and state["won"]
     assert solved == dict.fromkeys(NEEDS, True)
+
+
+def test_no_goal_is_about_an_object_that_nothing_in_the_room_holds() -> None:
+    household = Household.__new__(Household)  # without the files of the package
+    household._holds, household._fit = {"Desk": {"Book"}, "Fridge": {"Egg"}}, {}
+    room = Room({"Desk_bar_1": "Desk"}, ("Book", "Egg"), has_lamp=True)
+    goals = [
+        household._draw_goal(room, "look_at_obj_in_light", random.Random(seed))
+        for seed in range(20)
+    ]
+    assert {goal.thing for goal in goals if goal is not None} == {"Book"}
 
 
 @needs("alfworld")

@@ -302,9 +302,9 @@ class Household:
         places = sorted(set(room.receptacles.values()))
         if trait and (thing not in self._fit[trait] or receptacle not in places):
             return None
-        if kind == "look_at_obj_in_light":
-            return _Goal(kind, thing, "") if room.has_lamp else None
         holding = [place for place in places if thing in self._holds.get(place, ())]
+        if kind == "look_at_obj_in_light":
+            return _Goal(kind, thing, "") if room.has_lamp and holding else None
         # `_things` puts the thing elsewhere than where it has to go, so two places are needed.
         return _Goal(kind, thing, source.choice(holding)) if len(holding) > 1 else None
 
