@@ -455,7 +455,9 @@ def _plain(value: Any, depth: int, budget: Iterator[int]) -> Any:
         return _type_name(value) if is_foreign else _plain(found, depth, budget)
     if isinstance(value, dict):
         items = islice(value.items(), _MAX_ITEMS)
-        return {_key(key): _plain(each, depth - 1, budget) for key, each in items}
+        entries = {_key(key): _plain(each, depth - 1, budget) for key, each in items}
+        num_left_out = len(value) - _MAX_ITEMS
+        return entries | {"…": f"{num_left_out:,} more"} if num_left_out > 0 else entries
     if isinstance(value, list | tuple | set | frozenset):
         listed = [_plain(each, depth - 1, budget) for each in islice(value, _MAX_ITEMS)]
         num_left_out = len(value) - len(listed)

@@ -65,6 +65,11 @@ class Hostile:
         ("\ud800", "?"),
         ("x" * 2000, "x" * 1000 + "… 1,000 more"),
         (list(range(100)), [*range(64), "… 36 more"]),
+        (dict.fromkeys(range(64), 0), {str(number): 0 for number in range(64)}),
+        (
+            dict.fromkeys(range(100), 0),
+            {str(number): 0 for number in range(64)} | {"…": "36 more"},
+        ),
     ],
 )
 def test_what_json_does_not_know_is_named(value: object, kept: object) -> None:
