@@ -383,7 +383,11 @@ class HeldOut(NamedTuple):
 
     def sentence(self) -> str:
         """Return the comparison as a sentence for people."""
-        compared = f"{self.num_heldout} held-out tasks compared with {self.num_train} trained ones"
+        heldout = f"{self.num_heldout} held-out task{'s' if self.num_heldout > 1 else ''}"
+        trained = f"{self.num_train} trained one{'s' if self.num_train > 1 else ''}"
+        compared = f"{heldout} compared with {trained}"
+        if self.num_train == 1:
+            return f"{compared}, which is too few to tell what is hidden"
         if self.num_kinds == 1:
             return f"{compared}: all trained tasks answer alike, so nothing that matters is hidden"
         if not self.num_known:

@@ -122,13 +122,15 @@ def test_held_out_tasks_that_hide_what_trained_ones_do_are_found(vault: Path) ->
     source = (vault / "vault.py").read_text()
     both = source.replace('return codes[:19] if split == "train" else codes[19:]', "return CODES")
     shared = 'CODES = ["x", "y"]\n\n\nclass'
-    both = both.replace("class", shared, 1).replace("return CODES", "return [split]")
+    both = both.replace("class", shared, 1).replace("return CODES", "return [split, split * 2]")
     both = both.replace('task.split("-")', '["red"] * 3')
     (vault / "bad.py").write_text(both)
-    *_, new = compare_heldout(load("vault:Vault"))
+    first, *_, new = compare_heldout(load("vault:Vault"))
+    said = "1 held-out task compared with 1 trained one, which is too few to tell what is hidden"
+    assert first.sentence() == said
     assert (new.num_train, new.num_heldout, new.num_known) == (19, 8, 0)
     *_, alike = compare_heldout(load("bad:Vault"))
-    assert alike.num_known == alike.num_heldout == 1
+    assert alike.num_known == alike.num_heldout == 2
     assert "all trained tasks answer alike" in alike.sentence()
     assert "each hides something" in new.sentence()
     assert "declare `members(split)`" in new._replace(num_known=8).sentence()
