@@ -3,10 +3,12 @@
 import asyncio
 import subprocess
 import sys
+import time
 
 import pytest
 
 import mage_async as mage
+from mage_services.api.evaluation import evaluate
 from mage_services.api.run import framed
 from tests.helpers.recorded_runs import unpack
 
@@ -63,6 +65,13 @@ def test_a_policy_is_talked_to_beside_a_running_loop_and_remembers(run):
     first, second = asyncio.run(talk())
     assert first.startswith("<action>")
     assert second.endswith("</action>")
+
+
+def test_an_evaluation_costs_the_processor_time_since_its_call(tmp_path):
+    began = time.process_time()
+    assert began > 0
+    _, _, summary = evaluate(unpack("finished", tmp_path), trials=2, episodes=2)
+    assert 0 < summary["processor_s"] <= time.process_time() - began
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

@@ -86,7 +86,7 @@ def evaluate(
     policy, version = newest_policy(run, config)
     if environment:
         check_words(config, policy)
-    began = time.monotonic()
+    began, began_processor = time.monotonic(), time.process_time()
     roomy = _roomy(config, episodes, times_as_long(config, ladder))
     # Guidance is text that a method such as graph memory puts before a trial. It was learned about
     # the environment of training, so trials of another one begin without it.
@@ -99,7 +99,10 @@ def evaluate(
         target.config.write_text(config_file.dump(config))
     # {}: the seconds by state of an evaluator process, which this process does not measure.
     write_evaluation(target, sets, environment_of(config), version, {}, more)
-    costs = {"wall_s": time.monotonic() - began, "processor_s": time.process_time()}
+    costs = {
+        "wall_s": time.monotonic() - began,
+        "processor_s": time.process_time() - began_processor,
+    }
     # The summary of the run itself keeps the costs of its training.
     if is_as_trained and "wall_s" in (recorded := read_document(run.summary)):
         costs = {name: recorded[name] for name in costs}
@@ -111,15 +114,15 @@ def evaluate(
     return target, config, summary
 
 
-def _roomy(config: Config, episodes: int, times_as_long: float) -> Config:
+def _roomy(config: Config, episodes: int, length_ratio: float) -> Config:
     """Return the configuration with a larger engine context, for more or longer episodes than the
     run's own trials have.
 
     Args:
-        times_as_long: Factor by which the longest episode exceeds the run's own; at least 1.
+        length_ratio: Factor by which the longest episode exceeds the run's own; at least 1.
     """
     own = max(config.trial.episodes, config.evaluation.episodes)
-    max_tokens = math.ceil(config.engine.max_tokens * max(1.0, episodes / own) * times_as_long)
+    max_tokens = math.ceil(config.engine.max_tokens * max(1.0, episodes / own) * length_ratio)
     engine = msgspec.structs.replace(config.engine, max_tokens=max_tokens)
     return msgspec.structs.replace(config, engine=engine)
 
