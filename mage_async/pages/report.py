@@ -163,7 +163,7 @@ def verdict(evaluation: Mapping[str, Score]) -> str:
         return f"{reached}{controls} Adaptation is what these controls take away: {lost}."
     return (
         f"{reached}{controls} Adaptation is what these controls take away, and at least one of them"
-        " takes away nothing that can be told from chance: this policy does not adapt."
+        " takes away nothing that can be told from chance, so adaptation is not shown."
     )
 
 

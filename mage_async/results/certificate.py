@@ -227,8 +227,8 @@ def _sentence(
     luck: Difference | None,
     needs: int | None,
 ) -> str:
-    """Return the sentence of the certificate: verdict, course of the returns, and the nearest
-    control.
+    """Return the sentence of the certificate: verdict, course of the returns, and the comparison
+    that comes nearest.
     """
     first, last = (np.mean([task.own[episode] for task in tasks]) for episode in (0, -1))
     course = f"from {first:.2f} in episode 1 to {last:.2f} in the last of {len(tasks[0].own)}"

@@ -202,7 +202,7 @@ def test_adaptation_is_said_to_be_what_both_controls_take_away():
 def test_a_return_that_a_control_leaves_is_not_called_adaptation(spared):
     sets = dict.fromkeys(("heldout_blind", "heldout_swapped"), score(0.0, 0.0))
     sets |= {"heldout": score(0.0, 0.75), spared: score(0.0, 0.74)}
-    assert verdict(sets).endswith("this policy does not adapt.")
+    assert verdict(sets).endswith("from chance, so adaptation is not shown.")
 
 
 def sample(version, split="train", member="a"):
