@@ -22,8 +22,11 @@ _UNSAFE = re.compile(r"[^\w.+=,-]")
 """Characters that are replaced in a folder's name."""
 _RANGE = re.compile(r"(?P<low>[^.\s][^\s]*?)\.\.(?P<high>[^:\s]+)(?P<log>:log)?")
 """Pattern of `LOW..HIGH` or `LOW..HIGH:log`."""
-_PART = re.compile(r'(?:\[[^\[\]]*\]|"[^"]*"|[^,\[\]"])+')
-"""Pattern of one value between commas; a list or a quoted text may hold commas itself."""
+_LIST = r'\[(?:[^\[\]"]|"[^"]*"|\[[^\[\]]*\])*\]'
+_PART = re.compile(rf'(?:{_LIST}|"[^"]*"|[^,\[\]"])+')
+"""Pattern of one value between commas; a quoted text, or a list of values or lists, may hold commas
+itself.
+"""
 
 
 @dataclass(frozen=True, slots=True)
