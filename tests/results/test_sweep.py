@@ -32,6 +32,11 @@ def test_values_that_are_no_numbers_stand_in_the_order_given() -> None:
     assert not any(set(folder) & set('/[] "') for folder in folders)
 
 
+def test_lists_of_lists_and_quoted_texts_are_values_of_their_own() -> None:
+    given = ("[[1],[2, 3]]", "[[4]]", '["a,]"]', '"b,["', "c")
+    assert axis_of(f"key={','.join(given)}").choices == given
+
+
 def test_draws_are_within_their_range_and_the_same_again() -> None:
     axes = [axis_of("a=1e-4..1e-1:log"), axis_of("b=2..9"), axis_of("c=x,y")]
     found = drawn(axes, 40, seed=3)
@@ -55,7 +60,7 @@ def test_draws_are_within_their_range_and_the_same_again() -> None:
         *((f"a={given}", "takes KEY=V1,V2") for given in ("1,,2", ",1", "1,", "1, ,2")),
         *(
             (f"a={given}", "takes KEY=V1,V2")
-            for given in ("[1,2", "1],2", '"a', 'a",b', "[[1],[2]]")
+            for given in ("[1,2", "1],2", '"a', 'a",b', "[[1],[2]")
         ),
         ("a=1,1", "a value stands there twice"),
         ("a=2..1", "must rise"),
