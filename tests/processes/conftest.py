@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from mage_async.config import config_file
 from mage_services.processes import supervisor as supervisor_module
-from tests.helpers.supervised_runs import OUTER, STAND_IN, Outer, Site, resume
+from tests.helpers.supervised_runs import OUTER, PATIENCE_S, STAND_IN, Outer, Site, resume
 
 BESIDE_THE_REAL_ONES = """
 from pkgutil import extend_path
@@ -63,5 +64,10 @@ def resumed(site: Site) -> Iterator["subprocess.Popen[str]"]:
         assert process.stdout is not None
         while "the disk is full" not in (line := process.stdout.readline()):
             assert line, "it ended"
+        # On a busy machine the learner may begin after the actor's first end.
+        due = time.monotonic() + PATIENCE_S
+        while not (site.run.root / "learner.lives").exists():
+            assert time.monotonic() < due
+            time.sleep(0.05)
         yield process
         process.kill()

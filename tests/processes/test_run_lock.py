@@ -25,6 +25,8 @@ def test_a_lock_is_seen_until_it_is_released(root: str, tmp_path: Path) -> None:
 
 def test_a_lock_of_the_same_inode_on_another_device_is_another_lock() -> None:
     line = ["1:", "FLOCK", "ADVISORY", "WRITE", "815", "fe:01:1311", "0", "EOF"]
-    assert _is_of(line, "fe:01:1311")
-    assert not _is_of(line, "fe:02:1311")
-    assert not _is_of(["1:", "->", *line[1:]], "fe:01:1311")  # it waits for the lock
+    assert _is_of(line, ":fe:01:1311")
+    assert not _is_of(line, ":fe:02:1311")
+    assert _is_of(line, ":1311")  # the system does not say the device
+    assert not _is_of(line, ":311")
+    assert not _is_of(["1:", "->", *line[1:]], ":fe:01:1311")  # it waits for the lock

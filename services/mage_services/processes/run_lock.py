@@ -57,22 +57,24 @@ def is_held(file: Path) -> bool | None:
 
 
 def _place(file: Path) -> str:
-    """Return the device and the inode of a file as /proc/locks has them, such as `fe:01:1311`."""
+    """Return how the place of a file in /proc/locks ends: its device and inode after a colon, such
+    as `:fe:01:1311`; if the system does not say the device, the inode alone, `:1311`.
+    """
     # The device is that of the file system. `st_dev` is another one in a subvolume of btrfs, and
     # for some files of overlayfs.
     with file.open("rb") as opened:
-        (mount,) = re.findall(
-            r"^mnt_id:\s*(\d+)", Path(f"/proc/self/fdinfo/{opened.fileno()}").read_text(), re.M
-        )
         node = os.fstat(opened.fileno()).st_ino
+        described = Path(f"/proc/self/fdinfo/{opened.fileno()}").read_text()
+    mount = re.search(r"^mnt_id:\s*(\d+)", described, re.M)
     mounts = Path("/proc/self/mountinfo").read_text()
-    ((major, minor),) = re.findall(rf"^{mount} \d+ (\d+):(\d+) ", mounts, re.M)
-    return f"{int(major):02x}:{int(minor):02x}:{node}"
+    # A sandbox may show no mounts, or others.
+    found = mount and re.search(rf"^{mount[1]} \d+ (\d+):(\d+) ", mounts, re.M)
+    return f":{int(found[1]):02x}:{int(found[2]):02x}:{node}" if found else f":{node}"
 
 
 def _is_of(fields: list[str], place: str) -> bool:
-    """Return whether a line of /proc/locks is about the file at `place`.
+    """Return whether a line of /proc/locks is about the file whose place ends so.
 
     Such a line is `1: FLOCK ADVISORY WRITE 815 fe:01:1311 0 EOF`.
     """
-    return len(fields) > 5 and fields[1] == "FLOCK" and fields[5] == place
+    return len(fields) > 5 and fields[1] == "FLOCK" and f":{fields[5]}".endswith(place)
