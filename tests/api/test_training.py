@@ -61,9 +61,12 @@ def test_a_run_is_trained_beside_a_running_loop_stopped_by_a_callback_and_resume
     assert {number: signal.getsignal(number) for number in handlers} == handlers
 
 
-def test_more_actors_than_cores_that_may_be_used_are_warned_of(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+@pytest.mark.parametrize("says_which", [True, False])
+def test_more_actors_than_cores_that_may_be_used_are_warned_of(tmp_path, monkeypatch, says_which):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64 if says_which else 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5})
+    if not says_which:  # as on systems other than Linux
+        monkeypatch.delattr(os, "sched_getaffinity")
 
     def say(line):
         raise Enough(line)  # before anything is played

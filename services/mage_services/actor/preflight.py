@@ -41,6 +41,7 @@ from mage_services.processes.child_process import (
     last_line,
     module_command,
 )
+from mage_services.processes.cores import num_cores
 
 if TYPE_CHECKING:
     from mage_async.plan.plan import Device
@@ -98,7 +99,7 @@ def _with_forecast(
     """Make the batch smaller if a step would take too long, and say how long the run will take."""
     if pace is None or config.learner.device != "cpu":
         return config
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     config, why = smaller_batch(config, pace, num_actors=num_actors, num_cores=cores)
     if why:
         say(f"forecast: {why}")

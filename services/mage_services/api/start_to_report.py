@@ -29,6 +29,7 @@ from mage_async.results.summary import summarise, write_summary
 from mage_services.actor.preflight import run_preflight
 from mage_services.actor.rehearsal import rehearse_all
 from mage_services.engines.sglang.arguments import installed
+from mage_services.processes.cores import num_cores
 from mage_services.processes.process import first_failure
 from mage_services.processes.run_lock import take_lock
 from mage_services.processes.supervised_process import (
@@ -86,7 +87,7 @@ def start_run(
         raise ConfigError(f"--actors must be at least 1, got {actors}")
     is_pretrained = isinstance(config.policy, Pretrained)
     num_actors = actors or (DEFAULT_PRETRAINED_ACTORS if is_pretrained else DEFAULT_ACTORS)
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     # The default number of actors gets no warning, even on fewer cores.
     if isinstance(config.engine, Embedded) and num_actors > max(cores, DEFAULT_ACTORS):
         say(f"--actors {num_actors}: each computes, and this process may use {cores} cores")

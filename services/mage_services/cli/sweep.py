@@ -7,7 +7,6 @@ chooses settings for `--search`.
 
 import argparse
 import math
-import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from mage_async.errors import ConfigError
 from mage_services.cli.options import add_config, add_number, add_set
+from mage_services.processes.cores import num_cores
 
 if TYPE_CHECKING:
     from mage_async.results.matrix import Cell, Matrix, Setting, Subject
@@ -133,7 +133,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
     add_number(parser, "--trials", trials, FINAL_TRIALS)
     add_number(parser, "--actors", "actors of a run (1)", 1)
     parallel = "runs side by side (the number of CPU cores; a run with one actor fills one core)"
-    add_number(parser, "--parallel", parallel, _num_cores())
+    add_number(parser, "--parallel", parallel, num_cores())
     for_s = "begin no run later than so many seconds from now"
     add_number(parser, "--for-s", for_s, math.inf, type=float, metavar="S")
 
@@ -163,8 +163,3 @@ def matrix_of(
     method = [] if given.method is None else [given.method]
     title = " · ".join([file.stem, *method, *varied, *given.set])
     return Matrix(given.run_dir, title, configs, given.actors, given.parallel, given.for_s, subject)
-
-
-def _num_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
