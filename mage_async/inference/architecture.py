@@ -24,6 +24,8 @@ ROPE_TYPES = ("default", "linear", "llama3")
 slowly."""
 SUPPORTED = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
 """Values of `model_type` that the embedded engine serves."""
+GEMMA = ("gemma", "gemma3_text")
+"""Those of Gemma's families, which scale embeddings, and whose norms multiply by 1 + weight."""
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 """Activation of an MLP's gate, by transformers' name."""
 NORMS_BEFORE = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
@@ -146,7 +148,7 @@ def _architecture(file: Path, config: dict[str, Any]) -> Architecture:
     kind, heads = config["model_type"], config["num_attention_heads"]
     has_bias = bool(config.get("attention_bias", False))
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    is_gemma = kind in ("gemma", "gemma3_text")
+    is_gemma = kind in GEMMA
     query_size = config.get("query_pre_attn_scalar", 256) if kind == "gemma3_text" else head_dim
     return Architecture(
         model_type=kind,
@@ -185,9 +187,9 @@ def _query_key_norms(kind: str) -> Literal["none", "head", "all"]:
 
 def _activation(config: dict[str, Any]) -> Activation:
     """Return the activation of the MLP, by transformers' name; gemma3 has its own key for it."""
-    is_gemma = config["model_type"] in ("gemma", "gemma3_text")
-    key = "hidden_activation" if config["model_type"] == "gemma3_text" else "hidden_act"
-    activation: Activation = config.get(key, "gelu_pytorch_tanh" if is_gemma else "silu")
+    kind = config["model_type"]
+    key = "hidden_activation" if kind == "gemma3_text" else "hidden_act"
+    activation: Activation = config.get(key, "gelu_pytorch_tanh" if kind in GEMMA else "silu")
     return activation
 
 

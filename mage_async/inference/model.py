@@ -458,12 +458,10 @@ class Model:
         num_rotated = (shape.heads + shape.kv_heads) * shape.head_dim
         heads = qkv[:, :num_rotated].unflatten(1, (-1, shape.head_dim))
         if (factors := layer.shared.head_norms) is not None:
-            parts = [(heads, factors)]
-            if shape.query_key_norms == "all":
-                counts = (shape.heads, shape.kv_heads)
-                parts = list(zip(heads.split(counts, 1), factors.split(counts), strict=True))
-            for part, own in parts:
-                whole = part.flatten(1) if shape.query_key_norms == "all" else part
+            over_all = shape.query_key_norms == "all"  # all queries together, and all keys
+            counts = [shape.heads, shape.kv_heads] if over_all else [len(factors)]
+            for part, own in zip(heads.split(counts, 1), factors.split(counts), strict=True):
+                whole = part.flatten(1) if over_all else part
                 normed = computed.normed(whole, shape.norm_epsilon).view_as(part)
                 torch.mul(normed, own, out=part)
         if layer.kind.rotation is not None:

@@ -127,8 +127,8 @@ def packed_attention(
         attended = padded(*folded, visible=visible(longest, longest))
         return _unfold(attended, boundaries)[None], None
     # The opening attends to itself once; every sequence sees its keys and values before its own.
-    split = [each.tensor_split((boundaries.opening,)) for each in rows]
-    first = [opening.transpose(0, 1)[None] for opening, _ in split]
+    split = [each.tensor_split((opening,)) for each in rows]
+    first = [shared.transpose(0, 1)[None] for shared, _ in split]
     folded = [_fold(own, boundaries) for _, own in split]
     with_opening = [
         torch.cat((shared.expand(len(own), -1, -1, -1), own), dim=2)

@@ -24,6 +24,7 @@ from transformers import (
 
 from mage_async.config.schema import Config, Tiny
 from mage_async.errors import PolicyError
+from mage_async.inference.architecture import SUPPORTED
 from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.attention import NAME
 from mage_async.learning.trainer import Trainer
@@ -48,11 +49,10 @@ CHAT_FILES = (
 # states by the weight of the LM head. A model with further operations in its attention or after its
 # LM head would run without an error, but its log-probs would not be those that an engine samples
 # with. So such a model is refused, before any weight is read.
-TRAINABLE = (
-    *("gemma", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"),
-    "smollm3",
-)
-"""Values of `model_type` whose packed forward is tested against transformers' own."""
+TRAINABLE = (*SUPPORTED, "phi3")
+"""Values of `model_type` whose packed forward is tested against transformers' own: all that the
+embedded engine serves, and one more.
+"""
 OFF = (None, False, 0, 0.0, 1.0)
 """Values of a key that turn its feature off."""
 FEATURES = {

@@ -347,7 +347,7 @@ class TrialRun:
         is_last = self._index_in_episode == self._config.max_turns
         if outcome.is_done or is_last or not self._episodes_left(self.episode):
             self._end_episode(outcome)
-        elif self._contexts.is_full_with(outcome.observation, self._next_turn()):
+        elif self._contexts.is_full_with(outcome.observation, turn := self._next_turn()):
             if not self._compact("", outcome.observation):
                 # The observation is dropped too, because it may be what does not fit.
                 self._counts.num_cut_episodes += 1
@@ -357,7 +357,7 @@ class TrialRun:
             self._transcript.add_tool_answers(outcome.tool_answers)
         else:
             message = outcome.observation
-            self.kind = self._contexts.append(message, message, self._next_turn())
+            self.kind = self._contexts.append(message, message, turn)
 
     def _wants_strategy(self) -> bool:
         """Return whether the policy writes a strategy before the next action."""

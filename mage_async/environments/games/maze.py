@@ -24,6 +24,7 @@ from mage_async.environments.games.game import (
     TrialScript,
     cell_text,
     facts_of,
+    ladders_of,
     step,
 )
 from mage_async.environments.options import check_whole
@@ -217,7 +218,7 @@ class MazeGame(Game[str]):
         check_whole("maze", "mazes", mazes, 8, 1_000_000)
         self._shapes, self._shortest = _checked(shapes, shortest)
         if shapes:
-            self.ladders = MappingProxyType({})  # `size` changes nothing
+            self.ladders = ladders_of()  # `size` changes nothing
         # Without the border of walls, which `shapes` count too.
         sides = zip(*self._shapes, strict=True) if shapes else ((size + 2,), (size + 2,))
         rows, columns = (max(each) - 2 for each in sides)

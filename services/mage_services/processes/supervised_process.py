@@ -150,7 +150,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         # `allowed` and `silent_s`: seconds of silence that are allowed, and that have passed.
         allowed, silent_s, num_notes, has_spoken = FIRST_EVENT_S, 0.0, 0, False
         while True:
-            began, starved_s = loop.time(), self.starved_s()
+            began, starved_before_s = loop.time(), self.starved_s()
             # At least a tenth of `allowed`: a process without a core is not looked at in a busy
             # loop when little of its allowed silence is left.
             timeout_s = min(NOTICE_S, max(allowed - silent_s, allowed / 10))
@@ -162,7 +162,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
                     continue  # the supervisor was stopped, and has not read what came meanwhile
                 # The system forgets the figure of a process that has ended: the difference may be
                 # negative.
-                starved_s = max(0.0, self.starved_s() - starved_s)
+                starved_s = max(0.0, self.starved_s() - starved_before_s)
                 silent_s += max(0.0, timeout_s - starved_s)
                 if silent_s >= allowed:
                     self.was_silent = True
