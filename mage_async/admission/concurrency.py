@@ -1,4 +1,6 @@
-"""Choose how many groups to play at once, so that few tokens become too old.
+"""Choose how many groups all actors together play at once, so that few tokens become too old.
+
+How many of them one actor may play is its quota, which the actor computes and `ledger.py` enforces.
 
 The more groups are played concurrently, the longer each takes, and the staler its first tokens are
 when it is trained; in meta-RL those belong to the episode that explores. `Concurrency` measures how

@@ -1,6 +1,8 @@
 """Put low-rank adapters on a frozen policy: add them with peft, save them as peft does, load them.
 
-`mage_async/learning/adapters.py` says which tensors of such a model are trained and published.
+Which layers get an adapter is a key of the configuration (`Lora.targets` in
+`mage_async/config/schema.py`). `mage_async/learning/adapters.py` says which tensors of such a model
+are trained and published.
 """
 
 import warnings

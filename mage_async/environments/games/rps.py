@@ -5,7 +5,8 @@ repeats a pattern of moves or answers the agent's last move, and starts again in
 one round of twenty the opponent's move is noise. The noise is drawn in every round, whatever the
 agent does, so that all trials of a group have the same random events.
 
-`BiasedRps` is another opponent, ORBIT's (arXiv 2602.04089): one that has a favourite move.
+`RpsScript` is the scripted player in the agent's seat that a warm start clones. `BiasedRps` is
+another opponent, ORBIT's (arXiv 2602.04089): one that has a favourite move.
 """
 
 import random

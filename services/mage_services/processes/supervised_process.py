@@ -1,7 +1,7 @@
 """Start and watch a process of a run, for the supervisor, to which it sends status events.
 
 A process that sends no event for too long, a *silent* process, is killed. A healthy one sends at
-least a heartbeat every second.
+least a heartbeat every second. Whether and when it is restarted is decided in `supervisor.py`.
 """
 
 import asyncio
