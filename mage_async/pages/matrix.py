@@ -17,12 +17,12 @@ from mage_async.results.matrix import (
     RunsBySetting,
     Setting,
     Subject,
-    bounds_that_did_not_act,
     by_flow,
     by_method,
     by_setting,
     mean_shares,
     smooth,
+    unreached_bounds_sentence,
     values,
 )
 
@@ -30,7 +30,7 @@ NUM_COLOURS = 9
 """Number of CSS classes of lines, `s0` to `s8`; further lines repeat them."""
 RETURN = "heldout_last_return"
 """Name of the figure that charts show: the held-out return of the last episode."""
-REACHED = (
+RESULT_COLUMNS = (
     RETURN,
     "train_last_return",
     "trials_per_s",
@@ -40,7 +40,7 @@ REACHED = (
     "staleness_max",
 )
 """Columns of the table of returns and costs, by setting."""
-TREATED = (
+CORRECTION_COLUMNS = (
     "over_bound_share",
     "over_bound_share_episode_1",
     "masked_share",
@@ -52,7 +52,7 @@ TREATED = (
 """Columns of the table that shows how far off-policy tokens were, and how the correction treated
 them.
 """
-FATES = ("dropped_share", "wasted_share", "length_bias")
+UNTRAINED_COLUMNS = ("dropped_share", "wasted_share", "length_bias")
 """Columns of the table of trials that were played and not trained."""
 CaptionedChart = tuple[str, Chart | None]
 
@@ -76,13 +76,13 @@ def render_matrix(
         title=f"{subject.heading} · mage",
         heading=subject.heading,
         matrix=f"{title} · {len(finished)} of {num_cells} runs, seeds {seeds}",
-        bounds=bounds_that_did_not_act(finished),
+        bounds=unreached_bounds_sentence(finished),
         returns=_return_charts(runs, subject),
         curves=_learning_curves(runs),
         ages=_age_bars(runs),
-        fates=_figure_table(by_flow(runs), FATES),
-        reached=_figure_table(by_label, REACHED),
-        treated=_figure_table(by_label, TREATED),
+        untrained=_figure_table(by_flow(runs), UNTRAINED_COLUMNS),
+        results=_figure_table(by_label, RESULT_COLUMNS),
+        corrections=_figure_table(by_label, CORRECTION_COLUMNS),
     )
 
 

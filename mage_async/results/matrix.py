@@ -173,7 +173,7 @@ def read_cell(cell: Cell, run: RunDirectory) -> FinishedRun:
     return FinishedRun(cell, _figures(records, summary), _curve(records), _ages(records))
 
 
-def bounds_that_did_not_act(finished: Iterable[FinishedRun]) -> str:
+def unreached_bounds_sentence(finished: Iterable[FinishedRun]) -> str:
     """Return a sentence about the settings in which no token was as old as the bound allows, or "".
 
     In such settings the bound had no effect, so differences between their returns are random. This

@@ -11,11 +11,11 @@ from mage_async.results.intervals import interval, paired, standard_error
 from mage_async.results.matrix import (
     Cell,
     FinishedRun,
-    bounds_that_did_not_act,
     cells,
     is_done,
     read_cell,
     staleness_setting,
+    unreached_bounds_sentence,
 )
 from mage_async.results.summary import summarise, write_summary
 from mage_services.cli.ablate import ablation_of
@@ -130,9 +130,9 @@ def test_bounds_that_limited_nothing_are_named_and_those_that_did_are_not():
     reached = [
         finished(staleness_setting("slots", "none", 0, 2), seed) for seed in range(2)
     ]  # 2 steps
-    assert bounds_that_did_not_act(reached) == ""
+    assert unreached_bounds_sentence(reached) == ""
     idle = finished(staleness_setting("slots", "none", 0, 8), 0)
-    said = bounds_that_did_not_act([*reached, idle])
+    said = unreached_bounds_sentence([*reached, idle])
     assert said.startswith("In 1 of 2 settings no token was as old as the bound allows (at 8 steps")
     assert "2 at most" in said
     assert said in render_matrix([*reached, idle], num_cells=3, title="").replace("&#x27;", "'")

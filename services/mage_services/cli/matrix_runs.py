@@ -34,8 +34,8 @@ from mage_async.results.matrix import (
     FinishedRun,
     Matrix,
     Setting,
-    bounds_that_did_not_act,
     is_done,
+    unreached_bounds_sentence,
 )
 from mage_async.results.sweep import Axis, Range, combination
 from mage_services.processes.process import until_signalled
@@ -127,7 +127,7 @@ def run_matrix(matrix: Matrix) -> int:
         finally:
             finished = write_files(matrix)
             if finished and matrix.subject.is_about_age:
-                print(bounds_that_did_not_act(finished) or "every bound was reached", flush=True)
+                print(unreached_bounds_sentence(finished) or "every bound was reached", flush=True)
     left = outcomes.count("left for later")
     print(f"{left} runs left; call again" if left else f"report: {matrix.root / 'report.html'}")
     return 1 if "failed" in outcomes else 0
