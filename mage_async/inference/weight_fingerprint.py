@@ -123,7 +123,7 @@ def read_fingerprint(text: str, where: str) -> WeightFingerprint:
     try:
         return msgspec.json.decode(text, type=WeightFingerprint)
     except msgspec.MsgspecError as error:
-        raise UnreadableWeights(f"{where}: its receipt cannot be read: {error}") from error
+        raise UnreadableWeights(f"{where}: its fingerprint cannot be read: {error}") from error
 
 
 def probe_tokens(vocabulary: int) -> np.ndarray:

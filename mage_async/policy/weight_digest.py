@@ -1,4 +1,5 @@
-"""Compute what the learner records of its weights: digests for the journal, and probe log-probs.
+"""Compute what the learner records of its weights: digests for the journal, and the log-probs of a
+few fixed tokens (the probe tokens), with which engines compare their own.
 
 A digest is computed on the weights' own device, and only sums leave the device: each word of a
 tensor's bytes, as a signed integer, times the key of its place, added modulo 2^64. Integer addition
@@ -123,7 +124,8 @@ def probe_logprobs(model: PreTrainedModel) -> torch.Tensor:
     """Compute the log-probs of the probe tokens after the first, by the model that is trained.
 
     Returns:
-        float32 [tokens - 1], in nats, on the model's device; nothing waits for them there.
+        float32 [tokens - 1], in nats, on the model's device. On a GPU the call does not wait until
+        they are computed.
     """
     tokens = probe_tokens(model.config.vocab_size)
     laid = with_both_roles(tokens) if has_roles(model) else tokens

@@ -45,7 +45,7 @@ from mage_async.tasks.league import League, version_of
 from mage_async.tasks.task_stream import MatchedTasks
 from mage_services.journal.writer import JournalFile
 from mage_services.transport.channels import LearnerChannel, Peer, PeerGone
-from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
+from mage_services.weights.weight_store import EARLIER, WeightStore, is_evaluated
 
 #     message of a peer   answer of the coordinator
 #     Hello               Welcome, once there are weights, and then the peer's grants
@@ -290,7 +290,7 @@ class Coordinator:
         for peer, known in list(self.peers.items()):
             if known.is_actor:
                 self._announce_newest(peer)
-            elif is_measured(
+            elif is_evaluated(
                 publication.version, every=config.evaluate_every, last=config.last_version
             ):
                 self._announce(peer, publication)

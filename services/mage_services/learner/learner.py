@@ -194,7 +194,7 @@ async def _run_tasks(
         for other in others:
             other.cancel()
     # `train` has written this summary too, but until now the tasks could change its counts.
-    await loop.run_log.write_end(parity)
+    await loop.run_log.write_learner_summary(parity)
 
 
 async def _inbox(coordinator: Coordinator) -> None:

@@ -120,10 +120,15 @@ class RunLog:
             "totals": self._totals,
         }
 
-    async def write_end(self, parity: dict[str, float]) -> None:
-        """Write the summary of the run so far; called at checkpoints and at the end."""
+    async def write_learner_summary(self, parity: dict[str, float]) -> None:
+        """Write `learner.json`, the learner's summary of the run so far; called at checkpoints and
+        at the end.
+
+        Args:
+            parity: Differences between the log-probs of engine and learner; empty before the end.
+        """
         counts = self._coordinator.ledger.counts()
-        end = {
+        summary = {
             "version": self._training.trainer.version,
             "warm_start_s": self._warm_start_s,
             "train_s": self.elapsed_s(),
@@ -136,8 +141,8 @@ class RunLog:
             "blocked_s": self.blocked_s(),
         }
         if self._coordinator.league.is_on:
-            end["population"] = msgspec.to_builtins(self._coordinator.league.state())
-        await self._thread.call(write_whole, self._run.learner, json.dumps(end, indent=2))
+            summary["population"] = msgspec.to_builtins(self._coordinator.league.state())
+        await self._thread.call(write_whole, self._run.learner, json.dumps(summary, indent=2))
 
     def blocked_s(self) -> dict[str, dict[str, float]]:
         """Return the seconds that the learner and every actor spent in each state."""
@@ -169,7 +174,7 @@ class RunLog:
             dropped_by_reason=counts.dropped_by_reason,
         )
 
-    def look_for_signal(self, groups: list[Group]) -> None:
+    def note_if_nothing_to_learn(self, groups: list[Group]) -> None:
         """Note a sentence for people if the first batches hold nothing to learn from."""
         text = self._signal.batch(self._training.trainer.version, groups)
         if text is not None:

@@ -84,8 +84,9 @@ class Training:
         """Digests of the weights by version, for each step that was read from the journal;
         `resume.py` fills it."""
         self.difference = ""
-        """How the first step that `redo` computed otherwise differs, if the run goes on in spite
-        of it; set by `resume.py`."""
+        """Sentence of `redo` about the first step whose weights differ from the journal's, if the
+        run goes on nevertheless (on a GPU, or with another number of ranks); empty if none does.
+        `resume.py` sets it."""
         self.run = run
         self.config = config
         """The run's own configuration; a step that is trained again sets its own in `trainer`."""
@@ -153,8 +154,8 @@ class Training:
         return metrics, (
             f"step {commit.version} computed again gives other weights, first in "
             f"{first_difference(commit, digests)}: {overall(digests)} instead of "
-            f"{commit.digest}; another machine, library or number of threads or ranks computes "
-            "otherwise"
+            f"{commit.digest}; the cause may be another machine, library, or number of threads or "
+            "ranks"
         )
 
     def adopt(self, config: Config) -> None:

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 #                                segments of the journal may be deleted
 
 GOODBYE_PATIENCE_S = 5.0
-"""Seconds from the start of training in which every peer may say Hello, so that it can be sent a
-Goodbye. Only a learner that trains for less than that waits for it, such as a restarted one with
-almost nothing left to train."""
+"""A learner that has finished waits for peers that have not said Hello yet, until this many seconds
+after training began, to send them a Goodbye. Only a shorter run waits, such as that of a restarted
+learner with almost nothing left to train."""
 PARITY_PATIENCE_S = 5.0
 """Seconds to wait, after the last step, for a group sampled with the last weights."""
 
@@ -95,7 +95,7 @@ class TrainingLoop:
         self._coordinator.close()
         await self._checkpoint()
         await self._wait_until_checkpointed()
-        await self.run_log.write_end(parity)
+        await self.run_log.write_learner_summary(parity)
         await self._wait_for_peers(began + GOODBYE_PATIENCE_S)
         self._coordinator.dismiss("the run is complete")
         return parity
@@ -103,7 +103,7 @@ class TrainingLoop:
     async def _step(self) -> None:
         """Train one batch, in the order that the comment at the top of this file explains."""
         groups = await self._batch()
-        self.run_log.look_for_signal(groups)  # before the step, which may take long
+        self.run_log.note_if_nothing_to_learn(groups)  # before the step, which may take long
         waited_s, began = self.run_log.waited_s(), time.monotonic()
         self._enter("training")
         metrics = await self._thread.call(self._training.step, groups)
@@ -125,7 +125,8 @@ class TrainingLoop:
         record = await self.run_log.write_step(groups, metrics, waited_s)
         if commit.version % self._config.learner.checkpoint_every == 0:
             await self._checkpoint()
-            await self.run_log.write_end({})  # the parity is measured at the end of the run
+            # The parity is measured at the end of the run.
+            await self.run_log.write_learner_summary(parity={})
         await self._finish_checkpoint()
         await self.run_log.write_sample(groups)
         self._enter("batch not full")
@@ -210,6 +211,7 @@ class TrainingLoop:
 
     async def _wait_for_peers(self, deadline: float) -> None:
         """Wait until every peer can be sent a Goodbye, at most until `deadline` on the loop."""
+        # The name in the files of a run for the wait until lost peers have come back.
         self._enter("peer gone")
         try:
             async with asyncio.timeout_at(deadline):

@@ -1,4 +1,6 @@
-"""Send weights from the learner's memory to engines, over the groups of `weight_group.py`."""
+"""Send weights from the learner's memory to engines, over one process group for each engine
+(`weight_group.py`).
+"""
 
 import json
 import os
@@ -34,7 +36,7 @@ class WeightSender(WeightFiles):
     Args:
         folder: Folder of the manifests, which announce versions to engines.
         backend: "nccl", or "gloo" for a learner without a GPU.
-        is_measured: Returns whether the evaluator plays with a version; such a version is also
+        is_evaluated: Returns whether the evaluator plays with a version; such a version is also
             written as a file.
         device: Device of the learner; weights in host memory are copied there bucket by bucket.
         shards: Folder in shared memory in which several ranks write each version together; None for
@@ -45,12 +47,12 @@ class WeightSender(WeightFiles):
         self,
         folder: Path,
         backend: str,
-        is_measured: Callable[[int], bool],
+        is_evaluated: Callable[[int], bool],
         device: str = "cpu",
         shards: Path | None = None,
     ) -> None:
         super().__init__(folder)
-        self._backend, self._is_measured = backend, is_measured
+        self._backend, self._is_evaluated = backend, is_evaluated
         self._device = torch.device(device)
         self._shards = None if shards is None else WeightFiles(shards)
         os.environ.setdefault(*ABORT_FAILED_SENDS)
@@ -68,7 +70,7 @@ class WeightSender(WeightFiles):
         file = self.file(snapshot.version)  # the manifest; `super().file` is the weights' file
         if self._shards is not None:
             self._shards.write(snapshot)
-        if self._is_measured(snapshot.version):
+        if self._is_evaluated(snapshot.version):
             snapshot.write(super().file(snapshot.version))
         self._snapshots[snapshot.version] = snapshot
         buckets = tuple(

@@ -73,8 +73,8 @@ may still read versions that it published.
 """
 
 
-def is_measured(version: int, *, every: int, last: int) -> bool:
-    """Return whether the evaluator plays with a version: each `every`-th, and the `last`."""
+def is_evaluated(version: int, *, every: int, last: int) -> bool:
+    """Return whether the evaluator plays a version, as it does each `every`-th and the `last`."""
     return version == last or (every > 0 and version % every == 0)
 
 
@@ -248,7 +248,8 @@ class WeightFiles:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def write(self, snapshot: AnySnapshot) -> Path:
-        """Write a version under a temporary name, and rename it when it is complete.
+        """Write a version under a temporary name, and rename it when it is complete, which
+        `snapshot.write` does.
 
         Returns:
             The path that is announced.

@@ -254,6 +254,7 @@ class Server:
         own = await self._loader.fingerprint(loaded.version, builder, scores=scores)
         if reason := mismatch(published, own):
             return msgspec.structs.replace(loaded, error=reason, is_refused=True)
+        # A receipt reports that the loaded weights have the fingerprint that the learner published.
         receipt = accepted(published, own, num_retries)
         return msgspec.structs.replace(loaded, receipt=receipt)
 
@@ -599,7 +600,7 @@ def _bucket(path: Path) -> dict[str, Any]:
             dtype=place.dtype,
             start_idx=place.start,
             end_idx=place.end,
-            numel=place.end - place.start,
+            numel=place.end - place.start,  # in bytes, because the flattened tensor is of uint8
         )
         for place in places
     ]
