@@ -111,10 +111,11 @@ def role_changes(
     is_second: SecondRole,
     following: tuple["Kind", int] | None = None,
 ) -> tuple[int, ...]:
-    """Return the indices in a segment from which on the other role computes; the first role begins.
+    """Return the indices in a segment at which the role changes; the tokens before the first of
+    them are the first role's.
 
-    The role that takes a turn computes the turn's completion and all that was added to the segment
-    since the turn before.
+    The tokens of each role go through the model with its own adapter. A role has the completion of
+    each turn that it takes, and all that was added to the segment since the turn before.
 
     Args:
         turns: turns of the segment, in order.
@@ -184,7 +185,9 @@ class Trial:
     num_reused_tokens: int = 0
     """Number of these prompt tokens that the engine took from its prefix cache."""
     num_repeated_tokens: int = 0
-    """Context tokens computed again, because they were evicted or refreshed."""
+    """Context tokens computed once more, because their keys and values had been evicted, or had to
+    be replaced by those of newer weights (`refresh_kv` of a prompt).
+    """
     num_extension_faults: int = 0
     """Turns whose prompt did not extend the previous context token by token; should be 0."""
     num_injections: int = 0
@@ -199,7 +202,9 @@ class Trial:
     """Number of episodes that an earlier try, or an actor that has ended, had already finished."""
     duration_s: float = 0.0
     memory: int | None = None
-    """Version of the guidance that the trial began with; None: it began without guidance."""
+    """Version of the `Guidance` with which the prompts began, as its field `version` has it; None:
+    the trial had no guidance. (On the wire this field is called `memory` too.)
+    """
     cut_at: int | None = None
     """The first episode that was not finished, where an evaluated trial outgrew the engine's
     context or had a call that failed in every try. None for a trial of training, whose group is

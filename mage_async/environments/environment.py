@@ -68,8 +68,8 @@ class Facts:
 
     def bounds(self) -> tuple[float, float]:
         """Return the least and the largest return of an episode; both must be declared."""
-        assert self.min_return is not None, "bounds are checked before a population is rated"
-        assert self.max_return is not None, "bounds are checked before a population is rated"
+        assert self.min_return is not None, "past policies are rated only where bounds are declared"
+        assert self.max_return is not None, "past policies are rated only where bounds are declared"
         return self.min_return, self.max_return
 
     def is_won(self, episode_return: float) -> bool:
@@ -164,7 +164,8 @@ class Play(Protocol):
     def legal_actions(self) -> Sequence[str]:
         """Return the agent's legal actions; empty when the episode is done.
 
-        A sequence with an attribute `is_whole = False` contains more actions than it lists.
+        A sequence with an attribute `is_whole = False` lists only some of the legal actions; `in`
+        is true for all of them.
         """
         ...
 

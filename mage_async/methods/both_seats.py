@@ -54,6 +54,7 @@ class BothSeats(Method):
         """Refuse groups that cannot be played in pairs, and keys for one agent alone."""
         config, environment = self.config, self.environment
         rivals, size = config.population.rivals, config.admission.trials_per_group
+        # Any past policy will do: this only tests whether one can take the opponent's seat.
         task = Task(environment.facts.name, name_of(0), 0, environment.seats()[0])
         if environment.duel(task, 0) is None:
             raise ConfigError(

@@ -155,7 +155,8 @@ def scripted_trial(
     context holds for notes (`NoteTaker`).
 
     Args:
-        guidance: strategies with which the prompts begin, and which the script follows.
+        guidance: advice with which the prompts begin, and which the script follows in the first
+            episode; None: no advice.
         player: makes the script that chooses the actions.
     """
     source = random.Random(f"{task.seed}/{index}/script")
@@ -168,7 +169,7 @@ def scripted_trial(
     run = TrialRun(environment, task, index, config.with_guidance(guidance), chat, name="script")
     words = word_tokens(part, chat)
     notes = NoteTaker(script, chat, random.Random(f"{task.seed}/{index}/notes"))
-    make_calls(run)  # of the environment, here and after each answer
+    make_calls(run)  # calls the environment's methods, here and after each answer
     while (prompt := run.next_prompt()) is not None:
         run.receive(_completion(_answer(run, prompt, script, words, chat, config.parser, notes)))
         make_calls(run)
@@ -276,5 +277,8 @@ def chat_in_words() -> ChatFormat:
 
 
 def _render(messages: list[Message], opens: bool, tools: Tools) -> str:
+    """Return messages as text, each after its role; with `opens`, the assistant's turn begins at
+    the end. Tools add no text.
+    """
     text = "".join(f"<|{each['role']}|> {each['content']}" for each in messages)
     return text + ("<|assistant|>" if opens else "")

@@ -43,7 +43,7 @@ _WIN = "Reaching the goal earns 1, nothing else does."
 _BESIDE = "\nThe word goal before an exit says that it leads to the goal."
 _CORRIDORS = "at most {rows} times {columns}"
 Shapes = Sequence[Sequence[int]]
-"""Numbers of rows and of columns, the border included, of mazes of corridors."""
+"""[rows, columns] of each size of the mazes of corridors, the border of walls included."""
 _Shapes = tuple[tuple[int, int], ...]
 """Checked `Shapes`, which can be part of the key of a cache."""
 
@@ -181,10 +181,10 @@ class MazeGame(Game[str]):
         loops: Number of walls removed from a maze in which exactly one way leads to each cell.
         turns: Number of steps of an episode.
         mazes: Number of mazes; a quarter of them is held out.
-        shapes: In place of `size` and `loops`, numbers of rows and of columns, with a border of
-            walls, of mazes of corridors with a few loops; each maze has one of them. The goal
-            is the farthest cell, and is seen from the cells beside it. These are ORBIT's mazes
-            (arXiv 2602.04089).
+        shapes: Sizes [rows, columns], the border of walls included. If given, mazes are corridors
+            with a few loops, `size` and `loops` are not used, and each maze draws one of these
+            sizes. The goal is the farthest cell, and is seen from the cells beside it. These are
+            ORBIT's mazes (arXiv 2602.04089).
         shortest: With `shapes`, least and largest number of steps on the shortest way.
         wins_only: Whether the goal pays 1, whatever the number of steps.
 
@@ -408,7 +408,9 @@ def corridors_of(name: str, shapes: _Shapes, shortest: tuple[int, ...]) -> Maze:
 
 
 def _dig(start: Cell, rows: int, columns: int, source: random.Random) -> set[Cell]:
-    """Dig corridors from the start until every further cell would join two, then some that do."""
+    """Dig corridors from the start while a cell can be dug that touches only one dug cell; then dig
+    two or three cells that join two.
+    """
     inside = {(row, column) for row in range(rows) for column in range(columns)}
     cells, ends = {start}, [start]
 

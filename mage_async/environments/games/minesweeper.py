@@ -180,7 +180,7 @@ class MineSweeperPlay(SoloPlay):
 
     @property
     def anchor(self) -> str:
-        """What each cell shows; the name of a closed cell."""
+        """What each open cell shows, and the name of each closed one, row by row."""
         return " ".join(self._faces)
 
     def shown(self, cell: int) -> int:
@@ -305,8 +305,9 @@ class MineSweeper(Game[int]):
             task (`shared`), or the agent opens the first one, around which there is no mine
             (`own`), as in ORBIT (arXiv 2602.04089).
         wins_only: Whether winning pays 1 and nothing else does.
-        most_mines: The vocabulary of a tiny model has the numbers of boards of up to this many
-            mines, so that it can play harder rungs; never fewer than `mines` needs.
+        most_mines: With a tiny model, the vocabulary has every number that a cell can show on a
+            board of this many mines, so that the model can also be evaluated on boards with more
+            mines than `mines`. It always has the numbers that `mines` needs.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -344,15 +345,16 @@ class MineSweeper(Game[int]):
                 for cells in layouts(size, mines, boards)
             }
         self._cached = lru_cache(maxsize=4096)(partial(board_of, size))
+        # Harder evaluations play up to 7 mines, or as many as a board of this size may have.
         self.ladders = ladders_of(mines=range(1, min(most, 7) + 1))
         largest = min(max(mines, most_mines), 8)
         words = (*names, *SHOWN[: largest + 1], STRUCK, WON, LOST, OVER, INVALID)
         rewards = WIN_REWARDS if wins_only else REWARDS
         returns = (turns * rewards.invalid, rewards.win + (turns - 1) * rewards.cascade)
         has_chance = opening == "shared"
-        threshold = 0.5 if wins_only else 0.0
-        facts = facts_of("minesweeper", turns, words, returns, threshold, has_chance=has_chance)
-        super().__init__(facts, hold_out(variants), "board")
+        won_above = 0.5 if wins_only else 0.0  # a return above it is won, below it lost
+        facts = facts_of("minesweeper", turns, words, returns, won_above, has_chance=has_chance)
+        super().__init__(facts, hold_out(variants), noun="board")
 
     def family(self, member: str) -> str:
         """Return the difficulty: the smallest number of cells to open by hand, if the first cell

@@ -222,17 +222,17 @@ class EngineDuel(DuelSides):
             return
         following = self.turn
         assert following is not None, "a game that is not over is somebody's turn"
-        # The side whose turns may be used up: a script still answers the agent's last action, so
-        # the agent runs out when it would be its turn again; otherwise the side that has just
-        # moved.
-        late = following if self._is_scripted else side
-        if self._turns_left[late]:
+        # The side whose turns may be used up. Between two policies it is the side that has just
+        # moved. Against a script it is the side that acts next: the script has no limit, and the
+        # game ends only after it has answered the agent's last action.
+        checked = following if self._is_scripted else side
+        if self._turns_left[checked]:
             self._show_state(following)
             return
         game = self.state.get_game()
         least = float(game.min_utility())
         pays = min(-least, float(game.max_utility()))
-        self._end(*(least, pays) if late == AGENT else (pays, least))
+        self._end(*(least, pays) if checked == AGENT else (pays, least))
 
     def _apply(self, side: Side, number: int) -> None:
         """Apply the legal move of a side, and the random events that follow it."""

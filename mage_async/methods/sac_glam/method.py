@@ -62,6 +62,7 @@ class SacGlam(Method):
             "learner.minibatches": 16,
             "transcript.forced_tags": "both",
             "sampling.restricted": True,
+            # The default value: a table with any key turns its method on.
             "methods.sac_glam.hindsight": 4,
         }
     }
@@ -103,18 +104,24 @@ def _needs(config: Config) -> list[tuple[str, object, tuple[object, ...]]]:
     """Return keys, their values, and the values that they may have."""
     learner, transcript, trial = config.learner, config.transcript, config.trial
     return [
+        # These keys change the policy gradient, which soft actor-critic replaces.
         ("learner.correction", learner.correction.kind, ("none",)),
-        ("learner.max_tokens_per_microbatch", learner.max_tokens_per_microbatch, (0,)),
         ("learner.kl", learner.kl, (0.0,)),
         ("learner.entropy", learner.entropy, (0.0,)),
         ("learner.final_entropy", learner.final_entropy, (0.0,)),
+        # The trials of an update go through the model together.
+        ("learner.max_tokens_per_microbatch", learner.max_tokens_per_microbatch, (0,)),
         ("credit.kind", config.credit.kind, CREDITS),
+        # Only actions are trained: a turn's sampled tokens are its action, without tags, and no
+        # turn is a reflection, a note or a strategy.
         ("transcript.forced_tags", transcript.forced_tags, ("both",)),
         ("trial.memory", trial.memory, ("none", "history")),
         ("trial.strategy", trial.strategy, ("none",)),
+        # The engine has to sample from the policy of the losses: all legal actions, no others.
         ("sampling.top_p", config.sampling.top_p, (1.0,)),
         ("sampling.top_k", config.sampling.top_k, (0,)),
         ("sampling.restricted", config.sampling.restricted, (True,)),
+        # The learner plays each trial again, which it cannot do against a past policy.
         ("population.rivals", config.population.rivals, (0.0,)),
     ]
 
@@ -135,6 +142,7 @@ def _check_environment(environment: Environment) -> None:
         )
     actions = play.legal_actions()
     pattern: str = getattr(play, "legal_pattern", "")
+    # `is_whole` is False if more actions are legal than are listed.
     if not actions or not getattr(actions, "is_whole", True) or pattern:
         raise ConfigError(
             f"methods.sac_glam scores all legal actions, and {name!r} does not list them: choose "

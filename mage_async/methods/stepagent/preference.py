@@ -107,7 +107,11 @@ class PreferenceLoss:
     def loss(
         self, prepared: ExpertPairs, inputs: HeadInputs, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weighted preference loss, and the counts of `ExpertPairs.loss`."""
+        """Return the weighted preference loss, and the counts of `ExpertPairs.loss`.
+
+        Args:
+            scale: weight of one token's loss: 1 / (number of sampled tokens of an update).
+        """
         loss, counted = prepared.loss(inputs, self.settings.beta)
         return self.settings.weight * scale * loss, counted
 
