@@ -216,7 +216,8 @@ def check_room(config: Config) -> None:
         )
         trial_config = trial_config.with_horizon(environment, last.num_episodes, last.max_turns)
         # Without a limit nothing is cut, so that the whole length is measured. A script needs no
-        # restriction, and a pattern of actions could not be read in words.
+        # restriction, and `chat_in_words` has no fixed vocabulary, so that a pattern of actions
+        # could not be turned into its tokens.
         trial_config = replace(trial_config, max_tokens=0, restricted=False)
         # A policy that is cloned from scripts writes remarks as long as theirs; any other one may
         # write a single token.

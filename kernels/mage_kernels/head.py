@@ -27,7 +27,7 @@ class PolicyLoss(NamedTuple):
     """Hold the result of one pass over the LM head; only `loss` has a gradient."""
 
     loss: Tensor
-    """Sum over the masked tokens, divided by the normaliser; a scalar."""
+    """Sum over the tokens inside the mask, divided by the normaliser; a scalar."""
     logprob: Tensor
     """Log-prob in nats, `[T]`; 0 outside the mask."""
     entropy: Tensor

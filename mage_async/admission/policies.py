@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 #                                                if each overtaken group can
 #                                                still be trained in time
 #     count      as slots                        the B oldest complete ones   no bound
-#     window     as slots                        the same, if they overtake   no bound
-#                                                only few older groups
+#     window     as slots                        the B oldest complete ones,  no bound
+#                                                if they overtake fewer than
+#                                                (S + 1) B / 4 older groups
 #     drop       always                          the B oldest complete ones;  at most S
 #                                                drops groups that are too old
 #     unbounded  always                          the B oldest complete ones   no bound
@@ -119,15 +120,17 @@ def take_complete(state: AdmissionState) -> list[int]:
 
 
 def take_from_quarter(state: AdmissionState) -> list[int]:
-    """Return B complete groups that overtake fewer older ones than a quarter of all slots, of which
-    every group in flight holds one.
+    """Return the B oldest complete groups, if they overtake fewer older groups than a quarter of
+    the (S + 1) B slots; otherwise none.
     """
     slots = (state.max_staleness + 1) * state.groups_per_step
     return take_from_window(state, max(1, slots // 4))
 
 
 def take_from_window(state: AdmissionState, size: int) -> list[int]:
-    """Return the B oldest complete groups that overtake fewer than `size` older groups."""
+    """Return the B oldest complete groups, if they overtake fewer than `size` older groups;
+    otherwise none.
+    """
     batch: list[int] = []
     num_left = 0
     for group in state.pending:

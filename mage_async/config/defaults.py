@@ -134,15 +134,14 @@ def _multiplies_bfloat16() -> bool:
 def completed(tree: Table, *, is_recorded: bool = False) -> Table:
     """Return a tree completed with the defaults of this file, ready for decoding by the schema.
 
-    Every table in it states its kind, and None stands for a table that the tree leaves out by
-    "none".
+    Every table in it states its kind. A table that the tree switches off by "none" is None.
 
     Args:
         is_recorded: whether a run wrote the tree. A key that it lacks is newer than the run and
             gets the default of the schema or, with a tiny policy, of `WITH_TINY`.
     """
-    # The defaults depend on the kinds of policy and engine, so kinds are stated before they are
-    # chosen, and once more for the tables that they add.
+    # Kinds are filled in before the defaults are chosen, because the choice depends on them, and
+    # again afterwards, for tables that the defaults have added.
     defaults = _defaults(_with_kinds(tree, Config), is_recorded)
     whole = _with_kinds(over(defaults, tree, Config), Config)
     if not is_recorded:
@@ -192,6 +191,7 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
     found = ON_CORES
     if _multiplies_bfloat16():
         found = over(found, BFLOAT16_ENGINE, Config)
+        # `ON_CORES` adds adapters, so here a missing key means adapters.
         if policy.get("lora") != NONE:
             found = over(found, BFLOAT16_ADAPTED, Config)
     return found

@@ -158,5 +158,7 @@ def switched(table: Table, kind: Any, hint: Any) -> Table:
     name = kind_key(hint)
     if not name or kind is None or table.get(name) == kind:
         return table
+    # A user's own class is imported, because a stand-in made from `{name: kind}` has no keys, so
+    # that all keys of the table would be dropped.
     known = hints_of(table_class(hint, {name: kind}, imports=True) or Variant)
     return {name: kind} | {key: value for key, value in table.items() if key in known}

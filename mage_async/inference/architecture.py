@@ -57,11 +57,12 @@ class Rotation:
     factor: float = 1.0
     """Factor by which rotations are slowed down."""
     low_frequency_factor: float = 1.0
-    """Turns within `original_positions` up to which `llama3` divides a frequency by the whole
-    `factor`.
+    """With `llama3`, dimensions that make at most this many turns within `original_positions` are
+    slowed down by the whole `factor`.
     """
     high_frequency_factor: float = 4.0
-    """Turns from which on `llama3` leaves a rotation as it is; in between it interpolates."""
+    """With `llama3`, dimensions that make at least this many turns are not slowed down; those in
+    between are slowed down by less than `factor`."""
     original_positions: int = 8192
     """Context length of the model before its context was extended."""
 

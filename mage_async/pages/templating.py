@@ -55,7 +55,8 @@ def visible(text: str) -> str:
 
 def _finalize(value: object) -> object:
     """Format a value that a template inserts."""
-    if isinstance(value, float):  # a hundredth is enough for a drawing
+    # Floats that a template inserts as they are, mostly coordinates: two digits after the point.
+    if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".")
     return visible(value) if isinstance(value, str) else value
 

@@ -54,7 +54,7 @@ class Pace(msgspec.Struct, frozen=True):
         """Return the seconds of an engine per trial, if it plays `num_contexts` trials at once."""
         return (self.opening_s + (self.trial_turns - 1) * self.turn_s) / self.num_contexts
 
-    def _num_updates(self, num_trials: float, num_microbatches: float) -> float:
+    def _in_updates(self, num_trials: float, num_microbatches: float) -> float:
         """Return the cost of training on `num_trials` trials, in units of the measured update.
 
         Cost is proportional to tokens. The tokens that all trials begin with (`opening_tokens`) are
@@ -75,10 +75,10 @@ class Pace(msgspec.Struct, frozen=True):
         # -(-a // b) is a / b, rounded up.
         num_microbatches = max(learner.minibatches, -(-num_trials // trials_per_microbatch))
         seconds_per_update = self.update_s + learner.repeated_forwards * self.forward_s
-        return self._num_updates(num_trials, num_microbatches) * seconds_per_update
+        return self._in_updates(num_trials, num_microbatches) * seconds_per_update
 
 
-def seconds(number: float) -> str:
+def seconds_text(number: float) -> str:
     """Return a time as text; below 10 seconds with a fraction: 1.27 -> "1.3 s"."""
     return f"{number:.2g} s" if number < 9.95 else whole_seconds(number)
 
@@ -102,16 +102,15 @@ class Forecast:
 
     def sentence(self, config: Config) -> str:
         """Return the forecast as a sentence for people."""
-        warm = f", {seconds(self.warm_start_s)} of it the warm start" if self.warm_start_s else ""
+        run, first, step = map(seconds_text, (self.run_s, self.first_step_s, self.step_s))
+        warm, play, train = map(seconds_text, (self.warm_start_s, self.play_s, self.train_s))
+        with_warm = f", {warm} of it the warm start" if self.warm_start_s else ""
         if not config.learner.steps:
-            return (
-                f"nothing is trained; the final evaluation ends after {seconds(self.run_s)}{warm}"
-            )
+            return f"nothing is trained; the final evaluation ends after {run}{with_warm}"
         return (
-            f"the first step is expected after {seconds(self.first_step_s)}{warm}, then one every "
-            f"{seconds(self.step_s)} ({seconds(self.play_s)} of play, {seconds(self.train_s)} of "
-            f"training); {config.learner.steps} steps and the final evaluation take about "
-            f"{seconds(self.run_s)}"
+            f"the first step is expected after {first}{with_warm}, then one every {step} ({play} "
+            f"of play, {train} of training); {config.learner.steps} steps and the final evaluation "
+            f"take about {run}"
         )
 
 
@@ -169,7 +168,7 @@ def smaller_batch(
     if step_s <= MAX_STEP_S or not config.learner.steps:
         return config, ""
     groups = config.admission.groups_per_step
-    takes = f"a step of {trials_of_step(config)} trials would take {seconds(step_s)} here"
+    takes = f"a step of {trials_of_step(config)} trials would take {seconds_text(step_s)} here"
     fewer = max(FEWEST_GROUPS, int(groups * MAX_STEP_S / step_s))
     if groups == ON_CORES["admission"]["groups_per_step"] and fewer < groups:
         admission = msgspec.structs.replace(config.admission, groups_per_step=fewer)

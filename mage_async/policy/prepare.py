@@ -63,9 +63,11 @@ from mage_async.trials.scripted import (
 )
 from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, player_of
 
-NUM_TIMED, QUICK_S = 8, 0.3
-"""Number of trials of random play that tell how fast an environment is, before a thousand are
-played, and seconds that the fastest of them may take: on a busy machine the others tell little."""
+NUM_TIMED = 8
+"""Number of trials of random play that are timed, to decide whether a thousand can be played."""
+QUICK_S = 0.3
+"""Most seconds that the fastest of these trials may take. The fastest, because on a busy machine
+the times of the others tell little."""
 LATE_S = 5.0
 """Seconds after which a trial of win-stay, lose-shift counts as hanging."""
 InTime = Callable[[Iterator[Trial], float], Iterator[tuple[Trial, float]]]

@@ -51,8 +51,9 @@ class Progress:
     """
     loss: float
     gate: float
-    """Loss on observations of the last episode over that of the first, or on repeated actions over
-    that on actions that are only tried; NaN before it is known."""
+    """Ratio that is compared with `warm_start.gate`: the loss on observations of the last episode
+    over that of the first; with win-stay, lose-shift, the loss on repeated actions over that on
+    actions that are only tried. NaN before it is known."""
     num_skipped: int = 0
     """Number of steps so far whose gradient was not finite, and which changed nothing."""
 

@@ -51,7 +51,7 @@ def rehearse_all(config: Config, say: Callable[[str], None]) -> None:
     """
     for name, part in named_parts(config):
         if isinstance(part, AgentTasks):
-            # A program needs a policy to play: it is loaded, and not rehearsed.
+            # A program needs a policy to play, so the program is loaded and checked, not rehearsed.
             asyncio.run(part.make().check())
         elif is_rehearsed(name, part):
             asyncio.run(rehearse(config, name, part, say))

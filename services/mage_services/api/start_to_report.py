@@ -67,6 +67,7 @@ def start_run(
     Args:
         run_dir: The run directory; None for a new folder of `runs/`.
         actors: Number of actors; None for the default number, or a resumed run's earlier one.
+        cluster: Address of a Ray cluster; "" for this machine.
         say: Called with each line for a person, until the run's own view begins.
         more: Further arguments of `run_to_end`.
 
@@ -79,10 +80,10 @@ def start_run(
         RunFailed: the run failed after it had begun.
     """
     check_keys(config)
-    decided = with_warm_start(config)
-    if config.warm_start and not decided.warm_start:
+    resolved = with_warm_start(config)  # "auto" replaced by the kind that it stands for
+    if config.warm_start and not resolved.warm_start:
         say(f"warm_start: none, because {config.environment.name} has no `script` to clone")
-    config = decided
+    config = resolved
     if actors is not None and actors < 1:
         raise ConfigError(f"--actors must be at least 1, got {actors}")
     is_pretrained = isinstance(config.policy, Pretrained)

@@ -3,15 +3,16 @@
 import argparse
 from pathlib import Path
 
-HELP = "Make the keys with which processes of a run on several machines know one another."
+HELP = "Make the keys with which processes of a run on several machines authenticate one another."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the folder of the keys."""
     parser.epilog = (
-        "There is a pair of keys for the learner and one for an actor, each file for its owner "
-        "alone. The learner finds them by transport.keys = DIR; an actor's machine needs copies of "
-        "learner.key and actor.key_secret. Further actors' public keys may be put beside them."
+        "There is a pair of keys for the learner and one for the actors; only their owner may read "
+        "the files (mode 0600). The learner finds them by transport.keys = DIR; an actor's machine "
+        "needs copies of learner.key and actor.key_secret. Public keys of further actors may be "
+        "put beside them."
     )
     parser.add_argument("action", choices=("new",), help="`new` makes two pairs of keys")
     parser.add_argument(

@@ -15,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_config(parser, "config", nargs="?")
     add_set(parser, "change a key")
-    parser.add_argument("--method", metavar="NAME", help="write a published method over it")
+    parser.add_argument(
+        "--method", metavar="NAME", help="set the keys of a published method, before --set"
+    )
     add_number(parser, "--actors", "actor processes (1)", 1)
     memory = "memory of each GPU, or of this machine (that of hardware.gpu, or this machine's)"
     add_number(parser, "--memory-gb", memory, 0.0, type=float, metavar="GB")

@@ -40,6 +40,7 @@ def run(given: argparse.Namespace) -> int:
     check_policy(RunDirectory(given.run_dir))
     try:
         _play(RunDirectory(given.run_dir.resolve()), given)
+    # The engine has a task group, which wraps what is raised in it; `except*` takes both forms.
     except* (KeyboardInterrupt, EOFError):
         print()
         raise RunFailed("left in the middle of a trial") from None
@@ -61,6 +62,8 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
     rewards, trial = uvloop.run(playing)
     print(f"\nthe agent (version {session.version}) on the same task, against {task.member}:")
     is_duel = version_of(task.member) is not None  # the opponent is a past policy
+    # `episode_lines` has the agent's actions alone. Who watches two policies play sees the agent's
+    # whole context, which also shows what the opponent did.
     print(whole_text(trial, session.chat) if given.watch and is_duel else episode_lines(trial))
     if rewards:
         print(reward_table(rewards, trial.episode_rewards()))

@@ -49,7 +49,8 @@ def joined(address: str) -> Iterator[None]:
     import ray
 
     try:
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=None)
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    # Ray checks a part of the connection by `assert`.
     except (ConnectionError, ValueError, RuntimeError, AssertionError) as fault:
         raise ConfigError(
             f"--cluster {address}: no Ray cluster answers there that this machine is a node of "

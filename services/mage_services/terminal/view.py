@@ -28,7 +28,8 @@ EVERY_STEPS = 10
 EVERY_S = 5.0
 """Seconds after which plain lines show a step, even if fewer steps were trained."""
 MOST_NUMBERS = 6
-"""Largest number of episodes whose returns a plain line has one by one."""
+"""Up to this many episodes, a plain line has every return; of more it has the first, the last and
+the mean."""
 QUIET_S = 20.0
 """Seconds without a line about a step or a phase after which a line says what the run waits for."""
 
@@ -106,8 +107,8 @@ class LiveView:
 
 
 class PlainView:
-    """Print lines for logs, pipes and CI: one for each phase, point of the curve and note, and for
-    some steps. Nothing is ever overwritten.
+    """Print lines for logs, pipes and CI: one for each phase, each note and each evaluation during
+    training (a point of the curve), and for some steps. Nothing is ever overwritten.
 
     Values are written `key=value`, with "_" for a space, so that they can be searched by grep.
     """
@@ -156,7 +157,7 @@ class PlainView:
             print_final(self._console, summary, self._run.report)
 
     def _print_news(self) -> None:
-        """Print each new point of the curve and each new note."""
+        """Print each new note and each new point of the curve."""
         for note in self._state.notes:
             if note not in self._notes:
                 self.line(f"note: {note}")
@@ -177,6 +178,8 @@ class PlainView:
         if is_due or step == steps:
             self._printed_step, self._printed_at, self._progress_at = step, now, now
             if event["event"] == "warm_start":
+                # A ratio of losses: a warm start with a gate goes on until it has fallen to
+                # `warm_start.gate`. It is NaN until it has been computed once.
                 gate = f" gate={event['gate']:.2f}" if math.isfinite(event["gate"]) else ""
                 self.line(f"warm_start step={step}/{steps} loss={event['loss']:.3f}{gate}")
             else:

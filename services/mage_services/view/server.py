@@ -83,7 +83,7 @@ NUM_THREADS = 4
 KEEP_ALIVE_S = 15.0
 """Seconds after which an open page without changes receives a sign of life."""
 MAX_DRAWN = 9
-"""Largest number of runs in the chart of all runs: there are so many colours."""
+"""Largest number of runs in the chart of all runs: the style sheet has this many line colours."""
 STATIC = Path(__file__).with_name("static")
 """Folder of the scripts and styles of the pages."""
 
@@ -260,6 +260,8 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, done.set)
+    # Two child processes, so that no page waits for their work: one reads the runs' files into
+    # indexes, the other computes the returns and advantages ("credit") of a step's turns.
     command = module_command(indexer.MODULE)
     indexing = await ChildProcess[indexer.Indexed].start(command, indexer.Indexed)
     command = module_command(credit_process.MODULE)
