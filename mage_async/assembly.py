@@ -45,7 +45,8 @@ KV_REFRESH: dict[str, Literal["never", "episode", "turn"]] = {
     "refresh_at_episode": "episode",
     "isolate": "turn",
 }
-"""When the attention cache of older weights is recomputed, by `engine.cache_rule`."""
+"""When cached keys and values that older weights have computed are recomputed, by
+`engine.cache_rule`."""
 WORDS = ("episode", "reflect", "remark", "opp")
 """Words of the tiny model besides those of the environment: a transcript adds the first three, and
 "opp" marks an opponent's move in several games."""

@@ -59,7 +59,8 @@ class EnvironmentFault(InfrastructureFault):
 
 
 class CallFault(EnvironmentFault):
-    """A call of a user's class or a text engine raised, took too long, or returned a wrong value.
+    """A call of a user's class, or of a text engine such as TextWorld, raised, took too long, or
+    returned a wrong value.
 
     The next try may succeed, for example if the class calls a server that was briefly down.
     """

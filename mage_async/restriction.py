@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 FREE = -1
-"""Stands in `AllowedSets.index` for a token that was sampled from the whole vocabulary."""
+"""Value in `AllowedSets.index` of a token that was sampled from the whole vocabulary."""
 
 
 class Restriction(Protocol):

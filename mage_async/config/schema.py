@@ -173,7 +173,8 @@ AnyWarmStart = FromScriptIfAny | FromScript | FromRandom | FromWinStay | FromBes
 
 
 def check_widths(policy: Policy) -> None:
-    """Refuse a tiny model whose width is no multiple of its heads, or its heads of `kv_heads`.
+    """Refuse a tiny model whose `hidden_size` is no multiple of `heads`, or whose `heads` is no
+    multiple of `kv_heads`.
 
     Raises:
         ConfigError: with the keys and their values.
@@ -378,7 +379,8 @@ class Learner(Section):
     @property
     def repeated_forwards(self) -> float:
         """Share of a step's tokens that get one more forward, for the proximal log-probs."""
-        # The training forward of the first minibatch gives its own, before any update.
+        # The first minibatch needs none: its training forward precedes every update, and so gives
+        # its proximal log-probs too.
         return 1 - 1 / self.minibatches if self.proximal == "computed" else 0.0
 
 

@@ -67,9 +67,12 @@ class Facts:
     """An example of an action, if the first of `words` is not a whole action."""
 
     def bounds(self) -> tuple[float, float]:
-        """Return the least and the largest return of an episode; both must be declared."""
-        assert self.min_return is not None, "past policies are rated only where bounds are declared"
-        assert self.max_return is not None, "past policies are rated only where bounds are declared"
+        """Return the least and the largest return of an episode; both must be declared.
+
+        Ratings need them; `mage_async/assembly.py` refuses a run with ratings and without bounds.
+        """
+        assert self.min_return is not None, "a run with ratings has bounds, as is checked"
+        assert self.max_return is not None, "a run with ratings has bounds, as is checked"
         return self.min_return, self.max_return
 
     def is_won(self, episode_return: float) -> bool:
@@ -238,7 +241,8 @@ class Environment(Protocol):
 
     def script(self, source: random.Random) -> Script | None:
         """Return a scripted agent for one trial, its style drawn from `source`; None if there is
-        none, so that no warm start is possible.
+        none. A warm start clones it or, where there is none, win-stay, lose-shift
+        (`mage_async/trials/win_stay.py`).
         """
         ...
 

@@ -107,7 +107,7 @@ def second_role_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the matrices of all adapters by their published names."""
     return {
-        # The prefix stands before names of role 1, and not (`SECOND_ROLE * 0`) of role 0.
+        # `SECOND_ROLE * role` is the prefix for role 1, and an empty string for role 0.
         f"{SECOND_ROLE * role}{name}{ending}": part[adapter].weight.detach()
         for name, layer in adapted_layers(model).items()
         for role, adapter in enumerate(layer.lora_A)

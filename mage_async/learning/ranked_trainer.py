@@ -144,7 +144,7 @@ class RankedTrainer(Trainer):
             _reshard(self.reference)
         # The first minibatch needs none of this: no update has changed the weights before it.
         for number in range(1, len(minibatches)):
-            minibatches[number] = self.later(minibatches[number], number / len(minibatches))
+            minibatches[number] = self.prepare_later(minibatches[number], number / len(minibatches))
             if self._learner.proximal == "computed":
                 empty_forwards(self.model, missing[number])
         set_rate(self.optimizer, learning_rate(self._learner, self.version))

@@ -145,7 +145,7 @@ class Trainer:
         minibatches = [self.micro_batches(chunk) for chunk in chunks]
         # The first minibatch needs none of this: no update has changed the weights before it.
         for number in range(1, len(chunks)):
-            minibatches[number] = self.later(minibatches[number], number / len(chunks))
+            minibatches[number] = self.prepare_later(minibatches[number], number / len(chunks))
         num_tokens = sum(each.num_tokens for batches in minibatches for each in batches)
         set_rate(self.optimizer, learning_rate(self._learner, self.version))
         scale = len(minibatches) / max(1, num_tokens)
@@ -244,7 +244,7 @@ class Trainer:
             shares_opening=self._learner.shared_opening,
         )
 
-    def later(self, batches: Sequence[MicroBatch], progress: float) -> list[MicroBatch]:
+    def prepare_later(self, batches: Sequence[MicroBatch], progress: float) -> list[MicroBatch]:
         """Prepare a minibatch other than the step's first, before the step's first update.
 
         Its proximal log-probs are computed now; those to be interpolated are left out, and the
@@ -286,7 +286,7 @@ class Trainer:
         """Return the micro-batch with the results of frozen policies that losses need."""
         reference = frozen = logprobs = None
         if self._learner.kl or any(term.needs_reference for term in self._terms):
-            with self._frozen() as model:
+            with self._reference_policy() as model:
                 reference = head_inputs(model, batch.row, self._temperature)
                 if self._learner.kl:
                     logprobs, _ = reference.logprobs()
@@ -296,7 +296,7 @@ class Trainer:
         return replace(batch, reference=logprobs, prepared=prepared)
 
     @contextmanager
-    def _frozen(self) -> Iterator[PreTrainedModel]:
+    def _reference_policy(self) -> Iterator[PreTrainedModel]:
         """Yield the reference policy: with adapters, the model while its adapters are off."""
         if adapted_layers(self.model):
             with without_adapters(self.model):

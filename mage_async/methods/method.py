@@ -258,8 +258,8 @@ class Method:
         return False
 
     def early_share(self) -> float:
-        """Return the factor, 0 to 1, of the environment's credited return for turns before the last
-        episode.
+        """Return the factor, 0 to 1, by which the environment's credited return of each turn before
+        the last episode is multiplied.
         """
         return 1.0
 
@@ -270,7 +270,7 @@ class Method:
         return None
 
     def takes_second_role(self, kind: Kind, is_last: bool) -> bool:
-        """Return whether the second adapter computes a turn; asked if `roles` names two.
+        """Return whether the second adapter computes a turn; called only if `roles` names two.
 
         Args:
             kind: the kind of the turn.
@@ -465,7 +465,9 @@ class Methods:
         ]
 
     def early_share(self) -> float:
-        """Return the factor of the credited return for turns before the last episode."""
+        """Return the factor of the credited return of turns before the last episode: the product of
+        the methods' factors.
+        """
         return prod(method.early_share() for method in self)
 
     def roles(self) -> tuple[str, str] | None:

@@ -348,8 +348,8 @@ STATE_COLOURS = {
     "process starting": "wait2",
     "back-off": "wait2",
 }
-"""CSS class of each known state of a process: work is coloured, waiting is warm, others are grey.
-Bars keep this order of states, so that they can be compared."""
+"""CSS class of each known state of a process: `work…` for work; `wait…`, warm colours, for waiting.
+Other states are grey. Bars keep this order of states, so that they can be compared."""
 FATE_COLOURS = {"trained": "work1", "dropped": "bad", "in_flight": "wait2"}
 """CSS class of each fate of a trial."""
 

@@ -248,7 +248,7 @@ def line_of(record: Record) -> tuple[str, str]:
             return "commit", f"step {record.version} {record.digest}: groups {grants}"
         case Published():
             return "publication", f"step {record.version} {record.path}"
-        case LoadedWeights():
+        case LoadedWeights():  # a receipt, in the words of `mage journal`
             apart = f"log-probs {record.difference:.2g} nats apart"
             return "receipt", f"step {record.version} {record.digest} at {record.peer}: {apart}"
 

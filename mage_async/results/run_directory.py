@@ -44,13 +44,15 @@ class RunDirectory:
     curve = _Below("evaluations.jsonl")
     """Evaluations while training, one line of JSON each."""
     memory = _Below("memory.jsonl")
-    """Strategies of the graph memory, one line of JSON a version."""
+    """States that methods record, such as the strategies of the graph memory, one line of JSON for
+    each method and version.
+    """
     evaluation = _Below("evaluation.json")
     """The final evaluation with its controls."""
     samples = _Below("trials.jsonl")
     """A few whole trials to read, one line of JSON each."""
     learner = _Below("learner.json")
-    """Counts and totals of the learner at its end."""
+    """Counts and totals of the learner, as of its last checkpoint or its end."""
     events = _Below("events.jsonl")
     """Starts, ends, faults and remarks of the run's processes, one line of JSON each."""
     times = _Below("times.json")

@@ -29,7 +29,7 @@ class RunRecords:
     evaluation: Record
     """Scores of the final sets and the references; empty before the end."""
     learner: Record
-    """Counts and totals of the learner; empty before the end."""
+    """Counts and totals of the learner; empty before its first checkpoint."""
     samples: list[Record]
     """Some whole trials to read, as `trial_as_dict` writes them."""
     supervisor: Record

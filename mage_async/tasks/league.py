@@ -120,8 +120,8 @@ class League:
 
     @property
     def is_on(self) -> bool:
-        """Whether the configuration uses rivals, self-play or a matchmaker that needs ratings;
-        otherwise nothing is rated or kept.
+        """Whether the configuration uses rivals, self-play or a matchmaker other than the default
+        ("decks"); otherwise nothing is rated or kept.
         """
         config = self._config
         return config.rivals > 0 or self.self_play_share > 0 or config.matchmaker.kind != "decks"

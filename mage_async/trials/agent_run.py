@@ -318,7 +318,7 @@ class AgentRun:
             tuple(self._turns),
             **asdict(self._counts),
             duration_s=duration_s,
-            memory=self._config.memory,
+            memory=self._config.guidance_version,
             cut_at=self._cut_at,
         )
 

@@ -250,11 +250,11 @@ class PastPolicySide:
             config.with_guidance(None), num_episodes=1, max_turns=0, stops_on_success=False
         )
         # A trial's completions get their seeds from its task's seed.
-        own_task = replace(task, seed=_episode_sampling_seed(duel.chance))
+        seeded_task = replace(task, seed=_episode_sampling_seed(duel.chance))
         side = SidePlay(duel, OPPONENT)
         own_name = f"{name}.rival{episode}"
         self._run = TrialRun(
-            environment, own_task, 0, own_config, chat, name=own_name, begin=lambda _: side
+            environment, seeded_task, 0, own_config, chat, name=own_name, begin=lambda _: side
         )
 
     def next_prompt(self) -> Prompt | None:

@@ -163,7 +163,7 @@ class TrialConfig:
     """Whether a past policy in the opponent's seat remembers the trial's earlier episodes."""
     second_role: SecondRole | None = None
     """Says which turns the policy's second role takes; `None`: the policy has one role."""
-    memory: int | None = None
+    guidance_version: int | None = None
     """Version of the guidance that the prompts begin with; `None`: there is no guidance."""
     compaction: Literal["none", "notes", "truncation"] = "none"
     """What replaces a context that would outgrow `room`: one that begins with notes which the agent
@@ -214,7 +214,7 @@ class TrialConfig:
     def with_guidance(self, guidance: Guidance | None) -> "TrialConfig":
         """Return the settings with guidance from earlier tasks in the prompts, or without any."""
         text, version = (guidance.text, guidance.version) if guidance else ("", None)
-        return replace(self, prompts=replace(self.prompts, guidance=text), memory=version)
+        return replace(self, prompts=replace(self.prompts, guidance=text), guidance_version=version)
 
     def _prompts_for(self, environment: Environment, num_episodes: int) -> Prompts:
         has_rules, budget = bool(self.prompts.rules), self.turn_budget

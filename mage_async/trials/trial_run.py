@@ -282,7 +282,7 @@ class TrialRun:
             **asdict(self._counts),
             num_kept_episodes=after.num_episodes if after else 0,
             duration_s=duration_s + (after.trial.duration_s if after else 0.0),
-            memory=self._config.memory,
+            memory=self._config.guidance_version,
             cut_at=self._cut_at,
             alternatives=tuple(self._alternatives),
         )

@@ -128,7 +128,14 @@ class ServerEpisode:
 def declared_on_server(
     episode: type[ServerEpisode], library_name: str, url: str, max_turns: int, **parts: Any
 ) -> type:
-    """Create a class of episodes on a server; see `declared`.
+    """Create a class of episodes on a server; see `episode_class`.
+
+    Args:
+        episode: Class of episodes that knows the server's protocol.
+        library_name: Name before the colon in the environment's name, such as "openenv"; also the
+            extra to install.
+        url: Address of the server.
+        max_turns, parts: See `episode_class`.
 
     Raises:
         ConfigError: the URL is no address, or aiohttp is missing.
@@ -154,8 +161,8 @@ class IsolatedRandomState:
 
     Wrap every call of an engine that draws from `random` or `numpy.random`. The previous state is
     restored on exit. An engine's calls are made one after another (its class sets
-    `called = "in_turn"`, see `CallMode`), but one that overran
-    its deadline goes on beside later ones. If it returns before them, it leaves the state to them.
+    `called = "in_turn"`, see `CallMode`), but a call that overran its deadline goes on beside later
+    ones. If it returns before them, it leaves the state to them.
     """
 
     _entered: ClassVar["list[IsolatedRandomState]"] = []
