@@ -47,7 +47,7 @@ from mage_async.tasks.task_stream import (
     MatchedTasks,
     TaskStream,
     evaluation_tasks,
-    plays,
+    indices_to_begin,
     swapped,
 )
 from mage_async.trajectory import Group, Guidance, Task, Trial
@@ -167,7 +167,8 @@ class InProcessRun:
             task = self._tasks.task(number)
             guidance = self.methods.guidance(number, task)
             guidances.append(guidance)
-            for index in plays(task, size):  # self-play in both seats is one run of two trials
+            # In self-play one run makes two trials, one of each seat.
+            for index in indices_to_begin(task, size):
                 own = trial_config.with_guidance(guidance and guidance.for_trial(index))
                 runs.append(self._begin(task, own, f"{number}.{index}", index))
         trials = iter(self._play(runs))

@@ -117,18 +117,18 @@ def load_frozen(directory: Path, dtype: str, device: str) -> PreTrainedModel:
     return model
 
 
-def load_frozen_policies(trainer: Trainer, config: Config, began: Path) -> None:
+def load_frozen_policies(trainer: Trainer, config: Config, initial_policy: Path) -> None:
     """Load the frozen policies that a configuration needs and the trainer still lacks.
 
     Args:
-        began: Model directory of version 0.
+        initial_policy: Model directory of version 0.
 
     Raises:
         PolicyError: the directory of a method's frozen policy cannot be loaded, or its vocabulary
             has another size.
     """
     if needs_reference(config) and trainer.reference is None:
-        trainer.refer_to(load_frozen(began, config.policy.dtype, loads_on(config)))
+        trainer.refer_to(load_frozen(initial_policy, config.policy.dtype, loads_on(config)))
     source = Methods(config).frozen_policy()
     if source is None or trainer.frozen_policy is not None:
         return

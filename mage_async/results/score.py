@@ -1,4 +1,5 @@
-"""Score a set of trials: return of each episode with its interval, wins, and behaviour.
+"""Score a set of trials: return of each episode with its interval, wins, and behaviour. Returns are
+divided by `Facts.units` of the environment, such as the rounds of an episode.
 
 The file also has the reference returns of an environment, with which a score is compared (random
 play, the best response, exact inference), and the diversity of the trajectories of one task. A

@@ -183,7 +183,7 @@ def num_seats(member: str) -> int:
     return 2 if member == ITSELF else 1
 
 
-def plays(task: Task, num_trials: int) -> range:
+def indices_to_begin(task: Task, num_trials: int) -> range:
     """Return the indices of the trials to begin for a group.
 
     If the policy plays both seats, each beginning makes two trials, and odd indices are left out.

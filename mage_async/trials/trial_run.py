@@ -628,7 +628,8 @@ def _first_difference(
     tokens: Sequence[int], action: str, wanted: str, chat: ChatFormat, parser: ActionParser
 ) -> tuple[int, int] | None:
     """Return the place and the new token of the first difference if the wanted action replaced the
-    sampled one; `None` if there is no difference, or the completion begins otherwise.
+    sampled one; `None` if there is no difference, or the completion's text does not begin with the
+    sampled action.
     """
     first = _first_of_action(tokens, chat, parser)
     text = chat.decode(tokens[first:])

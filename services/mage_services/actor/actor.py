@@ -41,7 +41,7 @@ from mage_async.protocol.messages import (
     Unwanted,
     Welcome,
 )
-from mage_async.tasks.task_stream import plays
+from mage_async.tasks.task_stream import indices_to_begin
 from mage_async.trajectory import FinishedEpisodes, Task
 from mage_async.trials.duels import TrialInProgress
 from mage_services.actor.rollout import Retries, Stage, play_retried
@@ -298,9 +298,10 @@ class Actor:
         task = Task(grant.environment, grant.member, grant.seed, grant.seat)
         stage = self._stage.under(grant.num_episodes, grant.max_turns)
         async with asyncio.TaskGroup() as trials:
-            # Where the policy plays both seats of a game, two trials come from one play: `plays`
-            # returns the index of the first of them.
-            for index in sorted(set(plays(task, grant.num_trials)) - self._finished(grant)):
+            # Where the policy plays both seats of a game, two trials come from one play:
+            # `indices_to_begin` has the index of the first of them.
+            indices = set(indices_to_begin(task, grant.num_trials))
+            for index in sorted(indices - self._finished(grant)):
                 guided = stage.guided(grant.guidance and grant.guidance.for_trial(index))
                 trials.create_task(
                     self._trial(guided, group, task, index), name=f"trial {grant.grant}.{index}"

@@ -30,6 +30,7 @@ RETRY_PAUSE_S = 1.0
 comes at once, as many faults are gone by then; others, such as a server that restarts, take longer.
 """
 MAX_RETRY_PAUSE_S = 30.0
+"""Longest pause before a retry, in seconds."""
 
 
 class Retries:

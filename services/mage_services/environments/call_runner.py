@@ -301,7 +301,9 @@ class CallClock:
     stopped_at: float
     """When the clock last stopped, in the event loop's time."""
     num_holds: int = 1
-    """How many callers hold the clock now; it runs while this is 0."""
+    """How many callers hold the clock now; it runs while this is 0. A new clock is held once, until
+    `CallRunner` starts it.
+    """
 
 
 class CallRunner:
