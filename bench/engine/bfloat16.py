@@ -30,7 +30,7 @@ from bench.lib.baseline import ROOT, write_baseline
 from bench.lib.options import option_parser
 from mage_async.config.schema import Lora
 from mage_async.inference.arithmetic import Kind
-from mage_async.inference.model import Model, Rows, Share, forward_together
+from mage_async.inference.model import Model, PolicyForward, Rows, forward_together
 from mage_async.inference.weights import as_weights
 from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.forward import token_logprobs
@@ -88,7 +88,7 @@ def by_token(engine: Model, tokens: Iterable[np.ndarray]) -> torch.Tensor:
             # logits are wanted of row 0.
             rows = Rows(*(np.array([value]) for value in (0, position, 1)))
             token = each[position : position + 1]
-            (logits,) = forward_together([Share(engine, token, rows, {}, np.array([0]))])
+            (logits,) = forward_together([PolicyForward(engine, token, rows, {}, np.array([0]))])
             scored.append(torch.log_softmax(logits, 1)[:, int(each[position + 1])])
     return torch.cat(scored)
 

@@ -293,7 +293,7 @@ class JointLayer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Share:
+class PolicyForward:
     """Describe what one policy computes in a forward that several policies may share."""
 
     model: "Model"
@@ -530,32 +530,32 @@ class Model:
 
 
 @torch.inference_mode()
-def forward_together(shares: Sequence[Share]) -> list[torch.Tensor]:
+def forward_together(policies: Sequence[PolicyForward]) -> list[torch.Tensor]:
     """Compute one forward of several policies; store keys and values, and return logits.
 
     Args:
-        shares: What each policy computes. Policies with the same matrices are neighbours. All
-            policies have the same embedding, norms and LM head.
+        policies: What each policy computes. Those with the same matrices are neighbours. All
+            have the same embedding, norms and LM head.
 
     Returns:
-        Logits of each share: float32 [W, V], or [W, U].
+        Logits of each policy: float32 [W, V], or [W, U].
     """
-    model, count = shares[0].model, len(shares)
-    embedded = [each.model._embed(each.tokens, each.rows) for each in shares]
+    model, count = policies[0].model, len(policies)
+    embedded = [each.model._embed(each.tokens, each.rows) for each in policies]
     hidden = _joined([each for each, _, _ in embedded])
     angles = {
         rotation: _joined([each[rotation] for _, each, _ in embedded])
         for rotation in embedded[0][1]
     }
-    sizes = [len(each.tokens) for each in shares]
-    routed = [each.model._routed(each.tokens) for each in shares]
+    sizes = [len(each.tokens) for each in policies]
+    routed = [each.model._routed(each.tokens) for each in policies]
     kinds = model.architecture.layer_kinds
     *layers, last_layer = (
         JointLayer(one, sizes, kind) for *one, kind in zip(*routed, kinds, strict=True)
     )
-    grouped = [buckets(each.rows, model.windows) if layers else [] for each in shares]
-    caches = list(zip(*(each.model._cache for each in shares), strict=True))
-    stored = [(places, each.copies) for (*_, places), each in zip(embedded, shares, strict=True)]
+    grouped = [buckets(each.rows, model.windows) if layers else [] for each in policies]
+    caches = list(zip(*(each.model._cache for each in policies), strict=True))
+    stored = [(places, each.copies) for (*_, places), each in zip(embedded, policies, strict=True)]
 
     def store(layer: JointLayer, number: int) -> torch.Tensor:
         stores = [(caches[number][one], *stored[one]) for one in range(count)]
@@ -567,7 +567,7 @@ def forward_together(shares: Sequence[Share]) -> list[torch.Tensor]:
     # Later forwards need the last layer's keys and values of all tokens, but nothing reads the rest
     # of that layer, except for the tokens whose logits are returned.
     qkv = store(last_layer, -1)
-    ends = [each.ends() for each in shares]
+    ends = [each.ends() for each in policies]
     wanted = [len(each) for each in ends]
     if not any(wanted):
         return [hidden.new_zeros(0, model.architecture.vocabulary)] * count
@@ -576,23 +576,24 @@ def forward_together(shares: Sequence[Share]) -> list[torch.Tensor]:
     hidden, qkv = hidden.index_select(0, last), qkv.index_select(0, last)
     grouped = [
         buckets(each.rows.take(each.logit_rows).last_tokens(), {kinds[-1].window}) if num else []
-        for each, num in zip(shares, wanted, strict=True)
+        for each, num in zip(policies, wanted, strict=True)
     ]
     # Routed again, because only some of the tokens remain, and so perhaps only one role.
     last_layer = JointLayer(
         tuple(
-            each.model._routed(each.tokens[own])[-1] for each, own in zip(shares, ends, strict=True)
+            each.model._routed(each.tokens[own])[-1]
+            for each, own in zip(policies, ends, strict=True)
         ),
         wanted,
         kinds[-1],
     )
     hidden = model._block(last_layer, list(zip(caches[-1], grouped, strict=True)), hidden, qkv)
     head = model.weights.head
-    if all(each.columns is None for each in shares):
+    if all(each.columns is None for each in policies):
         return list(model._logits(hidden, head).split(wanted))
     return [
         model._logits(own, head if each.columns is None else head[torch.from_numpy(each.columns)])
-        for each, own in zip(shares, hidden.split(wanted), strict=True)
+        for each, own in zip(policies, hidden.split(wanted), strict=True)
     ]
 
 

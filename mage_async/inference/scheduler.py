@@ -24,7 +24,13 @@ from mage_async.completion import (
     without_roles,
 )
 from mage_async.errors import RunError
-from mage_async.inference.model import Model, Plan, Share, forward_together, packed_positions
+from mage_async.inference.model import (
+    Model,
+    Plan,
+    PolicyForward,
+    forward_together,
+    packed_positions,
+)
 from mage_async.inference.prefix_cache import Opened, PrefixCache
 from mage_async.inference.sampling import SamplingParameters, draw, uniforms
 from mage_async.inference.weights import Weights
@@ -168,7 +174,7 @@ class Scheduler:
         """Compute one forward; return the completions that it ended, by context."""
         return advance_together([self])
 
-    def _share(self) -> Share | None:
+    def _next_forward(self) -> PolicyForward | None:
         """Plan a forward; return what it computes, None if there is nothing to compute."""
         plan = self._plan()
         if not plan.slots:
@@ -183,21 +189,23 @@ class Scheduler:
         drawing = rows.slots[logit_rows].tolist()
         allowed = [self._running[slot].allowed for slot in drawing]
         columns = _columns(allowed, self.model.architecture.vocabulary)
-        return Share(self.model, tokens, rows, plan.copies, logit_rows, columns)
+        return PolicyForward(self.model, tokens, rows, plan.copies, logit_rows, columns)
 
-    def _take(self, share: Share, logits: torch.Tensor) -> list[tuple[str, Completion]]:
+    def _sample(
+        self, computed: PolicyForward, logits: torch.Tensor
+    ) -> list[tuple[str, Completion]]:
         """Sample from the logits of a forward; return the completions that it ended."""
-        rows, totals = share.rows, self._totals
-        drawing = rows.slots[share.logit_rows]
+        rows, totals = computed.rows, self._totals
+        drawing = rows.slots[computed.logit_rows]
         totals.num_generated_tokens += len(drawing)
         totals.num_forwards += 1
         totals.num_rows += len(rows.slots)
         totals.num_computed_tokens += int(rows.counts.sum())
         if not len(drawing):
             return []
-        known = (rows.starts + rows.counts)[share.logit_rows]
+        known = (rows.starts + rows.counts)[computed.logit_rows]
         allowed = [self._running[slot].allowed for slot in drawing.tolist()]
-        return self._draw(logits, drawing, known, allowed, share.columns)
+        return self._draw(logits, drawing, known, allowed, computed.columns)
 
     def release(self, context: str) -> None:
         """Forget a sequence, and abort its prompt."""
@@ -415,12 +423,14 @@ def advance_together(schedulers: Sequence[Scheduler]) -> list[tuple[str, Complet
     """
     began = schedulers[0]._now()
     ended = [one for each in schedulers for one in each._take_forced()]
-    planned = [(each, share) for each in schedulers if (share := each._share()) is not None]
+    planned = [
+        (each, computed) for each in schedulers if (computed := each._next_forward()) is not None
+    ]
     if not planned:
         return ended
-    logits = forward_together([share for _, share in planned])
-    for (each, share), own in zip(planned, logits, strict=True):
-        ended += each._take(share, own)
+    logits = forward_together([computed for _, computed in planned])
+    for (each, computed), own in zip(planned, logits, strict=True):
+        ended += each._sample(computed, own)
     schedulers[0]._totals.forward_s += schedulers[0]._now() - began
     return ended
 

@@ -6,7 +6,7 @@ import msgspec
 
 from mage_async.config.defaults import ON_CORES
 from mage_async.config.schema import Config
-from mage_async.results.progress import seconds as whole_seconds
+from mage_async.results.progress import time_in_words
 
 MAX_STEP_S = 300.0
 """Seconds of a step above which a batch is made smaller."""
@@ -80,7 +80,7 @@ class Pace(msgspec.Struct, frozen=True):
 
 def seconds_text(number: float) -> str:
     """Return a time as text; below 10 seconds with a fraction: 1.27 -> "1.3 s"."""
-    return f"{number:.2g} s" if number < 9.95 else whole_seconds(number)
+    return f"{number:.2g} s" if number < 9.95 else time_in_words(number)
 
 
 @dataclass(frozen=True, slots=True)

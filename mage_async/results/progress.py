@@ -228,7 +228,7 @@ _DOING = {
 def sentence(progress: Progress) -> str:
     """Return one line that says what a run waits for, how far it is, and when it goes on."""
     doing = _DOING.get(progress.doing, progress.doing)
-    head = f"step {progress.step}/{progress.steps} {doing}, for {seconds(progress.doing_s)}"
+    head = f"step {progress.step}/{progress.steps} {doing}, for {time_in_words(progress.doing_s)}"
     if not progress.num_actors:
         return "; ".join([f"{head}: no actor is connected yet", *_dropped(progress)])
     parts = [
@@ -254,7 +254,7 @@ def sentence(progress: Progress) -> str:
     parts += _dropped(progress)
     if progress.due_s is not None:
         about = "at most" if progress.is_due_bound else "about"
-        parts.append(f"complete in {about} {seconds(progress.due_s)}")
+        parts.append(f"complete in {about} {time_in_words(progress.due_s)}")
     return "; ".join(parts)
 
 
@@ -264,7 +264,7 @@ def _dropped(progress: Progress) -> list[str]:
     return [f"{sum(progress.dropped.values())} groups dropped ({kinds})"] if kinds else []
 
 
-def seconds(number: float) -> str:
+def time_in_words(number: float) -> str:
     """Return a time in words: 41.3 -> "41 s", 312 -> "5:12 min", 7265 -> "2:01 h"."""
     minutes, rest = divmod(round(number), 60)
     hours, minutes_of_hour = divmod(minutes, 60)
@@ -444,11 +444,13 @@ def before_first_step(
     history = run_history(events)
     began, last = events[0]["at"], max(events[-1]["at"], times.get("at", 0.0))
     if is_alive or (is_alive is None and now - last < FRESH_S):
-        lines = [f"it began {seconds(now - began)} ago"]
+        lines = [f"it began {time_in_words(now - began)} ago"]
     else:
-        lines = [f"it ended {seconds(last - began)} after it began"]
+        lines = [f"it ended {time_in_words(last - began)} after it began"]
     if "progress" in times:
-        lines.append(f"{seconds(now - times['at'])} ago: {sentence(Progress(**times['progress']))}")
+        lines.append(
+            f"{time_in_words(now - times['at'])} ago: {sentence(Progress(**times['progress']))}"
+        )
     else:
         lives = (f"{life.name} {life.state}" for life in history.processes.values())
         lines.append(f"nothing is played yet: {', '.join(lives)}")

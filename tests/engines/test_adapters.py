@@ -19,7 +19,7 @@ from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.config.schema import Embedded, Lora
 from mage_async.errors import WeightsRefused
 from mage_async.inference import scheduler as scheduler_module
-from mage_async.inference.model import RoutedLayer, Share, forward_together
+from mage_async.inference.model import PolicyForward, RoutedLayer, forward_together
 from mage_async.inference.scheduler import Scheduler
 from mage_async.inference.weights import Adapter, Weights
 from mage_async.learning.adapters import trained_tensors
@@ -211,9 +211,9 @@ def test_four_versions_in_one_batch_draw_what_four_engines_do(
 ) -> None:
     paths, shared = published(tmp_path), list[int]()
 
-    def counting(shares: Sequence[Share]) -> list[torch.Tensor]:
-        shared.append(len(shares))
-        return forward_together(shares)
+    def counting(policies: Sequence[PolicyForward]) -> list[torch.Tensor]:
+        shared.append(len(policies))
+        return forward_together(policies)
 
     async def main() -> float:
         wanted = await played_apart(tmp_path, paths)

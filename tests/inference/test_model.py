@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mage_async.errors import PolicyError
-from mage_async.inference.model import Rows, Share, buckets, forward_together
+from mage_async.inference.model import PolicyForward, Rows, buckets, forward_together
 from mage_async.inference.weights import read_weights
 from tests.inference.conftest import FAMILIES
 
@@ -22,7 +22,9 @@ def forward(model, sequences, starts, slots, copies=None):
     order = np.argsort(-counts, kind="stable")
     rows = Rows(np.asarray(slots)[order], np.asarray(starts)[order], counts[order])
     tokens = np.concatenate([sequences[row][starts[row] :] for row in order])
-    (logits,) = forward_together([Share(model, tokens, rows, copies or {}, np.arange(len(order)))])
+    (logits,) = forward_together(
+        [PolicyForward(model, tokens, rows, copies or {}, np.arange(len(order)))]
+    )
     return torch.log_softmax(logits, 1).numpy()[np.argsort(order)]
 
 
@@ -87,7 +89,7 @@ def test_keys_and_values_take_memory_where_they_are_written(reference) -> None:
     before = resident()
     model = reference.engine_model(slots=4000, max_tokens=512)
     rows = Rows(np.array([3999]), np.array([0]), np.array([4]))
-    forward_together([Share(model, np.array([1, 2, 3, 4]), rows, {}, np.array([0]))])
+    forward_together([PolicyForward(model, np.array([1, 2, 3, 4]), rows, {}, np.array([0]))])
     assert model.cache_bytes() > 500_000_000
     assert resident() - before < 100_000_000
 

@@ -17,8 +17,8 @@ from mage_async.results.progress import (
     before_first_step,
     drop_kind,
     dropped_by_kind,
-    seconds,
     sentence,
+    time_in_words,
 )
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
 
@@ -107,7 +107,7 @@ def test_a_sentence_leaves_out_what_is_not_known() -> None:
 
 @pytest.mark.parametrize(("number", "text"), [(41.3, "41 s"), (312, "5:12 min"), (7265, "2:01 h")])
 def test_seconds_are_short(number: float, text: str) -> None:
-    assert seconds(number) == text
+    assert time_in_words(number) == text
 
 
 def test_speed_is_that_of_the_last_half_minute_over_all_actors_and_their_restarts() -> None:

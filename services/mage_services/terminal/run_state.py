@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from mage_async.config.schema import Config
 from mage_async.results.metrics import injections_by_source
-from mage_async.results.progress import Progress, seconds, sentence
+from mage_async.results.progress import Progress, sentence, time_in_words
 
 Event = dict[str, Any]
 Phase = Literal["starting", "warm start", "training", "evaluating", "done"]
@@ -138,7 +138,7 @@ class RunState:
         done = ""
         if self.phase == "warm start":
             done = f" {self.warm_start['step']}/{self.warm_start['steps']}"
-        return f"{self.phase}{done}, for {seconds(now - self.phase_began)}: {doing}"
+        return f"{self.phase}{done}, for {time_in_words(now - self.phase_began)}: {doing}"
 
     def returns(self, episode: int) -> list[float]:
         """Return the mean return of an episode in each step's batch."""
