@@ -76,7 +76,7 @@ class Plan:
     `starts[i]` on.
     """
 
-    room: int
+    num_left: int
     """Number of tokens that may still be added."""
     slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Plan:
 
     def add(self, slot: int, start: int, count: int) -> None:
         """Add tokens of a slot."""
-        self.room -= count
+        self.num_left -= count
         self.slots.append(slot)
         self.starts.append(start)
         self.counts.append(count)

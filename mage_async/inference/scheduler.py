@@ -1,6 +1,6 @@
 """Batch continuously: prompts may arrive at any time, and each `advance` is one forward for all.
 
-    submit ──> waiting ──(a KV slot, room in the forward)──> running ──(last token)──> Completion
+    submit ──> waiting ──(a KV slot, tokens left)──> running ──(last token)──> Completion
                   ^ a new sequence stays here while every slot is busy
 
 A forward computes the new tokens of each running sequence: the rest of its prompt, or the token
@@ -264,7 +264,7 @@ class Scheduler:
         for prompt in sorted(
             self._waiting.values(), key=lambda each: cache.slot(each.context) is None
         ):
-            if plan.room:
+            if plan.num_left:
                 self._admit(plan, prompt)
         return plan
 
@@ -316,7 +316,7 @@ class Scheduler:
 
     def _add(self, plan: Plan, slot: int) -> None:
         """Add as many of a slot's new tokens to the forward as fit."""
-        count = min(self._cache.num_to_compute(slot), plan.room)
+        count = min(self._cache.num_to_compute(slot), plan.num_left)
         if count:
             plan.add(slot, self._cache.num_computed[slot], count)
             self._cache.compute(slot, count)
