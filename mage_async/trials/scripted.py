@@ -163,12 +163,13 @@ def scripted_trial(
     part = component_of(environment, task.member)
     script = player(part, source)
     assert script is not None, "a warm start and a measured script are checked to have one"
-    if guidance is not None:
-        script = GuidedScript(script, dict(guidance.decisions))
     reader = script if isinstance(script, TurnReader) else None
     run = TrialRun(environment, task, index, config.with_guidance(guidance), chat, name="script")
     words = word_tokens(part, chat)
     notes = NoteTaker(script, chat, random.Random(f"{task.seed}/{index}/notes"))
+    # Guidance only replaces actions: the script itself reads the turns and states facts for notes.
+    if guidance is not None:
+        script = GuidedScript(script, dict(guidance.decisions))
     make_calls(run)  # calls the environment's methods, here and after each answer
     while (prompt := run.next_prompt()) is not None:
         run.receive(_completion(_answer(run, prompt, script, words, chat, config.parser, notes)))

@@ -22,7 +22,7 @@ from mage_async.learning.packing import batch_advantages, credited, training_seq
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.messages import EpisodeResult
-from mage_async.trajectory import FinishedEpisodes, Group, Kind, Task, Trial
+from mage_async.trajectory import FinishedEpisodes, Group, Guidance, Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import chat_in_words, random_task, scripted_trial
 from mage_async.trials.trial_config import TrialConfig
@@ -312,15 +312,18 @@ def test_in_an_actor_as_in_one_process_log_probs_are_the_learners(tmp_path: Path
         assert len(one.segments) == len(other.segments) > 1
 
 
+@pytest.mark.parametrize("guidance", [None, Guidance(0, 1, (), "", 0.0)])
 @pytest.mark.parametrize("name", ["boxes", "scout", "rps"])
-def test_scripted_notes_are_facts_that_their_context_holds(name: str) -> None:
+def test_scripted_notes_are_facts_that_their_context_holds(
+    name: str, guidance: Guidance | None
+) -> None:
     config = config_of(f"environment.name={name}", "transcript.max_reflection_tokens=12")
     chat, environment = chat_in_words(), environment_of(config)
     rules = replace(rules_of(config, chat), room=60)
     found = [0, 0]
     for seed in range(20):
         task = random_task(environment, "train", random.Random(seed))
-        trial = scripted_trial(environment, task, 0, rules, chat)
+        trial = scripted_trial(environment, task, 0, rules, chat, guidance)
         for turn in trial.turns:
             if turn.kind is Kind.NOTES:
                 before = trial.segments[turn.segment].tokens[: turn.start]
