@@ -1,6 +1,7 @@
 """A player that repeats what paid: which rule it finds in which task, and what a model clones."""
 
 import random
+import threading
 import time
 from itertools import pairwise
 
@@ -12,9 +13,10 @@ from mage_async.assembly import environment_of, trial_config_of
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.prepare import prepare_policy
 from mage_async.policy.warm_start import TRIED_WEIGHT, win_stay_examples
+from mage_async.trajectory import Guidance
 from mage_async.trials.scripted import random_play, random_task, scripted_trial, word_tokens
 from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, player_of, repeated_wins
-from mage_services.learner.trainer_thread import in_time
+from mage_services.learner.resume import in_time
 
 ARMS = ("red", "green", "blue", "black")
 
@@ -95,7 +97,7 @@ def configured(kind, **keys):
     return mage.configure(keys={"policy.kind": "tiny"} | keys, environment=kind)
 
 
-def player(kind, chat):
+def player(kind, chat, guidance=None):
     """Return a function that lets a player play trials."""
     config = configured(kind)
     environment = environment_of(config)
@@ -105,7 +107,7 @@ def player(kind, chat):
         source = random.Random(0)
         for index in range(count):
             task = random_task(environment, "train", source)
-            yield scripted_trial(environment, task, index, rules, chat, player=made)
+            yield scripted_trial(environment, task, index, rules, chat, guidance, made)
 
     return play
 
@@ -129,8 +131,9 @@ def test_no_rule_is_better_than_random_play_where_pay_is_luck(chat):
     assert best_rule(player(Luck, chat)) is None
 
 
-def test_the_player_repeats_what_paid_and_tries_what_it_has_not_tried(chat):
-    for trial in player(Arms, chat)(player_of(Rule("anywhere", "reward", 0.25)), 20):
+@pytest.mark.parametrize("guidance", [None, Guidance(0, 1, (), "", 0.0)])
+def test_the_player_repeats_what_paid_and_tries_what_it_has_not_tried(chat, guidance):
+    for trial in player(Arms, chat, guidance)(player_of(Rule("anywhere", "reward", 0.25)), 20):
         tried = set()
         for turn, following in pairwise(trial.turns):
             tried.add(turn.action)
@@ -171,6 +174,23 @@ def test_a_run_begins_without_a_warm_start_where_there_is_nothing_to_clone(tmp_p
     assert origin.startswith("without a warm start: ")
     assert why in origin
     assert load_chat(tmp_path / "policy").encode(" red")
+
+
+def test_play_that_was_late_ends_with_its_trial():
+    before, goes_on, played = set(threading.enumerate()), threading.Event(), []
+
+    def trials():
+        for number in range(4):
+            if number == 1:
+                goes_on.wait()
+            played.append(number)
+            yield number
+
+    assert [number for number, _ in in_time(trials(), 0.5)] == [0]
+    goes_on.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    assert played == [0, 1]
 
 
 @pytest.mark.slow

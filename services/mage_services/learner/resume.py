@@ -6,11 +6,13 @@ committed. Meanwhile the ledger, the league and the states of methods are filled
 
 import json
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from mage_async.admission.ledger import DroppedGroup, Ledger
 from mage_async.admission.replay import (
@@ -34,8 +36,10 @@ from mage_async.trajectory import Group
 from mage_services.journal.reader import JournalOnDisk, open_journal
 from mage_services.journal.writer import make_durable
 from mage_services.learner.gang import Gang
-from mage_services.learner.trainer_thread import Training, in_time, is_on_gpu
+from mage_services.learner.trainer_thread import Training, is_on_gpu
 from mage_services.processes.startup import Startup
+
+Item = TypeVar("Item")
 
 NOTE_S = 20.0
 """Least number of seconds between two notes about steps that are trained again."""
@@ -118,6 +122,43 @@ def prepare(
     # before its first step.
     _remove_lines_after(run.memory, "version", training.trainer.version - 1)
     return Prepared(training, origin, journal.segments, steps, lost_bytes)
+
+
+def in_time(items: Iterator[Item], seconds: float) -> Iterator[tuple[Item, float]]:
+    """Yield each item of an iterator and the seconds that it took; end at an item that takes longer
+    than the given seconds.
+
+    The iterator runs in a thread, so that a warm start may let a user's class play that hangs. The
+    thread of a late item ends once it has that item; of one that hangs, with the process.
+    """
+    found, is_abandoned = SimpleQueue[tuple[Item, float] | Exception | None](), threading.Event()
+
+    def run() -> None:
+        began = time.monotonic()
+        try:
+            for item in items:
+                if is_abandoned.is_set():
+                    return
+                found.put((item, time.monotonic() - began))
+                began = time.monotonic()
+            found.put(None)
+        except Exception as error:  # raised again below
+            found.put(error)
+
+    threading.Thread(target=run, daemon=True, name="scripted play").start()
+    try:
+        while True:
+            try:
+                item = found.get(timeout=seconds)
+            except Empty:
+                return
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                return
+            yield item
+    finally:
+        is_abandoned.set()
 
 
 def recover(

@@ -6,13 +6,11 @@ an actor or the evaluator.
 """
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -47,8 +45,6 @@ if TYPE_CHECKING:
     from mage_async.inference.weight_fingerprint import AdapterBase
     from mage_async.policy.snapshot import Snapshot
     from mage_services.learner.rank_writers import JoinedRank, SharedSnapshot
-
-Item = TypeVar("Item")
 
 
 class Training:
@@ -296,35 +292,3 @@ class TrainerThread:
     def close(self) -> None:
         """End the thread; calls that have not begun are dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def in_time(items: Iterator[Item], seconds: float) -> Iterator[tuple[Item, float]]:
-    """Yield each item of an iterator and the seconds that it took; end at an item that takes longer
-    than the given seconds.
-
-    The iterator runs in a thread, which is abandoned if it hangs: a warm start lets a user's class
-    play scripted trials in this way.
-    """
-    found = SimpleQueue[tuple[Item, float] | Exception | None]()
-
-    def run() -> None:
-        began = time.monotonic()
-        try:
-            for item in items:
-                found.put((item, time.monotonic() - began))
-                began = time.monotonic()
-            found.put(None)
-        except Exception as error:  # raised again below
-            found.put(error)
-
-    threading.Thread(target=run, daemon=True, name="scripted play").start()
-    while True:
-        try:
-            item = found.get(timeout=seconds)
-        except Empty:
-            return
-        if isinstance(item, Exception):
-            raise item
-        if item is None:
-            return
-        yield item
