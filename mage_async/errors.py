@@ -32,6 +32,11 @@ class MageError(Exception):
     """Whether a restarted process would fail in the same way."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the name of its class if it has no text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class ConfigError(MageError):
     """A configuration cannot be run as written."""
 

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from mage_async.config.schema import Config
-from mage_async.errors import RunError
+from mage_async.errors import RunError, first_line
 from mage_async.learning.adapters import adapted_layers
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import export_hf
@@ -46,8 +46,9 @@ def writing(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"cannot write {what}: {reason}; make room, then --resume") from error
+        raise RunError(
+            f"cannot write {what}: {first_line(error)}; make room, then --resume"
+        ) from error
 
 
 def save_checkpoint(

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from mage_async.config.schema import Config, Tiny
-from mage_async.errors import PolicyError
+from mage_async.errors import PolicyError, first_line
 from mage_async.inference.architecture import SUPPORTED
 from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.attention import NAME
@@ -174,8 +174,9 @@ def check_trainable(directory: Path) -> PreTrainedModel:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError) as error:
         # Further lines list all classes of transformers.
-        reason = str(error).strip().splitlines()[0]
-        raise PolicyError(f"{directory}: transformers cannot build it: {reason}") from error
+        raise PolicyError(
+            f"{directory}: transformers cannot build it: {first_line(error)}"
+        ) from error
     refuse_untrainable(model, str(directory))
     check_head(directory, outline_of(directory).tensors, is_tied=model.config.tie_word_embeddings)
     return model

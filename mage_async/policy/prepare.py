@@ -34,7 +34,7 @@ from mage_async.config.schema import (
     data_files,
     local_policy,
 )
-from mage_async.errors import PolicyError, TrialFault
+from mage_async.errors import PolicyError, TrialFault, first_line
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods, overriding
 from mage_async.policy.load import build_tiny, export_hf, load_policy
@@ -260,9 +260,9 @@ def source_directory(name: str) -> Path:
     try:
         return Path(snapshot_download(name))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise PolicyError(
-            f"policy.source {name!r} is no directory, and no hub id that can be fetched: {reason}"
+            f"policy.source {name!r} is no directory, and no hub id that can be fetched: "
+            f"{first_line(error)}"
         ) from error
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mage_async.doctor.cluster_faults import ClusterFacts, Needs, NodeFacts, faults_of
+from mage_async.errors import ConfigError
+from mage_services.cluster.connection import joined
 
 OWN = NodeFacts("10.0.0.1 (aa)", 0.0, {"Python": "3.12.1", "torch": "2.11"}, 10**12, model="ab12")
 SOUND = replace(OWN, name="10.0.0.2 (bb)", clock_s=0.3)
@@ -50,3 +52,17 @@ def test_a_cluster_without_room_and_a_node_that_is_silent_are_named() -> None:
     room, silent = said(SOUND, cores=4.0, silent=[("10.0.0.3 (cc)", "nothing in 30 s")])
     assert room.startswith("the run reserves 6 CPU and the cluster has 4")
     assert silent.startswith("node 10.0.0.3 (cc) did not answer (nothing in 30 s)")
+
+
+def test_a_fault_of_ray_without_text_is_named_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+
+    def fail(*given: object, **named: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(ray, "init", fail)
+    refused = pytest.raises(
+        ConfigError, match=r"node of \(AssertionError\): run `ray start --head`"
+    )
+    with refused, joined("auto"):
+        pass

@@ -8,8 +8,14 @@ from transformers import AutoModelForCausalLM
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
+from mage_async.errors import RunError
 from mage_async.learning.trainer import Trainer
-from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint, whole_policy
+from mage_async.policy.checkpoint import (
+    restore_checkpoint,
+    save_checkpoint,
+    whole_policy,
+    writing,
+)
 from mage_async.policy.lora import load_trained
 from mage_async.policy.weight_digest import overall, tensor_digests
 from mage_async.results.run_directory import checkpoint_at, checkpoints, step_of
@@ -89,3 +95,11 @@ def test_the_newest_checkpoint_has_the_highest_step_however_many_digits_it_has(
     for step in (999_999, 1_000_000, 7):
         checkpoint_at(tmp_path, step).mkdir()
     assert [step_of(each) for each in checkpoints(tmp_path)] == [7, 999_999, 1_000_000]
+
+
+def test_an_error_without_text_is_named_by_its_class() -> None:
+    with (
+        pytest.raises(RunError, match="cannot write a file: OSError; make room"),
+        writing("a file"),
+    ):
+        raise OSError

@@ -11,7 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from mage_async import __version__
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Pretrained
-from mage_async.errors import RunError
+from mage_async.errors import RunError, first_line
 from mage_async.results import return_rows
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document
@@ -69,7 +69,7 @@ def push(run: RunDirectory, repo: str, *, license_id: str = "", is_private: bool
         except LocalTokenNotFoundError:
             raise RunError("no token for the hub: `hf auth login`, or set HF_TOKEN") from None
         except (HfHubHTTPError, OSError) as error:
-            raise RunError(f"the hub refused {repo!r}: {str(error).splitlines()[0]}") from error
+            raise RunError(f"the hub refused {repo!r}: {first_line(error)}") from error
     return str(done)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from mage_async.errors import ConfigError
+from mage_async.errors import ConfigError, first_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def joined(address: str) -> Iterator[None]:
     except (ConnectionError, ValueError, RuntimeError, AssertionError) as fault:
         raise ConfigError(
             f"--cluster {address}: no Ray cluster answers there that this machine is a node of "
-            f"({str(fault).splitlines()[0]}): run `ray start --head` here, or `ray start "
+            f"({first_line(fault)}): run `ray start --head` here, or `ray start "
             "--address HOST:6379` with the address of the head node"
         ) from fault
     try:

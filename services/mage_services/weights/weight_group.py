@@ -28,7 +28,7 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _world
 
-from mage_async.errors import UnreadableWeights
+from mage_async.errors import UnreadableWeights, first_line
 from mage_async.results.run_files import write_whole
 
 HOST = "127.0.0.1"
@@ -98,8 +98,7 @@ def connect(port: int) -> TCPStore:
     try:
         store = TCPStore(HOST, port, is_master=False, timeout=CONNECT_TIMEOUT)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise UnreadableWeights(f"no weights from {HOST}:{port}: {reason}") from error
+        raise UnreadableWeights(f"no weights from {HOST}:{port}: {first_line(error)}") from error
     store.set_timeout(GROUP_TIMEOUT)
     return store
 
