@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2s
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import torch
@@ -300,9 +301,8 @@ def policy_key(config: Config) -> str:
 
 def _store(directory: Path, cached: Path) -> None:
     """Store a copy, whole or not at all. Two runs may race; their copies are equal."""
-    working = cached.with_name(f".{cached.name}.{os.getpid()}")
-    shutil.copytree(directory, working)
-    try:
-        os.replace(working, cached)
-    except OSError:  # another run has stored an equal copy first
-        shutil.rmtree(working)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{cached.name}.", dir=cached.parent) as working:
+        copy = shutil.copytree(directory, Path(working) / "copy")
+        with suppress(OSError):  # another run has stored an equal copy first
+            os.replace(copy, cached)

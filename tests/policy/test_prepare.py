@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -22,7 +23,7 @@ from mage_async.config.schema import FromScript, Tiny
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.load import build_tiny, load_policy
-from mage_async.policy.prepare import policy_key, prepare_policy
+from mage_async.policy.prepare import cache_folder, policy_key, prepare_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy.warm_start import Example, best_trials, read_examples, warm_start
 from mage_async.trials.chat_format import ChatFormat
@@ -190,6 +191,16 @@ def test_a_changed_class_never_gets_the_model_of_the_old_one(
     assert prepare() == "warm-started"
     (folder / "own_cards.py").write_text(f"{OWN}\n# changed\n")
     assert prepare() == "from"
+
+
+def test_a_warm_start_is_cached_beside_what_a_killed_process_of_the_same_number_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = config_file.load(QUICKSTART, [*WARM_START, "warm_start.cache=true"])
+    (cache_folder() / f".{policy_key(config)}.{os.getpid()}").mkdir(parents=True)
+    assert prepare_policy(config, tmp_path / "one", lambda at: None) == "warm-started here"
+    assert prepare_policy(config, tmp_path / "two", lambda at: None).startswith("from the cache")
 
 
 def test_the_key_of_a_warm_start_has_every_setting_that_changes_the_cloned_trials() -> None:
