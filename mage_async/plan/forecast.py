@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import msgspec
 
 from mage_async.config.defaults import ON_CORES
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, FromBest, FromData, FromWinStay
 from mage_async.results.progress import time_in_words
+from mage_async.trials.win_stay import NUM_PLAYED
 
 MAX_STEP_S = 300.0
 """Seconds of a step above which a batch is made smaller."""
@@ -72,8 +73,10 @@ class Pace(msgspec.Struct, frozen=True):
         left = learner.max_tokens_per_microbatch - self.opening_tokens
         has_limit = learner.max_tokens_per_microbatch > 0
         trials_per_microbatch = max(1, left // max(1, own)) if has_limit else num_trials
+        num_minibatches = min(learner.minibatches, num_trials)
+        sizes = [len(range(i, num_trials, num_minibatches)) for i in range(num_minibatches)]
         # -(-a // b) is a / b, rounded up.
-        num_microbatches = max(learner.minibatches, -(-num_trials // trials_per_microbatch))
+        num_microbatches = sum(-(-size // trials_per_microbatch) for size in sizes)
         seconds_per_update = self.update_s + learner.repeated_forwards * self.forward_s
         return self._in_updates(num_trials, num_microbatches) * seconds_per_update
 
@@ -145,12 +148,22 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
 
 
 def _warm_start_s(config: Config, pace: Pace) -> float:
-    """Return the seconds of a warm start that is not cached and ends at its gate's first check."""
+    """Return the seconds of a warm start that is not cached: of "win_stay" if its gate stays shut,
+    of any other if the gate opens at its first check.
+    """
     warm = config.warm_start
     if warm is None:
         return 0.0
-    step = warm.batch_size / pace.num_trained * pace.update_s
-    return warm.steps * step + warm.trials * pace.scripted_s
+    num_steps, play_s = warm.steps, warm.trials * pace.scripted_s
+    match warm:
+        case FromWinStay():
+            num_steps += warm.max_steps
+            play_s += NUM_PLAYED * pace.scripted_s
+        case FromBest():  # the model itself plays
+            play_s = warm.trials * pace.trial_s()
+        case FromData():
+            play_s = 0.0
+    return num_steps * warm.batch_size / pace.num_trained * pace.update_s + play_s
 
 
 def smaller_batch(

@@ -17,7 +17,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from mage_async.environments.environment import Play
 from mage_async.errors import ConfigError
@@ -32,6 +32,8 @@ Pay = Literal["reward", "return"]
 
 NUM_COMPARED = 64
 """Number of trials by which a rule is compared with the others."""
+NUM_PLAYED = NUM_COMPARED * (1 + len(get_args(Place)) * len(get_args(Pay)))
+"""Number of trials that are played to find the best rule, those of random play included."""
 
 
 @dataclass(frozen=True, slots=True)

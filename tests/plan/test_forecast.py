@@ -75,6 +75,30 @@ def test_a_warm_start_is_part_of_the_first_step() -> None:
     assert found.warm_start_s == pytest.approx(4 * 6.0 + 2.0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "seconds"),
+    [
+        # 4 + 5 steps; 200 trials to clone, and 64 of random play and of each of six rules.
+        ("win_stay", 9 * 6.0 + (200 + 7 * 64) * 0.01),
+        ("best", 4 * 6.0 + 200 * 1.0),  # the model plays them
+        ("data", 4 * 6.0),  # nothing is played
+    ],
+)
+def test_a_warm_start_takes_the_steps_and_the_play_of_its_kind(kind: str, seconds: float) -> None:
+    sizes = ("steps=4", "max_steps=5", "batch_size=3", "trials=200")
+    keys = (f"warm_start={kind}", *(f"warm_start.{size}" for size in sizes))
+    found = forecast(config(*keys), PACE, num_actors=1, num_cores=1)
+    assert found.warm_start_s == pytest.approx(seconds)
+
+
+def test_every_minibatch_is_divided_into_micro_batches_of_its_own() -> None:
+    # A micro-batch has room for 17 trials, so two minibatches of 18 need four of them.
+    shared = msgspec.structs.replace(PACE, opening_tokens=40, num_trained=1)
+    keys = ("learner.max_tokens_per_microbatch=1060", "engine.max_tokens=1000")
+    found = shared.step_train_s(config("learner.minibatches=2", *keys))
+    assert found == pytest.approx((6.0 + 1.0) * (36 * 60 + 4 * 40) / 100)
+
+
 def test_a_default_batch_whose_step_takes_over_five_minutes_is_made_smaller() -> None:
     slow = msgspec.structs.replace(PACE, update_s=60.0)
     smaller, why = smaller_batch(config(), slow, num_actors=1, num_cores=1)
