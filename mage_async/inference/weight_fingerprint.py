@@ -288,7 +288,8 @@ def combined(digests: Mapping[str, str]) -> str:
 
 
 def sample_digest(body: np.ndarray, version: int) -> str:
-    """Return a digest of one in `SAMPLED` blocks of 32 KiB, and of the bytes after the last block.
+    """Return a digest of one in `SAMPLED` blocks of 32 KiB, and of the bytes after the last block;
+    of all blocks if they are fewer than `SAMPLED`.
 
     Args:
         body: All tensors of a version, one after the other: uint8 [bytes].
@@ -296,7 +297,7 @@ def sample_digest(body: np.ndarray, version: int) -> str:
     """
     whole = len(body) - len(body) % BLOCK_BYTES
     blocks = body[:whole].view(np.int64).reshape(-1, BLOCK_ROWS, ROW_WORDS)
-    step = max(1, min(SAMPLED, len(blocks)))
+    step = SAMPLED if len(blocks) >= SAMPLED else 1
     state = blake2b(f"{len(body)} bytes".encode(), digest_size=DIGEST_BYTES)
     state.update(blocks[version % step :: step].sum(2).data)
     state.update(body[whole:].data)

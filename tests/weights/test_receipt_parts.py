@@ -37,7 +37,9 @@ def test_samples_of_versions_in_a_row_come_past_every_block() -> None:
         assert seen == [block % SAMPLED]
 
 
-@pytest.mark.parametrize("length", [0, 3, TAIL, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + TAIL])
+@pytest.mark.parametrize(
+    "length", [0, 3, TAIL, BLOCK_BYTES - 1, BLOCK_BYTES, 8 * BLOCK_BYTES + TAIL]
+)
 def test_a_small_body_is_digested_whole_in_every_version(length: int) -> None:
     body = BODY[:length].copy()
     digests = {sample_digest(body, version) for version in range(3)}
