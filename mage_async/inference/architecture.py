@@ -294,6 +294,11 @@ def _gemma3_rotation(file: Path, config: dict[str, Any], window: int) -> Rotatio
         else config.get("rope_theta", 1_000_000.0)
     )
     tables = config.get("rope_parameters") or {}
+    if not all(isinstance(table, dict | None) for table in tables.values()):
+        raise PolicyError(
+            f"{file}: rope_parameters of gemma3_text must be two tables, sliding_attention and "
+            f"full_attention, got {tables}: write a table for each kind of layer"
+        )
     scaling = {} if window else config.get("rope_scaling") or {}
     table = {"rope_theta": base, **scaling, **(tables.get(name) or {})}
     return read_rotation(file, {"model_type": "gemma3_text", "rope_parameters": table})

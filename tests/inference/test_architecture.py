@@ -86,6 +86,10 @@ def test_an_exported_model_is_the_same_to_transformers_4_and_5(
         ({"layer_types": []}, "layer_types has 0 values, and num_hidden_layers is 1"),
         ({"layer_types": ["full_attention"] * 2}, "layer_types has 2 values"),
         ({"model_type": "gemma3_text", "layer_types": []}, "layer_types has 0 values"),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 500.0}},
+            "two tables, sliding_attention and full_attention, got {'rope_theta': 500.0}",
+        ),
         ({"model_type": "smollm3", "no_rope_layers": []}, "no_rope_layers has 0 values"),
         (
             {"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [1, 0]},
