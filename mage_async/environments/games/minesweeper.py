@@ -296,7 +296,7 @@ class MineSweeper(Game[int]):
     `order-17`.
 
     Args:
-        size: Number of rows and of columns.
+        size: Number of rows and of columns: at least 3, or 4 with `opening = "own"`.
         mines: Number of mines; at most a quarter of the cells.
         turns: Largest number of turns in an episode.
         view: Content of observations: the whole `board`, or only `news`, the newly opened cells.
@@ -324,8 +324,9 @@ class MineSweeper(Game[int]):
         wins_only: bool = False,
         most_mines: int = 0,
     ) -> None:
-        check_whole("minesweeper", "size", size, 3, 26)
+        check_one_of("minesweeper", "opening", opening, get_args(Opening))
         # An opening of the agent's own keeps up to nine cells free.
+        check_whole("minesweeper", "size", size, 4 if opening == "own" else 3, 26)
         room = size * size - 9 if opening == "own" else size * size
         most = min(size * size // 4, room)
         check_whole("minesweeper", "mines", mines, 1, most)
@@ -333,7 +334,6 @@ class MineSweeper(Game[int]):
         check_whole("minesweeper", "turns", turns, 1, size * size)
         check_whole("minesweeper", "boards", boards, 8, 1_000_000)
         check_one_of("minesweeper", "view", view, get_args(View))
-        check_one_of("minesweeper", "opening", opening, get_args(Opening))
         self._size, self._num_mines, self._turns, self._view = size, mines, turns, view
         self._opening, self._wins_only = opening, wins_only
         names = cell_names(size)

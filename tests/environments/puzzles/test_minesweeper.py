@@ -282,5 +282,5 @@ def test_with_wins_alone_opening_the_last_safe_cell_pays_one() -> None:
 def test_an_opening_of_ones_own_needs_cells_without_mines() -> None:
     with pytest.raises(ConfigError, match="`mines` must be a whole number from 1 to 4, got 5"):
         MineSweeper(size=4, mines=5, opening="own")
-    with pytest.raises(ConfigError, match="`mines` must be a whole number from 1 to 0, got 1"):
+    with pytest.raises(ConfigError, match="`size` must be a whole number from 4 to 26, got 3"):
         MineSweeper(size=3, mines=1, opening="own")
