@@ -154,7 +154,7 @@ def linear_policy_loss(
         tokens: `[T]`, int64.
         data: Data of the tokens.
         loss: Parameters of the loss; on a GPU they are compile-time constants.
-        normaliser: Number of tokens of the whole step, over all micro-batches and ranks.
+        normaliser: Mean number of tokens of a minibatch, over all micro-batches and ranks.
         inverse_temperature: Inverse of the sampling temperature, above 0.
         mask: See `linear_logprob`; data of tokens outside never reaches a result, not even NaN.
 
