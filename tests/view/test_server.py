@@ -1,5 +1,6 @@
 """The server, driven by real requests: every page, strangers, faults, and runs that go on."""
 
+import asyncio
 import re
 import shutil
 import socket
@@ -11,6 +12,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from mage_services.processes.child_process import ChildProcess
+from mage_services.view import server as server_module
 from mage_services.view.index import RunReader
 from tests.helpers.recorded_runs import unpack
 from tests.view.conftest import build, shown
@@ -279,3 +282,22 @@ def test_a_port_in_use_and_a_folder_that_is_none_are_a_sentence(tmp_path):
             assert done.returncode == 2
             assert said in done.stderr
             assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_where_a_child_cannot_start_nothing_is_left_open(tmp_path, monkeypatch, number):
+    start, started = ChildProcess.start, []
+
+    async def start_some(*given):
+        if len(started) == number:
+            raise OSError("no more processes")
+        started.append(await start(*given))
+        return started[-1]
+
+    monkeypatch.setattr(ChildProcess, "start", start_some)
+    with socket.create_server((server_module.HOST, 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(OSError, match="no more processes"):
+        asyncio.run(server_module.serve(tmp_path, port, print))
+    assert [each.is_running for each in started] == [False] * number
+    server_module.bound_socket(port).close()

@@ -12,10 +12,12 @@ import secrets
 import signal
 import socket
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from aiohttp import web
 from markupsafe import Markup
@@ -53,6 +55,7 @@ escaped.
 """
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+T = TypeVar("T")
 
 
 def refusal(request: web.Request, token: str) -> str:
@@ -255,20 +258,20 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
     Raises:
         RunError: there is no such folder, the port is in use, or a child process failed.
     """
-    runs, bound = find_runs(root), bound_socket(port)
+    runs = find_runs(root)
     token, done = secrets.token_urlsafe(16), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, done.set)
-    # Two child processes, so that no page waits for their work: one reads the runs' files into
-    # indexes, the other computes the returns and advantages ("credit") of a step's turns.
-    command = module_command(indexer.MODULE)
-    indexing = await ChildProcess[indexer.Indexed].start(command, indexer.Indexed)
-    command = module_command(credit_process.MODULE)
-    crediting = await ChildProcess[credit_process.StepCredit].start(
-        command, credit_process.StepCredit
-    )
-    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="page") as threads:
+    async with AsyncExitStack() as running:
+        bound = running.enter_context(bound_socket(port))
+        threads = running.enter_context(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="page"))
+        # Two child processes, so that no page waits for their work: one reads the runs' files into
+        # indexes, the other computes the returns and advantages ("credit") of a step's turns.
+        indexing = await running.enter_async_context(_child(indexer.MODULE, indexer.Indexed))
+        crediting = await running.enter_async_context(
+            _child(credit_process.MODULE, credit_process.StepCredit)
+        )
         watcher = RunWatcher(root, threads, indexing, runs)
         credits = CreditCache(crediting, lambda run: watcher.notify(watcher.name_of(run)))
         runner = web.AppRunner(
@@ -289,9 +292,17 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
                     task.cancel()
         finally:
             await runner.cleanup()
-            for process in (indexing, crediting):
-                process.kill()
-                await process.wait()
+
+
+@asynccontextmanager
+async def _child(module: str, kind: type[T]) -> AsyncIterator[ChildProcess[T]]:
+    """Start a child process that sends messages of a type; end it with the block."""
+    process = await ChildProcess[T].start(module_command(module), kind)
+    try:
+        yield process
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def _indexed(watcher: RunWatcher, credits: CreditCache) -> None:
