@@ -6,7 +6,7 @@ with the method.
 
 import random
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -47,6 +47,8 @@ KV_REFRESH: dict[str, Literal["never", "episode", "turn"]] = {
 }
 """When cached keys and values that older weights have computed are recomputed, by
 `engine.cache_rule`."""
+OTHER_IN_WIN_STAY = ("gate", "max_steps")
+"""Keys of `warm_start` that mean something else with "win_stay" than with "script"."""
 WORDS = ("episode", "reflect", "remark", "opp")
 """Words of the tiny model besides those of the environment: a transcript adds the first three, and
 "opp" marks an opponent's move in several games."""
@@ -149,6 +151,9 @@ def trial_config_of(
 def with_warm_start(config: Config) -> Config:
     """Return the configuration with `warm_start = "auto"` replaced by "script", or by "win_stay" if
     an environment has no script; a program that plays its own episodes has no warm start.
+
+    "win_stay" keeps the values of the keys that mean the same (`unused_warm_start` names the
+    others), where they are not the defaults of "auto".
     """
     warm = config.warm_start
     if not isinstance(warm, FromScriptIfAny):
@@ -158,8 +163,35 @@ def with_warm_start(config: Config) -> Config:
     if all(map(_has_script, parts)):
         found = FromScript(**structs.asdict(warm))
     elif not any(isinstance(part, AgentTasks) for part in parts):
-        found = FromWinStay(cache=warm.cache, episodes=warm.episodes, threads=warm.threads)
+        stated = _stated(warm)
+        found = FromWinStay(**{key: stated[key] for key in stated if key not in OTHER_IN_WIN_STAY})
     return structs.replace(config, warm_start=found)
+
+
+def _stated(warm: FromScriptIfAny) -> dict[str, Any]:
+    """Return the keys of `warm_start = "auto"` whose values are not the defaults."""
+    defaults = structs.asdict(FromScriptIfAny())
+    return {key: each for key, each in structs.asdict(warm).items() if each != defaults[key]}
+
+
+def unused_warm_start(config: Config) -> str:
+    """Return why `with_warm_start` drops the warm start or keys of it, in a sentence that names the
+    cure; "" if it drops nothing.
+    """
+    warm, name = config.warm_start, config.environment.name
+    if not isinstance(warm, FromScriptIfAny):
+        return ""
+    found = with_warm_start(config).warm_start
+    if found is None:
+        return f"warm_start: none, because {name} is a program that plays its own episodes"
+    dropped = [f"warm_start.{key}" for key in _stated(warm) if key in OTHER_IN_WIN_STAY]
+    if not isinstance(found, FromWinStay) or not dropped:
+        return ""
+    return (
+        f"{' and '.join(dropped)}: not used, because {name} has no `script`, and with "
+        'warm_start = "win_stay", which is used instead, they mean something else: write '
+        'warm_start.kind = "win_stay" to set them'
+    )
 
 
 def _has_script(environment: Environment) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import uvloop
 
-from mage_async.assembly import check_keys, check_room, with_warm_start
+from mage_async.assembly import check_keys, check_room, unused_warm_start, with_warm_start
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded, Pretrained, check_installed, check_source
 from mage_async.doctor import Doctor
@@ -80,10 +80,9 @@ def start_run(
         RunFailed: the run failed after it had begun.
     """
     check_keys(config)
-    resolved = with_warm_start(config)  # "auto" replaced by the kind that it stands for
-    if config.warm_start and not resolved.warm_start:
-        say(f"warm_start: none, because {config.environment.name} has no `script` to clone")
-    config = resolved
+    if unused := unused_warm_start(config):
+        say(unused)
+    config = with_warm_start(config)  # "auto" replaced by the kind that it stands for
     if actors is not None and actors < 1:
         raise ConfigError(f"--actors must be at least 1, got {actors}")
     is_pretrained = isinstance(config.policy, Pretrained)
