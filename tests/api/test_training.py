@@ -7,6 +7,7 @@ import signal
 import pytest
 
 import mage_async as mage
+from mage_services.api import start_to_report
 from mage_services.api.start_to_report import start_run
 from tests.end_to_end.conftest import SMALL
 
@@ -75,6 +76,18 @@ def test_more_actors_than_cores_that_may_be_used_are_warned_of(tmp_path, monkeyp
         start_run(
             small(), run_dir=tmp_path / "run", actors=6, is_resumed=False, cluster="", say=say
         )
+
+
+def test_a_directory_that_holds_a_run_is_refused_before_anything_is_played(tmp_path, monkeypatch):
+    def play(*given):
+        raise Enough
+
+    monkeypatch.setattr(start_to_report, "rehearse_all", play)
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(mage.MageError, match="holds a run already: add --resume"):
+        mage.train(small(), run_dir=tmp_path, progress=False)
+    with pytest.raises(Enough):
+        mage.train(small(), run_dir=tmp_path / "other", progress=False)
 
 
 def test_a_mistake_is_raised_before_any_process_starts(tmp_path):

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,13 @@ def start_run(
         RunFailed: the run failed after it had begun.
     """
     check_keys(config)
+    name = f"{file_name(config.environment.name)}-{datetime.now():%Y%m%d-%H%M%S}"
+    directory = RunDirectory((run_dir or Path("runs") / name).resolve())
+    if not is_resumed:
+        # Checked again under the lock. A directory that cannot be read cannot be written either,
+        # which is said where it is written.
+        with suppress(OSError):
+            directory.check_is_new()
     if unused := unused_warm_start(config):
         say(unused)
     config = with_warm_start(config)  # "auto" replaced by the kind that it stands for
@@ -98,8 +105,6 @@ def start_run(
     if not is_resumed:  # a resumed run keeps the policy that it began with
         check_source(config.policy)
         config = run_preflight(config, num_actors, say=say)
-    name = f"{file_name(config.environment.name)}-{datetime.now():%Y%m%d-%H%M%S}"
-    directory = RunDirectory((run_dir or Path("runs") / name).resolve())
     with ExitStack() as held:
         try:
             directory.root.mkdir(parents=True, exist_ok=True)
