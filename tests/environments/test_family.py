@@ -35,6 +35,9 @@ def test_there_are_eight_structures_to_train_on_and_three_others() -> None:
     assert structures == set(TRAINED)
     other = Family(heldout="structures")
     assert {other.family(each) for each in other.members("heldout")} == set(HELD_OUT)
+    named = Family(["trap", "arm"], heldout="structures")
+    assert {named.family(each) for each in named.members("train")} == {"trap", "arm"}
+    assert {named.family(each) for each in named.members("heldout")} == {"search", "lock"}
 
 
 def test_held_out_words_are_met_nowhere_in_training() -> None:
@@ -72,8 +75,7 @@ def test_a_twin_differs_in_nothing_but_what_is_hidden(structure: str) -> None:
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_random_play_earns_what_is_computed(structure: str) -> None:
-    heldout = "structures" if structure in HELD_OUT else "words"
-    family = Family([structure] if structure in TRAINED else TRAINED, heldout, games=8)
+    family = Family([structure], games=8)
     members = family.members("heldout")[:64]
     source, repeats = random.Random(structure), 200
     mean = sum(played(family, each, source) for each in members for _ in range(repeats))
@@ -124,7 +126,11 @@ def test_rising_numbers_of_structures_train_on_what_the_smaller_ones_do() -> Non
     ("options", "sentence"),
     [
         ({"structures": 9}, "`structures` must be a whole number from 1 to 8, got 9"),
-        ({"structures": ["trap"]}, "family: `structures` must be 'mapping' or 'arm'"),
+        ({"structures": ["chess"]}, "family: `structures` must be 'mapping' or 'arm'"),
+        (
+            {"structures": list(HELD_OUT), "heldout": "structures"},
+            "structures must leave out one of search, lock, trap, got search, lock, trap",
+        ),
         ({"heldout": "games"}, "`heldout` must be 'words' or 'sizes' or 'structures', got 'games'"),
         ({"feedback": "no"}, "`feedback` must be 'both' or 'told'"),
     ],

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from mage_async.environments.environment import Chance, Environment, Outcome, Split
 from mage_async.environments.games.game import SoloPlay, TrialScript, facts_of, num_equal
 from mage_async.environments.options import check_one_of, check_whole
-from mage_async.errors import EnvironmentFault
+from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 
 Heldout = Literal["words", "sizes", "structures"]
@@ -481,9 +481,9 @@ STRUCTURES = {
     ),
 }
 HELD_OUT = ("search", "lock", "trap")
-"""Structures that no training task has."""
+"""Structures that training has only if it names them."""
 TRAINED = tuple(name for name in STRUCTURES if name not in HELD_OUT)
-"""Names of the structures to train on."""
+"""Structures to train on by default."""
 
 
 @dataclass(frozen=True)
@@ -697,9 +697,10 @@ class Family(Environment):
 
     Args:
         structures: Number of structures that are trained on, from 1 to 8, in the order of
-            `STRUCTURES`; or their names.
+            `STRUCTURES`; or their names, which may be those of held-out structures too.
         heldout: Difference between held-out tasks and those of training: their `words` and
-            phrasings, their `sizes`, or their `structures`.
+            phrasings, their `sizes`, or their `structures`, which are those of `HELD_OUT` that are
+            not trained on.
         feedback: Whether the reply to each action names the right one (`told`) or not
             (`right_or_wrong`), in structures that may name it; `both` draws it for each task.
         games: Number of training tasks of each structure; a quarter as many are held out.
@@ -722,10 +723,17 @@ class Family(Environment):
             check_whole("family", "structures", structures, 1, len(TRAINED))
             structures = TRAINED[:structures]
         for name in structures:
-            check_one_of("family", "structures", name, TRAINED)
+            check_one_of("family", "structures", name, tuple(STRUCTURES))
         self._feedback: Feedback = feedback
         self._train = tuple(structures)
-        tested = HELD_OUT if heldout == "structures" else self._train
+        tested = self._train
+        if heldout == "structures":
+            tested = tuple(name for name in HELD_OUT if name not in self._train)
+            if not tested:
+                raise ConfigError(
+                    'environment family: with heldout = "structures", structures must leave out '
+                    f"one of {', '.join(HELD_OUT)}, got {', '.join(structures)}"
+                )
         self._members: dict[Split, tuple[str, ...]] = {
             "train": _names("train", self._train, games),
             "heldout": _names(heldout, tested, games // 4),

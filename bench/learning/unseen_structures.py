@@ -1,0 +1,108 @@
+"""Measure in which structures of small games a policy adapts that it was never trained on.
+
+    python -m bench.learning.unseen_structures --models RUN_DIR ... [--name unseen_structures]
+
+`mage adapt` certifies each model, a run or a model directory, on one structure of the environment
+`family` at a time (`docs/family.md`): held-out games, in words and phrasings of which none occurs
+in training, in which a wrong action is answered with the right one if the structure can tell it.
+The models are meant to be runs of different seeds. Each measurement is recorded, and the same
+command continues one that was interrupted.
+
+A line has the mean return of the first and of the last of three episodes over the models, the last
+episode's under four controls (`docs/adapt.md`), each model's least difference to the first episode
+and to the controls, and its verdict.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.environments.games.family import STRUCTURES
+from mage_async.results.certificate import DIFFERENCES
+
+CONTROLS = ("blind", "retry", "noise", "swapped")
+
+
+def main() -> int:
+    """Measure what is not recorded yet, and print the table."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--models", nargs="+", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--structures", nargs="+", choices=list(STRUCTURES))
+    parser.add_argument("--trials", type=int, default=96, help="games of each structure (96)")
+    parser.add_argument("--out", type=Path, default=Path("runs/unseen_structures"), metavar="DIR")
+    parser.add_argument("--only-report", action="store_true", help="play nothing")
+    parser.add_argument("--name", default="", help="of the baseline; without it none is written")
+    given = parser.parse_args()
+    structures = given.structures or STRUCTURES
+    rows = []
+    print(f"{'structure':10} {'first':>6} {'last':>6}" + "".join(f" {c:>7}" for c in CONTROLS))
+    for structure in structures:
+        found = {}
+        for model in given.models:
+            folder = given.out / model.name / structure
+            if not given.only_report:
+                _measure(model, structure, given.trials, folder)
+            if (folder / "certificate.json").exists():
+                found[model.name] = _figures(folder)
+        if found:
+            rows.append({"structure": structure, "models": found})
+            _print_row(structure, list(found.values()))
+    if given.name:
+        write_baseline(given.name, {"trials": given.trials, "rows": rows})
+    return 0
+
+
+def _measure(model: Path, structure: str, trials: int, folder: Path) -> None:
+    """Let `mage adapt` measure a model on one structure, unless its certificate is there."""
+    if (folder / "certificate.json").exists():
+        return
+    command = [sys.executable, "-m", "mage_services.cli.main", "adapt", "--model", str(model)]
+    command += ["--games", "family", "--trials", str(trials), "--out", str(folder)]
+    command += [
+        "--option",
+        f'family.structures=["{structure}"]',
+        "--option",
+        "family.heldout=words",
+    ]
+    command += ["--option", "family.feedback=told"]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log").open("a") as log:
+        subprocess.run(command, stdout=log, stderr=log, check=True)
+
+
+def _figures(folder: Path) -> dict[str, Any]:
+    """Return the figures of a certificate that the table needs."""
+    document = json.loads((folder / "certificate.json").read_text())
+    differences = document["differences"]
+    return {
+        "verdict": document["verdict"],
+        "sentence": document["sentence"],
+        "returns": document["returns"],
+        "differences": {name: differences[name] for name in DIFFERENCES},
+    }
+
+
+def _print_row(structure: str, models: list[dict[str, Any]]) -> None:
+    """Print the means over the models, and each one's least difference and verdict."""
+
+    def mean(arm: str, episode: int) -> float:
+        return sum(model["returns"][arm][episode][0] for model in models) / len(models)
+
+    verdicts = [
+        f"{min(each['mean'] for each in model['differences'].values()):+.2f} {model['verdict']}"
+        for model in models
+    ]
+    controls = "".join(f" {mean(arm, -1):7.2f}" for arm in CONTROLS)
+    print(
+        f"{structure:10} {mean('own', 0):6.2f} {mean('own', -1):6.2f}{controls}  "
+        + "; ".join(verdicts),
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
