@@ -7,7 +7,7 @@ boxes, scout and rock-paper-scissors on-policy in one process (`mage_async/algor
 same number of steps and trials in every arm. `notes` writes notes and is trained on them;
 `untrained` writes notes and is trained on its actions alone, from the same warm start; `truncation`
 writes none and keeps the newest turns that fit into the same room; `history` has room for the whole
-trial. The warm start clones scripted trials, whose notes are random pieces of the
+trial. The warm start clones scripted trials, whose notes have half or all of the facts in the
 context. So it teaches to read notes; what to write is left to RL. A run whose result is in the
 folder is not run again.
 
@@ -47,11 +47,11 @@ GAMES = {
         *("trial.room=32", "transcript.max_reflection_tokens=7", "advantage.scale=[]"),
         *("advantage.epsilon=0.001", "learner.entropy_ceiling=2.0"),
     ),
-    "rps": ("trial.room=37", "transcript.max_reflection_tokens=7"),
+    "rps": ("trial.room=41", "transcript.max_reflection_tokens=10"),
 }
 """Room for at most three turns of boxes and of rock-paper-scissors, whose episodes have four, and
 for two of scout, whose episodes have three. Notes may have as many words as it takes to say all
-that is hidden in boxes and scout."""
+that is hidden in boxes and scout, and three rounds of rock-paper-scissors."""
 # Settings of the arms; each arm is a game in one way.
 WAYS = {
     "notes": ("trial.memory=notes",),

@@ -200,18 +200,16 @@ class RpsScript(TrialScript[RpsPlay]):
     """Number that `cycle` adds to its move after each round, modulo 3."""
 
     def facts(self) -> Sequence[str]:
-        """Return the opponent's move and the result of each round, equal ones once, in the order in
-        which they were last seen: notes keep the newest.
+        """Return the opponent's move and the result of each round, in their order: notes keep the
+        newest.
         """
-        found: dict[str, None] = {}
+        found = []
         for play in self.plays:
             moves = [*(seen.last for seen in play.seen[1:]), play.last]
             for seen, mine in zip(play.seen, moves, strict=True):
                 assert mine is not None, "a script makes valid moves"
-                fact = f"opp {MOVES[seen.theirs]} {_RESULTS[result(mine, seen.theirs)]}"
-                found.pop(fact, None)
-                found[fact] = None
-        return [*found]
+                found.append(f"opp {MOVES[seen.theirs]} {_RESULTS[result(mine, seen.theirs)]}")
+        return found
 
     def action(self, play: RpsPlay) -> str:
         """Return the next move."""
