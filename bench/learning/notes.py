@@ -47,11 +47,12 @@ GAMES = {
         *("trial.room=32", "transcript.max_reflection_tokens=7", "advantage.scale=[]"),
         *("advantage.epsilon=0.001", "learner.entropy_ceiling=2.0"),
     ),
-    "rps": ("trial.room=41", "transcript.max_reflection_tokens=10"),
+    "rps": ("trial.room=37", "transcript.max_reflection_tokens=10"),
 }
-"""Room for at most three turns of boxes and of rock-paper-scissors, whose episodes have four, and
-for two of scout, whose episodes have three. Notes may have as many words as it takes to say all
-that is hidden in boxes and scout, and three rounds of rock-paper-scissors."""
+"""Room for at most three turns of boxes, whose episodes have four, and for two of scout, whose
+episodes have three, and of rock-paper-scissors, whose episodes have four: the last three rounds
+tell most of its opponents' patterns. Notes may have as many words as it takes to say all that is
+hidden in boxes and scout, and three rounds of rock-paper-scissors."""
 # Settings of the arms; each arm is a game in one way.
 WAYS = {
     "notes": ("trial.memory=notes",),
