@@ -81,10 +81,14 @@ WATCHED = (30, 45, 60, 75)
 """Steps after which these arms are evaluated besides; after 30 of 90 GRPO and ReMA have played as
 many trials as MAGE in all."""
 SINGLE = (*EPISODES, "admission.groups_per_step=54", "engine.max_contexts=240")
-FINAL = ("environment.name=biased_rps", "environment.options={rounds=5}")
+FINAL = (
+    *("environment.name=biased_rps", "environment.options={rounds=5}"),
+    *("warm_start.gate=1.0", "warm_start.steps=400", "warm_start.max_steps=400"),
+)
 """Rock-paper-scissors against an opponent with a favourite move; winning three of five rounds pays
 1 at the end of the episode. Random play earns 0.21; a script that counts the opponent's moves 0.60,
-and 0.78 if it also counts those of earlier episodes."""
+and 0.78 if it also counts those of earlier episodes. Its noise keeps the ratio that a warm start's
+gate asks for at 0.86 after 400 steps, so there is no gate."""
 
 KUHN_STEPS = ("learner.steps=120", "engine.max_tokens=320")
 MIXED = (

@@ -352,7 +352,9 @@ class MineSweeper(Game[int]):
         rewards = WIN_REWARDS if wins_only else REWARDS
         returns = (turns * rewards.invalid, rewards.win + (turns - 1) * rewards.cascade)
         has_chance = opening == "shared"
-        won_above = 0.5 if wins_only else 0.0  # a return above it is won, below it lost
+        # The return above which an episode counts as won: what it earns without a win stays below
+        # on boards of up to 6x6 cells. On larger ones many cascades may earn more.
+        won_above = rewards.win - 0.5
         facts = facts_of("minesweeper", turns, words, returns, won_above, has_chance=has_chance)
         super().__init__(facts, hold_out(variants), noun="board")
 
