@@ -14,6 +14,7 @@ from typing import Any
 from bench.scale.workload import Workload
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.policies import POLICIES
+from mage_async.config.schema import Evaluation
 from mage_async.environments.catalogue import load
 from mage_async.protocol.codec import LastEncoded
 from mage_async.protocol.messages import Message, Publication
@@ -91,7 +92,7 @@ class LearnerSite:
             num_episodes=1,
             deadline_s=600.0,
             max_drops_in_a_row=50,
-            evaluate_every=0,
+            evaluation=Evaluation(every=0),
             last_version=work.steps,
         )
         self.coordinator = Coordinator(

@@ -47,6 +47,7 @@ from bench.system.workload import SHAPE, Work, draw_work, rule_alone_s
 from mage_async.admission.ledger import Ledger
 from mage_async.assembly import WORDS
 from mage_async.completion import Sampling
+from mage_async.config.schema import Evaluation
 from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -173,7 +174,7 @@ def make_coordinator(channel: LearnerChannel, stage: Stage, max_staleness: int) 
         num_episodes=1,
         deadline_s=60.0,
         max_drops_in_a_row=1,
-        evaluate_every=0,
+        evaluation=Evaluation(every=0),
         last_version=SHAPE.steps,
     )
     journal = MemoryJournal(forgets=True)

@@ -444,6 +444,12 @@ class Evaluation(Section):
     """Episodes of an evaluated trial; unless it is given, as many as `trial.episodes`, where those
     are at least 2."""
 
+    def is_due(self, version: int, last: int) -> bool:
+        """Return whether the evaluator plays this version of the weights: each `every`-th, and the
+        last of the run, `last`.
+        """
+        return version == last or (self.every > 0 and version % self.every == 0)
+
 
 class Transport(Section):
     """Communication between the learner and its peers."""

@@ -13,6 +13,7 @@ from mage_async.admission.ledger import Ledger
 from mage_async.admission.policies import POLICIES
 from mage_async.assembly import WORDS
 from mage_async.completion import Sampling
+from mage_async.config.schema import Evaluation
 from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -78,7 +79,7 @@ async def _train(rule: str, directory: Path) -> tuple[Coordinator, list[list[Gro
     channel = MemoryLearnerChannel()
     stages = [_stage(directory, pace) for pace in PACES]
     ledger = Ledger(BATCH, BOUND, TRIALS, policy=POLICIES[rule])
-    rules = CoordinatorConfig(3, 60.0, 100, 0, STEPS)
+    rules = CoordinatorConfig(3, 60.0, 100, Evaluation(every=0), STEPS)
     tasks = TaskStream(stages[0].environment, 0)
     weights = WeightStore(MemoryWeights())
     coordinator = Coordinator(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.replay import CONFIG_CHANGED, replay
+from mage_async.config.schema import Evaluation
 from mage_async.environments.catalogue import load
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.journal_records import (
@@ -109,7 +110,7 @@ class World:
         self.start(Ledger(B, S, G, max_expiries=2), 0)
 
     def start(self, ledger: Ledger, version: int) -> None:
-        rules = CoordinatorConfig(3, DEADLINE_S, 10**9, 0, 10**9)
+        rules = CoordinatorConfig(3, DEADLINE_S, 10**9, Evaluation(every=0), 10**9)
         weights = WeightStore(MemoryWeights())
         self.coordinator = Coordinator(
             self,

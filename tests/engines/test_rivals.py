@@ -13,7 +13,7 @@ from mage_async.admission.ledger import Ledger
 from mage_async.admission.replay import replay
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config import config_file
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Evaluation
 from mage_async.environments.games.kuhn import FACING, OPEN
 from mage_async.errors import PolicyError, RunError
 from mage_async.inference.chat_files import load_chat
@@ -215,7 +215,7 @@ class Site:
             seed=config.seed,
             groups_per_step=rules.groups_per_step,
         )
-        told = CoordinatorConfig(3, 60.0, 50, 0, 9)
+        told = CoordinatorConfig(3, 60.0, 50, Evaluation(every=0), 9)
         self.coordinator = Coordinator(
             self.channel,
             self.ledger,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mage_async.admission.ledger import Ledger
+from mage_async.config.schema import Evaluation
 from mage_async.environments.catalogue import load
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.messages import (
@@ -47,7 +48,7 @@ class Site:
             num_episodes=3,
             deadline_s=DEADLINE_S,
             max_drops_in_a_row=3,
-            evaluate_every=2,
+            evaluation=Evaluation(every=2),
             last_version=3,
         )
         tasks = TaskStream(load("rps"), 0)

@@ -1,12 +1,13 @@
 """Run the evaluator: play published versions on fixed sets of tasks, without blocking the training.
 
-During training the evaluator plays every version that it is sent, on tasks of training and on
-held-out ones, and adds a point to the run's curve. At the end it plays the final sets, with two
-causal controls: `blind` (earlier episodes are not in the context; `TrialConfig.blind` removes them)
-and `swapped` (in the last episode the hidden task variant is another one). The return that is lost
-under a control is due to adaptation. Points of the curve that are still waiting at the end are
-played after the final sets. If `evaluation.every` is 0, there is no curve, and the engine is made
-only after training.
+During training the learner sends it each `evaluation.every`-th version, and the last one
+(`Evaluation.is_due` of `mage_async/config/schema.py`). The evaluator plays every version that it is
+sent, on tasks of training and on held-out ones, and adds a point to the run's curve. With the last
+version it plays the final sets instead, with two causal controls: `blind` (earlier episodes are not
+in the context; `TrialConfig.blind` removes them) and `swapped` (in the last episode the hidden task
+variant is another one). The return that is lost under a control is due to adaptation. Points of the
+curve that are still waiting at the end are played after the final sets. If `evaluation.every` is 0,
+there is no curve, and the engine is made only after training.
 """
 
 import asyncio

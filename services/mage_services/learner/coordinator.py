@@ -19,7 +19,7 @@ from mage_async.admission.concurrency import Concurrency
 from mage_async.admission.ledger import ALIKE, OVER_AGE, Accepted, Ledger, Unknown
 from mage_async.admission.staleness_metrics import TrialDurations
 from mage_async.config import config_file
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Evaluation
 from mage_async.errors import DeterministicFailure
 from mage_async.methods.method import Methods
 from mage_async.protocol.journal_records import Dropped, LoadedWeights, Published, SegmentHeader
@@ -45,7 +45,7 @@ from mage_async.tasks.league import League, version_of
 from mage_async.tasks.task_stream import MatchedTasks
 from mage_services.journal.writer import JournalFile
 from mage_services.transport.channels import LearnerChannel, Peer, PeerGone
-from mage_services.weights.weight_store import EARLIER, WeightStore, is_evaluated
+from mage_services.weights.weight_store import EARLIER, WeightStore
 
 #     message of a peer   answer of the coordinator
 #     Hello               Welcome, once there are weights, and then the peer's grants
@@ -94,8 +94,8 @@ class CoordinatorConfig:
     """Seconds after which an incomplete group is granted to another actor."""
     max_drops_in_a_row: int
     """Number of groups dropped in a row that ends the run."""
-    evaluate_every: int
-    """Steps between evaluations; 0: only the last version is evaluated."""
+    evaluation: Evaluation
+    """Says which versions are evaluated (`is_due`)."""
     last_version: int
     """Number of steps of the run."""
     config: str = ""
@@ -111,7 +111,7 @@ class CoordinatorConfig:
             config.trial.episodes,
             config.admission.grant_deadline_s,
             MAX_DROPS_IN_A_ROW,
-            config.evaluation.every,
+            config.evaluation,
             config.learner.steps,
             config_file.dump(config),
             config.admission.replaced_groups,
@@ -283,16 +283,15 @@ class Coordinator:
     def publish(self, publication: Publication) -> None:
         """Announce new weights to every peer, then grant the groups that may be granted now.
 
-        An actor that is still loading hears of the newest weights when it is done.
+        An actor that is still loading hears of the newest weights when it is done. The evaluator
+        hears of the versions that it plays.
         """
         self.weights.add(publication)
-        config = self.config
+        is_evaluated = self.config.evaluation.is_due(publication.version, self.config.last_version)
         for peer, known in list(self.peers.items()):
             if known.is_actor:
                 self._announce_newest(peer)
-            elif is_evaluated(
-                publication.version, every=config.evaluate_every, last=config.last_version
-            ):
+            elif is_evaluated:
                 self._announce(peer, publication)
         self._grant()
 

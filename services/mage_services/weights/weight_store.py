@@ -73,11 +73,6 @@ may still read versions that it published.
 """
 
 
-def is_evaluated(version: int, *, every: int, last: int) -> bool:
-    """Return whether the evaluator plays a version, as it does each `every`-th and the `last`."""
-    return version == last or (every > 0 and version % every == 0)
-
-
 class WeightStore:
     """Hold the published versions of a run. One version at a time is announced to a peer.
 

@@ -84,16 +84,15 @@ class Nccl(WeightTransport, tag="nccl"):
     def open(self, run: "RunDirectory", config: "Config") -> "WeightFiles":
         """Return the learner's side, which sends versions from memory when engines request them."""
         from mage_services.weights.weight_sender import WeightSender
-        from mage_services.weights.weight_store import is_evaluated
 
         backend = "nccl" if config.learner.device.startswith("cuda") else "gloo"
-        every, last = config.evaluation.every, config.learner.steps
+        evaluation, last = config.evaluation, config.learner.steps
         # Versions that the evaluator plays are written as files too. Several ranks gather each
         # version in a folder before it is sent.
         return WeightSender(
             run.weights,
             backend,
-            lambda version: is_evaluated(version, every=every, last=last),
+            lambda version: evaluation.is_due(version, last),
             config.learner.device,
             self.folder(run) if config.learner.ranks > 1 else None,
         )
