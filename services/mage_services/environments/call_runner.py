@@ -1,10 +1,12 @@
 """Call environments that may block, without blocking the caller's event loop.
 
-what is called                       where the call is made
-a user's `reset`, `step` or `close`  in a thread, which is abandoned and replaced if it hangs
-a play of a whole `Environment`      the same; plays with one `serial_group` take turns
-a coroutine function                 on an event loop in a thread of its own, shared by all
-                                     coroutines, which is abandoned and replaced if one blocks it
+what is called                         where the call is made
+a user's `reset`, `step` or `close`    in a thread, which is abandoned and replaced if it hangs
+`begin` of a class with the whole      the same; calls with the same `serial_group` are made one
+`Environment` protocol, or `act` of    after another
+its `Play` (one episode)
+a coroutine function                   on an event loop in a thread of its own, shared by all
+                                       coroutines, which is abandoned and replaced if one blocks it
 
 All threads are daemons, so that a process can end although a user's code hangs. With
 `environment.workers`, calls of classes with `reset` and `step` are made in worker processes
@@ -28,7 +30,7 @@ from functools import cached_property, partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from mage_async.config.playing import Environment
+from mage_async.config.playing import Environment as EnvironmentConfig
 from mage_async.environments.agent import AgentProgram
 from mage_async.environments.user_calls import Answered, Call, Callee, Request
 from mage_async.environments.user_class import UserObject
@@ -61,18 +63,18 @@ class CallResult(NamedTuple):
     error: BaseException | None = None
 
 
-Answer = Callable[[CallResult], None]
+OnResult = Callable[[CallResult], None]
 """Receives the result of a call, in the thread that made the call."""
 
 
 class Handover:
-    """A queue from other threads to an event loop, which calls `take` with each item, in order.
+    """A queue from other threads to an event loop, which calls `deliver` with each item, in order.
 
-    An item is the tuple of `take`'s arguments.
+    An item is the tuple of `deliver`'s arguments.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[..., None]) -> None:
-        self._loop, self._take = loop, take
+    def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[..., None]) -> None:
+        self._loop, self._deliver = loop, deliver
         self._waiting: deque[tuple[Any, ...]] = deque()
         self._is_woken = False
         # Event loops that have put items, and will wake the receiving loop at the end of their
@@ -94,9 +96,9 @@ class Handover:
             self._wake()
         elif here not in self._due:
             self._due.add(here)
-            here.call_soon(self._end_turn, here)
+            here.call_soon(self._end_iteration, here)
 
-    def _end_turn(self, here: asyncio.AbstractEventLoop) -> None:
+    def _end_iteration(self, here: asyncio.AbstractEventLoop) -> None:
         """Wake the receiving loop for the items that the loop `here` put in an iteration."""
         self._due.discard(here)
         if self._waiting and not self._is_woken:
@@ -105,13 +107,14 @@ class Handover:
     def _wake(self) -> None:
         self._is_woken = True
         with suppress(RuntimeError):  # the receiving loop is closed
-            self._loop.call_soon_threadsafe(self._take_all)
+            self._loop.call_soon_threadsafe(self._deliver_all)
 
-    def _take_all(self) -> None:
+    def _deliver_all(self) -> None:
+        """Call `deliver` with every item that waits, on the receiving loop."""
         # Cleared before the items are taken, so that an item put from now on wakes the loop again.
         self._is_woken = False
         while self._waiting:
-            self._take(*self._waiting.popleft())
+            self._deliver(*self._waiting.popleft())
 
 
 _SENTINEL = os.open(os.devnull, os.O_RDONLY)
@@ -143,24 +146,24 @@ class CallThread:
     """A thread that makes one call after another."""
 
     def __init__(self) -> None:
-        self._inbox: SimpleQueue[tuple[Call, Answer]] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[Call, OnResult]] = SimpleQueue()
         threading.Thread(target=self._run, name="environment", daemon=True).start()
 
-    def call(self, call: Call, answer: Answer) -> None:
-        """Make a call, then call `answer` with its result, both in the thread."""
-        self._inbox.put((call, answer))
+    def call(self, call: Call, on_result: OnResult) -> None:
+        """Make a call, then call `on_result` with its result, both in the thread."""
+        self._inbox.put((call, on_result))
 
     def _run(self) -> None:
         while True:
-            call, answer = self._inbox.get()
+            call, on_result = self._inbox.get()
             try:
                 result = CallResult(call.function())
             except BaseException as error:  # foreign code, which may also call sys.exit
                 result = CallResult(None, error)
             _check_descriptors(call.place)
-            answer(result)
+            on_result(result)
             # The wait for the next call must not keep the objects of this one.
-            del call, answer, result
+            del call, on_result, result
 
 
 class CoroutineThread:
@@ -172,16 +175,16 @@ class CoroutineThread:
         self._inbox = Handover(self.loop, self._begin)
         threading.Thread(target=self.loop.run_forever, name="coroutines", daemon=True).start()
 
-    def call(self, key: Hashable, function: Callable[[], Any], answer: Answer) -> None:
-        """Await `function()`, then call `answer` with its result, both in the thread."""
-        self._inbox.put(key, function, answer)
+    def call(self, key: Hashable, function: Callable[[], Any], on_result: OnResult) -> None:
+        """Await `function()`, then call `on_result` with its result, both in the thread."""
+        self._inbox.put(key, function, on_result)
 
     def cancel(self, key: Hashable) -> None:
         """Cancel a call that has not ended."""
         self.loop.call_soon_threadsafe(self._cancel, key)
 
-    def _begin(self, key: Hashable, function: Callable[[], Any], answer: Answer) -> None:
-        task = self.loop.create_task(_answered(function, answer))
+    def _begin(self, key: Hashable, function: Callable[[], Any], on_result: OnResult) -> None:
+        task = self.loop.create_task(_await_and_report(function, on_result))
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
@@ -190,13 +193,17 @@ class CoroutineThread:
             self._tasks[key].cancel()
 
 
-async def _answered(function: Callable[[], Coroutine[Any, Any, Any]], answer: Answer) -> None:
-    """Await a coroutine; an exception becomes a value, so that it cannot end the event loop."""
+async def _await_and_report(
+    function: Callable[[], Coroutine[Any, Any, Any]], on_result: OnResult
+) -> None:
+    """Await a coroutine, and call `on_result` with its value or its exception. No exception is
+    raised, because one such as `SystemExit` would end the event loop.
+    """
     try:
         result = CallResult(await function())
     except BaseException as error:  # foreign code, which may also call sys.exit
         result = CallResult(None, error)
-    answer(result)
+    on_result(result)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -348,7 +355,7 @@ class CallRunner:
         self._background: set[asyncio.Task[object]] = set()
 
     @classmethod
-    def of(cls, config: Environment, say: Callable[[str], None] = print_to_stderr) -> Self:
+    def of(cls, config: EnvironmentConfig, say: Callable[[str], None] = print_to_stderr) -> Self:
         """Return the call runner that a configuration describes."""
         return cls(
             config.step_deadline_s,
@@ -423,16 +430,16 @@ class CallRunner:
         pool, callee = self._pool, call.callee
         if pool is not None and isinstance(callee, UserObject):
             await pool.admit(callee, call.request)
-            answer = partial(pool.perform, callee, call.request)
+            make_call = partial(pool.perform, callee, call.request)
             free_if_stuck: Any = partial(pool.kill_if_stuck, callee)
         else:
-            answer = partial(self._answer, call)
+            make_call = partial(self._call_here, call)
             free_if_stuck = self._leave_blocked_loop if call.is_async else None
         async with self._serial[callee.serial_group] if callee.serial_group else nullcontext():
             try:
                 async with asyncio.timeout(None) as limit:
                     with self._watched(call, limit):
-                        return await answer()
+                        return await make_call()
             except TimeoutError:  # the deadline: an exception of the call is a `CallFault`
                 if free_if_stuck is not None:
                     self._in_background(free_if_stuck(), "checking what is stuck")
@@ -544,8 +551,12 @@ class CallRunner:
             f"they are merely slow, {cure}"
         )
 
-    async def _answer(self, call: Call) -> Answered:
-        """Make a call in this process."""
+    async def _call_here(self, call: Call) -> Answered:
+        """Make a call in this process, and return its result.
+
+        Raises:
+            CallFault: the call raised.
+        """
         result = await (self._in_loop(call.function) if call.is_async else self._in_thread(call))
         if result.error is not None:
             raise call.fault(result.error) from result.error
@@ -556,9 +567,9 @@ class CallRunner:
         """Abandon an event loop that a coroutine blocks; later calls get a new one."""
         if (coroutines := self._coroutines) is None:
             return
-        answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), coroutines.loop)
+        reply = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), coroutines.loop)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(answer), STUCK_S)
+            await asyncio.wait_for(asyncio.wrap_future(reply), STUCK_S)
         except TimeoutError:
             if self._coroutines is coroutines:
                 self._coroutines = None
@@ -579,9 +590,10 @@ class CallRunner:
         """Do some work in a task, which `close` waits for; print a `CallFault` to stderr."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._background.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_ended)
 
-    def _ended(self, task: asyncio.Task[object]) -> None:
+    def _task_ended(self, task: asyncio.Task[object]) -> None:
+        """Forget a task of `_in_background` that has ended, and print its `CallFault`."""
         self._background.discard(task)
         try:
             if not task.cancelled():
@@ -592,8 +604,8 @@ class CallRunner:
     async def _in_thread(self, call: Call) -> CallResult:
         """Make a call in a thread that is idle, or in a new one."""
         thread = self._idle_threads.pop() if self._idle_threads else CallThread()
-        result, answer = self._awaited(partial(self._returned, thread, call))
-        thread.call(call, answer)
+        result, on_result = self._new_result(partial(self._reuse, thread, call))
+        thread.call(call, on_result)
         return await result
 
     async def _in_loop(self, function: Callable[[], Any]) -> CallResult:
@@ -601,17 +613,17 @@ class CallRunner:
         if self._coroutines is None:
             self._coroutines = CoroutineThread()
         coroutines = self._coroutines
-        result, answer = self._awaited()
-        coroutines.call(result, function, answer)  # the future is also the call's key
+        result, on_result = self._new_result()
+        coroutines.call(result, function, on_result)  # the future is also the call's key
         try:
             return await result
         except asyncio.CancelledError:
             coroutines.cancel(result)
             raise
 
-    def _awaited(
+    def _new_result(
         self, after: Callable[[], None] = lambda: None
-    ) -> "tuple[asyncio.Future[CallResult], Answer]":
+    ) -> "tuple[asyncio.Future[CallResult], OnResult]":
         """Return a future of a call's result, and the function that sets it from any thread.
 
         Args:
@@ -619,24 +631,25 @@ class CallRunner:
                 cancelled.
         """
         result: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
-        return result, partial(self._returns.put, result, after)
+        return result, partial(self._results.put, result, after)
 
     @cached_property
-    def _returns(self) -> Handover:
+    def _results(self) -> Handover:
         """Queue of results, created on the event loop that makes the first call."""
-        return Handover(asyncio.get_running_loop(), self._take)
+        return Handover(asyncio.get_running_loop(), self._set_result)
 
-    def _take(
+    def _set_result(
         self, result: "asyncio.Future[CallResult]", after: Callable[[], None], value: CallResult
     ) -> None:
-        """Set the future of a call's result, unless it was cancelled; see `_awaited`."""
+        """Set the future of a call's result, unless it was cancelled; see `_new_result`."""
         after()
         if not result.done():
             result.set_result(value)
 
-    def _returned(self, thread: CallThread, call: Call) -> None:
-        """Make a thread idle again. If its call has left an object open because the class's `close`
-        is a coroutine function, which a thread cannot await, close the object on the event loop.
+    def _reuse(self, thread: CallThread, call: Call) -> None:
+        """Make a thread idle again after its call. If the call has left an object open, because the
+        class's `close` is a coroutine function and a thread cannot await it, close the object on
+        the event loop.
         """
         self._idle_threads.append(thread)
         if (close := call.callee.late_close()) is not None:
