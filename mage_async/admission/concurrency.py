@@ -33,11 +33,11 @@ def over_age_share(
     its step, uniformly distributed. A token sampled `y` seconds before its group was complete is
     too old if `y` plus that wait exceeds `max_staleness * step_s`: with probability
     `clip(y / step_s - max_staleness + 1, 0, 1)`. Tokens are spread evenly over the time from the
-    group's grant to its completion.
+    group's grant to its completion, and all groups sample at the same rate: a group's share of the
+    tokens is its share of all durations.
 
     Args:
-        durations_s: Seconds from grant to complete, one per group. A group counts in proportion to
-            its duration.
+        durations_s: Seconds from grant to completion, one per group.
     """
     durations = np.asarray(durations_s, float)[:, None]
     is_over = np.clip(durations * TOKEN_TIMES / step_s - max_staleness + 1, 0.0, 1.0)

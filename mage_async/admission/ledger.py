@@ -3,7 +3,7 @@ trains.
 
 `Ledger` decides at once and never waits: if it cannot decide, its owner calls it again after the
 next message or tick of the clock. It reads no clock; every time is an argument, in seconds of any
-clock that never goes back. Its decisions are recorded in the journal, and `recovery.py` replays the
+clock that never goes back. Its decisions are recorded in the journal, and `replay.py` replays the
 records into a new ledger after a restart.
 
 A *peer* is one connection of an actor, by its name; a restarted actor is a new peer. A group *holds
@@ -26,14 +26,20 @@ from mage_async.trajectory import Group, Guidance, Task, Trial
 # The states of a group, and the calls that move it from one state to another:
 #
 #     state         begins with             ends with
-#     playing       grant, grant_again      its last trial; expire; peer_gone; drop
-#     lapsed        expire, peer_gone       grant_again; its last trial, arriving late; drop
-#     complete      its last trial          take_batch
+#     playing       grant, grant_again      its last trial; expire; peer_gone; a drop
+#     lapsed        expire, peer_gone       grant_again; its last trial, arriving late; a drop
+#     complete      its last trial          take_batch; a drop
 #     in training   take_batch              trained
-#     ended         trained, drop, expire   -
+#     ended         trained, a drop         -
 #
-# Playing and lapsed groups are incomplete: some of their trials have not arrived. A group is in
-# flight in every state but the last.
+# Playing and lapsed groups are incomplete: some of their trials have not arrived. A group is
+# pending until it is in training, and in flight in every state but `ended`. The calls that drop:
+#
+#     drop            an incomplete group
+#     expire          a playing group that misses its last deadline (`max_expiries`)
+#     replace_alike   a complete group whose trials all earned the same
+#     trained         under the policy `drop`: pending groups that are too old by then
+#     drop_all        all pending groups
 #
 # The policy `slots` (`policies.py`) grants a group only while fewer than
 # (max_staleness + 1) * groups_per_step groups are in flight, and trains groups in order of grant: a
@@ -58,7 +64,7 @@ they do not count in `drops_in_a_row`."""
 ALIKE = "all trials earned the same"
 """Reason for which dynamic sampling (`admission.replaced_groups`) drops groups. They are no fault,
 and are chosen by their rewards: they count neither in `drops_in_a_row` nor among the drops of
-`take_drops`, which show whether faults choose what is trained.
+`take_drops`, from which `dropped_bias.py` measures whether drops bias which tasks are trained.
 """
 MAX_REASONS = 64
 """Number of distinct reasons that are counted; drops for further reasons are counted under "other
@@ -67,8 +73,8 @@ reasons". Actors write reasons as text, which may differ at every drop."""
 
 @dataclass(frozen=True, slots=True)
 class DroppedGroup:
-    """Describe a group that was dropped; `mage_async/results/dropped_bias.py` measures whether
-    drops choose what is trained.
+    """Describe a group that was dropped. From such records `mage_async/results/dropped_bias.py`
+    measures whether drops bias which tasks are trained.
     """
 
     member: str
@@ -143,9 +149,9 @@ class LedgerCounts:
 
 
 @dataclass(slots=True)
-class InFlightGroup:
-    """Describe a group that was granted and is not in training: its grant, its actor, its results
-    so far.
+class PendingGroup:
+    """Describe a group that was granted and is neither in training nor dropped: its grant, its
+    actor, its results so far.
     """
 
     grant: int
@@ -238,7 +244,7 @@ class InFlightGroup:
             return f"group {self.grant} is another task than the trial's"
         guidance = self.guidance and self.guidance.for_trial(trial.index)
         if trial.memory != (guidance and guidance.version):
-            return f"group {self.grant} was granted with another memory than the trial's"
+            return f"group {self.grant} was granted with other guidance than the trial's"
         return ""
 
 
@@ -362,8 +368,8 @@ class Ledger:
     """Largest number of incomplete groups at a time, lapsed ones included; None for no limit but
     the policy's.
     """
-    _pending: dict[int, InFlightGroup] = field(default_factory=dict, init=False)
-    """Groups that are not in training, by grant, oldest first."""
+    _pending: dict[int, PendingGroup] = field(default_factory=dict, init=False)
+    """Groups that are granted and not in training, by grant, oldest first."""
     _assignments: Assignments = field(default_factory=Assignments, init=False)
     """The peers of those pending groups that are incomplete."""
     _in_training: list[list[int]] = field(default_factory=list, init=False)
@@ -411,7 +417,7 @@ class Ledger:
     ) -> GroupGrant:
         """Grant a new group to a peer. Call only after `may_grant`."""
         assert self.may_grant(), "no slot is free"
-        group = InFlightGroup(
+        group = PendingGroup(
             grant=self.next_grant,
             task=task,
             num_episodes=num_episodes,
@@ -746,7 +752,7 @@ class Ledger:
         self._num_acknowledged = header.acknowledged
         self._num_granted_again = header.granted_again
         for granted in header.groups:
-            self._add(InFlightGroup.from_record(granted))
+            self._add(PendingGroup.from_record(granted))
 
     def follow(self, header: SegmentHeader) -> None:
         """Bring the groups in flight into line with the header of a later segment."""
@@ -767,7 +773,7 @@ class Ledger:
         """Replay a grant, the first one of a group or a later one."""
         group = self._pending.get(granted.grant.grant)
         if group is None:
-            self._add(InFlightGroup.from_record(granted))
+            self._add(PendingGroup.from_record(granted))
             self.next_grant = max(self.next_grant, granted.grant.grant + 1)
         else:
             self._assign(group, granted.peer)
@@ -812,22 +818,22 @@ class Ledger:
             num_training=len(self._in_training),
         )
 
-    def _add(self, group: InFlightGroup) -> None:
+    def _add(self, group: PendingGroup) -> None:
         """Add a group of which no trial has arrived."""
         self._pending[group.grant] = group
         self._assignments.assign(group.grant, group.peer)
 
-    def _assign(self, group: InFlightGroup, peer: str | None) -> None:
+    def _assign(self, group: PendingGroup, peer: str | None) -> None:
         """Let a peer play a group; None makes the group lapsed."""
         group.peer = peer
         self._assignments.assign(group.grant, peer)
 
-    def _remove(self, grant: int) -> InFlightGroup | None:
+    def _remove(self, grant: int) -> PendingGroup | None:
         """Remove a pending group, and return it; None if it is not pending."""
         self._assignments.remove(grant)
         return self._pending.pop(grant, None)
 
-    def _drop(self, group: InFlightGroup, reason: str, num_turns: int = 0) -> None:
+    def _drop(self, group: PendingGroup, reason: str, num_turns: int = 0) -> None:
         """Drop a group.
 
         Args:
@@ -854,13 +860,13 @@ class Ledger:
         self._dropped[ALIKE] += 1
         self._num_replaced += 1
 
-    def _late_groups(self, now: float) -> list[InFlightGroup]:
+    def _late_groups(self, now: float) -> list[PendingGroup]:
         """Return the groups that a peer plays beyond their deadline, oldest first."""
         groups = (self._pending[grant] for grant in self._assignments)
         late = [group for group in groups if group.peer is not None and group.deadline <= now]
         return sorted(late, key=lambda group: group.grant)
 
-    def _why_unknown(self, result: TrialResult, group: InFlightGroup | None) -> str:
+    def _why_unknown(self, result: TrialResult, group: PendingGroup | None) -> str:
         """Return why a result cannot be of a trial that was granted; empty if it can."""
         if not self._first_grant <= result.grant < self.next_grant:
             return f"group {result.grant} was never granted by this learner"

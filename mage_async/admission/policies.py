@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mage_async.admission.ledger import InFlightGroup
+    from mage_async.admission.ledger import PendingGroup
 
 # Write S for max_staleness and B for groups_per_step. A group is in flight from its grant until the
 # step that trains it is published, or until the group is dropped.
@@ -44,7 +44,7 @@ class AdmissionState:
     max_staleness: int
     version: int
     """Number of steps published so far."""
-    pending: "Collection[InFlightGroup]"
+    pending: "Collection[PendingGroup]"
     """Groups in flight that are not in training, in order of grant."""
     num_training: int
     """Number of batches that were taken and are not published."""

@@ -124,6 +124,6 @@ def test_a_trial_that_was_told_otherwise_is_not_taken(config, group_of):
     assert grant.guidance == told
     for index, version in ((0, None), (0, 7), (1, 1)):
         trial = Trial(task, index, 1, (PART,), (), memory=version)
-        assert "another memory" in ledger.receive(TrialResult(0, 0, trial)).reason
+        assert "other guidance" in ledger.receive(TrialResult(0, 0, trial)).reason
     assert ledger.receive(TrialResult(0, 0, Trial(task, 0, 1, (PART,), (), memory=1))) is not None
     assert ledger.counts().acknowledged == 1
