@@ -205,7 +205,7 @@ def check(config: Config) -> None:
         ConfigError: with the key, its value and what to write instead.
     """
     check_keys(config)
-    check_room(config)
+    check_context_length(config)
 
 
 def check_keys(config: Config) -> None:
@@ -233,7 +233,7 @@ def check_keys(config: Config) -> None:
         data_files(config.warm_start.path)
 
 
-def check_room(config: Config) -> None:
+def check_context_length(config: Config) -> None:
     """Refuse an engine whose contexts are shorter than a trial of the environment's script at the
     end of training.
     """

@@ -3,7 +3,8 @@
 A file contains the keys that it changes; all others have the schema's defaults. It may begin with
 `base = "other.toml"`, a path relative to its own folder: its keys then replace those of the base,
 section by section. A base cannot have a base itself. A run records, compares and digests the
-resolved configuration, in which no base is left.
+resolved configuration, in which no base is left. `Assignments` parses what `--set a.b=c` says, and
+sets it in the content of the file.
 
 Below, a *tree* is a file's content as nested dictionaries, and a *hint* the declared type of a key.
 """

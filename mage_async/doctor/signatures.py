@@ -247,8 +247,8 @@ def engine_mismatch(run: History) -> Sightings:
 
 
 STALE_SHARE = 0.01
-"""Share of all tokens above which one actor played too many over the bound; the rule `slots` allows
-none.
+"""Largest share of all tokens that one actor may play with weights older than the bound. Under the
+rule `slots` an actor that loads new weights as it should plays none.
 """
 MAIN_SHARE = 0.6
 """Share of the tokens over the bound above which one actor is the cause. Below it, the cause is the
@@ -409,8 +409,9 @@ def member_failing(run: History) -> Sightings:
 FEWEST_DROPS = 5
 """Number of dropped groups below which common properties of them are chance."""
 UNEQUAL = 0.95
-"""Ratio of selection (`mage_async/results/dropped_bias.py`) below which it counts, or above whose
-inverse: of long groups over short ones or of one kind over the others.
+"""A ratio of selection (`mage_async/results/dropped_bias.py`) counts if it is below this, or above
+1 / this: how often long groups are trained over how often short ones are, or one kind of group over
+the others.
 """
 Z_SURE = 3.3
 """Half-width, in standard deviations, of the interval of a ratio. The signature shows only if 1
@@ -657,7 +658,8 @@ SIGNATURES = {
 # The code below examines a run: step by step while it trains, or as a whole from its records.
 
 FORGET_STEPS = 10
-"""Number of steps without a signature after which its return is a new finding."""
+"""If a signature shows again more than this many steps after it last showed, that is a new finding;
+if it shows earlier, it belongs to the old one."""
 
 
 class Doctor:

@@ -24,9 +24,9 @@ from mage_async.environments.user_calls import (
     SlowPlay,
     WholePlay,
     calls_of,
+    make_pending_calls,
     new_play,
     own_code,
-    settled,
     whole_play,
 )
 from mage_async.environments.user_class import SPLITS, ResetStep, ResetStepPlay
@@ -439,14 +439,15 @@ def _trace(environment: Environment, member: str) -> Trace:
     for episode in range(NUM_EPISODES):
         play = new_play(environment, task, episode)
         try:
-            settled(play)
+            make_pending_calls(play)
             found.append((play.observation, 0.0))
             is_done = False
             while not is_done:
                 if not (choices := play.legal_actions() or facts.words):
                     raise ConfigError("no `legal_actions` and no `words` say what an action may be")
                 answered = play.act(source.choice(choices))
-                answered = settled(play) or answered  # a slow play gives its outcome in a call
+                # A slow play gives its outcome in a call.
+                answered = make_pending_calls(play) or answered
                 found.append((answered.observation, answered.reward))
                 is_done = answered.is_done
         finally:

@@ -157,7 +157,7 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
-def finds_no_room(error: BaseException) -> bool:
+def says_no_room(error: BaseException) -> bool:
     """Return whether an exception says that there is no room for another object."""
     return _is_named(error, _NO_ROOM)
 
@@ -241,10 +241,10 @@ class Call:
         if _is_named(error, _FAULT):
             raised = "reported a fault of its infrastructure"
         sentence = f"{self.place} {raised}: {first_line}"
-        if (frame := registry.own_frame(error)) and not finds_no_room(error):
+        if (frame := registry.own_frame(error)) and not says_no_room(error):
             code = f": {frame.line:.{_MOST_CODE_CHARS}}" if frame.line else ""
             sentence += f" ({frame.filename}, line {frame.lineno}, in {frame.name}{code})"
-        fault = NoRoom if finds_no_room(error) else CallFault
+        fault = NoRoom if says_no_room(error) else CallFault
         return fault(sentence, kind=f"{self.name}() {raised}")
 
 
@@ -334,7 +334,7 @@ def calls_of(play: Play) -> Calls:
     return outcome
 
 
-def settled(play: Play) -> Outcome | None:
+def make_pending_calls(play: Play) -> Outcome | None:
     """Make all calls that a play waits for, without an event loop; return the outcome of the last
     action.
 

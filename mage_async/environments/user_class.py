@@ -34,8 +34,8 @@ from mage_async.environments.user_calls import (
     Origin,
     Request,
     SlowPlay,
-    finds_no_room,
     info_text,
+    says_no_room,
 )
 from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Task
@@ -176,7 +176,7 @@ class UserObject(Callee):
         try:
             value = self._call(request)
         except Exception as error:  # the border to foreign code; raised again
-            if finds_no_room(error):
+            if says_no_room(error):
                 self._close_unless_async()
                 self._object = None  # another try makes another object
             raise
@@ -189,7 +189,7 @@ class UserObject(Callee):
         try:
             value = await _awaited(self._call(request))
         except Exception as error:  # the border to foreign code; raised again
-            if finds_no_room(error):
+            if says_no_room(error):
                 await self._close_left()
                 self._object = None
             raise
@@ -259,6 +259,8 @@ class UserObject(Callee):
         else:
             observation, reward, is_done, info = _step_value(request.place, value)
         is_valid = bool(info.get("is_valid", True))
+        # Of a class with tools, `step` is that of `tools.py`, which always gives this key. After
+        # `reset` there is no `info`.
         tool_answers = tuple(info["tool_answers"]) if self.environment.tools and info else ()
         text = info_text({key: each for key, each in info.items() if key not in _OWN_KEYS})
         anchor = None if is_done else self._optional("anchor")

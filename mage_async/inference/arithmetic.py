@@ -10,7 +10,7 @@ with AVX512-BF16 or AMX. The LM head stays in float32, because the spacing of bf
 
 `Exact` makes every sum exact, so that its order does not matter. Each row of an operand is rounded
 to `b` bits below the row's largest value. A product of two such numbers has `2 b` bits and a sum of
-`K` products `2 b + log2 K`, at most the 53 bits of a float64: the first slice of Ozaki, Ogita,
+`D` products `2 b + log2 D`, at most the 53 bits of a float64: the first slice of Ozaki, Ogita,
 Oishi and Rump, Error-free transformations of matrix multiplication (2012). For 64 terms, `b` is 23;
 float32 has 24. All other operations are elementwise, and give an element the same bits at any place
 in a tensor: IEEE operations, and torch's exp and log (its sigmoid and SiLU do not). The keys,
@@ -18,7 +18,9 @@ values and log-probs of a token are therefore functions of the weights and of th
 bit by bit: alone or in a batch, computed at once or in pieces, cached or not, on any number of
 threads.
 
-Shapes: `R` rows, `D` terms, `O` outputs; `B`, `N`, `K`, `n`, `L`, `H` as in `model`.
+Shapes: `R` rows, `D` terms of a sum, `O` outputs, `V` vocabulary, `T` tokens; of attention `B`
+sequences, `N` heads, `K` key-value heads, `n` new tokens and `L` tokens of a sequence, `H` head
+size.
 """
 
 import math
@@ -106,8 +108,8 @@ class Arithmetic:
 
 
 class BFloat16(Arithmetic):
-    """Multiply by the layers' matrices in bfloat16; nothing but the operands of these products is
-    rounded.
+    """Multiply by the layers' matrices in bfloat16, and apply the activation in it. The outputs of
+    the products, and all other operations, are float32.
     """
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -122,7 +124,11 @@ class BFloat16(Arithmetic):
         return out if bias is None else out.add_(bias)
 
     def activated(self, values: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Apply an activation in bfloat16: the product with `up` is an operand too."""
+        """Round to bfloat16, and apply an activation.
+
+        The model multiplies the result in place by the output of the `up` matrix. That product is
+        the input of the `down` matrix, which takes bfloat16.
+        """
         return super().activated(values.bfloat16(), activation)
 
     def embedding_scale(self, value: float) -> float:

@@ -4,6 +4,8 @@ For the embedded engine, the learner of a policy with adapters publishes only th
 engine has the frozen weights, its *base*: the model directory that the run began from. The base
 stays mapped from its files, so that the processes of one machine share its pages. The merged
 weights are those that the learner computes, bit for bit: both sides call `with_adapter`.
+
+Shapes: a layer's weight has `O` outputs and `I` inputs; `R` is the rank of its adapter.
 """
 
 from collections.abc import Iterator, Mapping
@@ -86,6 +88,8 @@ class BaseWeights:
 
         Args:
             adapters: Published tensors, by name.
+            published: What the learner has added them to: the digest of its base, the type of its
+                weights, and the factor of the adapters.
 
         Raises:
             UnreadableWeights: they are not adapters of these weights.

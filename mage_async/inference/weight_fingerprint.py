@@ -17,7 +17,6 @@ adapters and of merged weights.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from hashlib import blake2b
-from operator import ne
 from pathlib import Path
 from typing import Any, Literal
 
@@ -167,7 +166,9 @@ def mismatch(published: WeightFingerprint, loaded: WeightFingerprint) -> str:
             f"they are adapters of a base with the digest {wanted}, and that of the engine's model "
             f"directory is {own}: give the engine the folder `policy` of the run"
         )
-    if name := _first_difference(published.tensors, loaded.tensors, lambda _, *pair: ne(*pair)):
+    if name := _first_difference(
+        published.tensors, loaded.tensors, lambda _, one, other: one != other
+    ):
         return f"the digest of {name} is not the learner's"
     if published.sample and loaded.sample and published.sample != loaded.sample:
         return "the digest of a sample of their bytes is not the learner's"

@@ -178,7 +178,7 @@ def placed(rows: torch.Tensor, places: torch.Tensor, shape: tuple[int, int]) -> 
     """[T - P, ...] -> [S, L, ...]: copy each token's row to its place; the gradient is copied back.
 
     Args:
-        places: see `Boundaries`.
+        places: `Boundaries.places`.
         shape: S and L.
     """
     folded = rows.new_zeros((shape[0] * shape[1], *rows.shape[1:]))
@@ -195,7 +195,7 @@ class Unfold(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, folded: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Take `places` from `Boundaries`."""
+        """Drop the padding; `places` is `Boundaries.places`."""
         ctx.save_for_backward(places)
         ctx.shape = folded.shape[:2]
         return folded.flatten(0, 1).index_select(0, places)
@@ -336,7 +336,7 @@ class CopyOpening(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx, rows: torch.Tensor, copies: torch.Tensor, own: torch.Tensor
     ) -> torch.Tensor:
-        """Take `copies` and `own` from `Extents`."""
+        """Copy the rows; `copies` and `own` are those of `Extents`."""
         ctx.save_for_backward(copies, own)
         first, others = rows.tensor_split((copies.shape[1],))
         laid = rows.new_empty((copies.numel() + len(own), *rows.shape[1:]))

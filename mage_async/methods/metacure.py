@@ -38,7 +38,7 @@ from typing import ClassVar, Literal
 
 from mage_async.config.section import NonNegative, Section, Share
 from mage_async.environments.environment import Belief, Environment, Play
-from mage_async.environments.user_calls import settled
+from mage_async.environments.user_calls import make_pending_calls
 from mage_async.errors import ConfigError
 from mage_async.methods.method import Method, check_two_adapters, overriding
 from mage_async.trajectory import Kind, Trial
@@ -159,11 +159,11 @@ def information_gain(trial: Trial, environment: Environment) -> list[float]:
             continue
         if turn.episode == len(plays):
             plays.append(environment.begin(trial.task, turn.episode))
-            settled(plays[-1])
+            make_pending_calls(plays[-1])
             # With the observation that begins the episode, which earns no bonus.
             before = math.log(belief(plays)[trial.task.member])
         plays[-1].act(turn.action)
-        settled(plays[-1])
+        make_pending_calls(plays[-1])
         after = math.log(belief(plays)[trial.task.member])
         gains.append(after - before)
         before = after

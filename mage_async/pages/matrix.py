@@ -92,7 +92,7 @@ def _return_charts(runs: RunsBySetting, subject: Subject) -> list[CaptionedChart
     """
     intended = _method_lines(runs, lambda setting, _: float(setting.place))
     charts = [_chart(f"held-out return of the last episode against {subject.axis}", intended)]
-    if subject.is_about_age:
+    if subject.is_about_staleness:
         measured = _method_lines(runs, lambda _, same: interval(values(same, "staleness_mean"))[0])
         caption = "the same against the mean staleness that was measured, steps"
         charts.append(_chart(caption, measured))

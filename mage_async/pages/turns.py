@@ -90,11 +90,12 @@ class ShownTrial:
     episodes: Sequence[ShownEpisode]
     num_tokens: int
     duration_s: float
-    memory: int | None
+    guidance_version: int | None
     """Version of the guidance (advice from earlier tasks) in its first prompt; None if there was
     none."""
     seat: int | None
-    """Seat of the trial, if the policy played both; None if its group has the seat."""
+    """Seat of the trial, if the policy played both seats of its group's task; else None, because
+    all trials of the group then have the seat of the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ def shown_trial(
         episodes=_by_episode(turns, ending, rewards[: trial.num_played()]),
         num_tokens=trial.num_tokens(),
         duration_s=trial.duration_s,
-        memory=trial.memory,
+        guidance_version=trial.memory,
         seat=trial.task.seat if num_seats(trial.task.member) > 1 else None,
     )
 
@@ -221,7 +222,8 @@ class ShownToken:
     version: int | None
     """Policy version that sampled the token; None if it was not sampled."""
     kv: int | None
-    """Oldest version of the KV cache that the token was sampled with."""
+    """Oldest policy version among the cached keys and values that the token was sampled with; None
+    if it was not sampled."""
     provenance: Provenance | None
     """How `version` is known; None if the token was not sampled."""
     staleness: int | None
@@ -259,10 +261,11 @@ def shown_tokens(
 
 
 def _run_at(runs: Sequence[VersionRun], index: int) -> VersionRun | None:
-    """Return the run of tokens of one version that a token belongs to; None before the first run.
+    """Return the `VersionRun` (tokens in a row, sampled by one version) that a token is in; None if
+    the token lies before the first.
 
     Args:
-        runs: Runs of a segment in order, each known by its first token.
+        runs: All of a segment, in order; each ends where the next one starts.
         index: Index of the token in the segment.
     """
     return next((run for run in reversed(runs) if run.start <= index), None)

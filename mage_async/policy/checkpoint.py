@@ -6,7 +6,7 @@ If the learner has several ranks, each rank writes its shards
 alone, as peft reads them; the merged model is added at the last step, and on demand
 (`whole_policy`). A checkpoint is written under a temporary name, synced, and renamed when it is
 complete. So a crash leaves the last good checkpoint, and journal segments before it may be
-deleted.
+deleted. `complete_checkpoint` renames it, and deletes the oldest checkpoints if there are too many.
 """
 
 import json

@@ -60,7 +60,7 @@ class Progress:
 
 TEMPLATE_WEIGHT = 0.1
 """Weight in the loss of tokens that the transcript forces, for a model with random weights, which
-has to learn the form of a trial; a pretrained model has read chats, and does not clone them.
+has to learn the form of a trial. For a pretrained model, which has read chats, the weight is 0.
 """
 
 WIN_STAY_TEMPLATE_WEIGHT = 0.02

@@ -80,7 +80,8 @@ def encode_result(
     """Return the frames of the `TrialResult` of a trial that was played to its end.
 
     Args:
-        grant, epoch: number and epoch of the group that the trial belongs to.
+        grant: Number of the group that the trial belongs to.
+        epoch: Number of earlier grants of that group, at the grant under which it was played.
         trials: The trial, and that of the other seat if one policy played both.
         num_retries: Number of times that the trial had been played before.
 

@@ -263,11 +263,12 @@ class Subject:
     heading: str
     axis: str
     """Label of the x axis, on which settings have their `place`."""
-    is_about_age: bool = False
-    """Whether the page shows the ages of tokens."""
+    is_about_staleness: bool = False
+    """Whether runs with different bounds on staleness are compared, so that the page shows how old
+    the weights were that sampled each token."""
 
 
-STALENESS = Subject("What staleness costs", "bound plus lag, steps", is_about_age=True)
+STALENESS = Subject("What staleness costs", "bound plus lag, steps", is_about_staleness=True)
 """Subject of `mage ablate`."""
 
 

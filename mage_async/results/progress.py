@@ -58,7 +58,7 @@ _KINDS = [
         ),
     ),
     (
-        r"was not drawn within",
+        r"was not sampled within",
         DropKind(
             "a turn took too long",
             "Raise engine.turn_deadline_s, or lower engine.max_contexts, so that fewer turns "

@@ -25,7 +25,9 @@ class EvaluationSet:
 SETS = {
     "heldout": EvaluationSet("held-out", "", "tasks that training never used"),
     "heldout_blind": EvaluationSet("blind", "no memory", "earlier episodes removed"),
-    "heldout_swapped": EvaluationSet("swapped", "new last", "another hidden at the end"),
+    "heldout_swapped": EvaluationSet(
+        "swapped", "new last", "another opponent or task in the last episode"
+    ),
     "heldout_unguided": EvaluationSet("unguided", "no earlier tasks", "no memory of earlier tasks"),
     "train": EvaluationSet("train", "", "tasks it was trained on"),
 }
@@ -113,7 +115,7 @@ def probe_rows(scores: Mapping[str, Score]) -> dict[str, EpisodeRow]:
 
 def diversity_row(diversity: Mapping[str, Any]) -> EpisodeRow:
     """Return the entropy of trajectories; see `mage_async/results/score.py`."""
-    label = f"diversity, nats of {diversity['most']:.2f}"
+    label = f"diversity, in nats, at most {diversity['most']:.2f}"
     return EpisodeRow(label, diversity["entropy_by_episode"], diversity["ci95_by_episode"])
 
 

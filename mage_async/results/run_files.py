@@ -33,11 +33,14 @@ class RunRecords:
     samples: list[Record]
     """Some whole trials to read, as `trial_as_dict` writes them."""
     supervisor: Record
-    """Seconds of the supervisor by state; empty before the end."""
+    """The file's one key, `blocked_s`, has the supervisor's seconds in each state, work and waits
+    alike; empty before the end."""
 
     def step_s(self) -> list[float]:
         """Return the seconds that each step of `metrics` took, including its wait for the batch."""
         times = [0.0, *(record["time_s"] for record in self.metrics)]
+        # A restarted learner counts on from the time of the last commit, which is a little earlier
+        # than the time in that step's record: the next difference may be negative.
         return [max(0.0, later - sooner) for sooner, later in itertools.pairwise(times)]
 
 

@@ -73,9 +73,13 @@ class Prompts:
         notes: str = "",
         outcome: str = "",
     ) -> str:
-        """Return the first message of a context: rules, guidance, remarks of earlier episodes, the
-        notes that replace the context before, the outcome of the last action if the notes were
-        written without it, and the first observation.
+        """Return the first message of a context. Its parts in order, of which some may be empty:
+
+        - the rules, and guidance from earlier tasks
+        - `remarks`: what the agent wrote after earlier episodes
+        - `notes`: what the agent wrote to replace a full context, which this one continues
+        - `outcome`: the outcome of the last action, if the notes were written before it was known
+        - `observation`, after the number of the episode
         """
         carried = [f"remark {number}: {remark}" for number, remark in enumerate(remarks, 1)]
         carried += [f"{self.noted} {notes}" if notes else "", outcome]
@@ -140,8 +144,8 @@ class TrialConfig:
     max_turns: int = 0
     """Number of actions after which an episode ends, with what it has earned; 0: no limit."""
     turn_budget: int = 0
-    """The trial has the turns of this many episodes of the greatest length, and may play up to
-    `num_episodes` shorter ones; no limit if it is 0, or not below `num_episodes`.
+    """Largest number of actions of a trial, in units of `Facts.max_turns`; they may be spent in up
+    to `num_episodes` episodes. No limit if it is 0, or not below `num_episodes`.
     """
     strategy: Literal["none", "episode", "turn"] = "none"
     """Before which actions the agent writes a strategy."""
@@ -179,11 +183,12 @@ class TrialConfig:
         return replace(self, keeps_history=False, reflects=False)
 
     def episodes_left(self, episode: int, num_actions: int, facts: Facts) -> int:
-        """Return the largest number of further episodes that a trial has turns for; 0 at its end.
+        """Return how many more episodes a trial has turns for if each takes `facts.max_turns` of
+        them. Shorter episodes allow more, up to `num_episodes` in all. At the trial's end it is 0.
 
         Args:
-            episode: number of episodes so far.
-            num_actions: number of actions so far.
+            episode: number of finished episodes.
+            num_actions: number of actions of the trial so far.
             facts: of the environment.
         """
         left = self.num_episodes - episode

@@ -390,7 +390,9 @@ class TrialRun:
             self._next_episode(outcome.observation)
 
     def _episodes_left(self, episode: int) -> int:
-        """Return how many more episodes the trial may have after `episode` ones, at most."""
+        """Return how many more episodes the trial has turns for after `episode` ones, if each takes
+        the most turns; see `TrialConfig.episodes_left`.
+        """
         num_actions = sum(turn.kind is Kind.ACT for turn in self._turns)
         return self._config.episodes_left(episode, num_actions, self._facts)
 

@@ -80,7 +80,7 @@ def _wait_for_commits(run_dir: Path, count: int, process: "subprocess.Popen[str]
 
 
 def _num_commits(run_dir: Path) -> int:
-    records = open_journal(run_dir / "journal").records(0)
+    records = open_journal(run_dir / "journal").records()
     return sum(isinstance(record, Commit) for record in records)
 
 
@@ -93,7 +93,7 @@ def test_the_run_is_completed(killed: tuple[Path, str]) -> None:
 
 
 def test_every_trial_is_trained_once_or_in_flight_or_dropped(killed: tuple[Path, str]) -> None:
-    records = list(open_journal(killed[0] / "journal").records(0))
+    records = list(open_journal(killed[0] / "journal").records())
     granted = {r.grant.grant for r in records if isinstance(r, Granted)}
     acknowledged = [(r.grant, r.trial.index) for r in records if isinstance(r, TrialResult)]
     trained = [grant for r in records if isinstance(r, Commit) for grant in r.grants]

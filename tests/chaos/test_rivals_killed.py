@@ -54,7 +54,7 @@ class Run:
     printed: str
 
     def records(self) -> list[Record]:
-        return list(open_journal(self.folder / "journal").records(0))
+        return list(open_journal(self.folder / "journal").records())
 
     def population(self) -> dict[str, Any]:
         return json.loads((self.folder / "learner.json").read_text())["population"]
@@ -101,7 +101,7 @@ def started(folder: Path, out: Any, *more: str) -> Iterator["subprocess.Popen[by
 def wait_for_rivals(folder: Path, process: "subprocess.Popen[bytes]") -> None:
     """Return when, behind the fourth step, a group is in play that met a past policy."""
     while process.poll() is None:
-        records = list(open_journal(folder / "journal").records(0)) if is_there(folder) else []
+        records = list(open_journal(folder / "journal").records()) if is_there(folder) else []
         trained = {grant for each in records if isinstance(each, Commit) for grant in each.grants}
         in_play = [each.grant for each in records if isinstance(each, Granted)]
         met = [each for each in in_play if each.rival and each.grant not in trained]

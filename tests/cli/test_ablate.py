@@ -42,7 +42,7 @@ def test_what_cannot_be_begun_in_time_is_left_for_later(
 ) -> None:
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])
     assert matrix_runs.run_matrix(ablation) == 0
-    assert "1 runs left; call again" in capsys.readouterr().out
+    assert "1 runs left; run the same command again" in capsys.readouterr().out
     assert not (tmp_path / "report.html").exists()
 
 
@@ -114,7 +114,7 @@ def test_a_matrix_that_a_signal_ends_has_the_exit_status_of_the_signal(
     monkeypatch.setattr(matrix_runs, "_run", run)
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path)])
     assert matrix_runs.run_matrix(ablation) == status
-    assert capsys.readouterr().out.endswith("stopped; the same call goes on\n")
+    assert capsys.readouterr().out.endswith("stopped; run the same command again to continue\n")
 
 
 def test_a_cancelled_cell_leaves_no_configuration_beside_its_folder(tmp_path: Path) -> None:

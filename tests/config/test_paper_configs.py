@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.assembly import WORDS, check, check_room, environment_of, trial_config_of
+from mage_async.assembly import WORDS, check, check_context_length, environment_of, trial_config_of
 from mage_async.config import config_file, presets
 from mage_async.config.schema import digest
 from mage_async.environments.mix import component_of
@@ -118,7 +118,7 @@ def test_orbit_is_grpo_on_the_wins_of_three_episodes_with_its_scripts_numbers():
 
 def test_the_room_of_trials_is_measured_where_actions_are_a_pattern():
     """Wordle's guesses, which the model's tokenizer would read."""
-    check_room(
+    check_context_length(
         config_file.load(ORBIT, ["transcript.thinking=false", "transcript.forced_tags=both"])
     )
 

@@ -72,7 +72,7 @@ def test_faults_drop_no_group_and_change_no_bit_of_the_weights(
         process = start(tmp_path / kind, "--actors", "2", changes=CHANGES)
         output, _ = process.communicate(timeout=240)
         assert process.returncode == 0, output
-        records = list(open_journal(RunDirectory(tmp_path / kind).journal).records(0))
+        records = list(open_journal(RunDirectory(tmp_path / kind).journal).records())
         assert not [record for record in records if isinstance(record, Dropped)]
         digests[kind] = [record.digest for record in records if isinstance(record, Commit)]
         retries[kind] = sum(

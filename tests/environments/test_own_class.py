@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.assembly import check_keys, check_room, environment_of
+from mage_async.assembly import check_context_length, check_keys, environment_of
 from mage_async.config import config_file
 from mage_async.config.playing import Environment as Section
 from mage_async.environments.catalogue import load
@@ -39,7 +39,7 @@ def checked(name: str, *changes: str) -> list[str]:
     said: list[str] = []
     check_keys(config)
     asyncio.run(rehearse(config, name, environment_of(config), said.append))
-    check_room(config)
+    check_context_length(config)
     return said
 
 

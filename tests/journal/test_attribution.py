@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 @pytest.fixture(scope="module")
 def records(run: RunDirectory) -> list[Record]:
-    return list(open_journal(run.journal).records(0))
+    return list(open_journal(run.journal).records())
 
 
 def trained(

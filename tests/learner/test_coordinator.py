@@ -325,10 +325,10 @@ def test_the_first_drop_of_each_kind_is_noted_at_once_with_its_cure() -> None:
         actor = await site.connect()
         first, second, third, _ = grants(await read(actor))
         for grant in (first, second):
-            reason = f"a turn was not drawn within {grant.grant + 1} s"
+            reason = f"a completion was not sampled within {grant.grant + 1} s"
             await site.say(actor, GroupDrop(grant=grant.grant, epoch=0, reason=reason))
             assert site.coordinator.faults == [
-                "a group is dropped: a turn was not drawn within 1 s. Raise "
+                "a group is dropped: a completion was not sampled within 1 s. Raise "
                 "engine.turn_deadline_s, or lower engine.max_contexts, so that fewer turns share "
                 "the engine."
             ]

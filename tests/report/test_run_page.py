@@ -255,4 +255,4 @@ def test_harder_tasks_and_diversity_are_in_the_final_table(make_run):
     print_final(console, summarise(run, wall_s=1.0, processor_s=None), run.report)
     text = console.file.getvalue()
     assert re.search(r"harder: boxes 3 .*[+-]0\.\d{3} ±", text)
-    assert re.search(r"diversity, nats of 2\.77 +│ +1\.250 ±0\.125", text)
+    assert re.search(r"diversity, in nats, at most 2\.77 +│ +1\.250 ±0\.125", text)

@@ -165,7 +165,7 @@ REASONS = {
         "trial.room is too small",
         "",
     ),
-    "a turn was not drawn within 300 s": ("a turn took too long", "engine.turn_deadline_s"),
+    "a completion was not sampled within 300 s": ("a turn took too long", "engine.turn_deadline_s"),
     "missed its deadline 5 times": ("missed its deadline", "admission.grant_deadline_s"),
     "lock:Lock against 'a', seed 7: step() took longer than environment.step_deadline_s = 60": (
         "a call of the environment hung",

@@ -14,7 +14,7 @@ from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Prompt
 from mage_async.config import config_file
 from mage_async.environments.tools import tool, with_step
-from mage_async.environments.user_calls import settled
+from mage_async.environments.user_calls import make_pending_calls
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import load_chat
@@ -150,5 +150,5 @@ def test_the_example_of_the_documentation_is_an_environment(
     environment: Any = environment_of(config_file.load(config_file.find(None), given))
     assert [each["function"]["name"] for each in environment.tools] == ["search", "read"]
     play = environment.begin(Task(name, "7", 5), 0)
-    settled(play)
-    assert (play.act(call("search", words="clock")), settled(play))[1].is_valid
+    make_pending_calls(play)
+    assert (play.act(call("search", words="clock")), make_pending_calls(play))[1].is_valid

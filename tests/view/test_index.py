@@ -37,7 +37,7 @@ def share_read(reader: RunReader) -> float:
 
 def test_the_index_says_of_every_trial_what_the_journal_does(finished):
     build(finished)
-    records = list(open_journal(finished.journal).records(0))
+    records = list(open_journal(finished.journal).records())
     results = [record for record in records if isinstance(record, TrialResult)]
     with RunReader(finished) as reader:
         for commit in (record for record in records if isinstance(record, Commit)):
@@ -142,7 +142,7 @@ def test_another_run_of_the_same_name_is_read_anew(run, tmp_path):
     shutil.rmtree(run.journal)
     shutil.copytree(other.journal, run.journal)
     build(run)
-    records = list(open_journal(other.journal).records(0))
+    records = list(open_journal(other.journal).records())
     wanted = {record.version for record in records if isinstance(record, Commit)}
     with RunReader(run) as reader:
         assert {n for n in range(1, 99) if reader.groups_of(n)} == wanted

@@ -45,7 +45,11 @@ def surrogate_gradient_kernel(
     MAX_LOG_RATIO: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """Compute the losses and derivatives of BLOCK_T tokens; see `surrogate_gradient`."""
+    """Compute the losses and derivatives of BLOCK_T tokens; see `surrogate_gradient`.
+
+    The pointers from `advantage_ptr` to `entropy_rate_ptr` are the fields of `TokenData`; the
+    anchor is the log-prob that the ratio is relative to.
+    """
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     is_token = token < T
     logprob = tl.load(logprob_ptr + token, mask=is_token, other=0.0)

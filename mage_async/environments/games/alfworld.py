@@ -120,20 +120,20 @@ class AlfWorld(TextGames):
         )
         super().__init__("alfworld", listed, turns, "look")
 
-    def session(self, member: str) -> _Session:
+    def session(self, game: str) -> _Session:
         """Start a game."""
         if self._data is not None:
-            return _Session(self._engine, self._wrapper, self._data / member / "game.tw-pddl")
+            return _Session(self._engine, self._wrapper, self._data / game / "game.tw-pddl")
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / f"{member}.tw-pddl"
-            file.write_text(json.dumps(self._problem_of(member)))
+            file = Path(folder) / f"{game}.tw-pddl"
+            file.write_text(json.dumps(self._problem_of(game)))
             return _Session(self._engine, self._wrapper, file)
 
-    def kind(self, member: str) -> str:
+    def kind(self, game: str) -> str:
         """Return the kind of a problem's goal, such as `pick_heat_then_place_in_recep`."""
         if self._data is not None:
-            return _kind_of(member)
-        return self._problem_of(member)["kind"]
+            return _kind_of(game)
+        return self._problem_of(game)["kind"]
 
     def rules(self) -> str:
         """Return the rules in plain words; the first observation states the goal."""

@@ -299,8 +299,8 @@ def _value(total: int, shows: int, num_hits: int) -> float:
 
 def _after_hit(total: int, shows: int, num_hits: int) -> float:
     """Return `_value` averaged over the next card; a bust loses."""
-    # If the next card busts, `total` is the largest total that is not bust, as it is after the last
-    # hit (`MAX_HITS`).
+    # After a bust the hand can be won only if `total` itself wins, as after the last hit: hence
+    # `MAX_HITS`.
     return sum(
         chance * _value(total + rank, shows, num_hits + 1)
         if total + rank <= MOST

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Product:
     """Describe a product of the shop."""
 
     name: str
-    """Number of the product in the shop."""
+    """Identifier of the product in the shop, such as `B00017`."""
     title: str
     category: str
     kind: str
@@ -80,8 +81,8 @@ class Product:
 
     def text(self) -> str:
         """Return the text that the search engine indexes."""
-        values = (value for values in self.options.values() for value in values)
-        return " ".join((self.title, self.kind, self.description, *self.attributes, *values))
+        options = chain.from_iterable(self.options.values())
+        return " ".join((self.title, self.kind, self.description, *self.attributes, *options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ class ShopPlay(SoloPlay):
     def actions(self) -> Sequence[str]:
         """Return the links of the page, or any search on the search page."""
         if self.item is not None:
-            values = (value for values in self.item.options.values() for value in values)
+            values = chain.from_iterable(self.item.options.values())
             options = dict.fromkeys(f"click[{value}]" for value in values)
             return (*options, DESCRIPTION, PREVIOUS, BACK, BUY)
         if self._found is None:

@@ -95,7 +95,8 @@ class TextGames(Game[str], ABC):
     """
 
     called = "in_turn"
-    """Engines are slow, and draw from the random state of the whole process."""
+    """One call at a time in the whole process (`CallMode`), because engines draw from its global
+    random state and are slow."""
     num_reference_trials = 20
 
     def __init__(
@@ -106,15 +107,15 @@ class TextGames(Game[str], ABC):
         super().__init__(facts, {split: named(names) for split, names in games.items()}, "game")
 
     @abstractmethod
-    def session(self, member: str) -> Session:
-        """Start a game."""
+    def session(self, game: str) -> Session:
+        """Start the game of this name."""
 
     @abstractmethod
-    def kind(self, member: str) -> str:
-        """Return the kind of a game, for reports."""
+    def kind(self, game: str) -> str:
+        """Return the kind of the game of this name, for reports."""
 
     def family(self, member: str) -> str:
-        """Return the kind of a game."""
+        """Return `kind` of the game of a task variant."""
         return self.kind(self.variant(member))
 
     def begin(self, task: Task, episode: int) -> TextPlay:

@@ -80,12 +80,12 @@ class TextWorld(TextGames):
         (self._engine,), self._challenge = import_engine("TextWorld", "textworld"), challenge
         super().__init__("textworld", numbered("game", games), turns, "look")
 
-    def session(self, member: str) -> _Session:
+    def session(self, game: str) -> _Session:
         """Start a game; generate it if it is not in the cache."""
-        number = int(member.removeprefix("game-"))
+        number = int(game.removeprefix("game-"))
         return _Session(self._engine, self._file(number), number)
 
-    def kind(self, member: str) -> str:
+    def kind(self, game: str) -> str:
         """Return the challenge."""
         return self._challenge
 

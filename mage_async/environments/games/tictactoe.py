@@ -168,7 +168,7 @@ class TicTacToeExplorer(TrialScript[TicTacToePlay]):
         remembered = self._remembered(play) if self.source.random() < self.memory else []
         if remembered:
             return self.source.choice(remembered)
-        return TicTacToeScript(self.source, self.care).choose(play)
+        return TicTacToeScript(self.source, self.care).action(play)
 
     def _remembered(self, play: TicTacToePlay) -> list[str]:
         """Return the free cells that earlier games suggest: the next one of a won game, or else an
@@ -317,8 +317,8 @@ HELDOUT = ("preferred-corners", "preferred-antidiagonal", "minimax")
 _LISTS = ("centre", "corners", "edges", "reverse")
 """Names of the preference lists of the careless opponents."""
 _HELDOUT_SHAPES = ((0, 1, 3), (0, 2, 4), (0, 3, 6))
-"""Sets of three cells, up to rotation of the nine numbers: each cell is equally frequent in them
-and in all others.
+"""Shapes of the held-out sets of three cells. A shape stands for the sets that arise by adding the
+same number to all three cells, modulo 9; so every cell is in equally many held-out sets.
 """
 
 
@@ -407,6 +407,8 @@ def _solve(state: Any) -> float:
     board = str(state)
     if board not in _SOLVED:
         children = [state.child(cell) for cell in state.legal_actions()]
+        # At the end the side to move has lost, or it is a draw: one side's return is 1 and the
+        # other's -1, or both are 0.
         _SOLVED[board] = (
             max(-_solve(child) for child in children) if children else -max(state.returns())
         )

@@ -38,8 +38,8 @@ class Settings(Section):
     capacity: Count = 2048
     """Trials in the replay buffer; the oldest make room. Checkpoints hold them."""
     hindsight: Natural = 4
-    """Most copies of a trial with another goal, one that it reached; a draw takes the trial or one
-    of its copies. 0: no goal is relabelled."""
+    """Largest number of copies of a trial in which its goal is replaced by one that it reached; a
+    draw takes the trial or one of its copies. 0: no goal is replaced."""
     critic_rate: Positive = 0.002
     """AdamW's learning rate of the Q heads."""
     target_rate: Share = 0.05

@@ -21,7 +21,7 @@ from mage_async.assembly import named_parts
 from mage_async.config.section import Natural, NonNegative, Positive, Section
 from mage_async.environments.environment import Environment, Play, Script
 from mage_async.environments.mix import component_of
-from mage_async.environments.user_calls import settled
+from mage_async.environments.user_calls import make_pending_calls
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.methods.method import Adviser, Advisers, Method
 from mage_async.trajectory import Kind, Task, Trial
@@ -143,12 +143,12 @@ class StepAgent(Method):
                 continue
             for episode in range(trial.num_episodes):
                 play = self.environment.begin(trial.task, episode)
-                settled(play)
+                make_pending_calls(play)
                 while play.legal_actions():
                     action = expert.action(play, episode, ())
                     steps[play.anchor, action or ""] += 1
                     play.act(action or "")
-                    settled(play)
+                    make_pending_calls(play)
         return steps
 
     def loss_term(self) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import uvloop
 
-from mage_async.assembly import check_keys, check_room, unused_warm_start, with_warm_start
+from mage_async.assembly import check_context_length, check_keys, unused_warm_start, with_warm_start
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded, Pretrained, check_installed, check_source
 from mage_async.doctor import Doctor
@@ -101,9 +101,10 @@ def start_run(
     trackers_of(config.tracking)  # raises if a tracker's package is not installed
     check_installed(config.learner)
     rehearse_all(config, say)
-    check_room(config)
+    check_context_length(config)
     if not is_resumed:  # a resumed run keeps the policy that it began with
         check_source(config.policy)
+        # With longer deadlines and a smaller batch, where the policy needs them.
         config = run_preflight(config, num_actors, say=say)
     with ExitStack() as held:
         try:
@@ -190,13 +191,13 @@ def site_of(
         keys = Path(config.transport.keys or run.root / "keys")
         if not config.transport.keys and not keys.exists():
             make_keys(keys)
-        _check_keys(str(keys))
+        _check_key_folder(str(keys))
         with joined(cluster):
             placement = Placement(run, config, num_actors, keys.resolve(), say)
             placement.reserve()
             yield placement.address, placement.start
         return
-    _check_keys(config.transport.keys)
+    _check_key_folder(config.transport.keys)
     is_ipc = config.transport.address == "ipc"
     address = ipc_address(run.root) if is_ipc else config.transport.address
     check_address(address, has_keys=bool(config.transport.keys))
@@ -209,7 +210,7 @@ def site_of(
             shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
 
 
-def _check_keys(keys: str) -> None:
+def _check_key_folder(keys: str) -> None:
     """Check the folder of keys before any process starts; "" is no folder.
 
     Raises:

@@ -68,7 +68,7 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         ConfigError: a run with this environment could not start; with what to change.
     """
-    from mage_async.assembly import check_keys, check_room, named_parts
+    from mage_async.assembly import check_context_length, check_keys, named_parts
     from mage_services.actor.rehearsal import rehearse_all
     from mage_services.terminal import printing
 
@@ -76,7 +76,7 @@ def run(given: argparse.Namespace) -> int:
     with printing():
         check_keys(config)
         rehearse_all(config, print)
-        check_room(config)
+        check_context_length(config)
         for _, part in named_parts(config):
             _print_declared(part)
             with TemporaryDirectory() as folder:

@@ -51,15 +51,15 @@ def _list(run: RunDirectory, given: argparse.Namespace) -> None:
     from mage_services.journal.reader import open_journal
 
     journal = open_journal(run.journal)
-    trained = frozenset() if given.step is None else trained_in(journal.records(0), given.step)
+    trained = frozenset() if given.step is None else trained_in(journal.records(), given.step)
     wanted = RecordFilter(tuple(given.kind), given.grant, given.step, trained)
     is_empty = True
-    for record in filter(wanted.wants, journal.records(0)):
+    for record in filter(wanted.wants, journal.records()):
         is_empty = False
         kind, text = line_of(record)
         print(f"{kind:<12} {text}")
     if is_empty:
-        steps = [record.version for record in journal.records(0) if isinstance(record, Commit)]
+        steps = [record.version for record in journal.records() if isinstance(record, Commit)]
         there = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
         print(f"nothing matches; the journal has {there}")
     if journal.torn is not None:

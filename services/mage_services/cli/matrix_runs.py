@@ -3,7 +3,7 @@
 A cell of the matrix is one run: a combination of values with one seed. An asyncio task for each
 waits until fewer than `parallel` runs go on, starts the run, waits for its end and writes the
 report again. A run that fails leaves its cell empty and makes the exit status 1. SIGINT and SIGTERM
-end the current runs; the next call starts those again.
+end the current runs; the next command starts those again.
 
 `search` lets Optuna (extra `search`) choose combinations from the results so far. Optuna's record
 is `search.log` in the sweep's folder. A combination that was chosen but has no result, because the
@@ -48,14 +48,14 @@ class Progress:
 
     num_runs: int
     num_done: int
-    """Number of finished runs, including those of earlier calls."""
+    """Number of finished runs, including those of earlier commands."""
     parallel: int
     """Number of runs at once."""
     _took_s: list[float] = field(default_factory=list)
-    """Durations of the runs of this call, in seconds."""
+    """Durations of the runs of this command, in seconds."""
 
     def begin(self) -> str:
-        """Return the line before the first run of this call."""
+        """Return the line before the first run of this command."""
         return f"{self.num_runs} runs, {self.num_done} of them done"
 
     def done(self, run: FinishedRun, took_s: float) -> str:
@@ -64,7 +64,7 @@ class Progress:
         self._took_s.append(took_s)
         returned, left = f"last held-out episode {run.figures['heldout_last_return']:.2f}", ""
         if num_left := self.num_runs - self.num_done:
-            # Runs are assumed to be as long as those of this call so far.
+            # Runs are assumed to be as long as those of this command so far.
             left_s = statistics.fmean(self._took_s) * num_left / self.parallel
             left = f"; about {duration(left_s)} left"
         return f"{self._place(run.cell)}: {returned}, {took_s:.0f} s{left}"
@@ -122,14 +122,15 @@ def run_matrix(matrix: Matrix) -> int:
         all_runs = _run_all(matrix, missing, progress, outcomes)
         try:
             if number := asyncio.run(until_signalled(all_runs, signal.SIGINT, signal.SIGTERM)):
-                print("stopped; the same call goes on")
+                print("stopped; run the same command again to continue")
                 return 128 + number
         finally:
             finished = write_files(matrix)
-            if finished and matrix.subject.is_about_age:
+            if finished and matrix.subject.is_about_staleness:
                 print(unreached_bounds_sentence(finished) or "every bound was reached", flush=True)
     left = outcomes.count("left for later")
-    print(f"{left} runs left; call again" if left else f"report: {matrix.root / 'report.html'}")
+    report = f"report: {matrix.root / 'report.html'}"
+    print(f"{left} runs left; run the same command again" if left else report)
     return 1 if "failed" in outcomes else 0
 
 
@@ -283,14 +284,14 @@ def _study(file: Any, seed: int) -> Any:
         direction="maximize",
         load_if_exists=True,
     )
-    # With the same seed as in an earlier call, the sampler would draw the same combinations again.
+    # With the seed of an earlier command, the sampler would draw the same combinations again.
     so_far = len(study.trials)
     study.sampler = optuna.samplers.TPESampler(seed=seed + so_far)
     return study
 
 
 def _chosen(study: Any, axes: Sequence[Axis], count: int, most: int) -> list[Combination]:
-    """Return combinations to run now: those of an earlier call that have no result yet. If there
+    """Return combinations to run now: those of an earlier command that have no result yet. If there
     are none, return at most `most` new ones, as long as the study has fewer than `count` in all.
     """
     from optuna.trial import TrialState

@@ -127,7 +127,9 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
     parser.add_argument(
         "--run-dir", type=Path, default=Path(run_dir), metavar="DIR", help="(%(default)s)"
     )
-    parser.add_argument("--method", metavar="NAME", help="a method in every run, before --set")
+    parser.add_argument(
+        "--method", metavar="NAME", help="a method for every run; --set overrides its keys"
+    )
     add_set(parser, "in every run")
     trials = f"tasks of each final set ({FINAL_TRIALS})"
     add_number(parser, "--trials", trials, FINAL_TRIALS)

@@ -33,4 +33,4 @@ async def complete_in_time(prompt: Prompt, engine: Sampler) -> Completion:
         async with asyncio.timeout(None if math.isinf(prompt.deadline_s) else prompt.deadline_s):
             return await engine.complete(prompt)
     except TimeoutError:
-        raise TurnOverdue(f"a turn was not drawn within {prompt.deadline_s:g} s") from None
+        raise TurnOverdue(f"a completion was not sampled within {prompt.deadline_s:g} s") from None

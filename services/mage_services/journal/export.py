@@ -72,7 +72,7 @@ def journaled_trials(
         RunError: the run has no journal.
     """
     check_journal(run)
-    for each in steps_of(open_journal(run.journal).records(0)):
+    for each in steps_of(open_journal(run.journal).records()):
         # Only the trials of wanted steps are attributed, because that takes long.
         grants = {group.grant for group in each.groups}
         if step in (None, each.step) and (grant is None or grant in grants):
@@ -196,12 +196,12 @@ VERSION = "ATIF-v1.8"
 """Version of the trajectory format ATIF that is written."""
 
 
-def trajectory_name(attributed: AttributedTrial) -> str:
+def trajectory_name(trial: AttributedTrial) -> str:
     """Return the name of a trial, unique in its run."""
-    return f"group-{attributed.grant}-trial-{attributed.trial.index}"
+    return f"group-{trial.grant}-trial-{trial.trial.index}"
 
 
-def trajectory_of(attributed: AttributedTrial, run: str, version: str) -> dict[str, Any]:
+def trajectory_of(trial: AttributedTrial, run: str, version: str) -> dict[str, Any]:
     """Return the trajectory of a trial.
 
     Each segment's prompt is a step of the user; each completion is a step of the agent, with
@@ -213,24 +213,24 @@ def trajectory_of(attributed: AttributedTrial, run: str, version: str) -> dict[s
         run: Name of the run, the same for all its trajectories.
         version: Version of this program.
     """
-    task, trial = attributed.trial.task, attributed.trial
+    task, played = trial.trial.task, trial.trial
     return {
         "schema_version": VERSION,
         "session_id": run,
-        "trajectory_id": trajectory_name(attributed),
+        "trajectory_id": trajectory_name(trial),
         "agent": {"name": "mage_async", "version": version, "model_name": run},
-        "steps": _steps(attributed),
+        "steps": _steps(trial),
         "final_metrics": {
-            "total_prompt_tokens": trial.num_prompt_tokens,
-            "total_completion_tokens": trial.num_sampled(),
-            "total_cached_tokens": trial.num_reused_tokens,
-            "extra": {"reward_by_episode": trial.episode_rewards()},
+            "total_prompt_tokens": played.num_prompt_tokens,
+            "total_completion_tokens": played.num_sampled(),
+            "total_cached_tokens": played.num_reused_tokens,
+            "extra": {"reward_by_episode": played.episode_rewards()},
         },
         "extra": {
-            "grant": attributed.grant,
-            "trial": trial.index,
-            "step": attributed.step,
-            "granted_at": attributed.granted_at,
+            "grant": trial.grant,
+            "trial": played.index,
+            "step": trial.step,
+            "granted_at": trial.granted_at,
             "environment": task.environment,
             "member": task.member,
             "seat": task.seat,
@@ -239,16 +239,16 @@ def trajectory_of(attributed: AttributedTrial, run: str, version: str) -> dict[s
     }
 
 
-def _steps(attributed: AttributedTrial) -> list[dict[str, Any]]:
+def _steps(trial: AttributedTrial) -> list[dict[str, Any]]:
     """Return the trajectory's steps, numbered from 1. A prompt is a step of its own only at the
     start of a segment; later prompts are the observations of the agent's steps.
     """
     steps: list[dict[str, Any]] = []
-    observations = [*_later_observations(attributed.turns), attributed.ending]
-    for number, (each, after) in enumerate(zip(attributed.turns, observations, strict=True)):
-        if _begins_segment(attributed.turns, number):
+    observations = [*_later_observations(trial.turns), trial.ending]
+    for number, (each, after) in enumerate(zip(trial.turns, observations, strict=True)):
+        if _begins_segment(trial.turns, number):
             steps.append({"source": "user", "message": each.text.observation})
-        steps.append(_agent_step(attributed, each, after))
+        steps.append(_agent_step(trial, each, after))
     return [{"step_id": number} | step for number, step in enumerate(steps, 1)]
 
 
@@ -267,10 +267,10 @@ def _begins_segment(turns: Sequence[AttributedTurn], number: int) -> bool:
     return number == 0 or turns[number].turn.segment != turns[number - 1].turn.segment
 
 
-def _agent_step(attributed: AttributedTrial, values: AttributedTurn, after: str) -> dict[str, Any]:
+def _agent_step(trial: AttributedTrial, values: AttributedTurn, after: str) -> dict[str, Any]:
     """Return the step of one completion; `after` is the observation that follows it."""
     turn = values.turn
-    segment_tokens = attributed.trial.segments[turn.segment].tokens
+    segment_tokens = trial.trial.segments[turn.segment].tokens
     return {
         "source": "agent",
         "message": values.text.completion,

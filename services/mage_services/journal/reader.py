@@ -31,9 +31,9 @@ class JournalOnDisk:
     torn_at: int
     """Offset in `torn` of the first byte after the whole records."""
 
-    def records(self, first: int) -> Iterator[Record]:
-        """Yield all records from segment `first` on (0: from the oldest), reading one segment at a
-        time.
+    def records(self, first: int = 0) -> Iterator[Record]:
+        """Yield all records of the segments with the number `first` or a higher one, by default of
+        all segments, reading one segment at a time.
 
         Raises:
             RunError: a segment other than the last is damaged, or another build wrote it.
@@ -107,6 +107,11 @@ def _records(file: Path, *, is_last: bool) -> Iterator[Record]:
 
 
 def _decode(file: Path, body: memoryview) -> Record:
+    """Return the record that `body` encodes.
+
+    Raises:
+        RunError: another build of this program wrote it; `file` is named.
+    """
     try:
         return decode_record(body)
     except WireError as fault:

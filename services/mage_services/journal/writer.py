@@ -1,7 +1,8 @@
 """Write the journal: one thread appends and syncs records; the event loop learns which are durable.
 
 All records that wait while the thread is busy are written together and synced once (group commit).
-Nothing is promised to a peer before the callback of its record, which runs after the sync.
+Nothing is promised to a peer before the callback of its record, which runs after the sync. Before
+a learner goes on with a journal, `make_durable` cuts off a half-written last record (a torn tail).
 """
 
 import asyncio

@@ -1,7 +1,9 @@
 """Start and watch a process of a run, for the supervisor, to which it sends status events.
 
 A process that sends no event for too long, a *silent* process, is killed. A healthy one sends at
-least a heartbeat every second. Whether and when it is restarted is decided in `supervisor.py`.
+least a heartbeat every second. Whether and when it is restarted is decided in `supervisor.py`. A
+process begins with a number of threads for torch in its environment (`OMP_NUM_THREADS`); the thread
+that trains and the one that samples set theirs (`learner.threads`, `engine.threads`).
 """
 
 import asyncio

@@ -3,8 +3,8 @@
 Fields are those of AgentGym's BabyAI and SciWorld servers, so that programs written for those work
 here. A client names a task by the number of a data item (`data_idx`), which is the task's seed too.
 Numbers go through the task variants of training, then the held-out ones; then the variants start
-again. HTTP has no connection that could break, so a session without a request for `idle_s` is
-closed.
+again. A session does not depend on one connection, so a client that has died is not noticed: a
+session without a request for `idle_s` seconds is closed.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from mage_async.environments.loaders.agentgym import answer_of
 from mage_async.errors import EnvironmentFault
 from mage_services.environments.call_runner import CallRunner
 from mage_services.gateway.chat_completions import BadRequest
-from mage_services.serving.session import Limits, Session, refuse_other_sites, whole
+from mage_services.serving.session import Limits, Session, refuse_other_sites, whole_number
 
 MAX_REQUEST_BYTES = 2**20
 """Largest number of bytes of a request."""
@@ -83,7 +83,7 @@ class AgentGymServer:
     async def _reset(self, request: web.Request) -> web.Response:
         """Begin an episode of a session, and answer with its first observation and the rules."""
         fields = await _fields(request)
-        item = whole(fields, "data_idx")
+        item = whole_number(fields, "data_idx")
         member = self._members[item % len(self._members)]
         async with self._turn(fields) as opened:
             seen = await opened.session.reset({"seed": item, "task": member})

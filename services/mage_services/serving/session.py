@@ -50,7 +50,7 @@ class Session:
             BadRequest: there is no such task.
             EnvironmentFault: the environment failed, or the session was closed meanwhile.
         """
-        task, episode = task_of(self._environment, data), whole(data, "episode")
+        task, episode = task_of(self._environment, data), whole_number(data, "episode")
         self.end()
         self._task, self.num_steps, self.score, self._is_done = task, 0, 0.0, True
         self.episode_id = data.get("episode_id")
@@ -118,7 +118,7 @@ def task_of(environment: Environment, data: Json) -> Task:
     Raises:
         BadRequest: there is no such task.
     """
-    seed, split = whole(data, "seed"), data.get("split", "train")
+    seed, split = whole_number(data, "seed"), data.get("split", "train")
     splits: tuple[Split, Split] = ("train", "heldout")
     if split not in splits:
         raise BadRequest(f"`split` must be 'train' or 'heldout', got {split!r:.60}")
@@ -130,7 +130,7 @@ def task_of(environment: Environment, data: Json) -> Task:
     return Task(environment.facts.name, member, seed, seats[seed % len(seats)])
 
 
-def whole(data: Json, name: str) -> int:
+def whole_number(data: Json, name: str) -> int:
     """Return the value of a field, a whole number of at least 0; 0 if the field is missing.
 
     Raises:

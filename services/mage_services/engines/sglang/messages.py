@@ -129,7 +129,8 @@ class Load(Fields):
 
     version: int
     path: str
-    """File, manifest or model directory, as in `Engine.load`."""
+    """File of weights, manifest (a file that says where to request weights that the learner sends
+    from memory), or model directory, as in `Engine.load`."""
     interrupts: bool
     """Whether to abort all requests first. Otherwise they are paused, and go on with their cached
     keys and values."""

@@ -48,7 +48,8 @@ def environment_of(job: dict[str, Any]) -> vf.Env:
 
 async def result_of(environment: vf.Env, task: vf.Task, base_url: str) -> dict[str, Any]:
     """Play a rollout; return its reward, or why it failed."""
-    # The address has the key in it, so the client reads it from no variable: this one is not set.
+    # `base_url` contains the key already; the environment variable named here is deliberately not
+    # set.
     client = vf.EvalClientConfig(base_url=base_url, api_key_var="MAGE_ASYNC_NO_KEY")
     context = vf.ModelContext(model="policy", client=client, sampling=vf.SamplingConfig())
     episode = await environment.run_episode(task, context)
@@ -61,10 +62,10 @@ async def result_of(environment: vf.Env, task: vf.Task, base_url: str) -> dict[s
     return {"reward": float(episode.traces[0].reward)}
 
 
-async def serve(environment: vf.Env, tasks: list[vf.Task], end: socket.socket) -> None:
+async def serve(environment: vf.Env, tasks: list[vf.Task], channel: socket.socket) -> None:
     """Run the requested rollouts until the other side ends."""
     running: dict[str, asyncio.Task[None]] = {}
-    reader, writer = await asyncio.open_connection(sock=end)
+    reader, writer = await asyncio.open_connection(sock=channel)
 
     async def run(key: str, task: int, base_url: str) -> None:
         try:
@@ -108,8 +109,8 @@ def frame(message: dict[str, Any]) -> bytes:
 
 def main() -> None:
     """Load the taskset, then serve."""
-    end = socket.socket(fileno=int(os.environ.pop("MAGE_CHANNEL_FD")))
-    end.set_inheritable(False)
+    channel = socket.socket(fileno=int(os.environ.pop("MAGE_CHANNEL_FD")))
+    channel.set_inheritable(False)
     job = json.loads(sys.argv[1])
     # The folders of `chat_harness.py` and of a user's own tasksets.
     sys.path += [str(Path(__file__).parent), os.getcwd()]
@@ -122,9 +123,9 @@ def main() -> None:
     except Exception as error:  # the border to foreign code
         reason = f"{job['taskset']}: {type(error).__name__}: {error}"
     if reason:
-        end.sendall(frame({"refused": reason}))
+        channel.sendall(frame({"refused": reason}))
     else:
-        asyncio.run(serve(environment, tasks, end))
+        asyncio.run(serve(environment, tasks, channel))
 
 
 if __name__ == "__main__":
