@@ -13,7 +13,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config, FromScript, FromWinStay
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Outcome
-from mage_async.environments.user_calls import settled
+from mage_async.environments.user_calls import make_pending_calls
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Task
@@ -60,11 +60,11 @@ def rehearsed(config: Config) -> list[str]:
 def played(environment: ResetStep, *actions: str, member: str = "0") -> list[Outcome]:
     """The beginning of an episode, then each action."""
     play = environment.begin(Task("own", member, 5), 0)
-    settled(play)
+    make_pending_calls(play)
     found = [Outcome(play.observation, 0.0)]
     for action in actions:
         answered = play.act(action)
-        found.append(settled(play) or answered)
+        found.append(make_pending_calls(play) or answered)
     return found
 
 

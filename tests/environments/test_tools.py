@@ -14,7 +14,7 @@ from mage_async.environments.tools import (
     tools_of,
     with_step,
 )
-from mage_async.environments.user_calls import settled
+from mage_async.environments.user_calls import make_pending_calls
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError
 from tests.environments.boxes import TASK, Boxes, call
@@ -22,11 +22,11 @@ from tests.environments.boxes import TASK, Boxes, call
 
 def outcomes(kind: type, *said: str) -> list[Outcome]:
     play = ResetStep(with_step(kind), {}).begin(TASK, 0)
-    settled(play)
+    make_pending_calls(play)
     found = []
     for each in said:
         answered = play.act(each)
-        found.append(settled(play) or answered)
+        found.append(make_pending_calls(play) or answered)
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from mage_async.assembly import check, environment_of
 from mage_async.config import config_file
 from mage_async.environments.environment import Environment, Outcome
-from mage_async.environments.user_calls import settled
+from mage_async.environments.user_calls import make_pending_calls
 from mage_async.environments.user_class import ResetStep, ResetStepPlay
 from mage_async.trajectory import Task
 from mage_services.actor.rehearsal import rehearse
@@ -33,7 +33,7 @@ class Played:
 def begin(environment: Environment, member: str) -> ResetStepPlay:
     play = environment.begin(Task(environment.facts.name, member, 0), 0)
     assert isinstance(play, ResetStepPlay)
-    settled(play)
+    make_pending_calls(play)
     return play
 
 
@@ -43,7 +43,7 @@ def play(environment: Environment, member: str, actions: Iterable[str]) -> Playe
     played = Played([own.observation])
     for action in actions:
         answered = own.act(action)
-        played.add(settled(own) or answered)
+        played.add(make_pending_calls(own) or answered)
         if own.is_done:
             break
     return played
