@@ -47,8 +47,8 @@ REMOVED_KEYS = {
 """What to do instead of setting a key that was removed, by the key."""
 BOUNDS = {">=": "at least", ">": "greater than", "<=": "at most", "<": "less than"}
 """Words for the signs with which msgspec states a bound."""
-LARGEST = 2**63 - 1
-"""The largest whole number in TOML."""
+SMALLEST, LARGEST = -(2**63), 2**63 - 1
+"""The smallest and the largest whole number in TOML."""
 
 
 def successor(key: str) -> str:
@@ -85,8 +85,9 @@ def unwritable(tree: Table) -> Fault | None:
             pending += ((f"{path}[{number}]", each) for number, each in enumerate(value))
         elif isinstance(value, float) and not math.isfinite(value):
             return Fault(path[1:], f"`{path[1:]}` must be a finite number, got {value}")
-        elif isinstance(value, int) and abs(value) > LARGEST:
-            return Fault(path[1:], f"`{path[1:]}` must be at most {LARGEST}, got {value}")
+        elif isinstance(value, int) and not SMALLEST <= value <= LARGEST:
+            bound = f"at most {LARGEST}" if value > LARGEST else f"at least {SMALLEST}"
+            return Fault(path[1:], f"`{path[1:]}` must be {bound}, got {value}")
     return None
 
 

@@ -58,6 +58,10 @@ def test_what_is_printed_reads_back_as_the_same_configuration(file: Path, tmp_pa
             "`environment.options.odds[1]` must be a finite number, got nan",
         ),
         (f"seed={2**63}", f"`seed` must be at most {2**63 - 1}, got {2**63}"),
+        (
+            f"environment.options={{low=[{-(2**63)}, {-(2**63) - 1}]}}",
+            f"`environment.options.low[1]` must be at least {-(2**63)}, got {-(2**63) - 1}",
+        ),
         ("sampling.temperature=0", "`sampling.temperature` must be greater than 0.0, got 0"),
     ],
 )
