@@ -379,7 +379,8 @@ class Table:
     def can_win(self, turns: int) -> bool:
         """Return whether some cards, fewer than the turns, beat the dealer."""
         dealer = hand_total(self.dealer)
-        return any(
+        # A dealer with 21 is not tried: if many cards may be taken, all choices take too long.
+        return dealer < MOST and any(
             dealer < hand_total((*self.player, *taken)) <= MOST
             for count in range(turns)
             for taken in combinations_with_replacement(sorted(set(self.face_down.values())), count)

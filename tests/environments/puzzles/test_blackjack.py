@@ -146,6 +146,13 @@ def test_every_deck_can_be_won_unless_the_dealer_has_21() -> None:
         assert can_win == (dealer < 21) == game.best_return(member)
 
 
+@pytest.mark.timeout(30)
+def test_a_deck_is_judged_soon_however_many_cards_may_be_taken() -> None:
+    game, shorter = BlackjackPick(turns=48), BlackjackPick()
+    for member in game.members("heldout"):
+        assert game.best_return(member) == shorter.best_return(member)
+
+
 def test_a_solver_that_remembers_wins_more_decks_later() -> None:
     known = BlackjackPick().references("heldout", 3)
     assert known["random"][0] < 0.05 < known["solver_without_memory"][0] < 0.4
