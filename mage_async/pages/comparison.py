@@ -88,9 +88,9 @@ class Arm:
         pairs = [f"{_short_key(key)} {_value_text(value)}" for key, value in known.items()]
         if pairs or not self.settings:
             return ", ".join(pairs) or "all runs"
-        # The configuration has none of the keys in which the arms differ. Then these are keys of
-        # methods that it does not turn on: of any other table, each configuration has a key that
-        # differs as well, its `kind`, its `estimator`, or the table itself as "none".
+        # This configuration has none of the differing keys, so all of them belong to methods that
+        # it does not turn on. (Where another table differs, its `kind`, its `estimator` or its
+        # "none" differs too, and names the arm.)
         methods = dict.fromkeys(key.removeprefix("methods.").split(".")[0] for key in self.settings)
         return f"without {', '.join(methods)}"
 
@@ -155,11 +155,14 @@ def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the values of a key differ.
 
     Some tables, such as a correction, have a `kind`, and keys that only some kinds have. Such a key
-    differs only if the configurations that have it disagree.
+    differs only if the configurations that have it disagree. A key that is a table in one of them,
+    and "none" in another, differs too.
     """
     table = key.rpartition(".")[0]
     has_kinds = any({f"{table}.kind", f"{table}.estimator"} & {*each} for each in settings)
-    return len({repr(each.get(key)) for each in settings if key in each or not has_kinds}) > 1
+    values = {repr(each.get(key)) for each in settings if key in each or not has_kinds}
+    is_table = any(other.startswith(f"{key}.") for each in settings for other in each)
+    return len(values) > 1 or is_table
 
 
 def _short_key(key: str) -> str:

@@ -14,6 +14,7 @@ from mage_async.results.summary import summarise, write_summary
 from mage_services.cli.options import positive
 from mage_services.cli.report import write_report
 
+PRETRAINED = "policy.kind=pretrained policy.source=model policy.dtype=float32 policy.lora"
 LAST = ("evaluation", "heldout", "return_by_episode", -1)
 
 
@@ -56,15 +57,19 @@ def test_runs_of_one_configuration_are_one_arm(runs):
             ["correction decoupled", "correction ppo"],
         ),
         (
-            ("seed=0", "methods.scaling_inter.turns=[2, 3]"),
+            ("seed=0", "methods.scaling_inter.turns=[2,3]"),
             ["without scaling_inter", "steps 20, turns 2+3, episodes []"],
+        ),
+        (
+            (f"{PRETRAINED}=none", f"{PRETRAINED}.targets=['q_proj']"),
+            ["lora none", "rank 16, alpha 32, targets q_proj"],
         ),
     ],
 )
 def test_an_arm_is_named_by_its_kind_and_not_by_keys_that_the_kind_brings(
     make_run, settings, labels
 ):
-    places = [make_run(f"{number}", settings=[each]) for number, each in enumerate(settings)]
+    places = [make_run(f"{number}", settings=each.split()) for number, each in enumerate(settings)]
     for place in places:
         write_summary(place, summarise(place, wall_s=60.0, processor_s=60.0))
     assert [arm.label for arm in arms(map(read_run, places))] == labels
