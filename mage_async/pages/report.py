@@ -385,6 +385,7 @@ def _trials_part(samples: Sequence[Record], units: int) -> Record:
     shown = early_and_late(samples) if samples else []
     others = [sample for sample in samples if sample not in shown][-MAX_FOLDED_TRIALS:]
     return {
+        "units": units,
         "trials": [sample_trial(sample, units) for sample in shown],
         "more_trials": [sample_trial(sample, units) for sample in others],
     }

@@ -100,8 +100,10 @@ class ShownTrial:
 
 @dataclass(frozen=True, slots=True)
 class SampleTrial:
-    """Hold a trial of a run's `trials.jsonl` by episodes; rewards are per unit of the
-    environment.
+    """Hold a trial of a run's `trials.jsonl` by episodes.
+
+    Rewards of episodes are per unit of the environment, such as a round; those of turns are as
+    paid.
     """
 
     version: int

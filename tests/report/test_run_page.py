@@ -205,6 +205,15 @@ def test_a_return_that_a_control_leaves_is_not_called_adaptation(spared):
     assert verdict(sets).endswith("from chance, so adaptation is not shown.")
 
 
+def test_the_report_says_that_rewards_of_turns_are_paid_and_those_of_episodes_per_unit(make_run):
+    run = make_run()
+    said = "the reward of an episode is their sum divided by the episode's 4 units."
+    assert said in page_of(run)
+    summary = summarise(run, wall_s=96.3, processor_s=60.0)
+    summary["environment"]["units"] = 1  # then both are the same
+    assert "the reward of an episode" not in render(run, summary)
+
+
 def sample(version, split="train", member="a"):
     return {"version": version, "split": split, "member": member, "seed": 1, "seat": 0}
 
