@@ -36,6 +36,16 @@ from mage_services.learner.trainer_thread import TrainerThread, Training
 from mage_services.processes.process import TimeAccounting
 from mage_services.processes.startup import Startup
 
+NUM_SAMPLES = 10
+"""Number of steps of a run of which one trial is written as text."""
+
+
+def is_sampled(version: int, steps: int) -> bool:
+    """Return whether a trial of the step that made a version is written as text: of `NUM_SAMPLES`
+    steps at equal distances, the last of them the run's last; of all steps if they are fewer.
+    """
+    return NUM_SAMPLES * version // steps > NUM_SAMPLES * (version - 1) // steps
+
 
 class RunLog:
     """Writer of the run's files; it continues those of earlier processes of the run."""
@@ -107,9 +117,9 @@ class RunLog:
             await self._thread.call(self._training.record, self._run.memory, line)
 
     async def write_sample(self, groups: list[Group]) -> None:
-        """Write one trial of the batch as text, ten times in a run, for people to read."""
-        version, steps = self._training.trainer.version, self._config.learner.steps
-        if version % max(1, steps // 10) == 0:
+        """Write one trial of the batch as text, for people to read, if `is_sampled`."""
+        version = self._training.trainer.version
+        if is_sampled(version, self._config.learner.steps):
             await self._thread.call(self._training.sample, groups, version)
 
     def counters(self) -> dict[str, Any]:
