@@ -71,6 +71,8 @@ QUICK_S = 0.3
 the times of the others tell little."""
 LATE_S = 5.0
 """Seconds after which a trial of win-stay, lose-shift counts as hanging."""
+ABANDONED_S = 86_400.0
+"""Seconds after which an unfinished copy in the cache is taken for that of a killed process."""
 InTime = Callable[[Iterator[Trial], float], Iterator[tuple[Trial, float]]]
 """Yields each trial of an iterator and the seconds that it took, until one takes longer than the
 given seconds."""
@@ -300,9 +302,17 @@ def policy_key(config: Config) -> str:
 
 
 def _store(directory: Path, cached: Path) -> None:
-    """Store a copy, whole or not at all. Two runs may race; their copies are equal."""
+    """Store a copy, whole or not at all. Two runs may race; their copies are equal.
+
+    Unfinished copies of processes that were killed are removed after `ABANDONED_S`.
+    """
     cached.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{cached.name}.", dir=cached.parent) as working:
         copy = shutil.copytree(directory, Path(working) / "copy")
         with suppress(OSError):  # another run has stored an equal copy first
             os.replace(copy, cached)
+        now = Path(working).stat().st_mtime  # by the same clock as the other folders' times
+        for left in cached.parent.glob(f".{'?' * len(cached.name)}.*"):
+            with suppress(OSError):  # another run has removed it first
+                if now - left.stat().st_mtime > ABANDONED_S:
+                    shutil.rmtree(left)

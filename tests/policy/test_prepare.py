@@ -198,8 +198,16 @@ def test_a_warm_start_is_cached_beside_what_a_killed_process_of_the_same_number_
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = config_file.load(QUICKSTART, [*WARM_START, "warm_start.cache=true"])
-    (cache_folder() / f".{policy_key(config)}.{os.getpid()}").mkdir(parents=True)
+    recent, old, other = (
+        cache_folder() / name
+        for name in (f".{policy_key(config)}.{os.getpid()}", f".{'0' * 24}.abc", ".other.abc")
+    )
+    for each in (recent, old, other):
+        (each / "copy").mkdir(parents=True)
+    for each in (old, other):
+        os.utime(each, (0.0, 0.0))
     assert prepare_policy(config, tmp_path / "one", lambda at: None) == "warm-started here"
+    assert [each.exists() for each in (recent, old, other)] == [True, False, True]
     assert prepare_policy(config, tmp_path / "two", lambda at: None).startswith("from the cache")
 
 
