@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mage_async.admission.staleness_metrics import OLDEST_AGE
-from mage_async.assembly import check, with_warm_start
+from mage_async.assembly import check, unused_warm_start, with_warm_start
 from mage_async.config import config_file
 from mage_async.config.schema import Config, check_source
 from mage_async.results.intervals import interval
@@ -314,7 +314,11 @@ class Matrix:
 
 
 def checked_configs(
-    file: Path, wanted: Iterable[Cell], assignments: list[str], method: str | None = None
+    file: Path,
+    wanted: Iterable[Cell],
+    assignments: list[str],
+    method: str | None,
+    say: Callable[[str], None],
 ) -> dict[Cell, Config]:
     """Return the checked configuration of each cell.
 
@@ -322,6 +326,7 @@ def checked_configs(
         file: Configuration that all cells begin with.
         assignments: Changes of all cells, as `key=value`; a cell's own changes come after them.
         method: Name of a method of the papers, applied to the file first.
+        say: Called with a sentence about each cell whose automatic warm start leaves out keys.
 
     Raises:
         MageError: a cell cannot be run; the message names the key and the reason.
@@ -331,6 +336,8 @@ def checked_configs(
         config = config_file.load(file, [*assignments, *cell.assignments()], method)
         check(config)
         check_source(config.policy)
+        if unused := unused_warm_start(config):
+            say(unused)
         # A run records its configuration in this form, so a cell that is run already is recognised.
         config = with_warm_start(config)
         configs[cell] = config

@@ -8,7 +8,7 @@ chooses settings for `--search`.
 import argparse
 import math
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,7 @@ def run(given: argparse.Namespace) -> int:
     """Check every configuration, run the missing cells, and write the report.
 
     Returns:
-        1 if a run failed, else 0.
+        1 if a run failed, 128 + N if signal N ended the runs, else 0.
     """
     from mage_services.cli.matrix_runs import run_matrix, search
 
@@ -161,7 +161,15 @@ def matrix_of(
     file = config_file.find(given.config)
     # No evaluation while a run trains, and a smaller one than usual at its end.
     cheap = ["evaluation.every=0", f"evaluation.final_trials={given.trials}"]
-    configs = checked_configs(file, wanted, [*cheap, *given.set], given.method)
+    configs = checked_configs(file, wanted, [*cheap, *given.set], given.method, _say_once)
     method = [] if given.method is None else [given.method]
     title = " · ".join([file.stem, *method, *varied, *given.set])
     return Matrix(given.run_dir, title, configs, given.actors, given.parallel, given.for_s, subject)
+
+
+@cache
+def _say_once(sentence: str) -> None:
+    """Print a sentence; only the first time, as many cells, and many rounds of --search, have it in
+    common.
+    """
+    print(sentence, flush=True)
