@@ -18,7 +18,7 @@ from typing import Any
 
 from mage_async.config.schema import Config, Pretrained
 from mage_async.doctor.cluster_faults import ClusterFacts, Needs, NodeFacts
-from mage_async.errors import ConfigError
+from mage_async.errors import ConfigError, first_line
 from mage_services.cluster.connection import Node, joined, nodes, on, own_node
 from mage_services.cluster.placement import bundles_of, port_of, total
 from mage_services.processes.startup import build_digest
@@ -196,7 +196,8 @@ def _answers(references: dict[Node, Any]) -> dict[Node, Any]:
         except GetTimeoutError:
             answers[node] = f"nothing in {ANSWER_S:g} s"
         except RayError as fault:
-            answers[node] = str(fault).strip().splitlines()[-1]
+            # Ray's text may end with the traceback of the node, whose last line says what failed.
+            answers[node] = [first_line(fault), *str(fault).strip().splitlines()][-1]
     return answers
 
 
