@@ -44,9 +44,12 @@ def test_a_folder_of_runs_is_looked_through(
 ) -> None:
     make_run(RunDirectory(tmp_path / "a"))
     make_sick_run(tmp_path / "deeper" / "b", "truncation")
+    make_run(RunDirectory(tmp_path / "short"), steps=1)
     assert main(["doctor", str(tmp_path)]) == 1
-    well, sick, finding = capsys.readouterr().out.splitlines()
-    assert (well.endswith("no findings"), sick.endswith("1 findings")) == (True, True)
+    well, sick, finding, short = capsys.readouterr().out.splitlines()
+    assert well.endswith(": 60 steps, no findings")
+    assert sick.endswith(": 60 steps, 1 finding")
+    assert short.endswith(": 1 step, no findings")
     assert finding.startswith("  truncation since step 31: 20% of actions")
     assert finding.endswith(SIGNATURES["truncation"].remedy)
 
@@ -100,7 +103,7 @@ def test_a_run_without_a_step_says_what_it_waits_for_and_what_was_dropped(
     view.event(*in_view(5, [drop], dropped={"missed its deadline": 1}))
     assert main(["doctor", str(run.root)]) == 1
     said = capsys.readouterr().out
-    assert f"{run.root}: 0 steps, no findings\n  it ended " in said
+    assert f"{run.root}: no steps, no findings\n  it ended " in said
     assert "step 1/60 waits for trials, for 8 s: 5 of 128 trials are in" in said
     assert "1 groups dropped (1 missed its deadline)" in said
     assert f"  note: learner: {drop}\n" in said

@@ -58,8 +58,9 @@ def _nodes(given: argparse.Namespace) -> int:
     began = time.monotonic()
     facts, needs = examine(given.cluster, config, given.actors)
     faults = faults_of(facts, needs)
-    num_nodes, seconds = 1 + len(facts.others) + len(facts.silent), time.monotonic() - began
-    print(f"{given.cluster}: {num_nodes} nodes in {seconds:.1f} s, {len(faults) or 'no'} faults")
+    nodes = _counted(1 + len(facts.others) + len(facts.silent), "node")
+    seconds = time.monotonic() - began
+    print(f"{given.cluster}: {nodes} in {seconds:.1f} s, {_counted(len(faults), 'fault')}")
     for fault in faults:
         print(f"  {fault}")
     return EXIT_FOUND if faults else 0
@@ -78,7 +79,8 @@ def _all_runs(given: argparse.Namespace) -> int:
             records = read_records(place)
             findings = examine(records)
             num_found += len(findings)
-            print(f"{place.root}: {len(records.metrics)} steps, {len(findings) or 'no'} findings")
+            steps = _counted(len(records.metrics), "step")
+            print(f"{place.root}: {steps}, {_counted(len(findings), 'finding')}")
             for finding in findings:
                 print(f"  {finding.sentence()}")
             if not records.metrics:
@@ -89,6 +91,11 @@ def _all_runs(given: argparse.Namespace) -> int:
                 for line in lines:
                     print(f"  {printable(line)}")
     return EXIT_FOUND if num_found else 0
+
+
+def _counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 step" or "no steps"."""
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 def _runs(roots: Sequence[Path]) -> Iterator[RunDirectory]:
