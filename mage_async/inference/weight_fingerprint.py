@@ -208,7 +208,7 @@ def _are_apart(tolerance: float, name: str, one: float | None, other: float | No
 # that changed places, adapters that were not merged. A row checksum is the sum of the row's
 # elements, each times the factor of its place, divided by the sum of the elements' absolute values.
 NUM_FACTORS = 1024
-"""Number of different absolute values of factors."""
+"""Number of different factors."""
 
 
 def checked_row(tensor: torch.Tensor, version: int) -> torch.Tensor:

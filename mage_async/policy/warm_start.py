@@ -318,7 +318,9 @@ def read_examples(path: str, chat: ChatFormat, max_tokens: int) -> list[Example]
     """Read the rows of a data set as examples, each of at most `max_tokens` tokens.
 
     Raises:
-        ConfigError: a row has neither `messages` nor `text`, or a file cannot be read.
+        ConfigError: the data set has no rows; a row has neither `messages` nor `text`, or a message
+            without a role or text, or nothing that the assistant says; a file is no JSON lines or
+            no Parquet; or pyarrow, which reads Parquet, is not installed.
     """
     found = [
         _example_of_row(row, where, chat, max_tokens)

@@ -314,13 +314,14 @@ def fitted_log_odds(
     """Fit a discriminator to the counts of the expert's and the policy's steps.
 
     GAIL (Ho and Ermon 2016, arXiv 1606.03476) trains D(s, a) to tell an expert's steps from the
-    policy's. As both act in the same states, the best D is
+    policy's. If both act in the same states, the best D is
 
         D(s, a) = p_E(s, a) / (p_E(s, a) + p(s, a))
 
     and a turn is paid its log-odds, log D - log (1 - D) = log p_E - log p: 0 where nobody can tell
     the two apart, so that an episode's length is neither paid nor charged, as it would be by GAIL's
-    own -log (1 - D).
+    own -log (1 - D). With `states = "expert"` they act in different states, and p_E and p are the
+    probabilities of state and action together.
 
     D is a logistic regression on the text of a step: the action, the state with the action, and
     each word of the state at its place with the action. It is fitted to the steps of one batch,

@@ -49,7 +49,7 @@ def run(given: argparse.Namespace) -> int:
     """Check every configuration of the matrix, run the missing cells, and write the report.
 
     Returns:
-        1 if a run failed, else 0.
+        1 if a run failed, 128 + N if signal N ended the runs, else 0.
     """
     from mage_services.cli.matrix_runs import run_matrix
 
