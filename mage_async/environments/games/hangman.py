@@ -58,7 +58,8 @@ The word is the same in all episodes."""
 class HangmanPlay(SoloPlay):
     """Try one letter a turn, until the word is complete or the lives are used up.
 
-    The anchor, which is equal for equal states, is the letters tried and the lives left.
+    The anchor, which is equal for equal states, is the letters tried, the lives left and the words
+    said.
 
     Args:
         word: The hidden word.
@@ -81,8 +82,9 @@ class HangmanPlay(SoloPlay):
 
     @property
     def anchor(self) -> str:
-        """Letters tried, and lives left."""
-        return f"{''.join(sorted(self.tried))}{self._lives_left}"
+        """Letters tried, lives left, and words said."""
+        letters = "".join(sorted(self.tried))
+        return " ".join((f"{letters}{self._lives_left}", *sorted(self.said)))
 
     def actions(self) -> Sequence[str]:
         """Return the letters and words not tried in this episode."""

@@ -88,6 +88,15 @@ def test_saying_the_word_alone_pays_and_every_action_is_a_turn() -> None:
     assert [lost.act(each).is_done for each in "abdefg"] == [False] * 5 + [True]
 
 
+def test_states_in_which_other_words_were_said_have_other_anchors() -> None:
+    game = Hangman(says_word=True, turns=6)
+    plays = [game.begin(Task("hangman", "cup", 0), 0) for _ in range(3)]
+    for play, words in zip(plays, (("cat", "dog"), ("dog", "cat"), ("cat", "sun")), strict=True):
+        assert all(play.act(word).is_valid for word in words)
+    first, same, other = plays
+    assert first.anchor == same.anchor != other.anchor
+
+
 def test_short_words_have_three_letters_and_differ() -> None:
     assert {len(word) for word in SHORT_WORDS} == {3}
     assert len(set(SHORT_WORDS)) == len(SHORT_WORDS) == 107
