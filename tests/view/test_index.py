@@ -20,6 +20,7 @@ from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.reader import open_journal
 from mage_services.view.index import FORMAT, RunReader, connect, index_file
 from mage_services.view.indexer import IndexBuilder
+from mage_services.view.trial_pages import search
 from tests.helpers.recorded_runs import unpack
 from tests.view.conftest import build
 
@@ -63,6 +64,14 @@ def test_the_index_says_of_every_trial_what_the_journal_does(finished):
         assert [line["step"] for line in reader.metrics(10)] == [1, 2, 3, 4]
         assert [line["step"] for line in reader.metrics(2)] == [2, 4]
         assert [len(reader.metrics(most)) for most in (1, 2, 3, 4)] == [1, 2, 2, 4]
+
+
+def test_a_search_shows_the_text_that_it_found_after_letters_whose_lower_case_is_longer(finished):
+    build(finished)
+    with RunReader(finished) as reader:
+        trials = reader.trials_between(1, 4, 1)
+        (hit,) = search(reader, trials, lambda tokens: "İİİ a Rock. b", "rock.", 0).hits
+    assert (hit["before"], hit["match"], hit["after"]) == ("İİİ a ", "Rock.", " b")
 
 
 def test_the_index_follows_files_that_grow(run):

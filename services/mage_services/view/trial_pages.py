@@ -3,6 +3,7 @@ search.
 """
 
 import json
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -284,6 +285,8 @@ def search(
 ) -> SearchResult:
     """Search the texts of `trials[skip:]` for a text, in any case, for at most `PART_S` seconds."""
     hits, missing, until = list[dict[str, Any]](), "", time.monotonic() + PART_S
+    # Not `lower()`, which makes some letters longer ("İ") and so shifts what is after them.
+    wanted = re.compile(re.escape(text), re.IGNORECASE)
     for number, trial in enumerate(trials[skip:], skip):
         if len(hits) == MAX_HITS or time.monotonic() > until:
             return SearchResult(hits, number - skip, number, missing)
@@ -293,13 +296,13 @@ def search(
             missing = str(error)
             continue
         for whole in (decode(segment.tokens.tolist()) for segment in segments):
-            if (start := whole.lower().find(text.lower())) >= 0:
-                stop = start + len(text)
+            if found := wanted.search(whole):
+                start, stop = found.span()
                 hits.append(
                     {
                         "trial": trial,
                         "before": whole[max(0, start - SURROUNDINGS) : start],
-                        "match": whole[start:stop],
+                        "match": found[0],
                         "after": whole[stop : stop + SURROUNDINGS],
                     }
                 )
