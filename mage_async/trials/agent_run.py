@@ -32,7 +32,7 @@ from mage_async.trials.allowed_tokens import answer_restriction, json_form, rege
 from mage_async.trials.chat_format import ChatFormat, Tools
 from mage_async.trials.chat_format import Message as ChatMessage
 from mage_async.trials.transcript import GrowingSegment
-from mage_async.trials.trial_config import TrialConfig
+from mage_async.trials.trial_config import TrialConfig, remark_lines
 from mage_async.trials.trial_run import Counts, turn_seed
 
 MAX_LINEAGES = 256
@@ -505,8 +505,8 @@ class AgentRun:
 
     def _memory_text(self) -> str:
         """Return the text by which the episode knows of earlier ones: guidance and remarks."""
-        carried = [f"remark {n}: {text}" for n, text in enumerate(self._remarks, 1)]
-        return "\n".join(filter(None, [self._config.prompts.guidance, *carried]))
+        carried = [self._config.prompts.guidance, *remark_lines(self._remarks)]
+        return "\n".join(filter(None, carried))
 
     def _continuation_of(
         self, policy_call: PolicyCall, digests: Sequence[bytes]

@@ -81,13 +81,17 @@ class Prompts:
         - `outcome`: the outcome of the last action, if the notes were written before it was known
         - `observation`, after the number of the episode
         """
-        carried = [f"remark {number}: {remark}" for number, remark in enumerate(remarks, 1)]
-        carried += [f"{self.noted} {notes}" if notes else "", outcome]
+        carried = [*remark_lines(remarks), f"{self.noted} {notes}" if notes else "", outcome]
         return _join(self.rules, self.guidance, *carried, self.beginning(episode, observation))
 
     def beginning(self, episode: int, observation: str) -> str:
         """Return the first words of an episode."""
         return _join(f"episode {episode + 1}", observation)
+
+
+def remark_lines(remarks: Sequence[str]) -> list[str]:
+    """Return a line for each remark that is not empty, with the number of its episode."""
+    return [f"remark {number}: {remark}" for number, remark in enumerate(remarks, 1) if remark]
 
 
 def prompts_for(

@@ -290,6 +290,8 @@ def test_a_later_episode_goes_on_behind_the_earlier_ones(chat: ChatFormat) -> No
     kinds = [turn.kind for turn in trial.turns]
     assert kinds == [Kind.ACT, Kind.ACT, Kind.REFLECT, Kind.ACT, Kind.ACT]
     assert "<|system|> play remark 1: scissors<|user|> a" in texts_of(chat, trial)[1]
+    trial = one(chat, run, " rock", " paper", "", changes=changes)
+    assert "remark" not in texts_of(chat, trial)[1], "an empty remark is left out"
 
 
 def test_what_the_policy_cannot_read_is_refused_and_the_trial_goes_on(chat: ChatFormat) -> None:

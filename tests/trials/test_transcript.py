@@ -107,6 +107,19 @@ def test_reflections_alone_begin_a_context_per_episode(
     assert [turn.kind for turn in trial.turns if turn.kind is Kind.REFLECT] == [Kind.REFLECT] * 2
 
 
+def test_an_empty_remark_is_left_out_and_later_ones_keep_their_numbers(
+    environment: Environment, rules: TrialConfig, chat: ChatFormat
+) -> None:
+    rules = replace(rules, keeps_history=False, reflects=True)
+    run = TrialRun(environment, TASK, 0, rules, chat, name="t")
+    while run.next_prompt() is not None:
+        remark = "</remark>" if run.episode == 0 else " paper</remark>"
+        run.receive(_completion(chat, remark if run.kind is Kind.REFLECT else " rock"))
+    _, second, third = (chat.decode(each.tokens.tolist()) for each in run.trial().segments)
+    assert second.startswith("<|user|> episode 2<|assistant|>")
+    assert third.startswith("<|user|> remark 2: paper episode 3<|assistant|>")
+
+
 def test_without_history_and_remarks_earlier_episodes_are_gone(
     environment: Environment, rules: TrialConfig, chat: ChatFormat
 ) -> None:
