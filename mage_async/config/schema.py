@@ -251,8 +251,8 @@ class Admission(Section):
     rule: Literal[
         "sync", "one_step", "count", "window", "strict", "drop", "slots", "overtake", "unbounded"
     ] = "slots"
-    """Rule by which groups are granted to actors and accepted into a batch;
-    `mage_async/admission/policies.py` states the guarantee of each."""
+    """Rule by which groups are granted to actors and accepted into a batch; `mage ablate --help`
+    states the guarantee of each."""
     max_staleness: Natural = 2
     """Bound on the staleness of a group, in steps; the rules "slots" and "overtake" never exceed
     it."""

@@ -11,6 +11,7 @@ import pytest
 import torch  # noqa: F401  Imported in a test, its log would go to the captured stderr for good.
 
 from mage_async import launch
+from mage_async.admission.policies import POLICIES
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, RunFailed
 from mage_async.results.run_directory import RunDirectory
@@ -84,7 +85,7 @@ def test_help_of_a_command_is_one_sentence(name: str, capsys: pytest.CaptureFixt
     assert sentence in shown
 
 
-def test_the_default_matrix_of_an_ablation_is_in_its_help(
+def test_the_default_matrix_of_an_ablation_and_what_each_rule_guarantees_are_in_its_help(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
@@ -92,6 +93,7 @@ def test_the_default_matrix_of_an_ablation_is_in_its_help(
     shown = " ".join(capsys.readouterr().out.split())
     for default in ("(0 1 2 4 8)", "(slots count drop)", "(decoupled none ppo)", "(0 1 2)"):
         assert default in shown
+    assert all(f"{rule.name} ({rule.guarantee})" in shown for rule in POLICIES.values())
 
 
 @pytest.mark.parametrize(

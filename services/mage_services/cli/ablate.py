@@ -36,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
     axis("--bounds", (0, 1, 2, 4, 8), "largest staleness in steps", type=int, metavar="N")
-    admission = f"rules of admission, of {', '.join(POLICIES)}"
+    guarantees = "; ".join(f"{rule.name} ({rule.guarantee})" for rule in POLICIES.values())
+    admission = (
+        f"rules of admission, with the bound on staleness that each guarantees: {guarantees}"
+    )
     axis("--rules", ("slots", "count", "drop"), admission, choices=POLICIES, metavar="RULE")
     corrections = ("decoupled", "none", "ppo")
     axis("--corrections", corrections, "values of learner.correction", metavar="NAME")
