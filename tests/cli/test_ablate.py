@@ -117,6 +117,14 @@ def test_a_matrix_that_a_signal_ends_has_the_exit_status_of_the_signal(
     assert capsys.readouterr().out.endswith("stopped; run the same command again to continue\n")
 
 
+def test_a_run_that_ends_without_a_result_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    assert matrix_runs.run_matrix(read_ablation([*SMALL, "--run-dir", str(tmp_path)])) == 1
+    assert "slots-1-decoupled-seed0: failed, see " in capsys.readouterr().out
+
+
 def test_a_cancelled_cell_leaves_no_configuration_beside_its_folder(tmp_path: Path) -> None:
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path)])
     (cell,) = ablation.configs

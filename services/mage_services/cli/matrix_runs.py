@@ -196,7 +196,7 @@ async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
                     await process.wait()
     finally:
         config.unlink()
-    return "failed" if code else "done"
+    return "done" if code == 0 and is_done(run) else "failed"
 
 
 def _is_finished(matrix: Matrix, cell: Cell) -> bool:
