@@ -1,6 +1,7 @@
 """A step on two ranks, or four, is that of one process, to rounding."""
 
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
@@ -20,7 +21,7 @@ from mage_async.learning.ranked_trainer import deal, from_bytes, to_bytes
 from mage_async.policy.snapshot import published_fingerprint, read_snapshot
 from mage_async.restriction import AllowedSets
 from mage_async.results.run_directory import RunDirectory
-from mage_services.learner.gang import Gang
+from mage_services.learner.gang import Gang, join, rank_store
 from mage_services.learner.trainer_thread import Training
 from tests.helpers.random_models import sequence
 from tests.learner.rank_trainings import (
@@ -262,3 +263,10 @@ def test_a_share_comes_back_from_its_bytes() -> None:
     for name, one in expected.sampled._asdict().items():
         assert (one == getattr(got.sampled, name)).all()
     assert from_bytes(to_bytes([]), torch.device("cpu")) == []
+
+
+def test_ranks_that_find_no_loopback_interface_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(2, "eth0")])
+    with pytest.raises(RunError, match=r"lists only eth0: .* GLOO_SOCKET_IFNAME"):
+        join(rank_store(0, is_rank_0=True), 0, config_of("learner.ranks=2"))

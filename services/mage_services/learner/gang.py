@@ -169,10 +169,21 @@ def rank_store(port: int, *, is_rank_0: bool) -> TCPStore:
 
 
 def join(store: TCPStore, number: int, config: Config) -> None:
-    """Join the process group of the learner's ranks; waits for all of them."""
+    """Join the process group of the learner's ranks; waits for all of them.
+
+    Raises:
+        RunError: the machine has no loopback interface.
+    """
     count, kind = config.learner.ranks, device_type(config)
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    os.environ.setdefault(_INTERFACE, loopback)
+    if _INTERFACE not in os.environ:
+        names = [name for _, name in socket.if_nameindex()]
+        loopback = next((name for name in names if name.startswith("lo")), None)
+        if loopback is None:
+            raise RunError(
+                f"ranks exchange tensors over the loopback interface, and this machine lists only "
+                f"{', '.join(names) or 'none'}: bring it up, or name one in {_INTERFACE}"
+            )
+        os.environ[_INTERFACE] = loopback
     backend = "nccl" if kind == "cuda" else "gloo"
     distributed.init_process_group(backend, store=store, rank=number, world_size=count)
 
