@@ -416,10 +416,10 @@ async def _answers(
     # are allowed; one answer for each of a thousand calls would fill the context.
     answers, is_valid = list[str](), True
     for number, call in enumerate(calls):
+        if number == MAX_CALLS:
+            return [*answers, f"Not called: a turn has at most {MAX_CALLS} calls."], False
         if _is_done(user_object):
             answers.append(_OVER)
-        elif number == MAX_CALLS:
-            return [*answers, f"Not called: a turn has at most {MAX_CALLS} calls."], False
         elif isinstance(function := _checked(user_object, tools, call), str):
             answers.append(function)
             is_valid = False

@@ -144,6 +144,12 @@ def test_after_the_end_no_call_is_made() -> None:
     assert outcome.tool_answers[-1] == "The episode is over."
 
 
+def test_calls_after_the_end_are_answered_up_to_the_most_of_a_turn_too() -> None:
+    (outcome,) = outcomes(Boxes, call("look", box=2) * (MAX_CALLS + 5))
+    assert outcome.tool_answers[2:MAX_CALLS] == ("The episode is over.",) * (MAX_CALLS - 2)
+    assert outcome.tool_answers[MAX_CALLS:] == ("Not called: a turn has at most 16 calls.",)
+
+
 def test_what_a_tool_raises_is_the_environments_fault() -> None:
     with pytest.raises(CallFault, match=r"boxes, task 0, .*turn 1: step\(.* raised KeyError"):
         outcomes(Boxes, call("fall"))
