@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError
@@ -90,15 +91,21 @@ def complete_checkpoint(working: Path, counters: dict[str, Any], keep: int) -> P
     # `.step_N.part`, as `new_checkpoint` names it, becomes `step_N`.
     final, folder = working.with_name(working.name[1:].removesuffix(".part")), working.parent
     (working / COUNTERS).write_text(json.dumps(counters, indent=2))
-    for file in working.rglob("*"):
-        sync(file)
-    sync(working)
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(working, final)
-    sync(folder)
+    _rename_durably(working, final)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def _rename_durably(working: Path, final: Path) -> None:
+    """Rename a folder once all its files are synced, so that no crash leaves a torn one; replace
+    one that is there.
+    """
+    for file in (*working.rglob("*"), working):
+        sync(file)
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(working, final)
+    sync(final.parent)
 
 
 def whole_policy(config: Config, policy: Path, checkpoint: Path) -> Path:
@@ -115,7 +122,7 @@ def whole_policy(config: Config, policy: Path, checkpoint: Path) -> Path:
         shutil.rmtree(working, ignore_errors=True)
         with writing(f"the merged model to {final}"):
             export_hf(load_trained(config, policy, checkpoint, device="cpu"), policy, working)
-            os.replace(working, final)
+            _rename_durably(working, final)
     return final
 
 
@@ -136,6 +143,9 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
             read_state(trainer, checkpoint / SHARDS)
             trainer.version = counters["version"]
             return counters
+        # `torch.save` writes a zip file. For any other file torch.load raises errors of many kinds.
+        if not is_zipfile(checkpoint / OPTIMIZER):
+            raise ValueError(f"{OPTIMIZER} is missing or cut off")
         state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise RunError(

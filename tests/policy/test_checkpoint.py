@@ -1,6 +1,8 @@
 """Checkpoints of whole models and of adapters: what they hold, and how training goes on."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.learning.trainer import Trainer
+from mage_async.policy import checkpoint as checkpoint_files
 from mage_async.policy.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
@@ -18,7 +21,8 @@ from mage_async.policy.checkpoint import (
 )
 from mage_async.policy.lora import load_trained
 from mage_async.policy.weight_digest import overall, tensor_digests
-from mage_async.results.run_directory import checkpoint_at, checkpoints, step_of
+from mage_async.results.run_directory import RunDirectory, checkpoint_at, checkpoints, step_of
+from mage_services.actor.evaluator import model_directory
 from tests.helpers.random_models import random_model, sequence
 
 ADAPTERS = ("policy.lora.rank=4", "learner.kl=0.1")
@@ -87,6 +91,38 @@ def test_a_merged_model_lies_beside_the_last_adapters_and_beside_others_on_deman
         found.append(overall(tensor_digests(merged)))
     assert found[0] == found[1]
     assert whole_policy(config, policy, policy) == policy
+
+
+def test_a_merged_model_is_synced_and_written_once_however_many_ask_for_it(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_file.load(config_file.find(None), ADAPTERS)
+    checkpoint = save_checkpoint(begin(config, policy), policy, tmp_path, {}, 2)
+    synced: list[Path] = []
+    monkeypatch.setattr(checkpoint_files, "sync", synced.append)
+    together = Barrier(2)
+
+    def merged(_: int) -> Path:
+        together.wait(60)
+        return model_directory(RunDirectory(tmp_path), config, checkpoint)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert {*threads.map(merged, range(2))} == {checkpoint / "merged"}
+    files = {each.name for each in (checkpoint / "merged").iterdir()}
+    assert "model.safetensors" in files
+    assert sorted(each.name for each in synced) == sorted([*files, ".merged.part", checkpoint.name])
+
+
+@pytest.mark.parametrize("content", [b"", b"no state of an optimizer"])
+def test_a_file_that_is_no_optimizer_state_is_an_error_of_one_line(
+    content: bytes, policy: Path, tmp_path: Path
+) -> None:
+    config = config_file.load(config_file.find(None))
+    trainer = begin(config, policy)
+    checkpoint = save_checkpoint(trainer, policy, tmp_path, {}, 2)
+    (checkpoint / "optimizer.pt").write_bytes(content)
+    with pytest.raises(RunError, match=r"not a whole checkpoint: .+; remove the folder"):
+        restore_checkpoint(trainer, checkpoint)
 
 
 def test_the_newest_checkpoint_has_the_highest_step_however_many_digits_it_has(

@@ -11,6 +11,7 @@ there is no curve, and the engine is made only after training.
 """
 
 import asyncio
+import fcntl
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -571,12 +572,22 @@ def _last(startup: Startup) -> tuple[int, Path]:
 
 
 def model_directory(run: RunDirectory, config: Config, checkpoint: Path) -> Path:
-    """Return a checkpoint as a model directory, with adapters merged into the weights."""
+    """Return a checkpoint as a model directory, with adapters merged into the weights. Wait while
+    another process, such as `mage play`, merges the same ones.
+    """
     if config.policy.lora is None:
         return checkpoint
-    from mage_async.policy.checkpoint import whole_policy  # brings transformers along
+    from mage_async.policy.checkpoint import MERGED, whole_policy, writing  # bring transformers
 
-    return whole_policy(config, run.policy, checkpoint)
+    merged = checkpoint / MERGED
+    if merged.is_dir():
+        return merged
+    with (
+        writing(f"the merged model to {merged}"),
+        (checkpoint / f".{MERGED}.lock").open("w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held until the file is closed
+        return whole_policy(config, run.policy, checkpoint)
 
 
 if __name__ == "__main__":
