@@ -193,7 +193,7 @@ def _described(
             kind_key_row = [Key(kind_key(hint), "one of the following", kind, meaning)]
             yield from _described(full, choices, tiny.get(name, {}), kind_key_row=kind_key_row)
         elif inside is not None:
-            with_tiny = " but for a tiny policy" if name in WITH_TINY else ""
+            with_tiny = " but for a tiny policy" if name in tiny else ""
             absent = f' Absent by default{with_tiny}; `{name} = "none"` leaves it out.'
             presence_note = absent if may_be_absent(hint) else ""
             yield from _described(full, {"": inside}, tiny.get(name, {}), presence_note)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from mage_async.config.config_file import find
-from mage_async.config.reference import as_lines, as_markdown, sections
+from mage_async.config.reference import _described, as_lines, as_markdown, sections
+from mage_async.config.section import Section
 from mage_async.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,22 @@ def test_one_section_is_found_with_those_below_it() -> None:
     lines = "\n".join(as_lines(sections("engine")))
     assert "max_tokens = 8192 (tiny: 160)" in lines
     assert "Only with sglang." in lines
+
+
+class Inner(Section):
+    """A table that may be left out."""
+
+
+class Outer(Section):
+    """A table inside which the other one is."""
+
+    learner: Inner | None = None
+    """A name that a section above all has too."""
+
+
+def test_a_table_is_present_for_a_tiny_policy_only_with_a_default_at_its_own_place() -> None:
+    said = [[*_described("", {"": Outer}, tiny)][1].sentence for tiny in ({}, {"learner": {}})]
+    assert ["but for a tiny policy" in each for each in said] == [False, True]
 
 
 def test_an_unknown_section_is_answered_with_the_known_ones() -> None:
