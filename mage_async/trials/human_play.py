@@ -115,7 +115,7 @@ def _lines(lines: Sequence[str]) -> str:
 
 
 def episode_lines(trial: Trial) -> str:
-    """Return the agent's actions and remarks, one episode per line."""
+    """Return a line for each episode, with the agent's actions, and one for each of its remarks."""
     rewards = trial.episode_rewards()
     lines = []
     for episode in range(trial.num_played()):
