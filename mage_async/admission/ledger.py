@@ -6,8 +6,8 @@ next message or tick of the clock. It reads no clock; every time is an argument,
 clock that never goes back. Its decisions are recorded in the journal, and `replay.py` replays the
 records into a new ledger after a restart.
 
-A *peer* is one connection of an actor, by its name; a restarted actor is a new peer. A group *holds
-a slot* while it is in flight; most policies limit the number of slots.
+A *peer* here is an actor, by one connection: a restarted actor is a new peer. A group *holds a
+slot* while it is in flight; most policies limit the number of slots.
 """
 
 import math
@@ -180,7 +180,7 @@ class PendingGroup:
     """Strategies from earlier tasks for the first trials' prompts."""
     episodes: dict[int, EpisodeResult] = field(default_factory=dict)
     """Finished episodes of trials that have not arrived, by the trial's index. If the group is
-    granted again, the next actor continues behind them.
+    granted again, the next actor continues after them.
     """
 
     @classmethod

@@ -69,7 +69,9 @@ class AdmissionPolicy:
 
     name: str
     guarantee: str
-    """Bound that holds for every group, or for every token, that is trained."""
+    """Bound that holds for every group, or for every token, that is trained; or what holds
+    instead.
+    """
     may_grant: Callable[[AdmissionState], bool]
     next_batch: Callable[[AdmissionState], list[int]]
     """Returns the grants of the next batch: exactly `groups_per_step` of them, or none yet."""
@@ -155,11 +157,11 @@ def take_overtaking(state: AdmissionState) -> list[int]:
     Claim: for every d >= n, at most (d - n + 1) B pending groups are due at d or before.
 
     Proof. A new group is granted at the newest version v, so it is due last of all, at v + S; of
-    the (S + 1) B slots, (v + S - n + 1) B belong to pending groups. Taking a batch increases n by
-    one, so the batch may overtake at most (d - n) B groups that are due at d or before. The
-    loop counts the groups that it overtakes before the last group of the batch. From the due
-    version of that last group on, all B groups of the batch are due at d or before, so B fewer
-    remain. For d = n the batch overtakes no group: no group is trained after it is due.
+    the (S + 1) B slots, (v + S - n + 1) B are left for pending groups. Taking a batch increases n
+    by one, so the batch may overtake at most (d - n) B groups that are due at d or before. For d
+    before the due version of the batch's last group, the loop has checked this. For every later d,
+    all B groups of the batch are due at d or before, so taking them leaves B fewer. For d = n the
+    batch overtakes no group: no group is trained after it is due.
     """
     batch: list[int] = []
     num_left = 0
@@ -208,8 +210,10 @@ ONE_STEP = AdmissionPolicy(
 OVERTAKE = AdmissionPolicy(
     "overtake", "hard per group: at most max_staleness", has_free_slot, take_overtaking
 )
-COUNT = AdmissionPolicy("count", "mean only", has_free_slot, take_complete)
-WINDOW = AdmissionPolicy("window", "mean only", has_free_slot, take_from_quarter)
+COUNT = AdmissionPolicy(
+    "count", "mean only: at most max_staleness in the long run", has_free_slot, take_complete
+)
+WINDOW = replace(COUNT, name="window", next_batch=take_from_quarter)
 DROP = AdmissionPolicy(
     "drop",
     "hard per group: at most max_staleness, by throwing work away, the longest trials first",

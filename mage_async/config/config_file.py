@@ -30,8 +30,8 @@ from mage_async.config.tables import (
     joined,
     kind_key,
     may_be_absent,
+    merged,
     names_in,
-    over,
     table_class,
 )
 from mage_async.errors import ConfigError
@@ -384,7 +384,7 @@ def _resolved(path: Path) -> Table:
             f"{path}: its base {name!r} has a base itself, {below['base']!r}; there is one "
             "level: name that one, or copy its keys"
         )
-    return over(below, own, Config)
+    return merged(below, own, Config)
 
 
 def _read(path: Path) -> Table:

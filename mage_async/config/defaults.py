@@ -20,7 +20,7 @@ from mage_async.config.tables import (
     kind_key,
     kinds,
     may_be_absent,
-    over,
+    merged,
     table_class,
     tables,
 )
@@ -62,8 +62,9 @@ WITH_FOREIGN_ENVIRONMENT: Table = {
     # KV cache grows with the longest context that is really played.
     "engine": {"max_tokens": 512},
     # An environment without a script gets a warm start from a player that explores
-    # (`mage_async/trials/win_stay.py`). With the entropy bonus of `WITH_TINY`, RL made the choices
-    # in the task Password certain before they covered all its words.
+    # (`mage_async/trials/win_stay.py`). With the entropy bonus of `WITH_TINY`, in the task
+    # `Password` (`bench/learning/first_hour_tasks.py`) RL settled on words before it had tried all
+    # of them.
     "learner": {"entropy": 0.05, "final_entropy": 0.02},
 }
 """Defaults that replace those of `WITH_TINY` for a class of the user's own, or an environment of
@@ -143,7 +144,7 @@ def completed(tree: Table, *, is_recorded: bool = False) -> Table:
     # Kinds are filled in before the defaults are chosen, because the choice depends on them, and
     # again afterwards, for tables that the defaults have added.
     defaults = _defaults(_with_kinds(tree, Config), is_recorded)
-    whole = _with_kinds(over(defaults, tree, Config), Config)
+    whole = _with_kinds(merged(defaults, tree, Config), Config)
     if not is_recorded:
         _evaluate_as_trained(whole)
     # A warm start that states no kind clones the environment's script.
@@ -179,21 +180,21 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
         # credit of the user's own, which would execute the user's code.
         if is_recorded or not _has_foreign_environment(whole):
             return WITH_TINY
-        return over(WITH_TINY, WITH_FOREIGN_ENVIRONMENT, Config)
+        return merged(WITH_TINY, WITH_FOREIGN_ENVIRONMENT, Config)
     is_on_gpu = learner.get("device", "cpu") != "cpu"
     if policy.get("kind") != "pretrained" or is_recorded:
         return {}
     if is_on_gpu:
         is_adapted = policy.get("lora", NONE) != NONE
-        return ON_GPU if is_adapted else over(ON_GPU, MASTERS, Config)
+        return ON_GPU if is_adapted else merged(ON_GPU, MASTERS, Config)
     if engine.get("kind") != "embedded":
         return {}
     found = ON_CORES
     if _multiplies_bfloat16():
-        found = over(found, BFLOAT16_ENGINE, Config)
+        found = merged(found, BFLOAT16_ENGINE, Config)
         # `ON_CORES` adds adapters, so here a missing key means adapters.
         if policy.get("lora") != NONE:
-            found = over(found, BFLOAT16_ADAPTED, Config)
+            found = merged(found, BFLOAT16_ADAPTED, Config)
     return found
 
 
@@ -243,8 +244,8 @@ def spelled_out(tree: Table) -> Table:
 
 
 def _with_kinds(tree: Table, section: type[Section]) -> Table:
-    """Return a tree in which every table that comes in kinds states its own, by default the kind of
-    the schema's default.
+    """Return a tree in which every table that has several kinds states one; where it stated none,
+    that of the schema's default.
     """
     whole = dict(tree)
     for field in msgspec.structs.fields(section):

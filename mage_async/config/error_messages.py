@@ -98,7 +98,8 @@ def explain(message: str, tree: Table) -> Fault:
         message: such as "Expected `int` >= 1 - at `$.learner.steps`", "Object contains unknown
             field `x` - at `$.learner`", or "Expected `object | null`, got `int` - at
             `$.policy.lora`".
-        tree: the data that was converted, in which every table states its kind.
+        tree: the data that was converted, in which every table states its kind (its key `kind` or
+            `estimator`).
     """
     what, _, path = message.partition(" - at ")
     path = path.strip("`") or "$"

@@ -12,7 +12,8 @@ The presets differ in keys and nowhere else, so a run's `config.toml` says it al
 | a baseline is a mean over | turns, so long trials weigh more | trials |
 | a reflection is compared with | actions, as if its score were 0 | reflections |
 | turns in different seats of a game | share a baseline | have one each |
-| episodes of a group | share a baseline; all reflections are one state | have one each |
+| episodes of a group | share a baseline | have one each |
+| reflections of a group, in GiGPO's second term | are all one state | are one state per episode |
 | a penalty changes | the first of GiGPO's two terms | both terms |
 | an episode sees of earlier ones | reflections alone | histories and reflections |
 

@@ -57,7 +57,7 @@ class Key:
     """Description of one key of a table."""
 
     name: str
-    kind: str
+    type_in_words: str
     """Type of the value in words, such as "whole number, at least 1"."""
     default: str
     """Default as a file writes it; that of a tiny policy follows "tiny:" where it differs."""
@@ -126,7 +126,10 @@ def as_lines(found: Sequence[Described]) -> list[str]:
     for each in found:
         lines += ["", each.title(), *_indented(each.sentence, 2)]
         for key in each.keys:
-            lines += [f"  {key.name} = {key.default}", *_indented(f"{key.kind}. {key.sentence}", 6)]
+            lines += [
+                f"  {key.name} = {key.default}",
+                *_indented(f"{key.type_in_words}. {key.sentence}", 6),
+            ]
     return lines[1:]  # without the empty line before the first table
 
 
@@ -143,7 +146,7 @@ def as_markdown(found: Sequence[Described]) -> str:
         if each.keys:
             lines += ["| key | default | type | meaning |", "|---|---|---|---|"]
             for key in each.keys:
-                cells = (f"`{key.name}`", f"`{key.default}`", key.kind, key.sentence)
+                cells = (f"`{key.name}`", f"`{key.default}`", key.type_in_words, key.sentence)
                 lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"]
             lines += [""]
     return "\n".join(lines).rstrip() + "\n"

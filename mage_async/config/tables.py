@@ -130,27 +130,27 @@ def tables(section: type[Section], tree: Table) -> Iterator[tuple[Table, str, An
                 yield from tables(found, inside)
 
 
-def over(below: Table, own: Table, section: type[Section]) -> Table:
+def merged(below: Table, own: Table, section: type[Section]) -> Table:
     """Merge two tables: values of `own` replace those of `below`; tables inside are merged.
 
     Where `own` states another kind, keys of `below` that the kind lacks are left out.
     """
-    hints, merged = hints_of(section), dict(below)
+    hints, result = hints_of(section), dict(below)
     for key, value in own.items():
         hint, earlier = hints.get(key), below.get(key)
         inside = table_class(hint, value)
         if not isinstance(value, dict):
-            merged[key] = value
+            result[key] = value
         elif hint == METHOD_TABLES:
-            merged[key] = dict(earlier) if isinstance(earlier, dict) else {}
+            result[key] = dict(earlier) if isinstance(earlier, dict) else {}
             for name, table in value.items():
-                is_merged = isinstance(merged[key].get(name), dict) and isinstance(table, dict)
-                merged[key][name] = merged[key][name] | table if is_merged else table
+                is_merged = isinstance(result[key].get(name), dict) and isinstance(table, dict)
+                result[key][name] = result[key][name] | table if is_merged else table
         elif inside is not None and isinstance(earlier, dict):
-            merged[key] = over(switched(earlier, value.get(kind_key(hint)), hint), value, inside)
+            result[key] = merged(switched(earlier, value.get(kind_key(hint)), hint), value, inside)
         else:
-            merged[key] = value
-    return merged
+            result[key] = value
+    return result
 
 
 def switched(table: Table, kind: Any, hint: Any) -> Table:

@@ -2,8 +2,8 @@
 
 Each group of trials plays one component, with the rules, rewards, script and `Facts` of that
 component. A task variant of a mix is written `label/variant`, such as `hangman/cold`.
-`component_of`, `own_task` and `label_of` also accept an environment that is no mix, so that callers
-need not distinguish.
+`component_of`, `component_task` and `label_of` also accept an environment that is no mix, so that
+callers need not distinguish.
 """
 
 import random
@@ -110,7 +110,7 @@ class Mix(Environment):
 
     def begin(self, task: Task, episode: int) -> Play:
         """Start an episode of the component that the task variant belongs to."""
-        part, own = own_task(self, task)
+        part, own = component_task(self, task)
         return part.begin(own, episode)
 
     def script(self, source: random.Random) -> None:
@@ -147,8 +147,8 @@ def component_of(environment: Environment, member: str) -> Environment:
     return environment.part(member)[0].environment if isinstance(environment, Mix) else environment
 
 
-def own_task(environment: Environment, task: Task) -> tuple[Environment, Task]:
-    """Return the environment of a task, as `component_of` does, and the task as it names it."""
+def component_task(environment: Environment, task: Task) -> tuple[Environment, Task]:
+    """Return the component of a task, as `component_of` does, and the task in that one's names."""
     if not isinstance(environment, Mix):
         return environment, task
     part, own = environment.part(task.member)

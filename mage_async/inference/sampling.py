@@ -1,7 +1,7 @@
 """Sample tokens: a uniform number from the seed, through the inverse distribution function.
 
-A completion does not depend on the rest of the batch, except for the last bits of the logits,
-unless the arithmetic is "exact" (`arithmetic.py`). Log-probs are computed after temperature and
+A completion depends on the rest of the batch only through the last bits of the logits; with "exact"
+arithmetic (`arithmetic.py`) not at all. Log-probs are computed after temperature and
 before top-k and top-p, from the same logits as the sample.
 
 Shapes: `W` rows, `V` vocabulary.

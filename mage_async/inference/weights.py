@@ -4,7 +4,8 @@ Matrices with the same input are concatenated. Within each head, the dimensions 
 which rotate together, are moved next to each other, so that a rotation is one complex product.
 Queries and keys are reordered in the same way, so their products do not change.
 
-Shapes: `V` vocabulary, `D` hidden, `N` heads, `K` key-value heads, `H` head size, `F` MLP size.
+Shapes: `V` vocabulary, `D` hidden, `N` heads, `K` key-value heads, `H` head size, `F` MLP size,
+`R` sum of the ranks of the adapted parts of a matrix, `I` input size of that matrix.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,7 +33,8 @@ class Layer:
     """
 
     input_norm: torch.Tensor | None
-    """[D]: of the input of attention; None if the family has no such norm, as below."""
+    """[D]: of the input of attention; None if the family has no such norm (so for
+    every `None` of this class)."""
     qkv: torch.Tensor
     """[(N + 2K) H, D]"""
     qkv_bias: torch.Tensor | None
@@ -90,7 +92,8 @@ class Weights:
     """[V, D]: LM head; the embedding itself if they are tied and the arithmetic is not exact."""
     num_parameters: int
     second_role: tuple[Layer, ...] = ()
-    """Layers of the second role; empty if it shares all of them with the first role."""
+    """Layers of the policy's second role (such as the executor beside a planner;
+    `trajectory.SecondRole`); empty if it shares all of them with the first role."""
     adapters: tuple[Mapping[str, Adapter], ...] = ()
     """Adapters of each layer that are not merged, by the name of the matrix; empty: there are none.
     """

@@ -255,7 +255,7 @@ class MisSequence(Truncated, tag="mis_sequence"):
 
     def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
         """Weigh each token with the product of its turn's weights, and mask large products."""
-        weights = turn_sums(tokens.proximal - tokens.behaviour, tokens.turns).exp()
+        weights = sums_within(tokens.proximal - tokens.behaviour, tokens.turns).exp()
         return weights, weights > self.max_weight
 
 
@@ -341,7 +341,7 @@ class Dppo(Correction, tag="dppo"):
     """Largest change of a token's probability."""
 
     def surrogate(self, tokens: Tokens) -> Surrogate:
-        """Return the losses of tokens whose probability moved less than the bound."""
+        """Return the losses of tokens whose probability moved by at most the bound."""
         ratio = (tokens.logprobs - tokens.behaviour).exp()
         change = tokens.logprobs.detach().exp() - tokens.behaviour.exp()
         towards = change.where(tokens.advantages > 0, -change)
@@ -418,7 +418,7 @@ class Vcpo(Correction, tag="vcpo"):
     def surrogate(self, tokens: Tokens) -> Surrogate:
         """Return the policy gradient loss under the truncated weights of sequences."""
         gap = tokens.logprobs.detach() - tokens.behaviour
-        ratio = turn_sums(gap, tokens.sequences).exp()
+        ratio = sums_within(gap, tokens.sequences).exp()
         weights = ratio.clamp(max=self.max_weight)
         losses = -weights * tokens.advantages * tokens.logprobs
         return Surrogate(losses, weights, ratio > self.max_weight, no_token(tokens))
@@ -443,8 +443,9 @@ class Vcpo(Correction, tag="vcpo"):
         return baseline, factor
 
     def check(self, config: Any) -> None:
-        """Refuse loss weights, which would be part of the advantages that the baseline is computed
-        from, and several ranks, each of which has only a share of a minibatch.
+        """Refuse every `learner.average` but "token": its weights would be part of the advantages
+        that the baseline is computed from. Refuse several ranks, each of which has only a share of
+        a minibatch.
         """
         if config.learner.average != "token" or config.learner.ranks > 1:
             raise ConfigError(
@@ -553,15 +554,17 @@ def no_token(tokens: Tokens) -> "torch.Tensor":
     return tokens.advantages.new_zeros(len(tokens.advantages)).bool()
 
 
-def turn_sums(values: "torch.Tensor", turns: "torch.Tensor") -> "torch.Tensor":
-    """Return, for each token, the sum of `values` over its turn: [N]."""
-    totals = values.new_zeros(int(turns.max()) + 1 if len(turns) else 0)
-    return totals.index_add(0, turns, values)[turns]
+def sums_within(values: "torch.Tensor", numbers: "torch.Tensor") -> "torch.Tensor":
+    """Return, for each token, the sum of `values` over the tokens of the same number, which is that
+    of a turn or of a sequence: [N].
+    """
+    totals = values.new_zeros(int(numbers.max()) + 1 if len(numbers) else 0)
+    return totals.index_add(0, numbers, values)[numbers]
 
 
 def turn_means(values: "torch.Tensor", turns: "torch.Tensor") -> "torch.Tensor":
     """Return, for each token, the mean of `values` over its turn: [N]."""
-    return turn_sums(values, turns) / turn_sums(values.new_ones(len(values)), turns)
+    return sums_within(values, turns) / sums_within(values.new_ones(len(values)), turns)
 
 
 def _masked_gain(tokens: Tokens, ratio: "torch.Tensor", is_masked: "torch.Tensor") -> Surrogate:

@@ -121,7 +121,7 @@ def play_first_turns(
     opening_s, turn_s = times[1] - times[0], times[2] - times[1]
     turns, scripted_s = _random_play(config, environment, chat, now)
     first, second = lengths
-    # Every later turn is taken to add as many tokens as the second one.
+    # Every later turn is assumed to add as many tokens as the second one.
     tokens = min(round(first + (turns - 1) * max(0, second - first)), config.engine.max_tokens)
     pace = Pace(
         load_s=times[0] - began,
@@ -185,7 +185,7 @@ def _with_training(
     loaded_s = now() - began
     size = config.admission.groups_per_step * config.admission.trials_per_group
     num_trained = max(1, min(TIMED_TOKENS // pace.trial_tokens, size // config.learner.minibatches))
-    # Two sampled tokens a turn are assumed.
+    # Logits are computed for sampled tokens alone; two a turn are assumed.
     sampled = min(round(pace.trial_turns * 2), pace.trial_tokens - 1)
     vocabulary = trainer.model.config.vocab_size
     lengths = [pace.trial_tokens] * num_trained

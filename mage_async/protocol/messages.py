@@ -13,7 +13,7 @@ from mage_async.protocol.trial_frames import EpisodeResult as EpisodeResult
 from mage_async.protocol.trial_frames import TrialResult as TrialResult
 from mage_async.trajectory import Guidance
 
-# A peer is an actor or the evaluator.
+# A peer is an actor or the evaluator, by one connection: a restarted process is a new peer.
 #
 #     peer                      learner
 #     Hello                ->
@@ -106,7 +106,7 @@ class OfGroup(Fields):
     """Hold the fields of a message about a group; base class."""
 
     grant: Number
-    """Number of the group."""
+    """Number of the group; it keeps it when it is granted again."""
     epoch: Number
     """Number of earlier grants of this group."""
 
@@ -192,7 +192,7 @@ class Heartbeat(Fields):
     counters: Annotated[dict[Name, Finite], Meta(max_length=256)]
     """Totals by name."""
     blocked_s: Annotated[dict[Name, NonNegative], Meta(max_length=64)]
-    """Seconds by the state that the peer was in."""
+    """Seconds in each state of the peer, by the state's name: work as well as waits."""
 
 
 class Goodbye(Fields):

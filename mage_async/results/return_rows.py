@@ -17,7 +17,7 @@ class EvaluationSet:
 
     label: str
     short_note: str
-    """Note behind the label in the terminal; "" for none."""
+    """Note after the label in the terminal; "" for none."""
     note: str
     """What the set shows, as a note on pages."""
 
@@ -66,10 +66,10 @@ def reference_rows(known: Mapping[str, Any]) -> list[EpisodeRow]:
     Args:
         known: A summary, or its part about one environment of a mix of environments.
     """
-    errors = known.get("reference_ci95", {}).get("heldout", {})
+    half_widths = known.get("reference_ci95", {}).get("heldout", {})
     references = known.get("references", {}).get("heldout", {})
     return [
-        EpisodeRow(name.replace("_", " "), values, errors.get(name), is_reference=True)
+        EpisodeRow(name.replace("_", " "), values, half_widths.get(name), is_reference=True)
         for name, values in references.items()
     ]
 

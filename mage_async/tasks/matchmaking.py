@@ -2,8 +2,8 @@
 
 A matchmaker class is also the schema of its own keys: the configuration `population.matchmaker` is
 decoded into an instance. To add one, copy a class and give it a `tag`, which is its name. All draws
-depend on the run's seed and the group's number alone, so a restarted learner, which knows the same
-ratings, draws the same members.
+depend on the run's seed, the group's number and the ratings alone, so a restarted learner draws the
+same members.
 """
 
 import random

@@ -4,8 +4,9 @@ The task of the n-th group is a function of the run's seed, of n and, if the pol
 past versions, of the ratings at that time. So a resumed run draws the same tasks.
 
 A *member* is the hidden part of a task, by name: an opponent or a variant of the environment, or a
-past version of the policy (`league.py`). A *seat* is the player that the agent is, if a game has
-several.
+past version of the policy (`league.py`). In a *mixed group* (`population.mixed_groups`) each trial
+meets a member of its own; the task then names all of them, joined by `MIXED`. A *seat* is the
+player that the agent is, if a game has several.
 """
 
 import random
@@ -47,15 +48,17 @@ class TaskStream:
     def task(self, number: int) -> Task:
         """Return the task of the `number`-th group, from 0."""
         if self._parts:
-            return self._mixed(number)
+            return self._from_mix(number)
         deck, place = divmod(number, len(self._members))
         order = list(self._members)
         random.Random(f"{self._seed}/deck/{deck}").shuffle(order)
         source = random.Random(f"{self._seed}/task/{number}")
         return Task(self._name, order[place], source.getrandbits(40), source.choice(self._seats))
 
-    def _mixed(self, number: int) -> Task:
-        """Return the next task of the component whose turn it is."""
+    def _from_mix(self, number: int) -> Task:
+        """Return the task of group `number` in a mix of environments: that of the component whose
+        turn it is.
+        """
         if size := self._groups_per_part:
             component = min(number // size, len(self._parts) - 1)
             return self._of_part(self._parts[component], number - component * size)
@@ -79,7 +82,10 @@ class MatchedTasks:
     Args:
         task_of: Returns the task of the n-th group, with a member of the environment, such as
             `TaskStream.task`.
+        environment: The environment whose members are met.
+        league: The past versions of the policy, and their ratings.
         config: Table `population` of the configuration.
+        seed: Seed of the run, from which all draws follow.
         groups_per_step: Number of groups that a step trains.
     """
 
@@ -116,6 +122,7 @@ class MatchedTasks:
             return replace(task, member=ITSELF)
         past_policies = tuple(name_of(version) for version in self._league.rivals())
         place = number % self._groups_per_step
+        # `config.rivals` is the share of groups that meet past policies.
         num_rival_places = round(config.rivals * self._groups_per_step)
         if config.matchmaker.by_place:  # the first groups of each step meet past policies
             meets_rival = place < num_rival_places

@@ -23,7 +23,7 @@ import numpy as np
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.environments.agent import AgentTasks, Session
 from mage_async.environments.environment import Environment
-from mage_async.environments.mix import component_of, own_task
+from mage_async.environments.mix import component_of, component_task
 from mage_async.environments.tools import InvalidCall, ToolCall, parse_calls
 from mage_async.environments.user_calls import Answered, Call
 from mage_async.errors import CallFault, ContextFull, RunError
@@ -40,7 +40,9 @@ MAX_LINEAGES = 256
 MAX_ACTION_CHARS = 2000
 """Most characters of a turn's text that are recorded; of its tokens, all are."""
 MEMORY = "{memory}"
-"""Text in a program's messages that the guidance and the agent's remarks replace."""
+"""Text in a program's messages that the guidance and the agent's earlier reflections replace; after
+a full context, its notes as well.
+"""
 
 
 class Message(NamedTuple):
@@ -152,8 +154,8 @@ class AgentRun:
     """
 
     is_between_episodes = False
-    """Whether the trial may be continued in another process. Never: a program begins its trial
-    again.
+    """See `TrialRun.is_between_episodes`. Always False: only the program knows its state, so
+    another actor has to begin the trial again.
     """
 
     def __init__(
@@ -178,7 +180,7 @@ class AgentRun:
         self._session: Session | None = None
         self._counts = Counts()
         self._turns: list[Turn] = []
-        self._remarks: list[str] = []
+        self._reflections: list[str] = []
         self._lineages: list[_Lineage] = []
         """Lineages that have a turn, in the order of their first turns."""
         self._new_lineages: set[_Lineage] = set()
@@ -230,7 +232,7 @@ class AgentRun:
             )
         is_last = self.episode + 1 == self._config.num_episodes
         task = self._swap if self._swap is not None and is_last else self._task
-        part, own = own_task(self._environment, task)
+        part, own = component_task(self._environment, task)
         assert isinstance(part, AgentTasks)
         self._session, self._num_calls, self._first_lineage = self._open_session(), 0, None
         self._session.memory = self._memory_text()
@@ -273,8 +275,7 @@ class AgentRun:
         """Receive the completion of a reflection, after which the next episode begins."""
         pending, self._pending_reflection = self._pending_reflection, None
         assert pending is not None, "no reflection was asked for"
-        remark = self._record_remark(pending, completion, Kind.REFLECT)
-        self._remarks.append(remark)
+        self._reflections.append(self._record_remark(pending, completion, Kind.REFLECT))
         self._main_end = pending.lineage, len(pending.lineage.segment.tokens)
         self._last_answers[pending.lineage.system_message] = self._main_end
         self._next_episode()
@@ -299,7 +300,9 @@ class AgentRun:
         raise AssertionError("a program's trial is never continued")
 
     def cut_short(self) -> None:
-        """End the trial because the program failed in every try, and record the episode."""
+        """End the trial, because the program failed in every try or outgrew its context, and record
+        the first episode that was not finished (`Trial.cut_at`).
+        """
         # A reflection comes after the end of its episode, so the next episode is cut.
         self.is_over, self._cut_at = True, self.episode + (self.kind is Kind.REFLECT)
 
@@ -491,7 +494,7 @@ class AgentRun:
                 messages, _ = _with_memory(policy_call.messages, memory)
                 # The sequence has the system message already, if it is the same.
                 is_known = bool(system) and system == end[0].system_message
-                following = self._as_next_episode(messages[is_known:])
+                following = self._as_next_episode(messages[1:] if is_known else messages)
                 new = self._continued(end, following, policy_call.tools)
                 # Without notes, the old sequence is continued only if an episode as long as the
                 # longest one so far still fits into the context.
@@ -504,8 +507,8 @@ class AgentRun:
         )
 
     def _memory_text(self) -> str:
-        """Return the text by which the episode knows of earlier ones: guidance and remarks."""
-        carried = [self._config.prompts.guidance, *remark_lines(self._remarks)]
+        """Return the text by which the episode knows of earlier ones: guidance and reflections."""
+        carried = [self._config.prompts.guidance, *remark_lines(self._reflections)]
         return "\n".join(filter(None, carried))
 
     def _continuation_of(
@@ -524,7 +527,7 @@ class AgentRun:
         if end not in self._notes:
             following = policy_call.messages[number:]
             return number, end, self._continued(end, following, policy_call.tools)
-        # Notes replace all messages between the first ones, before any answer, and the new ones.
+        # Notes replace the messages from the first answer up to the new ones.
         first = next(n for n, each in enumerate(policy_call.messages) if each.role == "assistant")
         kept = list(policy_call.messages[:first])
         texts = [each.content for each in policy_call.messages[number:]]
@@ -562,8 +565,8 @@ class AgentRun:
         return f"{before}{self._config.prompts.notes}"
 
     def _longest_prompt(self, policy_call: PolicyCall) -> float:
-        """Return the length, in tokens, up to which a prompt of a call leaves its context room for
-        the answer and, where notes are written, for these.
+        """Return the most tokens that a call's prompt may have, so that its context still has room
+        for the answer and for notes; infinite without compaction.
         """
         config = self._config
         if config.compaction == "none":
@@ -574,7 +577,7 @@ class AgentRun:
         return config.room - self._limit(policy_call) - asking - config.max_reflection_tokens
 
     def _record_remark(self, pending: Pending, completion: Completion, kind: Kind) -> str:
-        """Append a remark and its prompt to their sequence; return its text."""
+        """Append a reflection or notes, and the prompt, to their lineage; return their text."""
         start, text = self._append(pending, completion), self._shown(completion)
         remark = self._config.parser.parse(kind, text) or text.strip()
         self._add_turn(pending, start, completion, remark, is_valid=bool(remark), kind=kind)
@@ -618,6 +621,7 @@ class AgentRun:
         self._sizes_at_start.setdefault(lineage, len(lineage.segment.tokens))
         is_first = self._first_lineage is None
         self._first_lineage = self._first_lineage or lineage
+        # Recompute keys and values that older weights have cached (`Prompt.refresh_kv`).
         wants_fresh = config.refresh_kv == "turn" or (
             config.refresh_kv == "episode" and is_first and self.episode > 0
         )
@@ -707,17 +711,17 @@ class AgentRun:
         number = sum(turn.kind is kind and turn.episode == episode for turn in self._turns)
         self._turns.append(
             Turn(
-                kind,
-                episode,
-                number,
-                pending.lineage.number,
-                start,
-                start + len(completion.tokens),
-                0.0,
-                is_valid,
-                text[:MAX_ACTION_CHARS],
-                pending.digest.hex() if kind is Kind.ACT else "",
-                completion.num_reused,
+                kind=kind,
+                episode=episode,
+                index=number,
+                segment=pending.lineage.number,
+                start=start,
+                stop=start + len(completion.tokens),
+                reward=0.0,
+                is_valid=is_valid,
+                action=text[:MAX_ACTION_CHARS],
+                anchor=pending.digest.hex() if kind is Kind.ACT else "",
+                num_reused=completion.num_reused,
             )
         )
 
@@ -775,7 +779,11 @@ class AgentRun:
             self._next_episode()
 
     def _can_reflect(self) -> bool:
-        """Prepare the prompt of a reflection; return False if the context has no room for it."""
+        """Prepare the prompt of a reflection.
+
+        Return False if the context has no room for it, or a call that never ended holds its
+        sequence; an empty remark then takes its place, so that remark n stays that of episode n.
+        """
         assert self._main_end is not None
         lineage, _ = self._main_end
         config, request = self._config, f"{self._reward_of_last()} {self._config.prompts.reflect}"
@@ -783,7 +791,7 @@ class AgentRun:
         tokens = _joined((lineage, len(lineage.segment.tokens)), new)
         most = config.max_reflection_tokens
         if lineage.is_busy or (config.max_tokens and len(tokens) + most > config.max_tokens):
-            self._remarks.append("")
+            self._reflections.append("")
             return False
         prompt = self._prompt(lineage, tokens, most, refresh_kv=config.refresh_kv == "turn")
         # The program has made no call, so the call has no messages and no conversation's digest.

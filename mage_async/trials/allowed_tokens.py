@@ -1,4 +1,4 @@
-"""Compute the tokens that a turn allows from its legal actions, or from the form of its answer.
+"""Compute which tokens a turn allows, from its legal actions or from the form of its answer.
 
 A list of actions becomes a trie of tokens. A pattern (a regular expression) becomes an automaton
 over tokens, made by llguidance, the library that SGLang and vLLM use too. `restriction.py` says how
@@ -82,7 +82,7 @@ class TokenPattern:
     can only go on in one way, its tokens are forced.
 
     Args:
-        matcher: at the beginning of the text.
+        matcher: the automaton, before the first token.
         max_length: bound on the length of a sequence, in tokens; a longer one ends there.
     """
 

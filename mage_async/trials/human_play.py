@@ -72,7 +72,9 @@ def human_play(
             # `act` of a slow environment only requests a call, whose result is the outcome.
             outcome = (yield from calls_of(play)) or outcome
             reward += outcome.reward
-            lines = [] if outcome.is_valid else ["that is no legal action, and it counted as one:"]
+            lines = []
+            if not outcome.is_valid:
+                lines.append("that was no legal action, and the environment has judged it as such:")
             lines.append(outcome.observation)
             if outcome.is_done:
                 break

@@ -38,7 +38,8 @@ def test_a_person_plays_the_task_that_the_agent_would():
 
 def test_an_illegal_action_counts_and_is_said():
     heard, earned = asked("stone", *["rock"] * 7)
-    assert heard[1].text.startswith("that is no legal action, and it counted as one:")
+    told = "that was no legal action, and the environment has judged it as such:"
+    assert heard[1].text.startswith(told)
     assert earned[0] == asked(*["rock"] * 8)[1][0] - 1.0
 
 

@@ -26,8 +26,8 @@ from mage_async.learning.corrections import (
     Tokens,
     Vcpo,
     largest_set_under,
+    sums_within,
     turn_means,
-    turn_sums,
 )
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.3}
@@ -231,7 +231,7 @@ def test_an_age_mask_leaves_out_what_is_over_age_and_nothing_else():
 
 def test_sums_and_means_over_turns_reach_every_token():
     values, turns = torch.tensor([1.0, 2.0, 3.0, 5.0]), torch.tensor([0, 1, 1, 2])
-    assert turn_sums(values, turns).tolist() == [1.0, 5.0, 5.0, 5.0]
+    assert sums_within(values, turns).tolist() == [1.0, 5.0, 5.0, 5.0]
     assert turn_means(values, turns).tolist() == [1.0, 2.5, 2.5, 5.0]
 
 

@@ -204,8 +204,8 @@ class FusedPolicyLoss(SinglePassLoss):
             if kept is None:
                 continue
             coefficients = Coefficients.of(*results, scale, *derivatives)
-            # The gradient overwrites the kept logits, in the inputs' type of the same size; every
-            # row stays in its place.
+            # The gradient overwrites the kept logits: their memory is viewed in the inputs' type,
+            # whose elements have the same size. Every row stays in its place.
             gradient = kept.values.view(hidden.dtype)
             in_place = torch.arange(len(part), device=hidden.device)
             kept_gradient(gradient, kept, in_place, coefficients, first_column=0)

@@ -313,10 +313,12 @@ class Coefficients(NamedTuple):
 
 
 # `recomputed_gradient` computes the logits of a chunk of the vocabulary again, and from them
-# `inverse_temperature p (-d_logprob - d_entropy (log p + entropy))`, stored in the inputs' 16-bit
+# `inverse_temperature p (-d_logprob - d_entropy (log p + entropy))`, stored in the inputs'
 # type. In the sampled token's column the term `+ d_logprob` is missing, so `sampled_token_gradient`
 # overwrites that column.
 
+# Here GROUP counts column tiles: programs are numbered in groups of GROUP column tiles times all
+# row tiles, so programs that run at the same time share GROUP panels of the LM head.
 RECOMPUTED_BLOCKS = {"BLOCK_T": 128, "BLOCK_V": 256, "BLOCK_D": 64, "GROUP": 8}
 RECOMPUTED_OPTIONS = {"num_warps": 8, "num_stages": 3}
 

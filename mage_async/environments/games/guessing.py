@@ -52,7 +52,7 @@ class Puzzle:
 
     codes: tuple[Code, ...]
     """All codes, which are also all guesses."""
-    joint: str
+    separator: str
     """Separator between the symbols of a guess: a space, or "" in a word."""
     answer: Callable[[Code, Code], str]
     """Returns the answer to a guess; called with the code and the guess."""
@@ -67,7 +67,7 @@ class Puzzle:
 
     def text(self, code: Code) -> str:
         """Return a code as an action."""
-        return self.joint.join(code)
+        return self.separator.join(code)
 
     def width(self) -> int:
         """Return the number of symbols of a code."""
@@ -75,11 +75,12 @@ class Puzzle:
 
 
 class AnyLetters(tuple[str, ...]):
-    """Represent the legal actions where any lowercase letters, as many as a code has, are a guess;
-    only the codes are listed.
+    """Represent the legal actions of a game in which every string of lowercase letters as long as a
+    code is a guess; iteration lists the codes alone.
     """
 
     is_whole = False
+    """More actions are legal than are listed (`Play.legal_actions`)."""
 
     def __contains__(self, action: object) -> bool:
         """Return whether an action is legal."""

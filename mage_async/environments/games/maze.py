@@ -50,7 +50,7 @@ _Shapes = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Maze:
-    """Hold a square of cells; every cell can be reached from every other."""
+    """Hold the cells of a maze; every cell can be reached from every other."""
 
     exits: dict[Cell, dict[str, Cell]]
     """For each cell, the neighbours without a wall between, by direction."""

@@ -189,9 +189,10 @@ class OpenSpielGame(Game[str]):
     Args:
         game: Name of the game in OpenSpiel, with its parameters, such as `hex(board_size=4)`.
         train: Opponents to train against: `random`; `mcts-N`, a search with N simulations; `cfr`,
-            an equilibrium, which draws from its probabilities; `cfr-greedy`, which does not, and so
-            can be beaten; `best-response-random` and `best-response-cfr-greedy`. All but the first
-            two need a game small enough to be solved. Empty for some that suit the game.
+            an equilibrium, which draws from its probabilities; `cfr-greedy`, which always takes the
+            equilibrium's most probable action, and so can be beaten; `best-response-random` and
+            `best-response-cfr-greedy`. All but the first two need a game small enough to be solved.
+            Empty for some that suit the game.
         heldout: Opponents held out.
         restart: What the episodes of a task share: `same`, all random events; `deal`, the deals,
             while the opponent's random moves are drawn again (as MAGE does); `new`, nothing.
@@ -267,8 +268,8 @@ class OpenSpielGame(Game[str]):
         )
 
     def _chances(self, task: Task, episode: int) -> tuple[Chance, Chance]:
-        """Return `Chance` for the deals and for the opponent: two streams that share one list of
-        draws.
+        """Return `Chance` for the deals and for the opponent; both record their draws in one list,
+        in order (`Chance.draws`).
         """
         chance = Chance(task.seed, 0 if self._restart == "same" else episode)
         dealt = episode if self._restart == "new" else 0
@@ -289,8 +290,10 @@ class OpenSpielGame(Game[str]):
         return others or tuple(name for name in self._variants if name != member)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return values per episode: `random`, measured in 40 games; if the split's opponents are
-        tables (and perhaps `random`), `best_response`, exact, which knows the opponent.
+        """Return the returns of reference players, by episode.
+
+        `random` is measured in 40 games. `best_response`, which knows the opponent, is exact; it is
+        left out if an opponent of the split searches, or if none is a table.
         """
         uniform = partial(OpenSpielScript, care=0.0, make=partial(self._opponents.mover, "random"))
         measured = scripted_returns(self, split, 1, uniform, _NUM_REFERENCE_TRIALS)

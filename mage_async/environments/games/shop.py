@@ -143,6 +143,7 @@ class Searches(tuple[str, ...]):
     """Represent the legal actions of the search page: every search, of which only one is listed."""
 
     is_whole = False
+    """More actions are legal than are listed (`Play.legal_actions`)."""
 
     def __contains__(self, action: object) -> bool:
         return query_of(str(action)) is not None
@@ -202,7 +203,7 @@ class ShopPlay(SoloPlay):
         return links
 
     def apply(self, action: str) -> Outcome:
-        """Follow a link or search; an invalid action leaves the page and uses up the turn."""
+        """Follow a link or search; an invalid action changes nothing, but uses up a turn."""
         self._turns_left -= 1
         is_valid = action in self.actions()
         if is_valid and action == BUY and self.item is not None:

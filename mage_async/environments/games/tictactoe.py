@@ -470,6 +470,8 @@ class Tree:
     def value(self, state: Any) -> float:
         """Return the agent's expected return from a board on."""
         taken = state.history()[self._seat :: 2]
+        # Before the agent's first cell a careless opponent's style is open, so the value belongs to
+        # its own name.
         who = style(self._member, taken) if taken else self._member
         known = (who, self._seat, self._choose, str(state))
         if known not in _KNOWN:

@@ -30,14 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlaySession:
-    """A task, the policy that plays it, and the function that makes the engine."""
+    """A task, the policy that plays it, and the function that makes its stage (what begins trials,
+    with an engine).
+    """
 
     task: Task
     chat: "ChatFormat"
     version: int
     """Version of the policy."""
     make: "Callable[[], Stage]"
-    """Makes the object that begins trials, with an engine of its own."""
+    """Makes the stage, with an engine of its own."""
 
 
 def check_policy(run: RunDirectory) -> None:
@@ -133,11 +135,17 @@ async def play_by_person(
     workers: CallRunner,
     tell: Tell = print,
 ) -> list[float]:
-    """Let a person play a trial; return the reward of each episode. Cancellation leaves nothing.
+    """Let a person play a trial; return the reward of each episode.
+
+    Cancellation ends the call or completion that is awaited; the caller closes `workers` and the
+    engine.
 
     Args:
+        play: the trial.
+        ask: gets the person's next action.
         complete: samples the turns of an opponent that is a past policy.
         workers: make the calls of an environment whose methods may block.
+        tell: shows the person a text.
     """
     # The generator `play` yields what it waits for: a call, an opponent's turn, or the person.
     wanted = next(play)
@@ -165,6 +173,12 @@ async def play_person_and_agent(
     """Have a person play a task, unless `ask` is None, and then the agent.
 
     Cancellation abandons both.
+
+    Args:
+        make: makes the stage, as `PlaySession.make`.
+        weights: the published weights of the run, for an opponent that is a past policy.
+        ask: gets the person's next action; None: no person plays.
+        tell: shows the person a text.
 
     Returns:
         The person's reward of each episode, and the agent's trial.

@@ -91,8 +91,9 @@ Begin = Callable[[], TrialInProgress]
 
 
 Between = Callable[[TrialInProgress], Awaitable[None]]
-"""Called when an episode has ended and the next one has not begun (`is_between_episodes`), once or
-several times."""
+"""Called when an episode has ended and the next one has not begun (`is_between_episodes`): once,
+and again after each call of the environment that is made in between, such as the one that closes
+it."""
 
 
 class Played(NamedTuple):

@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "No actor plays: the batches come from the journal. The weights after each step are "
         "compared with what the run committed, bit for bit on the CPU. Where they differ, the exit "
-        "status is 1 and the step and the first tensor are named. So are the states "
-        "of methods, and the guidance that they gave each group."
+        "status is 1 and the step and the first tensor are named. The states of methods, "
+        "and the guidance that they gave each group, are compared too."
     )
     parser.add_argument("run_dir", type=Path)
     add_number(parser, "--to-step", "stop after step N")
@@ -55,7 +55,10 @@ def run(given: argparse.Namespace) -> int:
         if (first := first_needed(journal.segments, version)) is not None:
             break
     else:
-        raise RunError(f"{run.journal} holds no steps behind the policy or a checkpoint of the run")
+        raise RunError(
+            f"{run.journal} lacks segments that the initial policy and every checkpoint would "
+            "need: nothing can be replayed"
+        )
     # `replay` fills an empty ledger and an empty league; only the batches are used here.
     admission = config.admission
     ledger = Ledger(admission.groups_per_step, admission.max_staleness, admission.trials_per_group)

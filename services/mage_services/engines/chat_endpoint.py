@@ -43,13 +43,16 @@ _MARK = re.compile("|".join(map(re.escape, _MARKS)))
 MAX_TRIES = 8
 """Number of failed tries of one call that end the run although other calls succeed."""
 MAX_EMPTY_TRIES = 3
-"""Number of tries of a call with an empty answer; the last one counts, as one without an action."""
+"""Number of empty answers to one call after which it is not repeated: the last one counts, as an
+answer without an action."""
 MAX_EMPTY_CALLS = 10
 """Number of calls in a row with empty answers that end the run."""
-LEAST_PAUSE_S, FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0, 60.0
-"""Seconds of pause before a call is repeated: the least that an endpoint may ask for, those after
-the first failure, which double with each further one, and the most that they grow to.
-"""
+LEAST_PAUSE_S = 0.1
+"""Least seconds of pause before a call is repeated, even if the endpoint asks for fewer."""
+FIRST_PAUSE_S = 1.0
+"""Seconds of pause after the first failure of a call; they double with each further one."""
+MAX_PAUSE_S = 60.0
+"""Most seconds of pause that this doubling reaches."""
 _FULL = re.compile(r"context.{0,20}(length|window)|maximum context|too (many tokens|long)", re.I)
 """Words by which endpoints say that a prompt is longer than the model's context."""
 
@@ -255,7 +258,8 @@ class ChatEndpoint(Engine):
             except _Again as fault:
                 num_tries += fault.pause_s is None
                 pause_s = fault.pause_s or _growing_pause(max(0, num_tries - 1))
-                # Time in which nobody asked is no silence of the endpoint.
+                # Silence is counted from the last answer to any call, or from the beginning of this
+                # call if that is later: before it, perhaps nobody asked.
                 await self._rest(fault, pause_s, num_tries, max(began, self._answered_at))
             else:
                 self._answered_at, self._num_limited = time.monotonic(), 0
@@ -450,7 +454,7 @@ def as_completion(text: str) -> Completion:
     # A completion has at least one token: an empty answer is one space.
     tokens = np.array([ord(each) for each in text] or [ord(" ")], np.int32)
     zeros = np.zeros(len(tokens), np.float32)
-    return Completion(tokens, zeros, (VersionRun(0, 0, 0, "reply"),), "stop", 0)
+    return Completion(tokens, zeros, (VersionRun(0, 0, 0, provenance="reply"),), "stop", 0)
 
 
 def _growing_pause(num_before: int) -> float:

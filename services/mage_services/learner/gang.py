@@ -30,8 +30,8 @@ from mage_services.processes.process import EXIT_DETERMINISTIC, first_failure, t
 MODULE = "mage_services.learner.rank_worker"
 """The module that the processes of ranks 1, 2, … run."""
 MAX_ORDER_BYTES = 2**32 - 1
-"""Largest number of bytes of an order. It is the most that the length of a message can state, in 32
-bits, because the order of a step holds a rank's share of a whole batch."""
+"""Largest number of bytes of an order: the most that the 32-bit length of a frame can state. Orders
+are that large because that of a step holds a rank's share of a whole batch."""
 POLL_S = 1.0
 """Seconds between two checks whether a rank has ended."""
 PATIENCE_S = 1.0
@@ -68,7 +68,9 @@ class Gang(AbstractContextManager["Gang"]):
         ]
 
     def begin(self, config: Config, checkpoint: Path | None) -> JoinedRank | None:
-        """Order every rank to load the policy; return rank 0, or None if it is the only rank."""
+        """Order every rank to load the policy; return the `JoinedRank` of this process, rank 0, or
+        None if it is the only rank.
+        """
         if self._store is None:
             return None
         order = Begin(config_file.as_tables(config), str(checkpoint or ""))

@@ -128,8 +128,8 @@ def in_time(items: Iterator[Item], seconds: float) -> Iterator[tuple[Item, float
     """Yield each item of an iterator and the seconds that it took; end at an item that takes longer
     than the given seconds.
 
-    The iterator runs in a thread, so that a warm start may let a user's class play that hangs. The
-    thread of a late item ends once it has that item; of one that hangs, with the process.
+    The iterator runs in a daemon thread, because it may play a user's class that hangs. After a
+    late item the thread ends as soon as it has that item; if it hangs, it ends with the process.
     """
     found, is_abandoned = SimpleQueue[tuple[Item, float] | Exception | None](), threading.Event()
 

@@ -55,7 +55,7 @@ class Startup:
     config_digest: str
     """Digest of the configuration, which peers compare."""
     build: str
-    """What `build_digest` returns."""
+    """Version and digest of the program's sources, which peers compare."""
     name: str
     """Name of the process, such as "actor-0"."""
     address: str

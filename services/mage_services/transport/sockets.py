@@ -2,7 +2,7 @@
 waiting.
 
 option            purpose
-LINGER 0          closing a socket never waits; the channels pass a time of their own
+LINGER 0          closing a socket does not wait, unless `close` of a channel is given `linger_s`
 SNDHWM, RCVHWM    bound the memory that a stopped peer costs
 MAXMSGSIZE        zmq ends a connection that announces a larger frame, before it allocates memory
 HANDSHAKE_IVL     ends a connection without a handshake
@@ -33,10 +33,10 @@ HANDSHAKE_MS = 5_000
 """Milliseconds after which a connection without a handshake is ended."""
 BACKLOG = 64
 """Number of connections that the kernel queues before they are accepted."""
-HEARTBEAT_MS, CONNECTION_SILENCE_MS = 5_000, 15_000
-"""Milliseconds between two pings of zmq on a TCP connection, and without an answer to them after
-which zmq connects again.
-"""
+HEARTBEAT_MS = 5_000
+"""Milliseconds between two pings of zmq on a TCP connection."""
+CONNECTION_SILENCE_MS = 15_000
+"""Milliseconds without an answer to a ping after which zmq connects again."""
 COPIED_BYTES = 4096
 """Number of bytes up to which a frame is copied: that is cheaper than keeping zmq's message."""
 _DONTWAIT, _DONTWAIT_MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
@@ -105,7 +105,7 @@ class PolledSocket(zmq.asyncio.Socket):
     """The plain socket, for calls that do not wait."""
 
     def __init__(self, context: zmq.Context[Any], kind: int, **options: Any) -> None:
-        # pyzmq declares a `self` that no subclass of its asyncio socket can be.
+        # pyzmq types `self` of `__init__` so that no subclass fits.
         super().__init__(context, kind, **options)  # type: ignore[misc]
         self.beneath = zmq.Socket.shadow(self.underlying)
 

@@ -169,6 +169,7 @@ def group_rows(
             mean, spread = statistics.fmean(rewards), statistics.pstdev(rewards)
             oldest = min((trial.oldest for trial in own if trial.oldest is not None), default=None)
             step = group.step
+            # Step n trains version n - 1.
             staleness = None if step is None or oldest is None else step - 1 - oldest
             rows.append(GroupRow(group, own, mean, spread, staleness))
     return rows
@@ -429,7 +430,9 @@ def _info_rows(info: str) -> list[tuple[str, str]]:
 
 
 def decoder_of(run: RunDirectory) -> tuple[Decode, str]:
-    """Return the decoder of a run's tokens, and the reason if it returns only their ids, or ""."""
+    """Return the decoder of a run's tokens and ""; or, if there is none, one that writes their ids,
+    and the reason.
+    """
     return _decode(run.policy, file_state(run.policy / "tokenizer.json"))
 
 
