@@ -3,12 +3,15 @@
     python -m bench.learning.unseen_structures --models RUN_DIR ... [--name unseen_structures]
 
 `mage adapt` certifies each model, a run or a model directory, on one structure of the environment
-`family` at a time (`docs/family.md`): held-out games, in words and phrasings of which none occurs
-in training, in which a wrong action is answered with the right one if the structure can tell it.
+`family` at a time (`docs/family.md`). The games are held-out ones, in words and phrasings of which
+none occurs in training, and a wrong action is answered with the right one where a structure can
+tell it.
 The models are meant to be runs of different seeds. Each measurement is recorded, and the same
 command continues one that was interrupted.
 
-A line has the mean return of the first and of the last of three episodes over the models, the last
+First come the held-out parts of each run's own evaluation, one line each: the last episode's
+return, the same `blind` and `swapped`, run by run. Then a line for each structure. It has the mean
+return of the first and of the last of three episodes over the models, the last
 episode's under four controls (`docs/adapt.md`), each model's least difference to the first episode
 and to the controls, and its verdict.
 """
@@ -23,6 +26,7 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.environments.games.family import STRUCTURES
 from mage_async.results.certificate import DIFFERENCES
+from mage_async.results.run_directory import RunDirectory
 
 CONTROLS = ("blind", "retry", "noise", "swapped")
 
@@ -38,6 +42,8 @@ def main() -> int:
     parser.add_argument("--name", default="", help="of the baseline; without it none is written")
     given = parser.parse_args()
     structures = given.structures or STRUCTURES
+    evaluations = {model.name: found for model in given.models if (found := _evaluation(model))}
+    _print_evaluations(evaluations)
     rows = []
     print(f"{'structure':10} {'first':>6} {'last':>6}" + "".join(f" {c:>7}" for c in CONTROLS))
     for structure in structures:
@@ -52,8 +58,41 @@ def main() -> int:
             rows.append({"structure": structure, "models": found})
             _print_row(structure, list(found.values()))
     if given.name:
-        write_baseline(given.name, {"trials": given.trials, "rows": rows})
+        figures = {"trials": given.trials, "evaluations": evaluations, "rows": rows}
+        write_baseline(given.name, figures)
     return 0
+
+
+def _evaluation(model: Path) -> dict[str, Any]:
+    """Return the returns of each part of a run's evaluation sets, by episode; {} if the model is no
+    run, or one that is not evaluated.
+    """
+    file = RunDirectory(model).evaluation
+    sets = json.loads(file.read_text())["sets"] if file.exists() else {}
+    return {
+        name: {
+            part: {
+                key: score[key] for key in ("num_trials", "return_by_episode", "ci95_by_episode")
+            }
+            for part, score in each["parts"]["family"].items()
+        }
+        for name, each in sets.items()
+    }
+
+
+def _print_evaluations(evaluations: dict[str, Any]) -> None:
+    """Print a line for each held-out part: last episodes, run by run."""
+    for part in next(iter(evaluations.values()), {}).get("heldout", ()):
+        columns = [
+            "/".join(
+                f"{run[name][part]['return_by_episode'][at]:.2f}" for run in evaluations.values()
+            )
+            for name, at in (("heldout", 0), ("heldout", -1), ("heldout_blind", -1))
+        ]
+        swapped = [run["heldout_swapped"][part] for run in evaluations.values()]
+        columns.append("/".join(f"{each['return_by_episode'][-1]:.2f}" for each in swapped))
+        first, last, blind, swap = columns
+        print(f"{part:20} first {first}, last {last}, blind {blind}, swapped {swap}", flush=True)
 
 
 def _measure(model: Path, structure: str, trials: int, folder: Path) -> None:
