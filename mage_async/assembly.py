@@ -174,14 +174,16 @@ def _stated(warm: FromScriptIfAny) -> dict[str, Any]:
     return {key: each for key, each in structs.asdict(warm).items() if each != defaults[key]}
 
 
-def unused_warm_start(config: Config) -> str:
-    """Return why `with_warm_start` drops the warm start or keys of it, in a sentence that names the
-    cure; "" if it drops nothing.
+def unused_warm_start(config: Config, resolved: Config) -> str:
+    """Return why `with_warm_start` dropped the warm start or keys of it, in a sentence that names
+    the cure; "" if it dropped nothing.
+
+    Args:
+        resolved: What `with_warm_start` made of the configuration.
     """
-    warm, name = config.warm_start, config.environment.name
+    warm, found, name = config.warm_start, resolved.warm_start, config.environment.name
     if not isinstance(warm, FromScriptIfAny):
         return ""
-    found = with_warm_start(config).warm_start
     if found is None:
         return f"warm_start: none, because {name} is a program that plays its own episodes"
     dropped = [f"warm_start.{key}" for key in _stated(warm) if key in OTHER_IN_WIN_STAY]

@@ -25,10 +25,10 @@ from typing import Any
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.environments.games.family import STRUCTURES
-from mage_async.results.certificate import DIFFERENCES
+from mage_async.results.certificate import ARMS, DIFFERENCES
 from mage_async.results.run_directory import RunDirectory
 
-CONTROLS = ("blind", "retry", "noise", "swapped")
+CONTROLS = ARMS[1:]
 
 
 def main() -> int:
@@ -50,9 +50,11 @@ def main() -> int:
         found = {}
         for model in given.models:
             folder = given.out / model.name / structure
-            if not given.only_report:
+            is_measured = (folder / "certificate.json").exists()
+            if not is_measured and not given.only_report:
                 _measure(model, structure, given.trials, folder)
-            if (folder / "certificate.json").exists():
+                is_measured = True
+            if is_measured:
                 found[model.name] = _figures(folder)
         if found:
             rows.append({"structure": structure, "models": found})
@@ -87,18 +89,17 @@ def _print_evaluations(evaluations: dict[str, Any]) -> None:
             "/".join(
                 f"{run[name][part]['return_by_episode'][at]:.2f}" for run in evaluations.values()
             )
-            for name, at in (("heldout", 0), ("heldout", -1), ("heldout_blind", -1))
+            for name, at in (
+                *(("heldout", 0), ("heldout", -1)),
+                *(("heldout_blind", -1), ("heldout_swapped", -1)),
+            )
         ]
-        swapped = [run["heldout_swapped"][part] for run in evaluations.values()]
-        columns.append("/".join(f"{each['return_by_episode'][-1]:.2f}" for each in swapped))
         first, last, blind, swap = columns
         print(f"{part:20} first {first}, last {last}, blind {blind}, swapped {swap}", flush=True)
 
 
 def _measure(model: Path, structure: str, trials: int, folder: Path) -> None:
-    """Let `mage adapt` measure a model on one structure, unless its certificate is there."""
-    if (folder / "certificate.json").exists():
-        return
+    """Let `mage adapt` measure a model on one structure."""
     command = [sys.executable, "-m", "mage_services.cli.main", "adapt", "--model", str(model)]
     command += ["--games", "family", "--trials", str(trials), "--out", str(folder)]
     command += [

@@ -336,11 +336,10 @@ def checked_configs(
         config = config_file.load(file, [*assignments, *cell.assignments()], method)
         check(config)
         check_source(config.policy)
-        if unused := unused_warm_start(config):
-            say(unused)
         # A run records its configuration in this form, so a cell that is run already is recognised.
-        config = with_warm_start(config)
-        configs[cell] = config
+        configs[cell] = with_warm_start(config)
+        if unused := unused_warm_start(config, configs[cell]):
+            say(unused)
     return configs
 
 

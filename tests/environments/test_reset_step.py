@@ -176,14 +176,16 @@ def test_keys_of_a_warm_start_without_a_script_are_used_or_named(
     keys = ("policy.kind=tiny", *given)
     without = write(WHOLE + "\n    del script\n", *keys)
     assert with_warm_start(without).warm_start == FromWinStay(**same)
-    assert unused_warm_start(without) == ""
+    assert unused_warm_start(without, with_warm_start(without)) == ""
     other = ("warm_start.gate=0.7", "warm_start.max_steps=90")
     named = write(WHOLE + "\n    del script\n", *keys, *other)
     assert with_warm_start(named).warm_start == FromWinStay(**same)
-    assert unused_warm_start(named).startswith("warm_start.gate and warm_start.max_steps: not used")
+    assert unused_warm_start(named, with_warm_start(named)).startswith(
+        "warm_start.gate and warm_start.max_steps: not used"
+    )
     with_script = write(WHOLE, *keys, *other)
     assert with_warm_start(with_script).warm_start == FromScript(**same, gate=0.7, max_steps=90)
-    assert unused_warm_start(with_script) == ""
+    assert unused_warm_start(with_script, with_warm_start(with_script)) == ""
 
 
 def test_a_program_has_no_warm_start_and_a_note_says_why(write: Callable[..., Config]) -> None:
@@ -191,7 +193,7 @@ def test_a_program_has_no_warm_start_and_a_note_says_why(write: Callable[..., Co
     config = write(program, "environment.name=agent:own:run", "policy.kind=tiny")
     assert with_warm_start(config).warm_start is None
     why = "because agent:own:run is a program that plays its own episodes"
-    assert unused_warm_start(config) == f"warm_start: none, {why}"
+    assert unused_warm_start(config, with_warm_start(config)) == f"warm_start: none, {why}"
 
 
 def own(inside: str) -> str:

@@ -580,6 +580,7 @@ def model_directory(run: RunDirectory, config: Config, checkpoint: Path) -> Path
     from mage_async.policy.checkpoint import MERGED, whole_policy, writing  # bring transformers
 
     merged = checkpoint / MERGED
+    # No lock where nothing is left to merge: a run that may only be read can be played too.
     if merged.is_dir():
         return merged
     with (

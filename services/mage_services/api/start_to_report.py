@@ -87,9 +87,10 @@ def start_run(
         # which is said where it is written.
         with suppress(OSError):
             directory.check_is_new()
-    if unused := unused_warm_start(config):
+    resolved = with_warm_start(config)  # "auto" replaced by the kind that it stands for
+    if unused := unused_warm_start(config, resolved):
         say(unused)
-    config = with_warm_start(config)  # "auto" replaced by the kind that it stands for
+    config = resolved
     if actors is not None and actors < 1:
         raise ConfigError(f"--actors must be at least 1, got {actors}")
     is_pretrained = isinstance(config.policy, Pretrained)
