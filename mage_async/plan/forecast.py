@@ -147,6 +147,27 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
     return Forecast(warm_s, first_s, step_s, play_s, train_s, run_s)
 
 
+def idle_cores(config: Config, expected: Forecast, *, num_actors: int, num_cores: int) -> str:
+    """Say how to use cores that a run would leave idle; return "" if it leaves none.
+
+    The training of a step and the play of its trials overlap, so only the slower one is worth
+    more cores.
+    """
+    engine, learner = config.engine, config.learner
+    # The evaluator has an engine of its own.
+    busy = learner.threads + (num_actors + 1) * engine.threads
+    idle = num_cores - busy
+    if idle < 1 or not learner.steps:
+        return ""
+    if expected.train_s >= expected.play_s / num_actors:
+        cure = f"learner.threads = {learner.threads + idle} shortens the training"
+    elif idle >= engine.threads:
+        cure = f"--actors {num_actors + idle // engine.threads} shortens the play"
+    else:
+        cure = f"engine.threads = {engine.threads + idle // (num_actors + 1)} shortens the play"
+    return f"{idle} of {num_cores} cores stay idle; {cure}, the slower part of a step"
+
+
 def _warm_start_s(config: Config, pace: Pace) -> float:
     """Return the seconds of a warm start that is not cached: of "win_stay" if its gate stays shut,
     of any other if the gate opens at its first check.

@@ -5,7 +5,7 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.plan.forecast import MAX_STEP_S, Pace, forecast, smaller_batch
+from mage_async.plan.forecast import MAX_STEP_S, Pace, forecast, idle_cores, smaller_batch
 
 PACE = Pace(
     load_s=5.0,
@@ -116,3 +116,39 @@ def test_a_batch_of_a_size_of_ones_own_is_kept_and_two_keys_are_named() -> None:
     assert kept == own
     assert "admission.groups_per_step" in why
     assert "trial.episodes" in why
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "changes", "hint"),
+    [
+        (2, (), ""),
+        (3, (), ""),  # the learner, an actor, and the evaluator
+        (
+            8,
+            (),
+            "5 of 8 cores stay idle; learner.threads = 6 shortens the training, the slower part of "
+            "a step",
+        ),
+        (8, ("learner.threads=6",), ""),
+    ],
+)
+def test_cores_that_a_run_leaves_idle_are_given_to_the_slower_part_of_a_step(
+    num_cores: int, changes: tuple[str, ...], hint: str
+) -> None:
+    given = config(*changes)
+    found = forecast(given, PACE, num_actors=1, num_cores=num_cores)
+    assert idle_cores(given, found, num_actors=1, num_cores=num_cores) == hint
+
+
+def test_idle_cores_are_given_to_more_actors_or_to_engines_where_play_is_slower() -> None:
+    slow = msgspec.structs.replace(PACE, turn_s=20.0)
+
+    def hint(num_cores: int, *changes: str) -> str:
+        given = config(*changes)
+        found = forecast(given, slow, num_actors=1, num_cores=num_cores)
+        return idle_cores(given, found, num_actors=1, num_cores=num_cores)
+
+    end = "shortens the play, the slower part of a step"
+    assert hint(8) == f"5 of 8 cores stay idle; --actors 6 {end}"
+    assert hint(11, "engine.threads=4") == f"2 of 11 cores stay idle; engine.threads = 5 {end}"
+    assert hint(8, "learner.steps=0") == ""

@@ -30,7 +30,7 @@ from mage_async.plan.does_it_fit import (
     tiny_size,
     with_deadlines,
 )
-from mage_async.plan.forecast import Pace, forecast, smaller_batch
+from mage_async.plan.forecast import Pace, forecast, idle_cores, smaller_batch
 from mage_async.trials.duels import TrialInProgress
 from mage_services.actor.rollout import make_calls
 from mage_services.environments.call_runner import CallRunner
@@ -105,6 +105,8 @@ def _with_forecast(
         say(f"forecast: {why}")
     expected = forecast(config, pace, num_actors=num_actors, num_cores=cores)
     say(f"forecast: {expected.sentence(config)}")
+    if hint := idle_cores(config, expected, num_actors=num_actors, num_cores=cores):
+        say(f"forecast: {hint}")
     return config
 
 
