@@ -1,6 +1,7 @@
 """Measure in which structures of small games a policy adapts that it was never trained on.
 
     python -m bench.learning.unseen_structures --models RUN_DIR ... [--name unseen_structures]
+    python -m bench.learning.unseen_structures --draw
 
 `mage adapt` certifies each model, a run or a model directory, on one structure of the environment
 `family` at a time (`docs/family.md`). The games are held-out ones, in words and phrasings of which
@@ -14,6 +15,8 @@ return, the same `blind` and `swapped`, run by run. Then a line for each structu
 return of the first and of the last of three episodes over the models, the last
 episode's under four controls (`docs/adapt.md`), each model's least difference to the first episode
 and to the controls, and its verdict.
+
+`--draw` draws `docs/images/unseen_games.svg` from the baseline `unseen_structures`.
 """
 
 import json
@@ -22,25 +25,40 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.lib.baseline import write_baseline
+from bench.learning.picture import draw, mean_line
+from bench.lib.baseline import FOLDER, ROOT, write_baseline
 from bench.lib.options import option_parser
 from mage_async.environments.games.family import STRUCTURES
+from mage_async.pages.charts import Chart, Series, line_chart
 from mage_async.results.certificate import ARMS, DIFFERENCES
 from mage_async.results.run_directory import RunDirectory
 
 CONTROLS = ARMS[1:]
+PICTURE = ROOT / "docs" / "images" / "unseen_games.svg"
+# Lines of a panel: label, arm of `mage adapt`, and class of `style.css`.
+LINES = (
+    ("blind", "blind", "blind"),
+    ("another game's history", "noise", "accent"),
+    ("swapped", "swapped", "swapped"),
+    ("held-out", "own", "heldout"),
+)
 
 
 def main() -> int:
     """Measure what is not recorded yet, and print the table."""
     parser = option_parser(__doc__)
-    parser.add_argument("--models", nargs="+", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--models", nargs="+", type=Path, default=[], metavar="DIR")
     parser.add_argument("--structures", nargs="+", choices=list(STRUCTURES))
     parser.add_argument("--trials", type=int, default=96, help="games of each structure (96)")
     parser.add_argument("--out", type=Path, default=Path("runs/unseen_structures"), metavar="DIR")
     parser.add_argument("--only-report", action="store_true", help="play nothing")
     parser.add_argument("--name", default="", help="of the baseline; without it none is written")
+    parser.add_argument("--draw", action="store_true", help="draw the picture, and play nothing")
     given = parser.parse_args()
+    if given.draw:
+        return _draw()
+    if not given.models:
+        parser.error("--models is needed: directories of runs or models, or --draw")
     structures = given.structures or STRUCTURES
     evaluations = {model.name: found for model in given.models if (found := _evaluation(model))}
     _print_evaluations(evaluations)
@@ -63,6 +81,37 @@ def main() -> int:
         figures = {"trials": given.trials, "evaluations": evaluations, "rows": rows}
         write_baseline(given.name, figures)
     return 0
+
+
+def _draw() -> int:
+    """Draw a panel for each structure in which every model adapts."""
+    rows = json.loads((FOLDER / "unseen_structures_cpu2.json").read_text())["rows"]
+    charts = [
+        (f"{row['structure']}, never trained on", _chart(row["structure"], row["models"]))
+        for row in rows
+        if all(model["verdict"] == "adapts" for model in row["models"].values())
+    ]
+    PICTURE.write_text(draw(charts))
+    print(f"written to {PICTURE.relative_to(ROOT)}")
+    return 0
+
+
+def _chart(structure: str, models: dict[str, Any]) -> Chart | None:
+    """Return the chart of the returns by episode in one structure, means over the models."""
+    series = [_series(label, arm, css, models) for label, arm, css in LINES]
+    episodes = [(float(k), f"episode {k}") for k in range(1, len(series[0].points) + 1)]
+    return line_chart(series, described=f"{structure}, by episode", x_names=episodes)
+
+
+def _series(label: str, arm: str, css: str, models: dict[str, Any]) -> Series:
+    """Return the line of an arm. An arm that differs from `own` in the last episode alone begins
+    with the returns of `own`.
+    """
+    returns = [
+        [(found or own)[0] for found, own in zip(model[arm], model["own"], strict=True)]
+        for model in (each["returns"] for each in models.values())
+    ]
+    return mean_line(label, list(enumerate(zip(*returns, strict=True), 1)), css)
 
 
 def _evaluation(model: Path) -> dict[str, Any]:
