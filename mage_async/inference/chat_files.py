@@ -1,7 +1,9 @@
-"""Read a model directory's tokenizer and chat template into a `ChatFormat`.
+"""Read a model directory's tokenizer and chat template into a `ChatFormat`; refuse a model that has
+none.
 
 transformers is not imported, which saves an actor 3 s. As transformers does, `tokenizers` reads
-tokenizer.json, and jinja2 renders the template in its sandbox.
+tokenizer.json, and jinja2 renders the template in its sandbox, with the same tags and filters.
+`mage_async/trials/chat_format.py` turns messages into tokens with what is read here.
 """
 
 import json
@@ -10,7 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -72,7 +76,8 @@ def _special_tokens(tokenizer: Tokenizer, template: str) -> frozenset[int]:
     """Return the ids that only the template may write: special and added tokens that it contains.
 
     Qwen3's `<tool_call>` and `<think>` are added tokens, but not marked as special. Tokens of one
-    character are left out: `encode_as_data` could not cut them inside.
+    character are left out: `chat_format.encode_as_data` keeps text from becoming a special token by
+    cutting the text inside it, which needs two characters.
     """
     added = tokenizer.get_added_tokens_decoder().items()
     return frozenset(
@@ -85,7 +90,14 @@ def _special_tokens(tokenizer: Tokenizer, template: str) -> frozenset[int]:
 def _template(directory: Path, settings: dict[str, Any]) -> str:
     """Return the text of a directory's chat template; of several, the one named "default"."""
     file = directory / "chat_template.jinja"
-    template = file.read_text() if file.is_file() else settings.get("chat_template")
+    try:
+        template = (
+            file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
+        )
+    except ValueError as error:
+        raise PolicyError(
+            f"{file}: cannot be read as UTF-8: {error}; copy the file again"
+        ) from error
     if isinstance(template, list):
         tables = [each for each in template if isinstance(each, dict)]
         named = {str(each.get("name")): each.get("template") for each in tables}
@@ -97,14 +109,33 @@ def _template(directory: Path, settings: dict[str, Any]) -> str:
             )
     if not isinstance(template, str):
         raise PolicyError(
-            f"{directory}: has no chat template; a base model cannot hold a conversation"
+            f"{directory}: has no chat template (a base model has none): take the instruct model, "
+            "or save a template as chat_template.jinja"
         )
     return template
 
 
+class _GenerationBlock(Extension):
+    """Render `{% generation %}` ... `{% endgeneration %}` as the text inside.
+
+    Templates such as SmolLM3's mark with it what the assistant wrote.
+    """
+
+    # jinja2 declares `tags` as a variable of instances.
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return the node of a block, whose variables end with it as in transformers."""
+        line = next(parser.stream).lineno
+        inside = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(inside, lineno=line)
+
+
 def _render(template: str, settings: dict[str, Any], thinking: bool) -> Render:
     """Return the function that renders messages by a template."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
     environment.filters["tojson"] = _as_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -137,9 +168,21 @@ def _render(template: str, settings: dict[str, Any], thinking: bool) -> Render:
     return render
 
 
-def _as_json(value: Any, indent: int | None = None) -> str:
-    """Write JSON as transformers does for tools: keys in order, HTML characters unescaped."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _as_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON as the filter `tojson` of transformers does: HTML characters are not escaped."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _refuse(message: str) -> None:
@@ -153,7 +196,9 @@ def _token_text(token: Any) -> str:
 
 
 def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> list[int]:
-    """Return every id that one of the model's files names as an end of sequence, ascending."""
+    """Return the ids that end a turn, ascending: those of generation_config.json, or else of
+    config.json, and the tokenizer's `eos_token`.
+    """
     generation = _json(directory / "generation_config.json")
     ends = generation.get("eos_token_id") or _json(directory / "config.json").get("eos_token_id")
     ids = ends if isinstance(ends, list) else [ends]

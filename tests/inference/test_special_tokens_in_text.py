@@ -1,7 +1,7 @@
 """What an environment says writes no special token, and ordinary text keeps its ids.
 
-The templates are those of the models (Qwen3's and Llama 3.1's shortened); the tokenizers have the
-models' special tokens and their way to cut words, and merges of a few sentences.
+The templates are those of the models (Qwen3's, SmolLM3's and Llama 3.1's shortened); the tokenizers
+have the models' special tokens and their way to cut words, and merges of a few sentences.
 """
 
 import json
@@ -75,13 +75,19 @@ MODELS = {
         QWEN_PATTERN,
         takes_tools=True,
     ),
+    "smollm3": Model(
+        ("<|end_of_text|>", "<|im_end|>", "<|im_start|>"),
+        _tags("think"),
+        QWEN_PATTERN.replace(r"\p{N}|", r"\p{N}{1,3}|"),
+        takes_tools=True,
+    ),
     "llama3": LLAMA,
     "llama31": replace(LLAMA, takes_tools=True),
 }
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
-    """Byte-level BPE, as in all three."""
+    """Byte-level BPE, as in all of them."""
     tokenizer = Tokenizer(BPE(ignore_merges=model.ignores_merges))
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=model.pattern is None)
     if model.pattern is not None:

@@ -1,0 +1,86 @@
+"""Chat templates are rendered as transformers renders them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from mage_async.errors import PolicyError
+from mage_async.inference.chat_files import load_chat
+from tests.helpers.text_model import save_text_model
+
+TEMPLATES = Path(__file__).parent / "chat_templates"
+TOOL = {"type": "function", "function": {"name": "look", "description": "Look <é>."}}
+LOOP = """\
+{%- for message in messages -%}
+{%- if message.role == "system" -%}{%- continue -%}{%- endif -%}
+<{{ message.role }}>{{ message.content }}
+{%- endfor -%}
+{%- if tools -%}
+{{ tools | tojson(ensure_ascii=False, separators=(",", ":"), sort_keys=True) }}
+{{- tools | tojson(indent=1) }}{{ tools | tojson(ensure_ascii=True) }}
+{%- endif -%}
+{%- if add_generation_prompt -%}<assistant>{%- endif -%}
+"""
+
+
+def with_template(folder: Path, template: str) -> Path:
+    save_text_model(folder)
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "template",
+    [(TEMPLATES / "smollm3.jinja").read_text(), LOOP],
+    ids=["a block of generation, as SmolLM3's", "a loop that continues, and options of tojson"],
+)
+@pytest.mark.parametrize("tools", [[], [TOOL]], ids=["alone", "with tools"])
+def test_a_template_is_rendered_as_transformers_renders_it(
+    tmp_path: Path, template: str, tools: list[Any]
+) -> None:
+    chat = load_chat(with_template(tmp_path, template))
+    messages = [
+        {"role": "user", "content": "The door"},
+        {"role": "assistant", "content": "open"},
+        {"role": "user", "content": "shut"},
+    ]
+    rendered: Any = render_jinja_template(
+        [messages],
+        tools=tools or None,
+        chat_template=template,
+        add_generation_prompt=True,
+        enable_thinking=False,
+    )
+    assert chat.decode(chat.prompt(messages, tools)) == rendered[0][0]
+
+
+def test_a_template_is_read_as_utf_8_in_any_locale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_text = Path.read_text
+
+    def read(file: Path, encoding: str | None = None, **options: str) -> str:
+        return read_text(file, encoding=encoding or "latin-1", **options)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    chat = load_chat(with_template(tmp_path, "<｜User｜>{{ messages[0].content }}" + LOOP))
+    assert chat.decode(chat.opening("door")).startswith("<｜User｜>door")
+
+
+def test_a_template_that_is_no_utf_8_is_one_sentence(tmp_path: Path) -> None:
+    (with_template(tmp_path, LOOP) / "chat_template.jinja").write_bytes(b"\xff\xfe{{")
+    with pytest.raises(PolicyError, match=r"chat_template\.jinja: cannot be read as UTF-8"):
+        load_chat(tmp_path)
+
+
+def test_a_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
+    (save_text_model(tmp_path) / "chat_template.jinja").unlink()
+    with pytest.raises(PolicyError, match=r"take the instruct model, or save a template"):
+        load_chat(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["chat_template"] = LOOP
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_chat(tmp_path).stop_tokens
