@@ -1,6 +1,7 @@
 """An endpoint of others: text becomes tokens and back, faults become clear sentences."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -11,6 +12,8 @@ from mage_async.completion import Prompt, Sampling
 from mage_async.errors import ContextFull, MageError, RunError
 from mage_services.engines import chat_endpoint
 from mage_services.engines.chat_endpoint import (
+    ASSISTANT,
+    USER,
     ChatEndpoint,
     Endpoint,
     Usage,
@@ -65,6 +68,17 @@ def test_a_context_becomes_messages_and_no_text_opens_one_of_its_own() -> None:
         {"role": "user", "content": "No."},
     ]
     assert chat.decode(first).startswith("<|user|>Rules. ")
+
+
+def test_the_time_to_read_a_long_context_grows_with_its_length_alone() -> None:
+    def seconds(num_characters: int) -> float:
+        context = np.array([USER, *[ord("a")] * num_characters, ASSISTANT], np.int32)
+        began = time.process_time()
+        [message] = messages_of(context)
+        assert len(message["content"]) == num_characters
+        return time.process_time() - began
+
+    assert seconds(400_000) < 40 * max(seconds(40_000), 0.001)
 
 
 def test_a_request_holds_what_was_asked_for_and_thinking_is_left_out() -> None:
@@ -189,6 +203,25 @@ def test_calls_keep_to_a_rate() -> None:
 
     seconds, _ = served(ChatServer(lambda messages: "a"), three, requests_per_minute=600.0)
     assert seconds >= 0.2
+
+
+def test_a_pause_that_the_endpoint_asks_for_holds_for_calls_that_wait_for_the_rate() -> None:
+    asked_at: list[float] = []
+
+    def reply(messages: chat_server.Messages) -> str:
+        asked_at.append(time.monotonic())
+        return "yes"
+
+    async def limited(request: chat_server.web.Request) -> chat_server.web.Response:
+        asked_at.append(time.monotonic())
+        return await refusing(429, **{"Retry-After": "0.5"})(request)
+
+    async def three(engine: ChatEndpoint) -> None:
+        await asyncio.gather(*(engine.complete(prompt()) for _ in range(3)))
+
+    served(ChatServer(reply, {0: limited}), three, requests_per_minute=600.0)
+    assert len(asked_at) == 4
+    assert min(asked_at[1:]) - asked_at[0] >= 0.49
 
 
 def test_an_endpoint_may_refuse_any_number_of_calls_for_its_rate() -> None:

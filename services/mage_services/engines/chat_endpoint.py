@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import aiohttp
 import msgspec
@@ -91,13 +92,14 @@ def messages_of(tokens: np.ndarray) -> list[dict[str, str]]:
     Args:
         tokens: int32 [T]
     """
-    messages: list[dict[str, str]] = []
-    for token in tokens.tolist():
-        if token in _ROLES:
-            messages.append({"role": _ROLES[token], "content": ""})
-        else:
-            messages[-1]["content"] += chr(token)
-    return messages[:-1]
+    starts = np.flatnonzero(np.isin(tokens, (USER, ASSISTANT))).tolist()
+    return [
+        {
+            "role": _ROLES[int(tokens[start])],
+            "content": "".join(map(chr, tokens[start + 1 : end].tolist())),
+        }
+        for start, end in pairwise(starts)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,9 +276,10 @@ class ChatEndpoint(Engine):
 
     async def _wait_for_rate(self) -> None:
         """Wait until the endpoint's pause is over and its rate allows another call."""
-        due = max(time.monotonic(), self._next_at, self._resumes_at)
-        self._next_at = due + 60.0 / self._endpoint.requests_per_minute
-        await asyncio.sleep(due - time.monotonic())
+        # While a call sleeps, the endpoint may ask for a pause, or another call may take the turn.
+        while (due := max(self._next_at, self._resumes_at)) > (now := time.monotonic()):
+            await asyncio.sleep(due - now)
+        self._next_at = now + 60.0 / self._endpoint.requests_per_minute
 
     async def _call(self, body: Mapping[str, Any]) -> tuple[str, Usage]:
         """Make one call.
@@ -284,6 +287,7 @@ class ChatEndpoint(Engine):
         Raises:
             _Again: it failed in a way that a repetition may cure.
             ContextFull: the prompt is too long.
+            ConfigError: the address of the endpoint is none.
             RunError: it failed in another way.
         """
         limit = self._endpoint.timeout_s
@@ -336,7 +340,7 @@ class ChatEndpoint(Engine):
         )
         return outside_thinking(text).strip(), usage
 
-    def _refuse(self, response: aiohttp.ClientResponse, reason: str) -> None:
+    def _refuse(self, response: aiohttp.ClientResponse, reason: str) -> NoReturn:
         """Raise the error of a response that holds no completion."""
         status = response.status
         if status in (408, 409, 425, 429) or status >= 500:
