@@ -308,6 +308,8 @@ def test_what_the_policy_cannot_read_is_refused_and_the_trial_goes_on(chat: Chat
             {"messages": said("a"), "response_format": {"type": "xml"}},
             {"messages": said("a"), "response_format": {"type": "json_schema"}},
             {"messages": said("a"), "regex": "("},
+            {"messages": said("a"), "n": 0},
+            {"messages": said("a"), "tool_choice": "required"},
         ]
         for body in bodies:
             status, answer = await post(url, "chat/completions", body)
@@ -317,7 +319,7 @@ def test_what_the_policy_cannot_read_is_refused_and_the_trial_goes_on(chat: Chat
 
     (trial,) = played(tasks_of(run), chat, scripted(chat, " rock"), "trial.memory=none")
     assert isinstance(trial, Trial), trial
-    assert [status for status, _ in statuses] == [400] * 8 * 2
+    assert [status for status, _ in statuses] == [400] * 10 * 2
 
 
 def test_special_tokens_in_a_clients_words_stay_plain_text(chat: ChatFormat) -> None:

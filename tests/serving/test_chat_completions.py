@@ -82,6 +82,12 @@ def test_an_answer_is_streamed_as_events(address):
     events = [line.removeprefix("data: ") for line in text.splitlines() if line]
     assert events[-1] == "[DONE]"
     assert json.loads(events[0])["choices"][0]["delta"]["role"] == "assistant"
+    assert all(json.loads(event)["choices"] for event in events[:-1])
+    counted = {"messages": [user("episode 1")], "stream": True}
+    _, text = post(address, counted | {"stream_options": {"include_usage": True}})
+    last = json.loads(text.splitlines()[-4].removeprefix("data: "))
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] > 0
 
 
 @pytest.mark.parametrize(
@@ -90,6 +96,14 @@ def test_an_answer_is_streamed_as_events(address):
         ({}, "missing required field `messages`"),
         ({"messages": [user("a")], "n": 2}, "`n` must be 1"),
         ({"messages": [user("a")], "tools": [{}]}, "`tools` are not passed on"),
+        ({"messages": [user("a")], "n": 0}, "`n` must be 1"),
+        ({"messages": [user("a")], "stop": ["."]}, "`stop` does not end an answer"),
+        ({"messages": [user("a")], "logprobs": True}, "`logprobs` are not sent"),
+        ({"messages": [user("a")], "regex": "a|b"}, "`regex` do not restrict the answer"),
+        (
+            {"messages": [user("a")], "response_format": {"type": "json_object"}},
+            "describe its form in a message",
+        ),
         ({"messages": [user("a")], "temperature": -1}, "`temperature` must be at least 0"),
         ({"messages": [user("a")], "max_completion_tokens": 0}, "`max_tokens` at least 1"),
         ({"messages": []}, "must end with one of the user's"),

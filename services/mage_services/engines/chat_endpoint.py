@@ -277,7 +277,8 @@ class ChatEndpoint(Engine):
     async def _wait_for_rate(self) -> None:
         """Wait until the endpoint's pause is over and its rate allows another call."""
         # While a call sleeps, the endpoint may ask for a pause, or another call may take the turn.
-        while (due := max(self._next_at, self._resumes_at)) > (now := time.monotonic()):
+        # That is a deadline which may move, and no poll, so an event would not shorten the wait.
+        while (due := max(self._next_at, self._resumes_at)) > (now := time.monotonic()):  # noqa: ASYNC110
             await asyncio.sleep(due - now)
         self._next_at = now + 60.0 / self._endpoint.requests_per_minute
 

@@ -24,11 +24,11 @@ Json = dict[str, Any]
 
 
 class BadRequest(Exception):
-    """A request that cannot be read; its message is sent to the client."""
+    """Refuse a request that cannot be read; the message of the error is sent to the client."""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part of a message's content; only parts with a text can be read."""
+    """Hold a part of a message's content; only parts with a text can be read."""
 
     type: str
     text: str | None = None
@@ -39,7 +39,7 @@ Content = str | list[Part] | None
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
-    """The function that an assistant's message calls, with its arguments."""
+    """Hold the name of the function that an assistant's message calls, and its arguments."""
 
     name: str
     arguments: str = "{}"
@@ -47,13 +47,13 @@ class CalledFunction(msgspec.Struct, frozen=True):
 
 
 class MessageCall(msgspec.Struct, frozen=True):
-    """A call of a tool in an assistant's message; OpenAI wraps the function into an object."""
+    """Hold a call of a tool in an assistant's message; OpenAI wraps the function into an object."""
 
     function: CalledFunction
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message of a conversation as OpenAI's clients send it."""
+    """Hold a message of a conversation as OpenAI's clients send it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
@@ -76,8 +76,15 @@ class Message(msgspec.Struct, frozen=True):
         return agent_run.Message(roles.get(self.role, self.role), self.text(), calls)
 
 
+class StreamOptions(msgspec.Struct, frozen=True):
+    """Hold what a request says about its stream."""
+
+    include_usage: bool | None = False
+    """Whether a last chunk, without choices, has the numbers of tokens."""
+
+
 class ChatRequest(msgspec.Struct, frozen=True):
-    """A request for a chat completion, by OpenAI's protocol; other fields are ignored."""
+    """Hold a request for a chat completion, by OpenAI's protocol; other fields are ignored."""
 
     messages: list[Message]
     model: str = ""
@@ -92,6 +99,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     n: int | None = 1
     """Number of choices to sample."""
     stream: bool | None = False
+    stream_options: StreamOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
@@ -101,6 +109,10 @@ class ChatRequest(msgspec.Struct, frozen=True):
     """Regular expression that the answer matches, as SGLang's clients send it; a `response_format`
     of type "regex" with a `pattern` says the same."""
     logprobs: bool | None = False
+
+    def streams_usage(self) -> bool:
+        """Return whether a stream ends with a chunk of the numbers of tokens."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def limit(self) -> int | None:
         """Return the largest number of tokens of an answer; None: the request does not say."""
@@ -140,7 +152,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
         return policy_call_of(
             [each.read() for each in self.messages],
             tools=tools,
-            num_choices=self.n or 1,
+            num_choices=1 if self.n is None else self.n,
             max_tokens=self.limit(),
             stops=tuple(filter(None, stops)),
             pattern=pattern,
@@ -151,7 +163,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """One choice of a chat completion, as it is sent to the client."""
+    """Hold one choice of a chat completion, as it is sent to the client."""
 
     text: str
     finish: str
@@ -174,6 +186,9 @@ class Answer(msgspec.Struct, frozen=True):
 def text_of(content: str | Sequence[Part] | None) -> str:
     """Return the text of a message's content.
 
+    Thoughts and refusals of earlier answers are left out: clients send back what they were sent,
+    and a policy reads its own words from the tokens that it sampled.
+
     Raises:
         BadRequest: it holds anything else, such as an image.
     """
@@ -195,13 +210,15 @@ def text_of(content: str | Sequence[Part] | None) -> str:
 def tools_of(
     tools: Sequence[dict[str, Any]] | None, choice: str | dict[str, Any] | None
 ) -> tuple[list[Json], tuple[str, ...]]:
-    """Return the tools that may be called, and the names of those of which one must be.
+    """Return the tools that may be called, and the names of the tools of which the answer must call
+    one; no names if it need not call any.
 
     Args:
         choice: OpenAI's `tool_choice`.
 
     Raises:
-        BadRequest: a tool is no function, or a chosen one is not among them.
+        BadRequest: a tool is no function, a chosen one is not among them, or there is none to
+            choose from.
     """
     known: list[Json] = []
     for each in tools or ():
@@ -226,6 +243,8 @@ def tools_of(
         if wanted not in names:
             raise BadRequest(f"`tool_choice`: {wanted!r:.60} is none of {', '.join(names)}")
         return known, (wanted,)
+    if choice == "required" and not known:
+        raise BadRequest('`tool_choice` is "required", and `tools` has none: send a tool')
     return known, names if choice == "required" else ()
 
 
@@ -233,8 +252,8 @@ def schema_of(form: Any) -> Json:
     """Return the JSON schema that an answer is to follow.
 
     Args:
-        form: The part of the request with the key `schema`; without the key, any JSON object is an
-            answer.
+        form: `json_schema` of the request: a table with the schema under `schema`; if it has no
+            such key, any JSON object is an answer.
 
     Raises:
         BadRequest: the schema is no object.
@@ -280,13 +299,23 @@ def read_request(body: bytes) -> ChatRequest:
     """Decode a request for one answer in words.
 
     Raises:
-        BadRequest: the body is no request, or it has tools or `n` above 1.
+        BadRequest: the body is no request, or it asks for what the server of a policy cannot do:
+            tools, several choices, a form of the answer, stops or log-probs.
     """
     request: ChatRequest = decode(body, ChatRequest)
     if request.tools:
         raise BadRequest("`tools` are not passed on: describe them in a message")
     if request.n not in (1, None):
         raise BadRequest(f"`n` must be 1, got {request.n}: send the request again instead")
+    if (request.response_format or {"type": "text"}).get("type") != "text" or request.regex:
+        raise BadRequest(
+            "`response_format` and `regex` do not restrict the answer: describe its form in a "
+            "message"
+        )
+    if request.stop:
+        raise BadRequest("`stop` does not end an answer: cut the answer where it is found")
+    if request.logprobs:
+        raise BadRequest("`logprobs` are not sent: leave the key out")
     return request
 
 
@@ -303,9 +332,9 @@ def events_response(lines: Iterable[str]) -> web.Response:
 
 
 def completion_response(
-    answers: Sequence[Answer], model: str, *, is_streamed: bool = False, has_logprobs: bool = False
+    answers: Sequence[Answer], model: str, request: ChatRequest
 ) -> web.Response:
-    """Return the choices of a completion, whole or as server-sent events."""
+    """Return the choices of a completion, whole or as server-sent events, as the request says."""
     num_prompt, num_sampled = answers[0].num_prompt_tokens, sum(each.num_tokens for each in answers)
     usage = {
         "prompt_tokens": num_prompt,
@@ -318,7 +347,7 @@ def completion_response(
         message: Json = {"role": "assistant", "content": answer.text}
         if answer.calls:
             message |= {"content": answer.text or None, "tool_calls": _calls(answer)}
-        logprobs = {"content": _logprobs(answer)} if has_logprobs else None
+        logprobs = {"content": _logprobs(answer)} if request.logprobs else None
         choices.append(
             {
                 "index": number,
@@ -327,11 +356,11 @@ def completion_response(
                 "logprobs": logprobs,
             }
         )
-    if not is_streamed:
+    if not request.stream:
         return web.json_response(
             {"object": "chat.completion", **head, "choices": choices, "usage": usage}
         )
-    # A stream has two chunks for each choice, its whole message and its end, and then the usage.
+    # A stream has two chunks for each choice, its whole message and its end.
     chunks: list[Json] = []
     for choice in choices:
         delta = choice["message"]
@@ -340,7 +369,9 @@ def completion_response(
         begun = {"index": choice["index"], "delta": delta, "finish_reason": None}
         ended = {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}
         chunks += [{"choices": [begun | {"logprobs": choice["logprobs"]}]}, {"choices": [ended]}]
-    chunks.append({"choices": [], "usage": usage})
+    # Only a client that asks for this chunk expects one without choices.
+    if request.streams_usage():
+        chunks.append({"choices": [], "usage": usage})
     lines = [json.dumps({"object": "chat.completion.chunk", **head, **each}) for each in chunks]
     return events_response(f"data: {line}" for line in [*lines, "[DONE]"])
 

@@ -309,12 +309,7 @@ class Gateway:
         """Answer a request of OpenAI's chat completions."""
         request: ChatRequest = decode(body, ChatRequest)
         choices = await endpoint.answer(request.policy_call())
-        return completion_response(
-            [Answer.of(each) for each in choices],
-            POLICY,
-            is_streamed=bool(request.stream),
-            has_logprobs=bool(request.logprobs),
-        )
+        return completion_response([Answer.of(each) for each in choices], POLICY, request)
 
     async def _messages(self, endpoint: EpisodeEndpoint, body: bytes) -> web.Response:
         """Answer a request of Anthropic's messages."""

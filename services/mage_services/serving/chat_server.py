@@ -253,7 +253,7 @@ class ChatServer:
             return error_response(400, str(error))
         except InfrastructureFault as fault:
             return error_response(503, str(fault))
-        return completion_response([answer], self._model, is_streamed=bool(chat_request.stream))
+        return completion_response([answer], self._model, chat_request)
 
     async def _list_models(self, request: web.Request) -> web.Response:
         """Answer with the list of models, which has one."""
