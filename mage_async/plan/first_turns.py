@@ -37,8 +37,8 @@ MOST_CONTEXTS = 16
 """Largest number of trials that are played at once; more trials would take longer in proportion."""
 NUM_RANDOM_TRIALS = 6
 """Number of trials of random play, whose mean length stands for that of a trial."""
-TIMED_TOKENS = 1024
-"""Number of tokens of the micro-batch that is timed."""
+TIMED_S = 3.0
+"""Seconds that the timed update may take, unless that of a single trial takes longer."""
 MAX_EXAMPLE_CHARS = 200
 """Number of characters to which the example of an action is cut."""
 
@@ -183,17 +183,22 @@ def _with_training(
     trainer = trainer_of(config, load_trained(config, directory, device="cpu"), chat)
     load_frozen_policies(trainer, config, directory)
     loaded_s = now() - began
-    size = config.admission.groups_per_step * config.admission.trials_per_group
-    num_trained = max(1, min(TIMED_TOKENS // pace.trial_tokens, size // config.learner.minibatches))
     # Logits are computed for sampled tokens alone; two a turn are assumed.
     sampled = min(round(pace.trial_turns * 2), pace.trial_tokens - 1)
     vocabulary = trainer.model.config.vocab_size
-    lengths = [pace.trial_tokens] * num_trained
-    trials = made_up(lengths, Batch(num_trained, pace.trial_tokens, sampled), vocabulary)
+    most = pace.trials_of_microbatch(config)
+    lengths = [pace.trial_tokens] * most
+    trials = made_up(lengths, Batch(most, pace.trial_tokens, sampled), vocabulary)
     opening = trials[0].tokens[: pace.opening_tokens]
     for trial in trials:
         trial.tokens[: pace.opening_tokens] = opening
-    trainer.update(trainer.micro_batches(trials[:1]), 1.0)  # not timed: it allocates memory
+    began = now()
+    trainer.update(trainer.micro_batches(trials[:1]), 1.0)  # it allocates memory
+    # The nearer the timed micro-batch is to a whole one, the better its time stands for theirs.
+    times_larger = TIMED_S / (now() - began)
+    own = pace.trial_tokens - pace.opening_tokens
+    num_trained = min(most, 1 + int(max(0.0, times_larger - 1) * pace.trial_tokens / own))
+    trials = trials[:num_trained]
     times = [now()]
     batches = [trainer.with_proximal(each) for each in trainer.micro_batches(trials)]
     times.append(now())

@@ -65,18 +65,25 @@ class Pace(msgspec.Struct, frozen=True):
         measured = self.opening_tokens + self.num_trained * own
         return (num_microbatches * self.opening_tokens + num_trials * own) / measured
 
+    def trials_of_microbatch(self, config: Config) -> int:
+        """Return the number of trials in a micro-batch that is not the last of its minibatch."""
+        learner, num_trials = config.learner, trials_of_step(config)
+        of_minibatch = -(-num_trials // learner.minibatches)  # rounded up
+        if not learner.max_tokens_per_microbatch:
+            return of_minibatch
+        # The tokens that all trials begin with count once against a micro-batch's limit of tokens.
+        left = learner.max_tokens_per_microbatch - self.opening_tokens
+        own = self.trial_tokens - self.opening_tokens
+        return min(of_minibatch, max(1, left // max(1, own)))
+
     def step_train_s(self, config: Config) -> float:
         """Return the seconds in which the learner trains on a batch."""
         learner, num_trials = config.learner, trials_of_step(config)
-        # The tokens that all trials begin with count once against a micro-batch's limit of tokens.
-        own = self.trial_tokens - self.opening_tokens
-        left = learner.max_tokens_per_microbatch - self.opening_tokens
-        has_limit = learner.max_tokens_per_microbatch > 0
-        trials_per_microbatch = max(1, left // max(1, own)) if has_limit else num_trials
+        trials_of_microbatch = self.trials_of_microbatch(config)
         num_minibatches = min(learner.minibatches, num_trials)
         sizes = [len(range(i, num_trials, num_minibatches)) for i in range(num_minibatches)]
         # -(-a // b) is a / b, rounded up.
-        num_microbatches = sum(-(-size // trials_per_microbatch) for size in sizes)
+        num_microbatches = sum(-(-size // trials_of_microbatch) for size in sizes)
         seconds_per_update = self.update_s + learner.repeated_forwards * self.forward_s
         return self._in_updates(num_trials, num_microbatches) * seconds_per_update
 
