@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mage_async.assembly import environment_of
 from mage_async.config import config_file
 from mage_async.protocol.messages import Goodbye, Hello, Publication
@@ -12,7 +14,8 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
-from mage_services.actor.evaluator import CurveEvaluator, Evaluator
+from mage_services.actor import evaluator as evaluator_module
+from mage_services.actor.evaluator import CurveEvaluator, Evaluator, at_intervals
 from mage_services.environments.call_runner import CallRunner
 from mage_services.processes.process import Status
 from mage_services.processes.startup import Startup
@@ -68,3 +71,28 @@ def test_it_plays_the_final_sets_first_and_says_what_is_left(
         ("curve", 20),
     ]
     assert "evaluation.json is written; 2 points of the curve are still to be" in events[2]["text"]
+
+
+def test_a_final_evaluation_reports_how_many_trials_are_played(chat: ChatFormat) -> None:
+    async def main() -> list[tuple[int, int]]:
+        config = config_file.load(config_file.find(None), list(KEYS))
+        words = UniformWords(chat, ActionParser("both"), ("rock", "paper", "scissors"))
+        reported: list[tuple[int, int]] = []
+        async with CallRunner() as workers:
+            environment, engine = environment_of(config), ScriptedEngine(words)
+            evaluator = Evaluator(config, environment, chat, engine, workers, 3)
+            await evaluator.final(2, lambda played, of: reported.append((played, of)))
+        return reported
+
+    # training tasks, held-out ones, blind and swapped, with two trials each
+    assert asyncio.run(main()) == [(played, 8) for played in range(1, 9)]
+
+
+def test_reports_are_passed_on_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(evaluator_module.time, "monotonic", lambda: now)
+    passed: list[int] = []
+    report = at_intervals(5.0, lambda played, of: passed.append(played))
+    for now in (1.0, 5.0, 6.0, 9.9, 10.0):
+        report(int(10 * now), 200)
+    assert passed == [50, 100]

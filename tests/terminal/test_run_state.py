@@ -37,6 +37,18 @@ def test_time_left_goes_by_the_pace_of_recent_steps(config):
     assert state.seconds_left(now) == pytest.approx(15.0)  # 30 more steps of half a second
 
 
+def test_a_final_evaluation_says_how_many_of_its_trials_are_played_and_how_long_it_takes(config):
+    state = RunState(config, 0.0)
+    state.take("evaluator", {"event": "evaluating", "version": 60}, 100.0)
+    assert state.seconds_left(130.0) is None
+    state.take("evaluator", {"event": "final_trials", "played": 30, "of": 120}, 130.0)
+    assert state.waiting(130.0) == (
+        "evaluating, for 30 s: evaluator has played 30 of 120 trials of the final sets and their "
+        "controls"
+    )
+    assert state.seconds_left(130.0) == pytest.approx(90.0)
+
+
 def test_shares_are_of_the_last_seconds(config):
     early = ("learner", {"event": "view", **seen({"learner": {"training": 100.0, "idle": 0.0}})})
     late = ("learner", {"event": "view", **seen({"learner": {"training": 101.0, "idle": 3.0}})})

@@ -67,9 +67,28 @@ from mage_services.transport.authentication import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
 from mage_services.weights.weight_group import on_disk
 
+Report = Callable[[int, int], None]
+"""A function that is called with the number of trials played so far, and that of all."""
 GuidanceOf = Callable[[Task], Guidance | None]
 """Returns the guidance, a text of a method, with which the trial of a task begins; None: no text.
 """
+
+
+def no_report(played: int, of: int) -> None:
+    """Report nothing."""
+
+
+def at_intervals(seconds: float, report: Report) -> Report:
+    """Return a function that calls `report` if the latest call is at least `seconds` ago."""
+    latest = time.monotonic()
+
+    def reported(played: int, of: int) -> None:
+        nonlocal latest
+        if (now := time.monotonic()) - latest >= seconds:
+            latest = now
+            report(played, of)
+
+    return reported
 
 
 def no_guidance(task: Task) -> None:
@@ -86,6 +105,8 @@ def recorded_guidance(run: RunDirectory, config: Config, version: int) -> Guidan
     return lambda task: methods.evaluation_guidance(task, records)
 
 
+REPORT_S = 5.0
+"""Seconds between two reports of how many trials of the final sets are played."""
 MEASURED_ON_REQUEST = ("diversity", "harder")
 """Parts of an evaluation that only `mage evaluate` measures, where it is asked to."""
 
@@ -126,33 +147,51 @@ class Evaluator:
             split: await self.play(split, num_trials, CURVE_SEED) for split in ("train", "heldout")
         }
 
-    async def final(self, num_trials: int) -> dict[str, Score]:
+    async def final(self, num_trials: int, report: Report = no_report) -> dict[str, Score]:
         """Play the final sets with both controls, and without guidance if a method gives any.
 
         Cancellation abandons them.
+
+        Args:
+            report: called after each trial.
         """
-        sets = {
-            split: await self.play(split, num_trials, FINAL_SEED) for split in ("train", "heldout")
-        }
-        sets["heldout_blind"] = await self.play("heldout", num_trials, FINAL_SEED, blind=True)
-        sets["heldout_swapped"] = await self.play("heldout", num_trials, FINAL_SEED, swap=True)
+        played, num_sets = 0, 5 if self._is_guided else 4
+
+        def on_end() -> None:
+            nonlocal played
+            played += 1
+            report(played, num_sets * num_trials)
+
+        play = partial(self.play, num_trials=num_trials, seed=FINAL_SEED, on_end=on_end)
+        sets = {split: await play(split) for split in ("train", "heldout")}
+        sets["heldout_blind"] = await play("heldout", blind=True)
+        sets["heldout_swapped"] = await play("heldout", swap=True)
         if self._is_guided:
             self.guidance = no_guidance
-            sets["heldout_unguided"] = await self.play("heldout", num_trials, FINAL_SEED)
+            sets["heldout_unguided"] = await play("heldout")
         return sets
 
     async def play(
-        self, split: Split, num_trials: int, seed: int, *, blind: bool = False, swap: bool = False
+        self,
+        split: Split,
+        num_trials: int,
+        seed: int,
+        *,
+        blind: bool = False,
+        swap: bool = False,
+        on_end: Callable[[], None] = lambda: None,
     ) -> Score:
         """Play one set and score it.
 
         Args:
             blind: whether earlier episodes are left out of the context.
             swap: whether the last episode has another task variant.
+            on_end: called after each trial.
         """
         stage = self._blind if blind else self._stage
         tasks = evaluation_tasks(self._environment, split, num_trials, seed)
-        trials = await self._trials(stage, tasks, swap_split=split if swap else None)
+        swap_split = split if swap else None
+        trials = await self._trials(stage, tasks, swap_split=swap_split, on_end=on_end)
         return score(trials, self._environment)
 
     async def diversity(self, num_trials: int, repeats: int) -> Diversity:
@@ -178,12 +217,14 @@ class Evaluator:
         tasks: Sequence[Task],
         repeats: int = 1,
         swap_split: Split | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> list[Trial]:
         """Play each task `repeats` times; return the trials in order of their tasks.
 
         Args:
             swap_split: split from which another task variant is drawn for the last episode; None:
                 all episodes have the same variant.
+            on_end: called after each trial.
         """
         self._num_sets += 1
         begins: list[Begin] = []
@@ -193,7 +234,9 @@ class Evaluator:
             for repeat in range(repeats):
                 name = f"e{self._num_sets}.{number}.{repeat}"
                 begins.append(partial(guided.begin, task, repeat, name, swap))
-        return await play_all(begins, self._engine, stage.workers, self._at_once, stage.retries)
+        return await play_all(
+            begins, self._engine, stage.workers, self._at_once, stage.retries, on_end
+        )
 
 
 def write_evaluation(
@@ -481,7 +524,12 @@ class CurveEvaluator:
         self.time.enter("playing")
         evaluator.guidance = recorded_guidance(self._run, self._config, version)
         await self._sample(evaluator, version)
-        sets = await evaluator.final(self._config.evaluation.final_trials)
+
+        def report(played: int, of: int) -> None:
+            self._status.send("final_trials", played=played, of=of)
+
+        num_trials = self._config.evaluation.final_trials
+        sets = await evaluator.final(num_trials, at_intervals(REPORT_S, report))
         write_evaluation(self._run, sets, environment, version, self.time.seconds())
 
     async def _sample(self, evaluator: Evaluator, version: int) -> None:

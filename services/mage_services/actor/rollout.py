@@ -242,6 +242,7 @@ async def play_all(
     workers: CallRunner,
     at_once: int,
     retries: Retries,
+    on_end: Callable[[], None] = lambda: None,
 ) -> list[Trial]:
     """Play trials concurrently, at most `at_once` of them; return them in the order of `begins`.
 
@@ -250,6 +251,7 @@ async def play_all(
 
     Args:
         begins: functions that create the trials; each is called again for a retry.
+        on_end: called after each trial.
 
     Raises:
         ExceptionGroup: of other faults than those.
@@ -267,12 +269,14 @@ async def play_all(
         async with playing_slots:
             try:
                 played = await play_retried(begin_try, engine, workers, retries)
-                return played.run.trial(played.duration_s)
+                trial = played.run.trial(played.duration_s)
             except (ContextFull, CallFault) as fault:
                 if isinstance(fault, CallFault):
                     print(fault, file=sys.stderr, flush=True)
                 tries[-1].cut_short()
-                return tries[-1].trial()
+                trial = tries[-1].trial()
+        on_end()
+        return trial
 
     async with asyncio.TaskGroup() as tasks:
         playing = [

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from mage_services.actor.evaluator import (
     Evaluator,
     GuidanceOf,
     Ladder,
+    at_intervals,
     ladder_of,
     no_guidance,
     recorded_guidance,
@@ -38,6 +40,9 @@ from mage_services.environments.call_runner import CallRunner
 
 if TYPE_CHECKING:
     from mage_async.results.score import Score
+
+PRINT_S = 20.0
+"""Seconds between two lines that say how many trials of the final sets are played."""
 
 
 def evaluate(
@@ -153,13 +158,19 @@ async def _play(
     async with made as engine, CallRunner.of(config.environment) as workers:
         evaluator = Evaluator(config, environment_of(config), chat, engine, workers, episodes)
         evaluator.guidance = guidance
-        sets = await evaluator.final(num_trials)
+        sets = await evaluator.final(num_trials, at_intervals(PRINT_S, _print_played))
         if repeats:
             more["diversity"] = await evaluator.diversity(num_trials, repeats)
         if ladder is not None:
             heldout = sets["heldout"]
             more["harder"] = await score_rungs(ladder, heldout, chat, engine, workers, episodes)
     return sets, msgspec.to_builtins(more)
+
+
+def _print_played(played: int, of: int) -> None:
+    """Print how far the final sets are, so that a long evaluation is not silent."""
+    text = f"played {played} of {of} trials of the final sets and their controls"
+    print(text, file=sys.stderr, flush=True)
 
 
 def check_words(config: Config, policy: Path) -> None:

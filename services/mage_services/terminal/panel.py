@@ -115,7 +115,8 @@ def _position(state: RunState) -> tuple[str, float, float | None]:
         return f"[bold]training[/] step {state.step}/{steps}", state.step, max(1, steps)
     if state.phase == "evaluating":
         version = state.step if state.evaluating is None else state.evaluating
-        return f"[bold]evaluating[/] version {version}", 0, None
+        played, of = state.final_trials or (0, None)
+        return f"[bold]evaluating[/] version {version}", played, of
     return f"[bold]{state.phase}[/]", 1.0, 1.0 if state.phase == "done" else None
 
 

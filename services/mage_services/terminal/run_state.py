@@ -51,6 +51,9 @@ class RunState:
     """Points of the curve: `version`, and `sets` with the return of each episode by name."""
     evaluating: int | None = None
     """The version whose final evaluation is being played."""
+    final_trials: tuple[int, int] | None = None
+    """Number of trials of the final sets that are played, and of all; None before the first
+    report."""
     trials: dict[str, int] = field(default_factory=dict)
     """Number of trials that were granted, trained, dropped, or are in flight, by these names."""
     processes: dict[str, str] = field(default_factory=dict)
@@ -90,6 +93,10 @@ class RunState:
             case "evaluating":
                 self.evaluating = event["version"]
                 self.processes[process] = "plays the final sets and their controls"
+            case "final_trials":
+                self.final_trials = played, of = event["played"], event["of"]
+                what = f"has played {played} of {of} trials of the final sets and their controls"
+                self.processes[process] = what
             case "started":
                 # `text` is the name of the started process.
                 self.processes[event["text"]] = "starting"
@@ -97,7 +104,7 @@ class RunState:
                     self.nodes[event["text"]] = event["node"]
                 if event["text"] == "learner":  # a restarted learner prepares the policy again
                     self._enter("starting", now)
-                    self.evaluating, self.progress = None, None
+                    self.evaluating, self.final_trials, self.progress = None, None, None
             case "ready" | "done":
                 self.processes[process] = event["event"]
             case "failed":
@@ -128,6 +135,9 @@ class RunState:
             recent = list(self.steps)[-PACE_STEPS - 1 :]
             taken = recent[-1]["time_s"] - recent[0]["time_s"]
             return float(taken / (len(recent) - 1) * (self.config.learner.steps - self.step))
+        if self.phase == "evaluating" and self.final_trials is not None:
+            played, of = self.final_trials
+            return (now - self.phase_began) / played * (of - played)
         return None
 
     def waiting(self, now: float) -> str:
