@@ -7,13 +7,18 @@ import asyncio
 import math
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from mage_async.environments.catalogue import load
 from mage_async.environments.user_calls import Request
+from mage_async.errors import CallFault
 from mage_async.protocol.messages import GroupDrop, Message, TrialResult
+from mage_async.trajectory import Task
 from mage_services.environments import worker_pool
+from mage_services.environments.call_runner import CallRunner
 from mage_services.environments.worker_pool import MODULE, Make, Ready
 from mage_services.processes.child_process import ChildProcess, end_in_words, module_command
 from tests.helpers.actor_site import Run, Site, grant
@@ -209,3 +214,63 @@ def test_a_process_that_meets_an_error_no_call_may_raise_ends(capfd) -> None:
 
     assert asyncio.run(main()) == "ended with exit code 1"
     assert "AssertionError" in capfd.readouterr().err
+
+
+CLOSING = '''
+import ctypes
+
+
+class Own:
+    """Rules."""
+
+    async def reset(self, seed, task):
+        self.is_bad = task == "bad"
+        return "rock"
+
+    def step(self, action):
+        return "paper", 1.0, True
+
+    def members(self, split):
+        return ("good", "bad") if split == "train" else ("first", "second")
+
+    async def close(self):
+        if self.is_bad:
+            {trouble}
+'''
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "ctypes.PyDLL(None).sleep(60)",  # blocks the whole process: it holds the interpreter
+        "ctypes.CDLL(None).sleep(60)",  # blocks the event loop of the coroutines alone
+    ],
+)
+def test_a_close_that_blocks_does_not_block_later_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "closing", raising=False)
+    (tmp_path / "closing.py").write_text(CLOSING.format(trouble=trouble))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    environment = load("closing:Own")
+
+    async def main() -> None:
+        async with CallRunner(deadline_s=1.0, num_processes=1) as calls:
+            bad = environment.begin(Task("own", "bad", 0), 0)
+            reset, closing = bad.next_call(), bad.closing()
+            assert reset is not None
+            assert closing is not None
+            await calls.perform(reset)
+            with pytest.raises(CallFault, match="took longer than environment.step_deadline_s"):
+                await calls.perform(closing)
+            for _ in range(2):  # the first call may come before what is stuck is noticed
+                await asyncio.wait(calls._background)
+                good = environment.begin(Task("own", "good", 0), 0).next_call()
+                assert good is not None
+                with suppress(CallFault):
+                    await calls.perform(good)
+                    return
+            pytest.fail("no call is answered")
+
+    asyncio.run(main())

@@ -430,19 +430,19 @@ class CallRunner:
         pool, callee = self._pool, call.callee
         if pool is not None and isinstance(callee, UserObject):
             await pool.admit(callee, call.request)
+            # The process is looked up before the call, because a `close` forgets its episode.
+            process = pool.process_of(callee)
             make_call = partial(pool.perform, callee, call.request)
-            free_if_stuck: Any = partial(pool.kill_if_stuck, callee)
         else:
-            make_call = partial(self._call_here, call)
-            free_if_stuck = self._leave_blocked_loop if call.is_async else None
+            process, make_call = None, partial(self._call_here, call)
         async with self._serial[callee.serial_group] if callee.serial_group else nullcontext():
             try:
                 async with asyncio.timeout(None) as limit:
                     with self._watched(call, limit):
                         return await make_call()
             except TimeoutError:  # the deadline: an exception of the call is a `CallFault`
-                if free_if_stuck is not None:
-                    self._in_background(free_if_stuck(), "checking what is stuck")
+                if pool is not None and process is not None:
+                    self._in_background(pool.kill_if_stuck(process), "checking a process")
                 said = f"environment.step_deadline_s = {self._deadline_s:g}"
                 raise CallFault(
                     f"{call.place} took longer than {said}", kind=f"{call.name}() took too long"
@@ -563,10 +563,8 @@ class CallRunner:
         answered: Answered = result.value
         return answered
 
-    async def _leave_blocked_loop(self) -> None:
-        """Abandon an event loop that a coroutine blocks; later calls get a new one."""
-        if (coroutines := self._coroutines) is None:
-            return
+    async def _leave_blocked_loop(self, coroutines: CoroutineThread) -> None:
+        """Abandon an event loop if a coroutine blocks it; later calls get a new one."""
         reply = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), coroutines.loop)
         try:
             await asyncio.wait_for(asyncio.wrap_future(reply), STUCK_S)
@@ -619,6 +617,9 @@ class CallRunner:
             return await result
         except asyncio.CancelledError:
             coroutines.cancel(result)
+            # Also without a deadline of its own: in a worker process, the actor's deadline cancels
+            # a call.
+            self._in_background(self._leave_blocked_loop(coroutines), "checking an event loop")
             raise
 
     def _new_result(

@@ -152,7 +152,7 @@ class WorkerProcess:
                 await self.answer_to(Abandon(number=number))
         except TimeoutError:
             self._is_stuck = True
-            self._process.kill()
+            await self.close()
 
     async def close(self) -> None:
         """Kill the process and what it started."""
@@ -262,11 +262,23 @@ class WorkerPool:
             CallFault: the call failed, or its process has ended.
         """
         episode = self._episodes.get(user_object)
-        if episode is not None and request.method == "close":
-            del self._episodes[user_object]
-            episode.slot.num_episodes -= 1
-        if episode is None or (process := episode.process) is None:
+        if episode is None:
             return Answered()  # closed before its first call, or never begun
+        if request.method == "close":
+            del self._episodes[user_object]
+        try:
+            return await self._perform(episode, user_object, request)
+        finally:
+            # Only now: a slot whose process blocks in a `close` is not the one to choose next.
+            if request.method == "close":
+                episode.slot.num_episodes -= 1
+
+    async def _perform(
+        self, episode: _Episode, user_object: UserObject, request: Request
+    ) -> Answered:
+        """Make a call in the process of its episode; see `perform`."""
+        if (process := episode.process) is None:
+            return Answered()
         origin = user_object.environment.origin
         assert origin is not None, (
             "an environment without an origin cannot be loaded by a worker process"
@@ -294,11 +306,14 @@ class WorkerPool:
             kind=f"worker process {process.end}",
         )
 
-    async def kill_if_stuck(self, user_object: UserObject) -> None:
-        """Kill the process of an episode whose call took too long, if the process is stuck."""
+    def process_of(self, user_object: UserObject) -> WorkerProcess | None:
+        """Return the process of an episode; `None` for an episode that has none."""
         episode = self._episodes.get(user_object)
-        if episode is not None and episode.process is not None:
-            await episode.process.kill_if_stuck(next(self._numbers))
+        return None if episode is None else episode.process
+
+    async def kill_if_stuck(self, process: WorkerProcess) -> None:
+        """Kill a process in which a call took too long, if the process is stuck."""
+        await process.kill_if_stuck(next(self._numbers))
 
     async def close(self) -> None:
         """Kill all processes."""
