@@ -14,6 +14,7 @@ import pytest
 
 from mage_async.environments.catalogue import load
 from mage_async.environments.user_calls import Request
+from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault
 from mage_async.protocol.messages import GroupDrop, Message, TrialResult
 from mage_async.trajectory import Task
@@ -254,6 +255,7 @@ def test_a_close_that_blocks_does_not_block_later_episodes(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     environment = load("closing:Own")
+    assert isinstance(environment, ResetStep)
 
     async def main() -> None:
         async with CallRunner(deadline_s=1.0, num_processes=1) as calls:
@@ -262,7 +264,7 @@ def test_a_close_that_blocks_does_not_block_later_episodes(
             assert reset is not None
             assert closing is not None
             await calls.perform(reset)
-            with pytest.raises(CallFault, match="took longer than environment.step_deadline_s"):
+            with pytest.raises(CallFault, match=r"took longer than environment\.step_deadline_s"):
                 await calls.perform(closing)
             for _ in range(2):  # the first call may come before what is stuck is noticed
                 await asyncio.wait(calls._background)

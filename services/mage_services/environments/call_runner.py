@@ -77,16 +77,16 @@ class Handover:
         self._loop, self._deliver = loop, deliver
         self._waiting: deque[tuple[Any, ...]] = deque()
         self._is_woken = False
-        # Event loops that have put items, and will wake the receiving loop at the end of their
-        # iteration. A set instead of a flag, because a loop that a coroutine blocks never ends its
-        # iteration, and must not keep back the items of the loop that replaces it.
+        # Event loops that have put items, and will wake the receiving loop after the callbacks that
+        # they have ready now. A set instead of a flag, because a loop that a coroutine blocks never
+        # gets there, and must not keep back the items of the loop that replaces it.
         self._due: set[asyncio.AbstractEventLoop] = set()
 
     def put(self, *parts: Any) -> None:
         """Put an item, from any thread. A closed event loop takes nothing.
 
-        Items that another event loop puts wake the receiving loop at the end of that other loop's
-        iteration, or as soon as `BATCH` of them wait.
+        Items that another event loop puts wake the receiving loop after the callbacks that the
+        other loop has ready now, or as soon as `BATCH` of them wait.
         """
         self._waiting.append(parts)
         if self._is_woken:
@@ -96,10 +96,10 @@ class Handover:
             self._wake()
         elif here not in self._due:
             self._due.add(here)
-            here.call_soon(self._end_iteration, here)
+            here.call_soon(self._wake_for, here)
 
-    def _end_iteration(self, here: asyncio.AbstractEventLoop) -> None:
-        """Wake the receiving loop for the items that the loop `here` put in an iteration."""
+    def _wake_for(self, here: asyncio.AbstractEventLoop) -> None:
+        """Wake the receiving loop for the items that the loop `here` has put."""
         self._due.discard(here)
         if self._waiting and not self._is_woken:
             self._wake()
@@ -226,7 +226,7 @@ class Leases:
     """Most objects at once; 0: any number."""
     idle_s: float
     """Seconds without a call after which an object loses its lease; 0: never."""
-    reap: Callable[[Callee], None]
+    close_idle: Callable[[Callee], None]
     """Closes an object whose lease has ended."""
     _open: dict[Callee, asyncio.TimerHandle | None] = field(default_factory=dict, init=False)
     """Open objects, each with the timer of its idle time if the timer runs."""
@@ -291,7 +291,7 @@ class Leases:
 
     def _expire(self, callee: Callee) -> None:
         self._ended.add(callee)
-        self.reap(callee)
+        self.close_idle(callee)
 
 
 @dataclass(slots=True, eq=False)
@@ -347,7 +347,7 @@ class CallRunner:
         """Timer that looks for slow calls."""
         self._known_slow: set[str] = set()
         """Names of functions of which a slow call was reported."""
-        self._leases = Leases(most_open, idle_s, self._reap)
+        self._leases = Leases(most_open, idle_s, self._close_idle)
         self._pool = WorkerPool(num_processes) if num_processes else None
         self._serial: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._idle_threads: list[CallThread] = []
@@ -572,10 +572,10 @@ class CallRunner:
             if self._coroutines is coroutines:
                 self._coroutines = None
 
-    def _reap(self, callee: Callee) -> None:
+    def _close_idle(self, callee: Callee) -> None:
         """Close an object whose lease has ended; a later call of its trial fails."""
         place = f"an object that was not called for {self._leases.idle_s:g} s: close()"
-        self._in_background(self._give_back(Call(callee, Request("close", place))), "reaping")
+        self._in_background(self._give_back(Call(callee, Request("close", place))), "closing idle")
 
     async def _give_back(self, call: Call) -> None:
         """Make a call of `close`, and end the lease of its object even if the call fails."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 MODULE = "mage_services.environments.worker_pool"
 """This module, which the process runs."""
 START_S = 120.0
-"""Seconds after which a process that is not ready is killed."""
+"""Seconds for which one call waits until a process is ready; then the process is killed."""
 REPORTED_FAULT = f"reported a fault of its infrastructure, by exit code {os.EX_TEMPFAIL}"
 """Text for the end of a process whose class called `os._exit(os.EX_TEMPFAIL)`. `sysexits.h` defines
 this code for temporary failures; like `Fault`, it says that the infrastructure is to blame."""
