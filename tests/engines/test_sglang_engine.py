@@ -167,6 +167,31 @@ def test_a_turn_that_a_load_interrupts_goes_on_with_the_new_weights(monkeypatch)
     play(monkeypatch, main, rules("interrupt"))
 
 
+@pytest.mark.parametrize("num_drawn", [0, 1])
+def test_equal_prompts_that_a_load_interrupts_wait_for_one_of_them_unless_it_is_cached(
+    monkeypatch: pytest.MonkeyPatch, num_drawn: int
+) -> None:
+    async def main(scene: Scene) -> None:
+        turns = [scene.begin(name, 1, 2) for name in "abc"]
+        load = asyncio.create_task(scene.engine.load(1, Path("v1")))
+        child = await scene.settle()
+        child.tells(say.Prepared())
+        await scene.settle()
+        (first,) = child.requests()
+        child.generated(first.rid, tokens=num_drawn, aborted=True)
+        child.tells(say.Loaded(1))
+        await load
+        await scene.settle()
+        # Tokens of the first turn show that its prompt is in the cache, under their KV version.
+        num_sent = 3 if num_drawn else 1
+        assert len(child.requests()) == 1 + num_sent
+        for turn in turns:
+            turn.cancel()
+        await asyncio.gather(*turns, return_exceptions=True)
+
+    play(monkeypatch, main, rules("interrupt"))
+
+
 def test_a_process_that_died_is_followed_by_one_that_loads_the_newest_and_draws_again(
     monkeypatch,
 ) -> None:

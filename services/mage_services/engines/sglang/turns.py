@@ -46,7 +46,8 @@ class PendingTurn:
     rid: str = ""
     """Id of the request under way; empty while there is none."""
     is_warm: bool = False
-    """Whether an equal prompt has been computed since the turn was queued."""
+    """Whether the cache holds an equal prompt under this KV version, computed since the turn was
+    queued."""
     num_deaths: int = 0
     """Number of processes that died while its request was under way."""
 
@@ -94,6 +95,8 @@ class PendingLoad:
 
 def piece_of(message: Generated, kv_version: int) -> Piece:
     """Decode the result of a request, with the policy and KV version of each token."""
+    # After a death, a sequence has the KV version of the load to come. If that load fails, the
+    # weights of an older version sample the tokens, and compute the keys and values.
     runs = tuple(
         VersionRun(start, version, min(kv_version, version), message.provenance)
         for start, version in message.spans
@@ -121,9 +124,10 @@ class TurnQueue:
     def __init__(self, watchdog: EngineWatchdog, *, silence_s: float) -> None:
         self._watchdog, self._silence_s = watchdog, silence_s
         self.contexts = ServerPrefixes()
-        self.is_open, self._version = False, 0
-        """Whether requests may be sent, because a process serves and no load is under way; and the
-        version that they are sampled with."""
+        self.is_open = False
+        """Whether requests may be sent, because a process serves and no load is under way."""
+        self._version = 0
+        """Version of the weights that sample the requests."""
         self._held: list[PendingTurn] = []
         self._running: dict[str, PendingTurn] = {}
         """Turns with a request under way, by the request's id."""
@@ -155,7 +159,9 @@ class TurnQueue:
 
     def take_prompt_cached(self, rid: str) -> None:
         """Handle `PromptCached`: the KV cache holds a request's prompt."""
-        self._release_waiting(self._running.get(rid), is_warm=True)
+        if (pending := self._running.get(rid)) is not None:
+            pending.is_warm = True
+            self._release_waiting(pending)
 
     def take_generated(self, message: Generated, *, may_abort: bool) -> None:
         """Handle `Generated`: deliver the turn's completion, or send its next request.
@@ -164,7 +170,7 @@ class TurnQueue:
             may_abort: whether a load that aborts requests is under way; otherwise an aborted
                 request is an error.
         """
-        pending = self._end(message.rid)
+        pending = self._end(message.rid, is_cached=bool(message.tokens))
         if pending is None:
             return
         if message.is_aborted and not may_abort:
@@ -172,7 +178,6 @@ class TurnQueue:
             return
         try:
             pending.turn.receive(piece_of(message, pending.kv_version))
-            pending.is_warm = True
         except RunError as error:
             settle(pending.future, error)
             return
@@ -183,7 +188,7 @@ class TurnQueue:
 
     def take_refused(self, message: Refused) -> None:
         """Handle `Refused`: fail the turn."""
-        pending = self._end(message.rid)
+        pending = self._end(message.rid, is_cached=False)
         if pending is not None:
             settle(
                 pending.future, RunError(f"{pending.name()}: SGLang refuses it: {message.reason}")
@@ -202,7 +207,7 @@ class TurnQueue:
             self._note_idle()
             self._watchdog.expect(rid, self._silence_s)
             self._watchdog.send(Abort(rid=rid))
-            self._release_waiting(pending, is_warm=False)
+            self._release_waiting(pending)
 
     def take_death(self, newest: int) -> None:
         """Handle the process's death: the KV cache and all requests under way are lost.
@@ -265,16 +270,21 @@ class TurnQueue:
         if pending.opened is None:
             pending.opened = self.contexts.open(prompt, self._version)
             pending.kv_version = pending.opened.kv_version
-        else:
-            pending.kv_version = self.contexts.reopen(prompt, self._version)
+        elif (kv_version := self.contexts.reopen(prompt, self._version)) != pending.kv_version:
+            pending.kv_version, pending.is_warm = kv_version, False
 
-    def _end(self, rid: str) -> PendingTurn | None:
-        """Remove a request that has ended, and return its turn."""
+    def _end(self, rid: str, *, is_cached: bool) -> PendingTurn | None:
+        """Remove a request that has ended, and return its turn.
+
+        Args:
+            is_cached: whether the request sampled a token, so that the KV cache holds its prompt.
+        """
         self._watchdog.answered(rid)
         pending = self._running.pop(rid, None)
         if pending is not None:
             self._note_idle()
-            self._release_waiting(pending, is_warm=True)
+            pending.is_warm = pending.is_warm or is_cached
+            self._release_waiting(pending)
             pending.rid = ""
         return pending
 
@@ -283,12 +293,12 @@ class TurnQueue:
         if not self._running:
             self.totals.forward_s += time.perf_counter() - self._busy_since
 
-    def _release_waiting(self, pending: PendingTurn | None, *, is_warm: bool) -> None:
-        """Send the turns that waited for this one's prompt."""
-        if pending is None:
-            return
+    def _release_waiting(self, pending: PendingTurn) -> None:
+        """Send the turns that waited for this one's prompt, or the first of them if the prompt did
+        not get into the cache.
+        """
         for other in self._waiting.pop(pending.cache_key(), []):
-            other.is_warm = is_warm
+            other.is_warm = pending.is_warm
             self.request(other)
 
     def _deliver(self, pending: PendingTurn) -> None:
