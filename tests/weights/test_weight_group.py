@@ -4,14 +4,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from queue import SimpleQueue
 
 import msgspec
 import pytest
 import torch
 
-from mage_async.errors import PolicyError
+from mage_async.errors import PolicyError, RunError
 from mage_async.inference.weight_fingerprint import joined
 from mage_async.policy.snapshot import Place, Snapshot
+from mage_services.weights import weight_sender
 from mage_services.weights.weight_group import Manifest, Receiver, is_manifest, on_disk
 from mage_services.weights.weight_sender import WeightSender, buckets_of
 
@@ -108,6 +110,30 @@ def test_engines_get_what_was_published_and_one_that_dies_takes_nobody_along(
     assert sender.versions() == [3]
     assert second.load(stale) == "weights of version 2: no longer published"
     assert second.load(sender.write(snapshot(4)))["b"] == [[4, 2, 3]]
+
+
+@pytest.mark.parametrize("name", ["v000001.safetensors", "v000001.json"])
+def test_a_version_that_cannot_be_written_is_an_error_of_one_line(tmp_path, name: str) -> None:
+    sender = WeightSender(tmp_path, "gloo", lambda version: True)
+    (tmp_path / name).mkdir()
+    with pytest.raises(RunError, match=r"cannot write .* of version 1 .*make room, then --resume"):
+        sender.write(snapshot(1))
+
+
+def test_a_learner_without_memory_to_send_says_so(tmp_path, monkeypatch, capsys) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    sender = WeightSender(tmp_path, "gloo", lambda version: False)
+    sender.write(snapshot(1))
+    monkeypatch.setattr(sender, "_send", fail)
+    monkeypatch.setattr(weight_sender, "join", lambda *_, **__: object())
+    sender._queues["engine"] = SimpleQueue()
+    sender._queues["engine"].put((1, 1, 2))
+    sender._serve("engine")
+    said = capsys.readouterr().err
+    assert said.startswith("weights of version 1 were not sent to an engine")
+    assert said.endswith(": CUDA out of memory\n")
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@
 import json
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
+from mage_async.errors import first_line
+from mage_async.policy.checkpoint import writing
 from mage_async.policy.snapshot import Place, beside_training
 from mage_services.weights.weight_group import GROUP_TIMEOUT, HOST, SENDING, Manifest, connect, join
 from mage_services.weights.weight_store import AnySnapshot, WeightFiles
@@ -67,18 +70,20 @@ class WeightSender(WeightFiles):
 
     def write(self, snapshot: AnySnapshot) -> Path:
         """Keep a version, write its manifest, and return the manifest's path."""
-        file = self.file(snapshot.version)  # the manifest; `super().file` is the weights' file
+        file = self.file(snapshot.version)
         if self._shards is not None:
             self._shards.write(snapshot)
         if self._is_evaluated(snapshot.version):
-            snapshot.write(super().file(snapshot.version))
+            super().write(snapshot)
         self._snapshots[snapshot.version] = snapshot
         buckets = tuple(
             tuple((one.name, str(one.dtype).removeprefix("torch."), one.shape) for one in bucket)
             for bucket in buckets_of(snapshot.places)
         )
         port, receipt = self._store.port, snapshot.fingerprint().text()
-        Manifest(snapshot.version, port, self._backend, buckets, receipt).write(file)
+        manifest = Manifest(snapshot.version, port, self._backend, buckets, receipt)
+        with writing(f"the manifest of version {snapshot.version} to {self._folder}"):
+            manifest.write(file)
         return file
 
     def versions(self) -> list[int]:
@@ -92,7 +97,7 @@ class WeightSender(WeightFiles):
         """Forget versions that no peer may still read."""
         for version in versions:
             self.file(version).unlink()
-            super().file(version).unlink(missing_ok=True)
+            self.weights_path(version).unlink(missing_ok=True)
             del self._snapshots[version]
         if self._shards is not None:
             self._shards.remove(versions)
@@ -103,7 +108,7 @@ class WeightSender(WeightFiles):
 
     def file(self, version: int) -> Path:
         """Return the path of a version's manifest."""
-        return super().file(version).with_suffix(".json")
+        return self.weights_path(version).with_suffix(".json")
 
     def _listen(self) -> None:
         """Pass each request to the thread of its group, until the process ends.
@@ -125,7 +130,9 @@ class WeightSender(WeightFiles):
             requests.put((number, question["version"], question["members"]))
 
     def _serve(self, group: str) -> None:
-        """Join an engine's group, and send the versions that the engine requests, until it dies."""
+        """Join an engine's group, and send the versions that the engine requests, until that fails:
+        as a rule because the engine has died.
+        """
         store = connect(self._store.port)
         process_group = None
         while True:
@@ -138,7 +145,14 @@ class WeightSender(WeightFiles):
                 store.set(f"answer/{number}", SENDING if snapshot else "no longer published")
                 if snapshot is not None:
                     self._send(snapshot, process_group)
-            except RuntimeError:  # the engine has died; a restarted engine makes a new group
+            except RuntimeError as error:  # an engine makes a new group when it asks again
+                # Printed, because the fault may be the learner's own, such as a lack of memory.
+                print(
+                    f"weights of version {version} were not sent to an engine, which may have "
+                    f"ended: {first_line(error)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 del self._queues[group]
                 return
 

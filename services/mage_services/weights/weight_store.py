@@ -249,10 +249,9 @@ class WeightFiles:
         Returns:
             The path that is announced.
         """
-        file = self.file(snapshot.version)
         with writing(f"weights of version {snapshot.version} to {self._folder}"):
-            snapshot.write(file)
-        return file
+            snapshot.write(self.weights_path(snapshot.version))
+        return self.file(snapshot.version)
 
     def versions(self) -> list[int]:
         """Return the stored versions, oldest first."""
@@ -261,12 +260,16 @@ class WeightFiles:
     def remove(self, versions: list[int]) -> None:
         """Delete versions, which have no lease."""
         for version in versions:
-            self.file(version).unlink()
+            self.weights_path(version).unlink()
 
     def describe(self) -> str:
         """Return where weights go, in a few words."""
         return f"weights are published in {self._folder}"
 
     def file(self, version: int) -> Path:
-        """Return the path under which a version is announced."""
+        """Return the path under which a version is announced: that of its weights."""
+        return self.weights_path(version)
+
+    def weights_path(self, version: int) -> Path:
+        """Return the path of a version's safetensors file."""
         return weights_file(self._folder, version)
