@@ -12,6 +12,7 @@ from mage_async.environments.catalogue import load
 from mage_async.environments.rehearsal import compare_heldout
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError
+from mage_services.cli import check
 from mage_services.cli.main import EXIT_USAGE, main
 
 BAD = """
@@ -43,7 +44,7 @@ def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a new environment, as the current one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in ("vault", "bad", "open_text"):
+    for name in ("vault", "bad", "open_text", "slow"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert main(["new", "vault"]) == 0
     monkeypatch.chdir(tmp_path / "vault")
@@ -115,7 +116,23 @@ def test_a_class_without_any_declaration_is_checked_for_a_pretrained_model(
     said = capsys.readouterr().out
     assert "words         open text: only a pretrained model can play" in said
     assert "no turns are shown: random play needs to know what an action may be" in said
+    assert "  win-stay not played: " in said
+    assert "earns no more than random play" not in said
     assert "held-out tasks are not compared: no `legal_actions` and no `words` say" in said
+
+
+def test_play_that_would_take_long_is_not_begun(
+    vault: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "BUDGET_S", 0.1)
+    source = (vault / "vault.py").read_text()
+    slow = source.replace("        pays = ", "        time.sleep(0.05)\n        pays = ")
+    assert slow != source
+    (vault / "slow.py").write_text(slow.replace("class", "import time\n\n\nclass", 1))
+    assert main(["check", "slow:Vault", "--set", 'trial.memory="reflection"']) == 0
+    said = capsys.readouterr().out
+    assert "  win-stay not played: its rule is found in 448 trials, about " in said
+    assert "the first context of a trial of random play has " in said
 
 
 def test_held_out_tasks_that_hide_what_trained_ones_do_are_found(vault: Path) -> None:

@@ -29,6 +29,8 @@ NUM_TRIALS, BUDGET_S = 400, 4.0
 """Largest number of trials of random play, of trials of scripted play, and of pairs of tasks that
 are compared; and seconds after which each of these three ends early.
 """
+SEARCH_S = 30.0
+"""Most expected seconds of the search for the best rule of win-stay, lose-shift."""
 WIDTH = 100
 """Number of columns to which shown turns are wrapped."""
 
@@ -172,7 +174,9 @@ def _print_turns(config: "Config", environment: "Environment", chat: "ChatFormat
         for line in chat.decode(tokens[start : turn.stop]).splitlines():
             print("\n".join(wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")))
         start = turn.stop
-    print(f"  a trial of random play has {len(tokens)} tokens of {config.engine.max_tokens:,}")
+    first = "a trial" if len(trial.segments) == 1 else "the first context of a trial"
+    most = config.engine.max_tokens
+    print(f"  {first} of random play has {len(tokens):,} tokens of {most:,}")
 
 
 def _trials(
@@ -216,6 +220,7 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
     """
     from mage_async.results.score import score
     from mage_async.trials.scripted import own_script, random_play
+    from mage_async.trials.win_stay import NUM_PLAYED
 
     seconds = 0.0
     has_script = environment.script(random.Random(0)) is not None
@@ -223,12 +228,16 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
     players.append(("script", own_script) if has_script else ("win-stay", None))
     print("return per unit by episode, on training tasks:")
     for name, known in players:
-        player = known or _win_stay(config, environment, chat)
-        if player is None:
-            print("  win-stay: to repeat what paid earns no more than random play")
+        if known is None and seconds * NUM_PLAYED > SEARCH_S:
+            takes = f"about {seconds * NUM_PLAYED:.0f} s"
+            print(f"  {name:<9}not played: its rule is found in {NUM_PLAYED} trials, {takes}")
             continue
-        began = time.monotonic()
         try:
+            player = known or _win_stay(config, environment, chat)
+            if player is None:
+                print("  win-stay: to repeat what paid earns no more than random play")
+                continue
+            began = time.monotonic()
             trials = _within_budget(_trials(config, environment, chat, player))
         except (CallFault, ConfigError) as fault:
             print(f"  {name:<9}not played: {fault}")
@@ -251,16 +260,18 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
 
 
 def _win_stay(config: "Config", environment: "Environment", chat: "ChatFormat") -> "Player | None":
-    """Return the best player of win-stay, lose-shift; `None` if none is better than random play."""
+    """Return the best player of win-stay, lose-shift; `None` if none is better than random play.
+
+    Raises:
+        CallFault: a call failed, or has to wait.
+        ConfigError: the environment declares no actions that could be drawn.
+    """
     from mage_async.trials.win_stay import NUM_COMPARED, best_rule, player_of
 
     def play(player: "Player") -> Iterator[Any]:
         return itertools.islice(_trials(config, environment, chat, player), NUM_COMPARED)
 
-    try:
-        rule = best_rule(play)
-    except (CallFault, ConfigError):
-        return None
+    rule = best_rule(play)
     return None if rule is None else player_of(rule)
 
 
