@@ -106,7 +106,8 @@ class WarmStart(Variant):
     """Steps after which an unmet gate is an error; those beyond `steps` go on at a tenth of the
     rate."""
     cache: bool = True
-    """Keep the result under the user's cache directory, for later runs of the same warm start."""
+    """Whether the result is kept under the user's cache directory, for later runs of the same warm
+    start."""
     threads: Count = 1
     """Threads of the cloning: two are a quarter faster on two idle cores, and three times slower
     than one on busy ones."""
@@ -116,8 +117,9 @@ class FromScript(WarmStart, tag="script"):
     """The environment's script plays."""
 
     gate: Share = 0.8
-    """Go on until the loss on observations in the last episode is at most this share of the loss in
-    the first episode: then the model uses earlier episodes. 1.0 is no gate."""
+    """As for the other kinds of a warm start, with another default: go on until the loss on
+    observations in the last episode is at most this share of the loss in the first episode. 1.0 is
+    no gate."""
 
 
 class FromScriptIfAny(FromScript, tag="auto"):
@@ -343,15 +345,16 @@ class Learner(Section):
     """Most tokens of one forward pass. A larger minibatch is split into micro-batches whose
     gradients add up. 0 is no bound; otherwise at least `engine.max_tokens`."""
     shared_opening: bool = False
-    """Compute the tokens that all sequences of a micro-batch begin with (the chat's first turn:
-    rules and first observation) only once, in the warm start too; the gradient is the same."""
+    """Whether the tokens that all sequences of a micro-batch begin with (the chat's first turn:
+    rules and first observation) are computed only once, in the warm start too; the gradient is the
+    same."""
     activation_checkpointing: bool = False
-    """Keep one activation per layer and recompute the others in the backward pass: a small part of
-    the memory for a third more time."""
+    """Whether one activation per layer is kept and the others are recomputed in the backward pass:
+    a small part of the memory for a third more time."""
     float32_masters: bool = False
-    """With `policy.dtype = "bfloat16"`, let the optimizer update a float32 copy of each trained
-    weight and round it into the model: 8 more bytes per weight, and no update is rounded to
-    zero."""
+    """Whether the optimizer, with `policy.dtype = "bfloat16"`, updates a float32 copy of each
+    trained weight and rounds it into the model: 8 more bytes per weight, and no update is rounded
+    to zero."""
     optimizer_state: Literal["full", "8bit"] = "full"
     """AdamW's two moments, in the type of the trained weights or in one byte each by torchao (`pip
     install "mage_async[8bit]"`): 2 bytes per trained weight instead of 8 in float32."""
@@ -360,7 +363,7 @@ class Learner(Section):
     a GPU "high" is TF32, with 10 bits of mantissa. Products in bfloat16 do not change."""
     grad_clip: Positive = 1.0
     """Largest norm of the gradient."""
-    beta2: Share = 0.99
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.99
     """AdamW's decay of the second moment; that of the first is 0.9."""
     weight_decay: NonNegative = 0.0
     """AdamW's weight decay."""
@@ -441,8 +444,8 @@ class Evaluation(Section):
     """Trials of each set of the final evaluation: training tasks, held-out tasks, and held-out
     tasks under each control."""
     episodes: Count = 3
-    """Episodes of an evaluated trial; unless it is given, as many as `trial.episodes`, where those
-    are at least 2."""
+    """Episodes of an evaluated trial. If it is not given: `trial.episodes`, if that is at least 2,
+    else 3."""
 
     def is_due(self, version: int, last: int) -> bool:
         """Return whether the evaluator plays this version of the weights: each `every`-th, and the

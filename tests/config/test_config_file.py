@@ -62,6 +62,7 @@ def test_what_is_printed_reads_back_as_the_same_configuration(file: Path, tmp_pa
             f"environment.options={{low=[{-(2**63)}, {-(2**63) - 1}]}}",
             f"`environment.options.low[1]` must be at least {-(2**63)}, got {-(2**63) - 1}",
         ),
+        ("learner.beta2=1.0", "`learner.beta2` must be less than 1.0, got 1.0"),
         ("sampling.temperature=0", "`sampling.temperature` must be greater than 0.0, got 0"),
     ],
 )
