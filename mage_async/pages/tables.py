@@ -67,7 +67,7 @@ def episode_table(
     """
     made, num_episodes = [], 0
     for row in rows:
-        halves, num_episodes = row.half_widths or [], len(row.values)
+        halves, num_episodes = row.half_widths or [], max(num_episodes, len(row.values))
         formatted = text or partial(signed, digits=3 if halves else 2)
         cells = [
             TableCell(
@@ -171,7 +171,7 @@ def harder_tables(harder: Mapping[str, Any]) -> dict[str, Table]:
     """Return the tables of returns and of wins on a ladder of harder tasks."""
     won = [EpisodeRow(each["label"], each["score"]["won_by_episode"]) for each in harder["rungs"]]
     return {
-        "table": episode_table("return", harder_rows(harder), "{:.3f}".format),
+        "table": episode_table("return", harder_rows(harder)),
         "won": episode_table("share won", won, percent),
     }
 

@@ -1,0 +1,20 @@
+"""Tables of returns by episode."""
+
+from mage_async.pages.charts import MINUS
+from mage_async.pages.tables import episode_table, harder_tables
+from mage_async.results.return_rows import EpisodeRow
+
+
+def test_every_episode_of_the_longest_row_has_a_head() -> None:
+    table = episode_table("set", [EpisodeRow("long", [1.0, 2.0]), EpisodeRow("short", [1.0])])
+    assert table.heads == ["set", "episode 1", "episode 2"]
+
+
+def test_returns_of_harder_tasks_have_a_sign() -> None:
+    score = {
+        "return_by_episode": [-0.25, 0.5],
+        "ci95_by_episode": [0.1, 0.1],
+        "won_by_episode": [0.0, 1.0],
+    }
+    (row,) = harder_tables({"rungs": [{"label": "4 doors", "score": score}]})["table"].rows
+    assert [cell.text for cell in row.cells] == [f"{MINUS}0.250", "+0.500"]
