@@ -1,11 +1,14 @@
 """What is said of a node that does not answer."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mage_async.errors import ConfigError
+from mage_services.cluster import examination
 from mage_services.cluster.connection import Node
-from mage_services.cluster.examination import _answers
+from mage_services.cluster.examination import _answers, _clock, _reached
 
 ray = pytest.importorskip("ray")
 
@@ -25,3 +28,17 @@ def test_a_node_that_fails_is_named_by_the_last_line_of_its_error_or_by_its_clas
 
     monkeypatch.setattr(ray, "get", fail)
     assert list(_answers({Node("abc", "127.0.0.1", 1.0, 0.0): None}).values()) == [said]
+
+
+def test_a_node_that_fails_after_its_first_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(reference: Any, timeout: float = 0.0) -> None:
+        raise ray.exceptions.RayActorError(error_msg="the node has died")
+
+    monkeypatch.setattr(ray, "get", fail)
+    monkeypatch.setattr(examination, "port_of", lambda config: 0)
+    node = Node("abc", "127.0.0.1", 1.0, 0.0)
+    method = SimpleNamespace(remote=lambda *_: None)
+    probe = SimpleNamespace(now=method, listen=method)
+    assert _clock(node, probe) == "the node has died"
+    with pytest.raises(ConfigError, match=r"own node .* does not answer: the node has died"):
+        _reached(None, node, {node: probe})

@@ -152,10 +152,18 @@ def examine(address: str, config: Config, num_actors: int) -> tuple[ClusterFacts
         probes = {node: _probe(node) for node in found}
         source = _source_of(config)
         answers = _answers({node: probe.facts.remote(source) for node, probe in probes.items()})
-        answered = {node: facts for node, facts in answers.items() if not isinstance(facts, str)}
-        clocks = {node: _clock(probes[node]) for node in answered}
-        if own not in answered:
-            raise ConfigError(f"this machine's own node {own.name} does not answer: {answers[own]}")
+        clocks = dict[Node, float]()
+        for node in found:
+            if isinstance(answers[node], str):
+                continue
+            clock = _clock(node, probes[node])
+            if isinstance(clock, str):  # the node has failed since it reported its facts
+                answers[node] = clock
+            else:
+                clocks[node] = clock
+        if own not in clocks:
+            raise _silent(own, answers[own])
+        answered = {node: answers[node] for node in clocks}
         where, unreached = _reached(config, own, {node: probes[node] for node in answered})
         described = {
             node: NodeFacts(
@@ -185,7 +193,7 @@ def _probe(node: Node) -> Any:
 
 
 def _answers(references: dict[Node, Any]) -> dict[Node, Any]:
-    """Return each node's answer, or a sentence if it fails or takes longer than `ANSWER_S`."""
+    """Return each node's answer, or why there is none: it failed, or took over `ANSWER_S`."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
@@ -201,15 +209,22 @@ def _answers(references: dict[Node, Any]) -> dict[Node, Any]:
     return answers
 
 
-def _clock(probe: Any) -> float:
-    """Return how far a node's clock is ahead of this process's, in seconds."""
-    import ray
+def _silent(own: Node, why: str) -> ConfigError:
+    """Return the error that this machine's own node does not answer."""
+    return ConfigError(f"this machine's own node {own.name} does not answer: {why}")
 
+
+def _clock(node: Node, probe: Any) -> float | str:
+    """Return how far a node's clock is ahead of this process's, in seconds; or why the node does
+    not answer.
+    """
     offsets = list[tuple[float, float]]()
     for _ in range(NUM_CLOCK_CALLS):
         began = time.time()
-        theirs = ray.get(probe.now.remote())
+        theirs = _answers({node: probe.now.remote()})[node]
         ended = time.time()
+        if isinstance(theirs, str):
+            return theirs
         offsets.append((ended - began, theirs - (began + ended) / 2))
     return min(offsets)[1]
 
@@ -219,10 +234,14 @@ def _reached(config: Config, own: Node, probes: dict[Node, Any]) -> tuple[str, d
 
     Returns:
         The address, and why nodes could not connect, by node.
-    """
-    import ray
 
-    port, fault = ray.get(probes[own].listen.remote(own.address, port_of(config)))
+    Raises:
+        ConfigError: this machine's own node does not answer.
+    """
+    answer = _answers({own: probes[own].listen.remote(own.address, port_of(config))})[own]
+    if isinstance(answer, str):
+        raise _silent(own, answer)
+    port, fault = answer
     address = f"tcp://{own.address}:{port}"
     if fault:
         return address, {own: fault}
