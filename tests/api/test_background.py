@@ -1,5 +1,7 @@
 """A loop in a thread hides no failure of the context manager that is open on it."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -34,3 +36,27 @@ def test_a_failure_at_the_end_is_raised_where_it_is_left() -> None:
     ):
         assert background.run(doubled(background.value)) == 14
     background.__exit__()  # what was left is not left again, and nothing is raised
+
+
+def test_what_is_being_opened_when_the_caller_is_interrupted_is_given_up() -> None:
+    is_opening, is_given_up = threading.Event(), threading.Event()
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[None]:
+        is_opening.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_given_up.set()
+        yield
+
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert is_opening.wait(60)
+            raise KeyboardInterrupt
+
+    background = Background(slow)
+    background._is_open = Interrupted()
+    with pytest.raises(KeyboardInterrupt), background:
+        pytest.fail("entered")
+    assert is_given_up.wait(10)

@@ -5,7 +5,7 @@ notebook.
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Generic, Self, TypeVar
 
 import uvloop
@@ -43,11 +43,22 @@ class Background(Generic[T]):
         self._make = make
         self._is_open: threading.Event = threading.Event()
         self._failure: BaseException | None = None
+        self._is_abandoned = False
+        """Whether `__enter__` was interrupted."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._thread = threading.Thread(target=self._main, name="mage background", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._is_open.wait()
+        try:
+            self._is_open.wait()
+        except BaseException:  # Ctrl-C; `__exit__` will not be called
+            self._is_abandoned = True
+            if self._loop is not None and self._task is not None:
+                with suppress(RuntimeError):  # the loop has ended by itself
+                    self._loop.call_soon_threadsafe(self._task.cancel)
+            raise
         if self._failure is not None:
             raise self._failure
         return self
@@ -55,6 +66,7 @@ class Background(Generic[T]):
     def __exit__(self, *failure: object) -> None:
         if not self._thread.is_alive():
             return  # it was closed before
+        assert self._loop is not None
         self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join()
         if self._failure is not None:  # of the context manager's exit
@@ -62,6 +74,7 @@ class Background(Generic[T]):
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the loop, and return its result; Ctrl-C cancels it."""
+        assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -82,7 +95,12 @@ class Background(Generic[T]):
 
     async def _stay_open(self) -> None:
         """Enter the context manager, report that it is open, and wait until it is to be closed."""
-        self._loop, self._closed = asyncio.get_running_loop(), asyncio.Event()
+        self._task, self._closed = asyncio.current_task(), asyncio.Event()
+        # Assigned last, and before the look at `_is_abandoned`: whichever thread comes second sees
+        # what the other one has set.
+        self._loop = asyncio.get_running_loop()
+        if self._is_abandoned:
+            return
         async with self._make() as self.value:
             self._is_open.set()
             await self._closed.wait()
