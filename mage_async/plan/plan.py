@@ -334,9 +334,10 @@ def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
     for place, size in plan.needed().items():
         yield f"{place}: {_gb(size)} of {_gb(plan.device.memory_bytes)} GB of {plan.device.name}"
     batch = plan.batch
+    num_tokens = sum(batch.lengths_of_one_pass(plan.config))
     yield (
         f"contexts of {batch.tokens:,} tokens, {batch.sampled:,} of them sampled, the most there "
-        f"can be: {sum(batch.of_one_pass(plan.config)):,} tokens a pass, {batch.num_segments} "
+        f"can be: {num_tokens:,} tokens a pass, {batch.num_segments} "
         f"contexts a step in {plan.config.learner.minibatches} minibatches"
     )
     yield f"a step computes {plan.flops() / 1e12:,.1f} TFLOP"

@@ -199,11 +199,11 @@ class Batch:
         segments = trials * (1 if trial.keeps_history else trial.episodes)
         if trial.compaction != "none":
             # At worst each turn begins a new context, which holds that turn and the notes after it.
-            segments = trials * trial.episodes * num_turns
+            segments = trials * trial.most_turns(num_turns)
             sampled = transcript.max_action_tokens + transcript.max_reflection_tokens
         return Batch(segments, length, max(1, min(sampled, length - 1)))
 
-    def of_one_pass(self, config: Config) -> list[int]:
+    def lengths_of_one_pass(self, config: Config) -> list[int]:
         """Return the tokens of each segment of the largest micro-batch.
 
         A micro-batch has segments of `tokens` tokens, and a shorter one that fills the rest of
@@ -267,23 +267,24 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
     Raises:
         PolicyError: the policy has no layers for its adapters.
     """
-    lengths = batch.of_one_pass(config)
+    lengths = batch.lengths_of_one_pass(config)
     segments = made_up(lengths, batch, shape.config.vocab_size)
     # Bytes of logits computed at once; 0 leaves the choice to the kernels, as on a CPU.
     chunk = 0 if config.learner.device == "cpu" else PLANNED_CHUNK_BYTES
     trace, mode = Trace(shape.config.vocab_size), FakeTensorMode(allow_non_fake_inputs=True)
     with planned_chunks(chunk), trace:
         trainer = _trainer(config, shape, trace, mode)
-        before = trace.flops
+        at_first = trace.flops
         batches = [trainer.with_proximal(each) for each in trainer.micro_batches(segments)]
-        proximal_flops, before = trace.flops - before, trace.flops
+        after_proximal = trace.flops
         trainer.update(batches, 1.0)
-        parts, update_flops = trace.peak, trace.flops - before
+        parts, after_update = trace.peak, trace.flops
         with mode:
             # Any base tells `Snapshot` to copy the adapters alone; its digest and its scale do not
             # change their size.
             base = AdapterBase("", config.policy.dtype, 1.0) if publishes_adapters(config) else None
             published = Snapshot.of(trainer.model, 0, base=base).data.nbytes
+    proximal_flops, update_flops = after_proximal - at_first, after_update - after_proximal
     flops = update_flops + config.learner.repeated_forwards * proximal_flops
     return Update(parts, flops / sum(lengths), published)
 
