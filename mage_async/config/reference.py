@@ -9,7 +9,9 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from textwrap import wrap
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -224,10 +226,25 @@ def _sentences(section: type[Section]) -> dict[str, str]:
         if not issubclass(each, Section) or each.__name__.startswith("_"):
             continue
         # Python keeps no docstrings of fields: they are read from the source.
-        body = ast.parse(inspect.getsource(each)).body[0].body  # type: ignore[attr-defined]
-        for field, text in pairwise(body):
+        classes = _classes(inspect.getfile(each))
+        for field, text in pairwise(classes[each.__qualname__].body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
                 found[field.target.id] = " ".join(text.value.value.split())  # type: ignore[union-attr, attr-defined]
+    return found
+
+
+@cache
+def _classes(file: str) -> dict[str, ast.ClassDef]:
+    """Parse a file, and return its classes by qualified name, such as `GraphMemory.Settings`."""
+    found: dict[str, ast.ClassDef] = {}
+
+    def add(body: Sequence[ast.stmt], prefix: str) -> None:
+        for each in body:
+            if isinstance(each, ast.ClassDef):
+                found[prefix + each.name] = each
+                add(each.body, f"{prefix}{each.name}.")
+
+    add(ast.parse(Path(file).read_text(encoding="utf-8")).body, "")
     return found
 
 
