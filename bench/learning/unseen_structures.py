@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.learning.picture import draw, mean_line
+from bench.learning.picture import draw
 from bench.lib.baseline import FOLDER, ROOT, write_baseline
 from bench.lib.options import option_parser
 from mage_async.environments.games.family import STRUCTURES
@@ -86,6 +86,7 @@ def main() -> int:
 def _draw() -> int:
     """Draw a panel for each structure in which every model adapts."""
     rows = json.loads((FOLDER / "unseen_structures_cpu2.json").read_text())["rows"]
+    rows.sort(key=lambda row: row["structure"])
     charts = [
         (f"{row['structure']}, never trained on", _chart(row["structure"], row["models"]))
         for row in rows
@@ -104,14 +105,18 @@ def _chart(structure: str, models: dict[str, Any]) -> Chart | None:
 
 
 def _series(label: str, arm: str, css: str, models: dict[str, Any]) -> Series:
-    """Return the line of an arm. An arm that differs from `own` in the last episode alone begins
-    with the returns of `own`.
+    """Return the line of an arm, means over the models. An arm that differs from `own` in the last
+    episode alone begins with the returns of `own`.
     """
     returns = [
         [(found or own)[0] for found, own in zip(model[arm], model["own"], strict=True)]
         for model in (each["returns"] for each in models.values())
     ]
-    return mean_line(label, list(enumerate(zip(*returns, strict=True), 1)), css)
+    points = [
+        (float(number), sum(by_model) / len(by_model))
+        for number, by_model in enumerate(zip(*returns, strict=True), 1)
+    ]
+    return Series(label, points, css, has_dots=True)
 
 
 def _evaluation(model: Path) -> dict[str, Any]:
