@@ -1,4 +1,4 @@
-"""Write and read checkpoints: one HuggingFace folder for each, with the optimizer state and
+"""Write and read checkpoints. A checkpoint is a HuggingFace folder with the optimizer state and
 counters.
 
 If the learner has several ranks, each rank writes its shards
@@ -33,6 +33,8 @@ from mage_async.results.run_files import sync
 
 OPTIMIZER, COUNTERS, MERGED = "optimizer.pt", "counters.json", "merged"
 """Names of files of a checkpoint, and of the folder of its merged model."""
+MERGE_AGAIN = "make room, then repeat the command"
+"""Advice where the disk is full while adapters are merged."""
 SHARDS = "optimizer"
 """Name of the folder that several ranks write in place of `OPTIMIZER`."""
 STATE = "optimizer_state"
@@ -42,14 +44,16 @@ moments.
 
 
 @contextmanager
-def writing(what: str) -> Iterator[None]:
-    """Turn an error of the disk (torch raises a RuntimeError) into a `RunError` of one line."""
+def writing(what: str, advice: str = "make room, then --resume") -> Iterator[None]:
+    """Turn an error of the disk (torch raises a RuntimeError) into a `RunError` of one line.
+
+    Args:
+        advice: What to do; the default is for a learner, which goes on with `--resume`.
+    """
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise RunError(
-            f"cannot write {what}: {first_line(error)}; make room, then --resume"
-        ) from error
+        raise RunError(f"cannot write {what}: {first_line(error)}; {advice}") from error
 
 
 def save_checkpoint(
@@ -114,14 +118,24 @@ def whole_policy(config: Config, policy: Path, checkpoint: Path) -> Path:
 
     Args:
         policy: Model directory that the run began from.
+
+    Raises:
+        RunError: the adapters cannot be read, or the merged model cannot be written.
     """
     if not holds_adapters(checkpoint):
         return checkpoint
     final, working = checkpoint / MERGED, checkpoint / f".{MERGED}.part"
     if not final.is_dir():
         shutil.rmtree(working, ignore_errors=True)
-        with writing(f"the merged model to {final}"):
-            export_hf(load_trained(config, policy, checkpoint, device="cpu"), policy, working)
+        try:
+            model = load_trained(config, policy, checkpoint, device="cpu")
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise RunError(
+                f"{checkpoint}: its adapters cannot be read: {first_line(error)}; take an older "
+                "checkpoint"
+            ) from error
+        with writing(f"the merged model to {final}", MERGE_AGAIN):
+            export_hf(model, policy, working)
             _rename_durably(working, final)
     return final
 

@@ -125,6 +125,16 @@ def test_a_file_that_is_no_optimizer_state_is_an_error_of_one_line(
         restore_checkpoint(trainer, checkpoint)
 
 
+def test_adapters_that_cannot_be_read_are_no_full_disk(policy: Path, tmp_path: Path) -> None:
+    config = config_file.load(config_file.find(None), ADAPTERS)
+    checkpoint = save_checkpoint(begin(config, policy), policy, tmp_path, {}, 2)
+    (checkpoint / "adapter_model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(
+        RunError, match=r"its adapters cannot be read: .+; take an older checkpoint"
+    ):
+        model_directory(RunDirectory(tmp_path), config, checkpoint)
+
+
 def test_the_newest_checkpoint_has_the_highest_step_however_many_digits_it_has(
     tmp_path: Path,
 ) -> None:

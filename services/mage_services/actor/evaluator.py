@@ -625,14 +625,19 @@ def model_directory(run: RunDirectory, config: Config, checkpoint: Path) -> Path
     """
     if config.policy.lora is None:
         return checkpoint
-    from mage_async.policy.checkpoint import MERGED, whole_policy, writing  # bring transformers
+    from mage_async.policy.checkpoint import (  # brings transformers
+        MERGE_AGAIN,
+        MERGED,
+        whole_policy,
+        writing,
+    )
 
     merged = checkpoint / MERGED
     # No lock where nothing is left to merge: a run that may only be read can be played too.
     if merged.is_dir():
         return merged
     with (
-        writing(f"the merged model to {merged}"),
+        writing(f"the merged model to {merged}", MERGE_AGAIN),
         (checkpoint / f".{MERGED}.lock").open("w") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)  # held until the file is closed

@@ -5,8 +5,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+import msgspec
+from huggingface_hub import HfApi, get_token, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from mage_async import __version__
 from mage_async.config import config_file
@@ -18,7 +19,12 @@ from mage_async.results.run_files import read_document
 from mage_services.actor.play_session import check_policy, newest_policy
 
 LEFT_OUT = ("optimizer.pt", "counters.json", "optimizer")
-"""Files of a checkpoint that only training reads."""
+"""Files and folders of a checkpoint that only training reads."""
+# The class of an absent network is that of the library with which the hub is called: httpx, or
+# httpx2 from version 2 of the hub on. The hub's own errors inherit from it.
+_HTTPError: type[Exception] = next(
+    each for each in HfHubHTTPError.__mro__ if each.__name__ == "HTTPError"
+)
 
 
 def write_folder(run: RunDirectory, folder: Path, license_id: str = "") -> int:
@@ -27,8 +33,8 @@ def write_folder(run: RunDirectory, folder: Path, license_id: str = "") -> int:
 
     Args:
         folder: Folder to write; it must be empty or not exist yet.
-        license_id: Licence of the model, such as "apache-2.0"; if "", that which the card of a base
-            model in a local folder names, if any.
+        license_id: Licence of the model, such as "apache-2.0"; if "", that which the card of the
+            base model names, if any.
 
     Returns:
         The version of the model: the number of steps that it was trained for.
@@ -37,15 +43,26 @@ def write_folder(run: RunDirectory, folder: Path, license_id: str = "") -> int:
         RunError: the run has no policy, or the folder holds something.
     """
     check_policy(run)
-    if folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder} is not empty: choose another folder")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(f"{folder} is no empty folder: choose another one")
     config = config_file.load_recorded(run.config, imports=False)
     source, version = newest_policy(run, config)
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
-    for file in (run.config, run.summary):
-        if file.is_file():
-            shutil.copy(file, folder)
-    text = card(config, read_document(run.summary), version, license_id)
+    base = base_folder(run, config)
+    hub_id = hub_id_of(base, config)
+    if isinstance(config.policy, Pretrained) and not hub_id:
+        # The card and the configuration name a model of the hub, but no folder of the machine that
+        # trained.
+        policy = msgspec.structs.replace(config.policy, source="")
+        (folder / run.config.name).write_text(
+            config_file.dump(msgspec.structs.replace(config, policy=policy))
+        )
+    else:
+        shutil.copy(run.config, folder)
+    if run.summary.is_file():
+        shutil.copy(run.summary, folder)
+    license_id = license_id or base_license(base)
+    text = card(config, read_document(run.summary), version, license_id, hub_id)
     (folder / "README.md").write_text(text)
     return version
 
@@ -59,6 +76,8 @@ def push(run: RunDirectory, repo: str, *, license_id: str = "", is_private: bool
     Raises:
         RunError: there is no token, the hub refuses, or the run has no policy.
     """
+    if get_token() is None:  # without one the hub would refuse only once the folder is made
+        raise RunError("no token for the hub: `hf auth login`, or set HF_TOKEN")
     api = HfApi()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
@@ -66,26 +85,58 @@ def push(run: RunDirectory, repo: str, *, license_id: str = "", is_private: bool
         try:
             api.create_repo(repo, private=is_private, exist_ok=True)
             done = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
-        except LocalTokenNotFoundError:
-            raise RunError("no token for the hub: `hf auth login`, or set HF_TOKEN") from None
-        except (HfHubHTTPError, OSError) as error:
+        except (HfHubHTTPError, HFValidationError) as error:
             raise RunError(f"the hub refused {repo!r}: {first_line(error)}") from error
+        except (_HTTPError, OSError) as error:
+            raise RunError(
+                f"the hub cannot be reached: {first_line(error)}; push again later, or write the "
+                "folder alone with --to"
+            ) from error
     return str(done)
 
 
-def card(config: Config, summary: dict[str, Any], version: int, license_id: str = "") -> str:
+def base_folder(run: RunDirectory, config: Config) -> Path | None:
+    """Return the folder of the model that a run began from; None if it is not on this machine, or
+    the run began from random weights.
+    """
+    if not isinstance(config.policy, Pretrained):
+        return None
+    if run.policy.is_symlink():  # without a warm start, version 0 is a link to that folder
+        return run.policy.resolve()
+    source = config.policy.source
+    if Path(source).is_dir():
+        return Path(source)
+    try:
+        cached = try_to_load_from_cache(source, "config.json")
+    except HFValidationError:
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def hub_id_of(base: Path | None, config: Config) -> str:
+    """Return the hub id of the model that a run began from; "" if it was not taken from the hub.
+
+    Args:
+        base: See `base_folder`.
+    """
+    # The form of `policy.source` does not tell: `models/mine` may be a folder, and `gpt2` an id. The
+    # hub's cache has a folder for each id.
+    source = getattr(config.policy, "source", "")
+    in_cache = f"models--{source.replace('/', '--')}"
+    return source if base is not None and in_cache in base.parts else ""
+
+
+def card(
+    config: Config, summary: dict[str, Any], version: int, license_id: str = "", base: str = ""
+) -> str:
     """Return the text of a model card.
 
     Args:
         summary: Content of `summary.json`; {} if the run has not ended.
         version: Version of the model: the number of steps that it was trained for.
-        license_id: Licence of the model; if "", that which the card of a base model in a local
-            folder names, if any.
+        license_id: Licence of the model; "" if it is not known.
+        base: Hub id of the base model; "" if it is none of the hub's.
     """
-    base = config.policy.source if isinstance(config.policy, Pretrained) else ""
-    license_id = license_id or base_license(base)
-    # The card names the base model by its hub id, but no folder of the machine that trained.
-    base = base if base.count("/") == 1 and not Path(base).exists() else ""
     # The YAML block with which a card begins, between two lines "---".
     front = ["library_name: transformers", "pipeline_tag: text-generation"]
     front += [f"license: {license_id}"] if license_id else []
@@ -96,12 +147,13 @@ def card(config: Config, summary: dict[str, Any], version: int, license_id: str 
     else:
         began = f"It began as {base or 'a model that is not on the hub'}."
     unknown = "The licence of the base model is not known: ask whoever made it before you use this."
+    has_unknown_base = isinstance(config.policy, Pretrained) and not license_id
     admission = config.admission
     lines = [
         *("---", *front, "---", "", f"# {config.environment.name}, step {version}", ""),
         f"A language agent trained by mage_async {__version__}: it plays "
         f"{config.trial.episodes} episodes of one task, and adapts from one to the next. {began}",
-        *([] if license_id else ["", unknown]),
+        *(["", unknown] if has_unknown_base else []),
         *("", "## Training", ""),
         f"- Data: trials of `{config.environment.name}` that the policy played itself, from seed "
         f"{config.seed}.",
@@ -136,10 +188,10 @@ def _evaluation(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def base_license(source: str) -> str:
-    """Return the licence that the card of a local model names; "" if there is none."""
-    file = Path(source) / "README.md"
-    text = file.read_text(errors="replace") if source and file.is_file() else ""
+def base_license(folder: Path | None) -> str:
+    """Return the licence that the card in a model's folder names; "" if there is none."""
+    file = folder / "README.md" if folder else None
+    text = file.read_text(encoding="utf-8", errors="replace") if file and file.is_file() else ""
     # A card begins with a block of YAML between two lines "---".
     front = text.split("---")[1] if text.startswith("---") and text.count("---") > 1 else ""
     named = (line.partition(":")[2] for line in front.splitlines() if line.startswith("license:"))

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("repo", nargs="?", default="", metavar="REPO", help="such as me/scout-0.6b")
     parser.add_argument("--to", type=Path, metavar="DIR", help="write the folder, upload nothing")
     parser.add_argument("--private", action="store_true", help="create a private repository")
-    licence = "licence of the model (that of the base model, where its card names one)"
+    licence = "licence of the model (default: that of the base model, if its card names one)"
     parser.add_argument("--license", default="", metavar="ID", help=licence)
 
 
