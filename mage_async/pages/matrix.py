@@ -118,7 +118,11 @@ def _method_lines(
 
 
 def _scaled(point: tuple[int, float, float], *, column: int, scale: float) -> float:
-    """Return a coordinate of a point of `FinishedRun.curve`, in another unit."""
+    """Return a coordinate of a point of `FinishedRun.curve`, in another unit.
+
+    Args:
+        column: 0 for the number of trials, 1 for the seconds of training.
+    """
     return point[column] * scale
 
 
@@ -150,7 +154,9 @@ def _age_bars(runs: RunsBySetting) -> list[Bar]:
     """
     bars = []
     for name, same in by_flow(runs).items():
-        for number in range(max(len(run.ages) for run in same)):
+        # `ages[0]` is of all tokens, `ages[k]` of those of episode k; runs of a setting have the
+        # same episodes.
+        for number in range(len(same[0].ages)):
             if shares := mean_shares([run.ages[number] for run in same]):
                 bars.append(age_bar(f"episode {number}" if number else name, shares))
     return bars

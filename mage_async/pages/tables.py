@@ -111,7 +111,8 @@ def _win_rows(heldout: Mapping[str, Any], blind: Mapping[str, Any] | None) -> li
     policy without its earlier episodes in the context (`blind`): what independent retries reach.
     """
     won, lost = heldout["won_by_episode"], heldout["lost_by_episode"]
-    drawn = [1.0 - win - loss for win, loss in zip(won, lost, strict=True)]
+    # Rounding would leave a share such as -2.8e-17, which is printed as "-0 %".
+    drawn = [max(0.0, round(1.0 - win - loss, 9)) for win, loss in zip(won, lost, strict=True)]
     rows = [
         EpisodeRow("won", won),
         EpisodeRow("drawn", drawn),
@@ -164,7 +165,9 @@ def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, Table
 def diversity_table(diversity: Mapping[str, Any]) -> Table:
     """Return the table of trajectory diversity: entropy, and the number of trajectories."""
     distinct = EpisodeRow("distinct trajectories", diversity["distinct_by_episode"])
-    return episode_table("of a task", [diversity_row(diversity), distinct], "{:.3f}".format)
+    return episode_table(
+        "diversity of a task's trajectories", [diversity_row(diversity), distinct], "{:.3f}".format
+    )
 
 
 def harder_tables(harder: Mapping[str, Any]) -> dict[str, Table]:
@@ -176,7 +179,7 @@ def harder_tables(harder: Mapping[str, Any]) -> dict[str, Table]:
     }
 
 
-MEMBER_HEADS = ("member", "Elo rating", "groups", "episodes", "agent's return", "of late")
+MEMBER_HEADS = ("member", "Elo rating", "groups", "episodes", "agent's return", "recent mean")
 """Heads of the table of opponents and their ratings."""
 Standing = Mapping[str, Any]
 """Rating of a member, the numbers of groups and episodes against it, and the agent's returns."""

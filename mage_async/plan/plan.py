@@ -139,10 +139,13 @@ class Plan:
     """Memory of the learner, of the actors' engines (one entry for each of their GPUs), and of the
     evaluator's engine, in this order.
     """
+    machine_bytes: int = 0
+    """Memory of this machine if the learner computes on a GPU; 0 if it is not known, as when a run
+    on another machine is planned."""
 
     def flops(self) -> float:
         """Return the floating-point operations of one step of the learner."""
-        return self.update.flops * self.batch.num_segments * self.batch.tokens
+        return self.update.token_flops * self.batch.num_segments * self.batch.tokens
 
     def step_s(self, tflops: float = 0.0) -> float:
         """Return the least seconds that a step takes, or 0.0 if no rate is known.
@@ -165,22 +168,38 @@ class Plan:
             sums[each.place] += each.parts.total()
         return sums
 
+    def memory_of(self, place: str) -> int:
+        """Return the bytes of memory of a place; 0 if they are not known."""
+        is_of_learner = (place == CPU) == (self.config.learner.device == "cpu")
+        if is_of_learner:
+            return self.device.memory_bytes
+        return self.machine_bytes if place == CPU else 0
+
+    def used_shares(self) -> dict[str, float]:
+        """Return the share of its memory that each place needs, if its memory is known."""
+        return {
+            place: needed / memory
+            for place, needed in self.needed().items()
+            if (memory := self.memory_of(place))
+        }
+
     def spare(self) -> float:
         """Return the free share of the fullest memory; negative if the run does not fit."""
-        return 1 - max(self.needed().values()) / self.device.memory_bytes
+        return 1 - max(self.used_shares().values())
 
     def check(self) -> None:
-        """Refuse a run that does not fit.
+        """Refuse a run whose GPU, or machine, is too small.
 
         Raises:
-            ConfigError: it does not fit; the error has the place that needs most, its largest part,
-                and the key to change.
+            ConfigError: it does not fit; the error has the place that is filled most, its largest
+                part, and the key to change.
         """
-        ((place, needed),) = self.needed().most_common(1)
-        if needed > self.device.memory_bytes:
+        shares = self.used_shares()
+        place = max(shares, key=lambda each: shares[each])
+        if shares[place] > 1:
             raise ConfigError(
-                f"{place} would need {_gb(needed)} GB and has {_gb(self.device.memory_bytes)}: "
-                f"{self._largest_part(place)}"
+                f"{place} would need {_gb(self.needed()[place])} GB and has "
+                f"{_gb(self.memory_of(place))}: {self._largest_part(place)}"
             )
 
     def _largest_part(self, place: str) -> str:
@@ -221,10 +240,18 @@ class Plan:
         return ""
 
 
-def plan_of(config: Config, device: Device, num_actors: int, *, context_tokens: int = 0) -> Plan:
+def plan_of(
+    config: Config,
+    device: Device,
+    num_actors: int,
+    *,
+    context_tokens: int = 0,
+    machine_bytes: int = 0,
+) -> Plan:
     """Plan a configuration.
 
     Args:
+        machine_bytes: See `Plan`.
         device: Hardware of each GPU that the configuration names, or of this machine.
         context_tokens: Mean number of tokens of a context; 0 for `engine.max_tokens`, the largest.
 
@@ -242,7 +269,7 @@ def plan_of(config: Config, device: Device, num_actors: int, *, context_tokens: 
     shape, batch = shape_of(config), Batch.of(config, context_tokens)
     update = update_of(config, shape, batch)
     processes = processes_of(config, shape, update, device, num_actors)
-    return Plan(config, device, batch, update, processes)
+    return Plan(config, device, batch, update, processes, machine_bytes)
 
 
 def processes_of(
@@ -266,6 +293,7 @@ def processes_of(
         processes = [ProcessMemory("learner", f"GPU {gpu}", parts)]
     check_divisible(shape.config.to_dict(), engine.num_gpus, "policy")
     names = {number: f"engine of actor-{number}" for number in range(num_actors)}
+    # `devices_of` gives the evaluator, whose number is -1, the last entry of `engine.devices`.
     for number, name in (names | {-1: "engine of the evaluator"}).items():
         if isinstance(engine, Embedded):
             meets_rivals = number >= 0 and config.population.rivals > 0
@@ -332,12 +360,16 @@ def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
             yield f"  {part:<18}{_gb(size):>8}"
         yield f"  {'together':<18}{_gb(process.parts.total()):>8}"
     for place, size in plan.needed().items():
-        yield f"{place}: {_gb(size)} of {_gb(plan.device.memory_bytes)} GB of {plan.device.name}"
+        memory = plan.memory_of(place)
+        name = CPU if place == CPU else plan.device.name
+        yield f"{place}: {_gb(size)}" + (f" of {_gb(memory)} GB of {name}" if memory else " GB")
     batch = plan.batch
+    is_largest = batch.tokens == plan.config.engine.max_tokens
+    kind = "the longest that the engine holds" if is_largest else "as given"
     num_tokens = sum(batch.lengths_of_one_pass(plan.config))
     yield (
-        f"contexts of {batch.tokens:,} tokens, {batch.sampled:,} of them sampled, the most there "
-        f"can be: {num_tokens:,} tokens a pass, {batch.num_segments} "
+        f"contexts of {batch.tokens:,} tokens ({kind}), at most {batch.sampled:,} of them sampled: "
+        f"{num_tokens:,} tokens a pass, {batch.num_segments} "
         f"contexts a step in {plan.config.learner.minibatches} minibatches"
     )
     yield f"a step computes {plan.flops() / 1e12:,.1f} TFLOP"

@@ -255,7 +255,7 @@ class Update:
 
     parts: Counter[str]
     """Bytes by part at the moment of the highest total."""
-    flops: float
+    token_flops: float
     """Operations for each token of the batch, the LM head included."""
     publication_bytes: int
     """Bytes of a published version, which the learner holds during the next update."""

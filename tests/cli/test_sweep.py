@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.errors import ConfigError
+from mage_async.errors import ConfigError, RunError
 from mage_async.pages.matrix import render_matrix
 from mage_async.results.matrix import Cell, FinishedRun, Matrix, Setting
 from mage_services.cli import matrix_runs as searching
@@ -132,8 +132,14 @@ class Runs:
         ]
 
 
-def searched(count: int, runs: Runs, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    arguments = ["sweep", "--over", "learner.learning_rate=1e-4..1e-1:log", "--parallel", "4"]
+def searched(
+    count: int,
+    runs: Runs,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    over: str = "learner.learning_rate=1e-4..1e-1:log",
+) -> int:
+    arguments = ["sweep", "--over", over, "--parallel", "4"]
     given = command_tree().parse_args([*arguments, "--run-dir", str(folder), "--seeds", "0,1"])
     axes = _axes(given)
     monkeypatch.setattr(Matrix, "finished_runs", lambda matrix: runs.finished_runs(matrix))
@@ -200,6 +206,44 @@ def test_a_combination_whose_run_fails_twice_is_given_up_and_the_search_goes_on(
     said = capsys.readouterr().out
     assert said.count("failed 2 times; it is given up") == 1
     assert "best: " in said
+
+
+@pytest.mark.filterwarnings("default")  # another package's
+@pytest.mark.parametrize("over", ["learner.grad_clip=0.5..1.0", "learner.learning_rate=1e-3,3e-3"])
+def test_a_search_over_other_keys_or_choices_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: str
+) -> None:
+    pytest.importorskip("optuna")
+    searched(4, Runs(), tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match=r"holds a search over learner.learning_rate with other"):
+        searched(8, Runs(), tmp_path, monkeypatch, over)
+
+
+@pytest.mark.filterwarnings("default")  # another package's
+def test_two_searches_in_one_folder_at_once_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+
+    class Nested(Runs):
+        def __call__(self, matrix: Matrix) -> int:
+            with pytest.raises(RunError, match="another `mage sweep` or `mage ablate` runs there"):
+                searched(4, Runs(), tmp_path, monkeypatch)
+            monkeypatch.setattr(Matrix, "finished_runs", lambda matrix: self.finished_runs(matrix))
+            return super().__call__(matrix)
+
+    assert searched(4, Nested(), tmp_path, monkeypatch) == 0
+
+
+def test_a_matrix_whose_runs_all_failed_names_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail(matrix: Matrix, cell: Cell) -> str:
+        return "failed"
+
+    monkeypatch.setattr(searching, "_run", fail)
+    assert main(["sweep", *OVER, "--run-dir", str(tmp_path)]) == 1
+    assert "report" not in capsys.readouterr().out
 
 
 def test_a_search_without_optuna_is_a_sentence(

@@ -11,12 +11,14 @@ from mage_async.config.schema import Config
 from mage_async.errors import ConfigError, PolicyError
 from mage_async.plan.model_shape import HUB, Shape, meta_model, shape_of
 from mage_async.plan.plan import (
+    CPU,
     GB,
     GPUS,
     Device,
     Plan,
     check_dtype,
     device_of,
+    plan_lines,
     plan_of,
     processes_of,
 )
@@ -91,6 +93,29 @@ def test_what_does_not_fit_is_refused_with_the_part_and_the_key(
     config = of("h200_qwen3_0_6b", *changes)
     with pytest.raises(ConfigError, match=rf"^GPU 0 would need .* GB and has 24: .*{said}"):
         plan(config, parts).check()
+
+
+def test_engines_on_cores_are_compared_with_the_memory_of_the_machine() -> None:
+    config = of("quickstart", "learner.device=cuda:0", "engine.max_contexts=20000")
+    found = plan(config, {"activations": 1}, memory_gb=3.5)
+    on_cores = found.needed()[CPU]
+    assert on_cores > 3.5 * GB, "the engines alone would not fit the GPU"
+    found.check()
+    assert not any("GPU" in line and line.startswith(f"{CPU}:") for line in plan_lines(found))
+    small = replace(found, machine_bytes=on_cores - GB)
+    with pytest.raises(ConfigError, match=rf"^{CPU} would need .* lower engine.max_contexts"):
+        small.check()
+    assert any(line.startswith(f"{CPU}: ") and f"GB of {CPU}" in line for line in plan_lines(small))
+    replace(found, machine_bytes=2 * on_cores).check()
+
+
+def test_only_the_longest_contexts_are_called_so() -> None:
+    found = plan(of("quickstart"), {})
+    [line] = [each for each in plan_lines(found) if each.startswith("contexts of ")]
+    assert "(the longest that the engine holds)" in line
+    mean = replace(found, batch=Batch.of(found.config, 50))
+    [line] = [each for each in plan_lines(mean) if each.startswith("contexts of ")]
+    assert line.startswith("contexts of 50 tokens (as given)")
 
 
 def test_a_small_learner_fits() -> None:

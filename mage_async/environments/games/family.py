@@ -70,7 +70,11 @@ ANSWERS = {
     ),
     "words": (("win", "lose"), ("success", "failure"), ("sugar", "salt"), ("up it goes", "alas")),
 }
-"""Pairs of words for a right and a wrong action, by set, as in `THINGS`."""
+"""Pairs of words for a right and a wrong action, by set, as in `THINGS`.
+
+Some are things or actions too ("right", "salt", "light"), so that a word has its meaning from the
+rules of the game alone.
+"""
 LISTS = {
     "train": ("Actions: {}.", "Choose {}.", "You can say {}.", "[{}]"),
     "words": ("Possible: {}.", "Say one of {}."),
@@ -80,7 +84,7 @@ JOINTS = {"train": (" ", " | ", " ... ", " - "), "words": (" / ", " => ")}
 """Texts between the parts of an observation, by set, as in `THINGS`."""
 INVALID = "invalid"
 MAX_TURNS = 16
-"""Largest number of turns of an episode, over all structures."""
+"""Upper bound of the number of turns of an episode, over all structures."""
 TWIN = "~"
 """Suffix of a task variant's name that stands for the same game in which something else is
 hidden.
@@ -270,16 +274,15 @@ def _maze(look: Look, hidden: Hidden) -> Episode:
         action = yield Turn(reply, f"you are at {place}:", ways[place], 0.0)
         place = action if action in ways[place] else place
         if place == hidden[0]:
-            earned = 1.0 if steps == shortest else 1 - (steps - shortest) / most
-            yield Turn(look.tell(True), "", (), earned)
+            yield Turn(look.tell(True), "", (), 1 - (steps - shortest) / most)
             return
         reply = look.tell(False)
     yield Turn(reply, "", (), 0.0)
 
 
 def _category_rules(look: Look) -> list[Hidden]:
-    """Return every rule: 0 or 1 if the first or the second word of a pair matters, and then the
-    action for each value of that word. Not all values have the same action.
+    """Return every rule: the place of the word of a pair that matters (0 or 1), and then the action
+    for each value of that word. Not all values have the same action.
     """
     # Half of the things are the values of the first word, the others those of the second.
     actions = itertools.product(look.actions[:2], repeat=len(look.things) // 2)
@@ -615,10 +618,12 @@ class FamilyPlay(SoloPlay):
 
 @dataclass(slots=True)
 class FamilyScript(TrialScript[FamilyPlay]):
-    """Play by exact inference.
+    """Play by inference over all that may still be hidden after the replies so far; a sample of 64
+    of it decides.
 
-    The script lists everything that may still be hidden after the replies so far, and takes the
-    action with the largest reward on average over this list.
+    The script takes the action with the largest reward on average over the sample. In a maze, a
+    search and a code, which pay late, it follows the rule that stands at the structure's name in
+    `action`.
     """
 
     remembers: bool = True
@@ -706,7 +711,7 @@ class Family(Environment):
         games: Number of training tasks of each structure; a quarter as many are held out.
 
     Raises:
-        ConfigError: an option is out of its range.
+        ConfigError: an option is out of its range, or no structure or one twice is named.
     """
 
     def __init__(
@@ -724,6 +729,11 @@ class Family(Environment):
             structures = TRAINED[:structures]
         for name in structures:
             check_one_of("family", "structures", name, tuple(STRUCTURES))
+        if not structures or len(set(structures)) < len(structures):
+            raise ConfigError(
+                "environment family: structures must name at least one, and each once, got "
+                f"{list(structures)}"
+            )
         self._feedback: Feedback = feedback
         self._train = tuple(structures)
         tested = self._train
@@ -784,10 +794,11 @@ class Family(Environment):
         return (member[:-1] if member.endswith(TWIN) else member + TWIN,)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return exact returns per episode, over the first 64 games of the split.
+        """Return returns per episode, in the mean over the first 64 games of the split.
 
-        `random` takes any action; `known` knows what is hidden. `without_memory` and `with_memory`
-        play by exact inference, one trial of each of these games.
+        `random` takes any action, and `known` knows what is hidden; these are exact for those
+        games. `without_memory` and `with_memory` are estimates: one trial of `FamilyScript` in each
+        of the games.
         """
         members = self._members[split][:64]
         random_return = sum(_random_return(self.game(each)) for each in members) / len(members)
@@ -823,7 +834,9 @@ def _names(split: str, structures: Sequence[str], count: int) -> tuple[str, ...]
 
 
 def _every_word() -> tuple[str, ...]:
-    """Return all single words of things and actions."""
+    """Return all single words of things and actions. The words of answers, lists and phrasings are
+    left out: no tiny model, which alone reads `facts.words`, can play open text.
+    """
     pools = (ACTIONS, THINGS)
     words = (word for pool in pools for each in pool.values() for word in each)
     return tuple(dict.fromkeys((*words, INVALID)))

@@ -119,8 +119,8 @@ def hub_id_of(base: Path | None, config: Config) -> str:
     Args:
         base: See `base_folder`.
     """
-    # The form of `policy.source` does not tell: `models/mine` may be a folder, and `gpt2` an id. The
-    # hub's cache has a folder for each id.
+    # The form of `policy.source` does not tell: `models/mine` may be a folder, and `gpt2` an id.
+    # The hub's cache has a folder for each id.
     source = getattr(config.policy, "source", "")
     in_cache = f"models--{source.replace('/', '--')}"
     return source if base is not None and in_cache in base.parts else ""

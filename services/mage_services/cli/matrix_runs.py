@@ -2,8 +2,8 @@
 
 A cell of the matrix is one run: a combination of values with one seed. An asyncio task for each
 waits until fewer than `parallel` runs go on, starts the run, waits for its end and writes the
-report again. A run that fails leaves its cell empty and makes the exit status 1. SIGINT and SIGTERM
-end the current runs; the next command starts those again.
+report again. A run that fails has no row in the report, and makes the exit status 1. SIGINT and
+SIGTERM end the current runs; the next command starts those again.
 
 `search` lets Optuna (extra `search`) choose combinations from the results so far. Optuna's record
 is `search.log` in the sweep's folder. A combination that was chosen but has no result, because the
@@ -107,36 +107,45 @@ def run_matrix(matrix: Matrix) -> int:
         RunError: a cell's directory holds another run or a damaged one, or another process runs the
             same matrix or a cell of it.
     """
-    matrix.root.mkdir(parents=True, exist_ok=True)
     with _alone(matrix.root):
-        missing = [cell for cell in matrix.configs if not _is_finished(matrix, cell)]
-        for cell in missing:
-            # The folder of a cell is removed before its run: no run of an earlier command that was
-            # killed may still go on in it.
-            if matrix.run_of(cell).root.is_dir():
-                os.close(take_lock(matrix.run_of(cell)))
-        num_runs = len(matrix.configs)
-        progress = Progress(num_runs, num_runs - len(missing), matrix.parallel)
-        print(progress.begin(), flush=True)
-        outcomes = list[RunEnd]()
-        all_runs = _run_all(matrix, missing, progress, outcomes)
-        try:
-            if number := asyncio.run(until_signalled(all_runs, signal.SIGINT, signal.SIGTERM)):
-                print("stopped; run the same command again to continue")
-                return 128 + number
-        finally:
-            finished = write_files(matrix)
-            if finished and matrix.subject.is_about_staleness:
-                reached = "in every setting some token was as old as allowed (max_staleness + lag)"
-                print(unreached_bounds_sentence(finished) or reached, flush=True)
+        return _run_missing(matrix)
+
+
+def _run_missing(matrix: Matrix) -> int:
+    """Do as `run_matrix`, in a folder that this process has locked."""
+    missing = [cell for cell in matrix.configs if not _is_finished(matrix, cell)]
+    for cell in missing:
+        # The folder of a cell is removed before its run: no run of an earlier command that was
+        # killed may still go on in it.
+        if matrix.run_of(cell).root.is_dir():
+            os.close(take_lock(matrix.run_of(cell)))
+    num_runs = len(matrix.configs)
+    progress = Progress(num_runs, num_runs - len(missing), matrix.parallel)
+    print(progress.begin(), flush=True)
+    outcomes = list[RunEnd]()
+    all_runs = _run_all(matrix, missing, progress, outcomes)
+    try:
+        if number := asyncio.run(until_signalled(all_runs, signal.SIGINT, signal.SIGTERM)):
+            print("stopped; run the same command again to continue")
+            return 128 + number
+    finally:
+        finished = write_files(matrix)
+        if finished and matrix.subject.is_about_staleness:
+            reached = "in every setting some token was as old as allowed (max_staleness + lag)"
+            print(unreached_bounds_sentence(finished) or reached, flush=True)
     left = outcomes.count("left for later")
-    report = f"report: {matrix.root / 'report.html'}"
-    print(f"{left} runs left; run the same command again" if left else report)
+    if left:
+        print(f"{left} runs left; run the same command again")
+    elif finished:  # without a finished run there is no report
+        print(f"report: {matrix.root / 'report.html'}")
     return 1 if "failed" in outcomes else 0
 
 
 def _alone(root: Path) -> IO[str]:
-    """Lock the folder of a matrix until the returned file is closed, or the process ends."""
+    """Make and lock the folder of a matrix until the returned file is closed, or the process
+    ends.
+    """
+    root.mkdir(parents=True, exist_ok=True)
     refusal = f"{root}: another `mage sweep` or `mage ablate` runs there; wait for it"
     return os.fdopen(hold(root / ".lock", refusal))
 
@@ -234,7 +243,7 @@ def search(
     count: int,
     seed: int,
     matrix_of: MatrixOf,
-    run: Callable[[Matrix], int] = run_matrix,
+    run: Callable[[Matrix], int] = _run_missing,
 ) -> int:
     """Run `count` combinations, `matrix.parallel` at once, and print the best.
 
@@ -243,10 +252,13 @@ def search(
         run: Runs the missing cells of a matrix, and returns 0 if none failed.
 
     Returns:
-        The last value of `run`. The search ends early if it is not 0, or if a run is missing.
+        The last value of `run`. The search ends early if it is not 0, or if a run was not begun
+        before `--for-s` was over.
 
     Raises:
-        ConfigError: Optuna is not installed, or a combination is no valid configuration.
+        ConfigError: Optuna is not installed, a combination is no valid configuration, or the folder
+            holds a search over other keys or values.
+        RunError: another process searches there; or as `run_matrix`.
     """
     # Build one configuration, so that a wrong key is an error before anything is written.
     first = {
@@ -254,8 +266,20 @@ def search(
         for axis in axes
     }
     root = matrix_of([_setting(axes, first)]).root
-    root.mkdir(parents=True, exist_ok=True)
-    study = _study(root / "search.log", seed)
+    with _alone(root):  # two commands would change Optuna's record at once
+        study = _study(root / "search.log", seed)
+        _check_axes(study, axes, root)
+        return _search(study, axes, count, matrix_of, run)
+
+
+def _search(
+    study: Any,
+    axes: Sequence[Axis],
+    count: int,
+    matrix_of: MatrixOf,
+    run: Callable[[Matrix], int],
+) -> int:
+    """Do as `search`, with Optuna's record, in a folder that this process has locked."""
     code = 0
     while code == 0 and (chosen := _chosen(study, axes, count, matrix_of([]).parallel)):
         # Combinations of earlier rounds are in the matrix too, so that the report has them.
@@ -289,6 +313,33 @@ def _study(file: Any, seed: int) -> Any:
     so_far = len(study.trials)
     study.sampler = optuna.samplers.TPESampler(seed=seed + so_far)
     return study
+
+
+def _check_axes(study: Any, axes: Sequence[Axis], root: Path) -> None:
+    """Refuse to go on with a search over other keys, or other values of a key. Ends of a range may
+    change.
+
+    Raises:
+        ConfigError: the record in the folder `root` is of such a search.
+    """
+    from optuna.distributions import check_distribution_compatibility
+
+    own = {axis.key: _distribution(axis) for axis in axes}
+    for trial in study.trials:
+        is_same = trial.value is None or set(trial.distributions) == set(own)
+        try:
+            for key, values in trial.distributions.items():
+                if key in own:
+                    check_distribution_compatibility(values, own[key])
+                else:
+                    is_same = False
+        except ValueError:  # the error of Optuna for another kind, or other choices
+            is_same = False
+        if not is_same:
+            raise ConfigError(
+                f"{root} holds a search over {', '.join(trial.distributions)} with other --over: "
+                "give the same, or another --run-dir"
+            )
 
 
 def _chosen(study: Any, axes: Sequence[Axis], count: int, most: int) -> list[Combination]:

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class PastPolicies:
     for later groups.
 
     Args:
-        make: reads the weights of a version and returns its scheduler; called in a thread, one call
+        make: reads the weights of a version and returns its scheduler; called in threads, one call
             at a time.
     """
 
@@ -72,7 +73,7 @@ class PastPolicies:
         """Schedulers by version; the version that was loaded last is the last."""
         self._num_users = Counter[int]()
         """Number of users of each version."""
-        self._reading = asyncio.Lock()
+        self._reading, self._making = asyncio.Lock(), Lock()
         self._removed_s = 0.0
         """Seconds of forwards of the versions that were dropped."""
 
@@ -85,9 +86,15 @@ class PastPolicies:
         async with self._reading:
             scheduler = self._schedulers.pop(version, None)
             if scheduler is None:
-                scheduler = await asyncio.to_thread(self._make, version, path)
+                scheduler = await asyncio.to_thread(self._make_alone, version, path)
             self._schedulers[version] = scheduler  # now the last one
             self._num_users[version] += 1
+
+    def _make_alone(self, version: int, path: Path) -> Scheduler:
+        """Call `make` once the call before has ended."""
+        # The thread of a cancelled `load` goes on after `_reading` is free again.
+        with self._making:
+            return self._make(version, path)
 
     def release(self, version: int) -> None:
         """End one use of a version. Of versions without users, drop all but the `MAX_IDLE` that
@@ -307,9 +314,13 @@ class EmbeddedEngine(Engine):
 
         Tensors pass through the builder of the fingerprint on their way into the weights.
         """
+        # `path` is that of the weights' file or, if the learner sends weights to the engines
+        # (`transport.weights`), that of their manifest.
         model, is_sent = self._scheduler.model, is_manifest(path)
         named = self._receiver.receive(Manifest.read(path)) if is_sent else read_tensors(path)
         builder = FingerprintBuilder(published, None if is_sent else path)
+        # `like`: weights of the same base, if a version of it was read. Their embedding, norm and
+        # LM head are used again instead of being converted once more.
         adapters, like, passing = None, None, builder.passing(named)
         if published is not None and (base := published.base) is not None:
             # Copied out of the mapped file: the bytes that are summed are then those merged below.

@@ -19,7 +19,7 @@ from mage_async.environments.agent import AgentProgram
 from mage_async.environments.environment import HELDOUT_EVERY
 from mage_async.environments.loaders.loader import TURNS, NumberedTasks, episode_class
 from mage_async.environments.options import check_whole
-from mage_async.errors import ConfigError, EnvironmentFault
+from mage_async.errors import ConfigError, EnvironmentFault, WireError
 from mage_services.processes.child_process import ChildProcess, waiting_notice
 
 IDLE_S = 120.0
@@ -63,7 +63,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class VerifiersProcess:
-    """Starts rollouts, and receives their results; created by `start`."""
+    """Start rollouts, and receive their results; created by `start`."""
 
     def __init__(self, process: ChildProcess[Report]) -> None:
         self._process = process
@@ -127,8 +127,8 @@ class VerifiersProcess:
         key = secrets.token_hex(8)
         reward: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._rollouts[key] = reward
-        self._process.send(BeginRollout(key, task, base_url))
         try:
+            self._process.send(BeginRollout(key, task, base_url))
             return await reward
         finally:
             del self._rollouts[key]
@@ -145,22 +145,29 @@ class VerifiersProcess:
             self._ending = loop.call_later(IDLE_S, self.end)
 
     async def _listen(self) -> None:
-        """Resolve the futures of rollouts as they end, until the process ends."""
-        async for report in self._process.channel.messages():
-            reward = self._rollouts.get(report.key)
-            if reward is not None and not reward.done():
-                if report.failed:
-                    reward.set_exception(EnvironmentFault(report.failed))
-                else:
-                    reward.set_result(report.reward)
+        """Resolve the futures of rollouts as they end, until the process ends, or sends what cannot
+        be read: no later message of it could be trusted, so it is ended.
+        """
+        reason = "the process of verifiers has ended"
+        try:
+            async for report in self._process.channel.messages():
+                reward = self._rollouts.get(report.key)
+                if reward is not None and not reward.done():
+                    if report.failed:
+                        reward.set_exception(EnvironmentFault(report.failed))
+                    else:
+                        reward.set_result(report.reward)
+        except WireError as error:
+            reason = f"the process of verifiers sent what cannot be read: {error}"
+            self.end()
         for reward in self._rollouts.values():
             if not reward.done():
-                reward.set_exception(EnvironmentFault("the process of verifiers has ended"))
+                reward.set_exception(EnvironmentFault(reason))
         await self._process.wait()
 
 
 class _Processes:
-    """Keeps one process of verifiers for each event loop, started when it is first needed.
+    """Keep one process of verifiers for each event loop, started when it is first needed.
 
     A `VerifiersProcess` has tasks and futures, which belong to the event loop that created them.
 
@@ -196,6 +203,9 @@ class Program(NumberedTasks, AgentProgram):
     async def run(self, task: int, episode: int, seed: int, base_url: str, api_key: str) -> float:
         """Run a rollout of the task; return its reward.
 
+        The library takes no seed: episodes of a task differ by the policy's samples alone, so
+        `episode` and `seed` are not used.
+
         The rollout calls the policy at `base_url`, which has the key in it, so `api_key` is not
         needed.
         """
@@ -219,8 +229,8 @@ def load(
         python: an interpreter that can import verifiers and the taskset.
         size: number of tasks of the taskset that are played, in both splits together.
         turns: largest number of completions of a rollout; one that requests more is a fault.
-        environment: verifiers' own configuration: `taskset` holds the taskset's settings, a key
-            named after a seat (an agent of the environment) those of the seat.
+        environment: verifiers' own configuration: `taskset` holds the taskset's settings, and a key
+            with the name of a seat (an agent of the environment) holds the settings of that seat.
 
     Raises:
         ConfigError: an option is out of its range.
