@@ -71,7 +71,7 @@ def replay(
             case SegmentHeader():
                 if number == 0:
                     ledger.begin(record)
-                else:
+                else:  # groups that its header does not name were dropped at a restart
                     ledger.follow(record)
                 config = record.config
                 league.restore(record.population)
@@ -133,7 +133,8 @@ class ReplayedMethods:
         self._is_known = True
 
     def check_grant(self, granted: Granted) -> None:
-        """Check that the methods give a new group the guidance that its record holds.
+        """Check that the methods give a new group the guidance that its record holds (the texts
+        that methods add to a group's prompts).
 
         Raises:
             RunError: they differ.

@@ -141,8 +141,8 @@ bin take bounded memory, however long a run is.
 SHORTEST_S = 1e-6
 """Seconds below which a duration counts as this one, because log2(0) is not finite."""
 NUM_REMEMBERED = 4096
-"""Number of groups, granted before the oldest group in flight, whose trials are remembered. A trial
-of a still older group that arrives late may not be counted.
+"""Least number of groups, granted before the oldest group in flight, whose trials are remembered. A
+trial of a still older group that arrives late may not be counted.
 """
 
 

@@ -1,9 +1,9 @@
-"""Check before a run that its policy fits: memory, context length, and deadlines.
+"""Check before a run that its policy fits: memory of this machine, context length, and deadlines.
+Whether it fits a GPU is checked in `plan.py`.
 
 The checks import no torch and read only the headers, the tokenizer and the chat template of a model
 directory. Scripted trials are played with the tokenizer and the template of the model, so a context
-that is too short or an action that is cut off is found in the tokens of this model. `plan.py`
-computes memory more exactly, with torch.
+that is too short or an action that is cut off is found in the tokens of this model.
 """
 
 import random

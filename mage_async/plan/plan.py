@@ -1,5 +1,5 @@
-"""Plan a run: compute the memory of each process and the operations of a step, and whether they
-fit.
+"""Plan a run: compute the memory of each process and the operations of a step, and refuse a run
+whose GPU is too small.
 
 `mage plan` prints the plan; `mage train` checks it before a launch on a GPU. Sizes follow from the
 shapes of the model. `PROCESS_BYTES` and `GRAPH_BYTES` are assumptions; `ENGINE_BYTES` and

@@ -1,4 +1,6 @@
-"""Prepare the initial policy of a run: a given model, a warm-started one, or one from the cache."""
+"""Prepare the initial policy of a run: a local model, one downloaded by its hub id, a warm-started
+one, or one from the cache.
+"""
 
 import os
 import random

@@ -1,4 +1,5 @@
-"""Encode a trial as message frames: a typed header and four raw arrays.
+"""Encode a trial as message frames, a typed header and four raw arrays, and bound the size of
+messages (`Limits`).
 
 If the policy played both seats (players) of a game, the trials of both are one message: they
 arrive, are journaled and are acknowledged together or not at all.

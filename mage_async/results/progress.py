@@ -1,4 +1,5 @@
-"""Report what a run waits for: progress to the next step, dropped groups, and whether it can learn.
+"""Report whether a run is alive and what it waits for: progress to the next step, dropped groups,
+and whether it can learn.
 
 `ProgressCounts` counts what reaches the learner, `Progress` is a snapshot of it, and `sentence`
 puts a snapshot into words, for the terminal and for `mage doctor`. `Signal` examines the first

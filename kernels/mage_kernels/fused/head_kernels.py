@@ -236,8 +236,6 @@ def merged_partials(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute log-prob, entropy (nats) and log2 of the normaliser, fp32 `[T]`, from `[3, parts,
     T]`.
-
-    Works as well with the partials of a sharded vocabulary, concatenated along the parts.
     """
     num_rows, num_parts = len(hidden), partials.shape[1]
     logprob, entropy, normaliser = row_vectors(3, num_rows, hidden.device)

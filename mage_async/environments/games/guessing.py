@@ -114,7 +114,7 @@ class GuessingPlay(SoloPlay):
         return kind(self._actions)
 
     def apply(self, action: str) -> Outcome:
-        """Guess; an invalid action uses up a turn and shows nothing."""
+        """Guess; an invalid action uses up a turn and is answered by `INVALID`."""
         guess = self._actions.get(action) or (tuple(action) if action in self.actions() else None)
         is_solved, is_last = guess == self._code, len(self.answers) + 1 == self._puzzle.turns
         answer = INVALID if guess is None else self._puzzle.answer(self._code, guess)

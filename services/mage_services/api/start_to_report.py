@@ -1,4 +1,6 @@
-"""Carry a run from its checks to its report; `mage train` and `mage.train` call this module."""
+"""Carry a run from its checks to its report, and choose its exit status, which is 128 + N after
+signal N; `mage train` and `mage.train` call this module.
+"""
 
 import asyncio
 import json

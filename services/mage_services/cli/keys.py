@@ -21,7 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Make the keys, and say which file goes where; no key is printed."""
+    """Make the keys, and say which file goes where; no key is printed.
+
+    Raises:
+        ConfigError: the keys cannot be written there.
+    """
     from mage_services.transport.authentication import make_keys
 
     directory = given.directory

@@ -1,4 +1,4 @@
-"""Run the `mage` command line: one tree of commands, and the only place that prints errors.
+"""Run the `mage` command line: one tree of commands, which prints the errors of all.
 
 Without a command `mage` trains: `mage --config scout` is `mage train --config scout`. Building the
 tree imports no torch, so that help is quick; a command imports what it computes with when it runs.

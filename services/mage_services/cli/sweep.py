@@ -51,6 +51,10 @@ def run(given: argparse.Namespace) -> int:
 
     Returns:
         1 if a run failed, 128 + N if signal N ended the runs, else 0.
+
+    Raises:
+        ConfigError: a configuration is wrong, or `--search` continues a search over other keys.
+        RunError: as `run_matrix`.
     """
     from mage_services.cli.matrix_runs import run_matrix, search
 

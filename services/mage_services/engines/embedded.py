@@ -330,6 +330,8 @@ class EmbeddedEngine(Engine):
             like = self._unadapted.get(base.dtype)
             merged = self._base.merged(adapters.tensors, base)
             passing = builder.passing(merged, are_published=False)
+        # A tensor that was sent is a part of a buffer of many, which it would keep in memory, so it
+        # is copied; tensors of a file are mapped, and merged ones are new.
         weights = as_weights(
             passing,
             model.architecture,
