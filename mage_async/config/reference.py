@@ -235,7 +235,7 @@ def _sentences(section: type[Section]) -> dict[str, str]:
 
 @cache
 def _classes(file: str) -> dict[str, ast.ClassDef]:
-    """Parse a file, and return its classes by qualified name, such as `GraphMemory.Settings`."""
+    """Parse a file, and return its classes by qualified name, such as `Outer.Settings`."""
     found: dict[str, ast.ClassDef] = {}
 
     def add(body: Sequence[ast.stmt], prefix: str) -> None:
