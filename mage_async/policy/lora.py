@@ -2,7 +2,7 @@
 
 Which layers get an adapter is a key of the configuration (`Lora.targets` in
 `mage_async/config/schema.py`). `mage_async/learning/adapters.py` says which tensors of such a model
-are trained and published.
+are trained and published, and merges adapters into whole weights.
 """
 
 import warnings

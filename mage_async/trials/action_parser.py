@@ -1,6 +1,7 @@
 """Parse completions: the action or the remark is the text between its tags.
 
-Only text outside thinking counts: a tag quoted inside `<think>` is no action.
+Only text outside thinking counts: a tag quoted inside `<think>` is no action. What becomes of a
+completion without an action is decided in `trial_run.py`.
 """
 
 import re

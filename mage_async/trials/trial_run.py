@@ -302,7 +302,9 @@ class TrialRun:
             self._info_left = -1
 
     def _act(self, start: int, completion: Completion, action: str | None) -> None:
-        """Pass an action to the environment, whose outcome may come later (`PENDING`)."""
+        """Pass an action to the environment, whose outcome may come later (`PENDING`). The action
+        of a completion without one is "", which the environment takes for an illegal one.
+        """
         with environment_code(self._task, self._turn_name()):
             self._pending_action = _PendingAction(
                 start, completion, action or "", self._play.anchor
