@@ -42,8 +42,8 @@ from mage_async.restriction import AllowedSets
 class RankedTrainer(Trainer):
     """One rank of a sharded trainer.
 
-    Rank 0 has the interface of `Trainer` and sends orders to the other ranks, which call
-    `follow_step` and `join_forwards`.
+    Rank 0 has the interface of `Trainer` and sends orders to the other ranks, for which
+    `mage_services/learner/rank_worker.py` calls `follow_step` and `join_forwards`.
     """
 
     def __init__(self, model: PreTrainedModel, config: Config, ranks: Ranks) -> None:
@@ -142,7 +142,8 @@ class RankedTrainer(Trainer):
             # The reference policy is sharded too, so its forwards are filled up with empty ones.
             empty_forwards(self.reference, sum(missing))
             _reshard(self.reference)
-        # The first minibatch needs none of this: no update has changed the weights before it.
+        # Proximal log-probs are those under the weights before the step. The first minibatch gets
+        # them in its own training forward, because no update has changed the weights before it.
         for number in range(1, len(minibatches)):
             minibatches[number] = self.prepare_later(minibatches[number], number / len(minibatches))
             if self._learner.proximal == "computed":
@@ -157,6 +158,8 @@ class RankedTrainer(Trainer):
         """Make one optimizer update, to which this rank adds its micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)
         trained = [self._backward(each, scale) for each in batches]
+        # The empty micro-batches come last on every rank, so that the k-th call of
+        # `largest_set_of_all` on each rank is for its k-th micro-batch.
         for _ in range(num_empty):
             self._empty_loss().backward()
         return Update(trained, self.apply_gradient())

@@ -62,8 +62,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "harder": records.evaluation.get("harder"),
         "throughput": {
             name: weighted_mean([record[name] for record in records.metrics], records.step_s())
-            for name in _RATES
-            if records.metrics
+            for name in (_RATES if records.metrics else ())
         },
         "staleness": _staleness(records),
         "prefix_cache": _prefix_cache(records),
@@ -151,7 +150,7 @@ def _prefix_cache(records: RunRecords) -> Record:
 
 
 def _mean_over_steps(records: RunRecords, name: str) -> float:
-    """Return the mean of a metric that every step has."""
+    """Return the mean of a metric that every step has: of invalid actions or cached prefixes."""
     # Every step trains equally many trials, so this is a mean over trials, too.
     return float(sum(record[name] for record in records.metrics) / len(records.metrics))
 

@@ -39,7 +39,8 @@ _CODES: dict[str, Code] = {
     "-".join(KEYS[key] for key in code): code
     for code in itertools.product(range(len(KEYS)), repeat=NUM_DIALS)
 }
-# A Latin square: every key, and every pair on two dials, is equally frequent in both splits.
+# A Latin square: every key, and every pair on two dials, is equally frequent in both splits. So no
+# one or two dials tell the splits apart.
 _SPLITS = split_by(_CODES, lambda code: (code[0] + code[1] - code[2]) % len(KEYS) == 0)
 _ONE_DIAL = tuple((key,) for key in range(len(KEYS)))
 """Codes of a single dial. A held-out code is only known to be one of all 64, so its dials are
@@ -66,8 +67,8 @@ class Payoffs:
 
 
 class ScoutPlay(SoloPlay):
-    """Visit each dial once. The anchor, which is equal for equal states, is the dial alone, because
-    no other turn affects its reward.
+    """Visit each dial once. The anchor, which is equal for equal states, is the dial alone: earlier
+    turns do not affect the reward at a dial.
     """
 
     def __init__(self, code: Code, payoffs: Payoffs, chance: Chance) -> None:

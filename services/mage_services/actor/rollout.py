@@ -56,7 +56,7 @@ class Retries:
         """Kinds of faults of which one was reported to people."""
 
     async def wait(self, fault: InfrastructureFault, num_retries: int) -> None:
-        """Return when the trial can be played again. Cancellation leaves nothing.
+        """Return when the trial can be played again. Cancellation ends the wait.
 
         Args:
             num_retries: retries of the trial so far.
@@ -180,6 +180,8 @@ async def play_to_end(
         # A program that is the agent calls the policy over HTTP, while `make_calls` waits for it.
         program = run if isinstance(run, AgentRun) else None
         async with workers.gateway.serving(program, engine) if program else nullcontext():
+            # Without `between`: a trial that is resumed begins between two episodes, as its first
+            # actor has reported.
             await make_calls(run, workers)
             while (prompt := run.next_prompt()) is not None:
                 run.receive(await complete_in_time(prompt, engine))
@@ -205,7 +207,7 @@ async def play_retried(
     Args:
         begin: creates the trial, with fresh objects and the same names of its sequences: the engine
             has released those of the try before.
-        between: called between two episodes.
+        between: see `Between`.
 
     Raises:
         InfrastructureFault: the last retry has failed too.
@@ -226,7 +228,7 @@ async def make_calls(
     """Make the environment calls that a trial waits for. Cancellation abandons the current one.
 
     Args:
-        between: called between two episodes, before the next one begins, which may take long.
+        between: see `Between`; the next episode begins when the call has returned.
     """
     while True:
         if between is not None and run.is_between_episodes:

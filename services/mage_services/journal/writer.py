@@ -245,7 +245,7 @@ class JournalFile:
                 os.close(self._file)
 
     def _take(self) -> list[_Item]:
-        """Wait for items, and return all of them; none after `close`."""
+        """Wait for items, and return all of them; none once `close` was called and none is left."""
         with self._condition:
             self._condition.wait_for(lambda: self._queue or self._is_closing)
             items, self._queue = self._queue, []

@@ -205,7 +205,7 @@ class Training:
         # single rank has; versions with such checksums are scored less often.
         has_rows = isinstance(self.trainer.config.engine, Embedded) and not self.sharded
         is_due = is_scored(version, has_row_checksums=has_rows)
-        # Weights sent over NCCL are always scored: their engines have no digests to compare.
+        # Weights sent to process groups are always scored: the engines have no digests to compare.
         scores = is_due or is_sent or not self._has_published
         self._has_published, model = True, self.trainer.model
         if self._base is None and publishes_adapters(self.config):
