@@ -73,7 +73,9 @@ another library."""
 ON_CORES: Table = {
     "policy": {"lora": {}},
     "transcript": {"forced_tags": "both", "max_action_tokens": 8, "max_reflection_tokens": 64},
-    "engine": {"max_tokens": 2048, "threads": 1, "turn_deadline_s": 1800.0},
+    # An actor plays all 36 trials of a step at once: with fewer contexts, the last groups of the
+    # first step would be played beside those of the second, which took as long again.
+    "engine": {"max_contexts": 36, "max_tokens": 2048, "threads": 1, "turn_deadline_s": 1800.0},
     "admission": {
         "groups_per_step": 12,
         "trials_per_group": 3,

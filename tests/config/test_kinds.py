@@ -171,7 +171,8 @@ def test_a_changed_kind_keeps_what_both_kinds_have_and_drops_the_rest(
 def test_a_changed_engine_drops_the_other_engines_keys(tmp_path: Path) -> None:
     text = '[engine]\nthreads = 2\narithmetic = "exact"\n'
     assert mine(tmp_path, text, "engine.kind=sglang").engine == Sglang(threads=2)
-    found = mine(tmp_path, text, "engine.max_tokens=8192", "engine.turn_deadline_s=300")
+    stated = ("engine.max_contexts=32", "engine.max_tokens=8192", "engine.turn_deadline_s=300")
+    found = mine(tmp_path, text, *stated)
     assert found.engine == Embedded(threads=2, arithmetic="exact")
 
 
