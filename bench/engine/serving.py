@@ -70,29 +70,31 @@ def engine_of(kind: str, directory: Path, settings: dict[str, Any], name: str = 
 
     Args:
         kind: "embedded" or "sglang".
-        settings: `max_contexts`, `max_tokens` and, if wanted, `in_flight` and `server`, as in the
-            configuration's `[engine]`.
+        settings: `max_contexts`, `max_tokens` and, if wanted, `threads`, `in_flight`, `arithmetic`
+            and `server`, as in the configuration's `[engine]`. SGLang computes in `arithmetic` too;
+            without it in bfloat16 on a GPU, and in float32 on a CPU.
         name: Name of the engine; SGLang's random seed is made of it.
     """
     shared: dict[str, Any] = {
         "max_contexts": settings["max_contexts"],
         "max_tokens": settings["max_tokens"],
         "cache_rule": "keep",  # each prompt says itself (`refresh_kv`) what is recomputed
-        "threads": 1,
+        "threads": settings.get("threads", 1),
         "in_flight": settings.get("in_flight", "in_place"),
         "turn_deadline_s": 600.0,
     }
     if kind == "embedded":
         from mage_services.engines.embedded import EmbeddedEngine
 
-        return EmbeddedEngine(directory, Embedded(**shared))
+        arithmetic = settings.get("arithmetic", "float32")
+        return EmbeddedEngine(directory, Embedded(**shared, arithmetic=arithmetic))
     from mage_services.engines.sglang.engine import SglangEngine
 
     has_gpu = torch.cuda.is_available()
     return SglangEngine(
         directory,
         Sglang(**shared, server=settings.get("server", {})),
-        dtype="bfloat16" if has_gpu else "float32",
+        dtype=settings.get("arithmetic", "bfloat16" if has_gpu else "float32"),
         seed=sum(name.encode()),
         has_gpu=has_gpu,
         max_deaths=0,
