@@ -74,10 +74,16 @@ def write_gguf(model: Path, file: Path) -> None:
     writer.close()
 
 
+@llama.llama_log_callback
+def _no_log(level: int, text: bytes, data: object) -> None:
+    """Drop a line of llama.cpp's log."""
+
+
 class Contexts:
     """Growing contexts, each a sequence of one llama.cpp context; all are decoded in one batch."""
 
     def __init__(self, file: Path, contexts: int, longest: int, threads: int) -> None:
+        llama.llama_log_set(_no_log, None)
         llama.llama_backend_init()
         model = llama.llama_model_load_from_file(
             str(file).encode(), llama.llama_model_default_params()
