@@ -12,12 +12,14 @@ NEEDED = {
     "bench.chaos.fuzz_coverage": "atheris",
     "bench.engine.sglang_kills": "sglang",
     "bench.engine.sglang_truth": "sglang",
+    "bench.engine.llama_side": "llama_cpp",
     "bench.models.trl_side": "trl",
 }
 """Libraries without which a module cannot be imported."""
 STARTED = {
     "bench.chaos.fuzz_coverage",
     "bench.chaos.tapped_run",
+    "bench.engine.llama_side",
     "bench.scale.ray_nodes",
 }
 """Programs that benchmarks start with arguments of their own."""
