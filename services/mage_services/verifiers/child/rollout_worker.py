@@ -16,6 +16,7 @@ The end of the socket ends the program.
 import asyncio
 import itertools
 import json
+import math
 import os
 import socket
 import struct
@@ -59,7 +60,11 @@ async def result_of(environment: vf.Env, task: vf.Task, base_url: str) -> dict[s
         return {"failed": messages or "the episode failed"}
     if len(episode.traces) != 1:
         return {"failed": f"an episode of {len(episode.traces)} agents: one can be trained"}
-    return {"reward": float(episode.traces[0].reward)}
+    reward = float(episode.traces[0].reward)
+    # JSON has no such number, and the other side would end this process with all its rollouts.
+    if not math.isfinite(reward):
+        return {"failed": f"the reward of the taskset is {reward}"}
+    return {"reward": reward}
 
 
 async def serve(environment: vf.Env, tasks: list[vf.Task], channel: socket.socket) -> None:
@@ -103,7 +108,7 @@ async def next_request(reader: asyncio.StreamReader) -> dict[str, Any] | None:
 
 def frame(message: dict[str, Any]) -> bytes:
     """Encode a message."""
-    body = json.dumps(message).encode()
+    body = json.dumps(message, allow_nan=False).encode()
     return LENGTH.pack(len(body)) + body
 
 
