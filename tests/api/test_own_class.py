@@ -12,9 +12,14 @@ from mage_services.api.configuration import address_of, assignments_of
 
 SCRIPT = """
 import random
+import xml.etree.ElementTree
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import permutations
 
 SIZE = 3
+code = open(__FILE__)
+code.close()
 LOCK = open(__FILE__)
 
 def digits():
@@ -26,11 +31,28 @@ class Lock:
     legal_actions = tuple(map(" ".join, permutations(digits(), SIZE)))
 
     def reset(self, seed, task):
-        self.code = random.Random(task).sample(digits(), SIZE)
+        code = random.Random(task).sample(digits(), SIZE)
+        self.code = code
         return "closed"
 
     def step(self, action):
         return "open", 1.0, True
+
+class Easy(Lock):
+    max_turns = 5
+
+@dataclass
+class Fields(Lock):
+    turns: int = 5
+
+class Wrapped(Lock):
+    @contextmanager
+    def opened(self):
+        yield
+
+class Parsing(Lock):
+    def step(self, action):
+        return xml.etree.ElementTree.fromstring("<a/>").tag, 1.0, True
 
 class Outer:
     class Inner:
@@ -56,6 +78,7 @@ def script(tmp_path, monkeypatch):
     text = SCRIPT.replace("__FILE__", repr(str(file)))
     file.write_text(text)
     module = types.ModuleType("__main__")
+    module.__file__ = str(file)
     exec(compile(text, str(file), "exec"), vars(module))
     monkeypatch.setitem(sys.modules, "__main__", module)
     monkeypatch.syspath_prepend(tmp_path)
@@ -76,6 +99,34 @@ def test_a_class_of_a_script_is_written_with_all_that_it_uses_and_nothing_else(s
     assert "Outer" not in text
     assert "LOCK" not in text
     assert address_of(script.Lock) == address
+
+
+def imported(address):
+    module, _, name = address.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("name", ["Easy", "Fields", "Wrapped"])
+def test_a_class_without_a_function_written_in_the_script_is_found(script, name):
+    found = imported(address_of(getattr(script, name)))
+    assert found().reset(0, 1) == "closed"
+    assert vars(found).keys() >= vars(getattr(script, name)).keys() - {"__doc__"}
+
+
+def test_a_submodule_that_a_class_uses_is_imported_in_its_file(script):
+    address = address_of(script.Parsing)
+    text = Path(importlib.import_module(address.partition(":")[0]).__file__).read_text()
+    assert "import xml.etree.ElementTree\n" in text
+    assert imported(address)().step("") == ("a", 1.0, True)
+
+
+def test_a_file_that_another_process_may_be_importing_is_not_written_again(script):
+    address = address_of(script.Lock)
+    file = Path(address.partition(":")[0].replace(".", "/") + ".py")
+    before = file.stat()
+    assert address_of(script.Lock) == address
+    after = file.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_a_configuration_takes_the_class_itself(script):

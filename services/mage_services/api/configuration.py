@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import linecache
+import symtable
 import sys
 from collections.abc import Iterator, Mapping
 from hashlib import blake2s
@@ -18,6 +19,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.config.tables import NONE
 from mage_async.errors import ConfigError
+from mage_async.results.run_files import write_whole
 
 OWN_CODE = Path("runs") / "own_code"
 """Folder, relative to the current one, into which classes of scripts and notebooks are written."""
@@ -80,7 +82,8 @@ def _as_toml(value: Any) -> str:
 
 
 def address_of(found: type) -> str:
-    """Return `module:Class`, by which another process imports a class.
+    """Return `module:Class`, by which another process imports a class. A class of `__main__` is
+    first written into a file below `OWN_CODE`.
 
     Raises:
         ConfigError: the class lies inside another one or a function, or uses something that
@@ -92,7 +95,10 @@ def address_of(found: type) -> str:
     digest = blake2s(text.encode(), digest_size=4).hexdigest()
     file = OWN_CODE / f"{found.__name__.lower()}_{digest}.py"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+    # The name has a digest of the text, so a file of this name has this text already. It is not
+    # written again, because processes of an earlier run may be importing it.
+    if not file.exists():
+        write_whole(file, text, is_durable=False)
     importlib.invalidate_caches()  # the folder may have been listed before
     return f"{'.'.join(file.with_suffix('').parts)}:{found.__name__}"
 
@@ -117,9 +123,10 @@ def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
     elif inspect.isclass(value) or inspect.isfunction(value):
         text = _text_of(value)
         defined = vars(sys.modules["__main__"])
-        used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-        for each in sorted(used & defined.keys()):
+        for each in sorted(_global_names(symtable.symtable(text, name, "exec")) & defined.keys()):
             yield from _sources(defined[each], each, done)
+            if isinstance(defined[each], ModuleType):
+                yield from _submodule_imports(text, each, defined[each], done)
         yield text
     elif _is_literal(value):
         yield f"{name} = {value!r}"
@@ -128,6 +135,33 @@ def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
             f"`{name}` is a {type(value).__name__}, which cannot be written into a file for the "
             "other processes: put the class, and what it uses, into a module of its own"
         )
+
+
+def _global_names(scope: symtable.SymbolTable) -> set[str]:
+    """Return the names that code looks up, or may look up, among the globals of its module."""
+    # A name that a class body assigns and reads, as in `size = size`, may be a global when it is
+    # read. So may all names that are read at the top. In a function the two never mix.
+    is_function = scope.get_type() == "function"
+    names = {
+        each.get_name()
+        for each in scope.get_symbols()
+        if each.is_global() or (each.is_referenced() and not is_function)
+    }
+    return names.union(*map(_global_names, scope.get_children()))
+
+
+def _submodule_imports(text: str, name: str, module: ModuleType, done: set[str]) -> Iterator[str]:
+    """Yield an import of each submodule that code reaches through a module.
+
+    After `import xml.etree.ElementTree`, the name `xml` alone is defined; but `import xml` does not
+    import `xml.etree.ElementTree`.
+    """
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and (path := ast.unparse(node)).startswith(f"{name}."):
+            full = module.__name__ + path.removeprefix(name)
+            if full in sys.modules and full not in done:
+                done.add(full)
+                yield f"import {full}"
 
 
 def _home(value: Any) -> tuple[str, str] | None:
@@ -157,18 +191,26 @@ def _text_of(value: Any) -> str:
     # methods name the cell as their file, and their first line lies between those of the class. The
     # first line of a decorated function is that of its first decorator, above the line of `def`.
     functions = [value] if isinstance(value, FunctionType) else vars(value).values()
-    codes = [each.__code__ for each in functions if isinstance(each, FunctionType)]
-    lines = linecache.getlines(codes[0].co_filename) if codes else []
-    for node in ast.walk(ast.parse("".join(lines))):
-        if (
-            isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            and node.name == value.__name__
-            and node.end_lineno is not None
-            and node.lineno <= codes[0].co_firstlineno + len(node.decorator_list)
-            and codes[0].co_firstlineno <= node.end_lineno
-        ):
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            return dedent("".join(lines[first - 1 : node.end_lineno])).rstrip()
-    raise ConfigError(
-        f"the source of {value.__name__} cannot be found: put it into a module of its own"
-    )
+    for function in functions:
+        if not isinstance(function, FunctionType):
+            continue
+        # A decorator of another module names that module as its file; the function within does not.
+        code = inspect.unwrap(function).__code__
+        for node in ast.walk(ast.parse("".join(linecache.getlines(code.co_filename)))):
+            if (
+                isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.name == value.__name__
+                and node.end_lineno is not None
+                and node.lineno <= code.co_firstlineno + len(node.decorator_list)
+                and code.co_firstlineno <= node.end_lineno
+            ):
+                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                lines = linecache.getlines(code.co_filename)[first - 1 : node.end_lineno]
+                return dedent("".join(lines)).rstrip()
+    try:
+        # A class of a script may have no function of its own, only fields and a base class.
+        return dedent(inspect.getsource(value)).rstrip()
+    except (OSError, TypeError):
+        raise ConfigError(
+            f"the source of {value.__name__} cannot be found: put it into a module of its own"
+        ) from None
