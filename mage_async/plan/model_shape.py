@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from mage_async.assembly import WORDS, environment_of
@@ -113,8 +114,11 @@ def _model_config(config: Config) -> PretrainedConfig:
         words = (*environment_of(config).facts.words, *WORDS)
         return tiny_shape(policy, build_tokenizer(words))
     directory = local_policy(policy.source)
-    # A hub model whose `config.json` was downloaded before.
-    cached = None if directory else try_to_load_from_cache(policy.source, "config.json")
+    try:
+        # A hub model whose `config.json` was downloaded before.
+        cached = None if directory else try_to_load_from_cache(policy.source, "config.json")
+    except HFValidationError:
+        cached = None  # no hub model can have this name
     if isinstance(cached, str):
         directory = Path(cached).parent
     if directory:

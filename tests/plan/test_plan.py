@@ -162,8 +162,9 @@ def test_shapes_of_the_hub_have_the_published_numbers_of_weights() -> None:
 
 
 def test_a_shape_that_is_not_known_is_a_sentence() -> None:
-    with pytest.raises(PolicyError, match="'me/unknown' is not on this machine, and its shape"):
-        shape_of(of("gpu8", "policy.source=me/unknown"))
+    for source in ("me/unknown", "no name of the hub"):
+        with pytest.raises(PolicyError, match=f"'{source}' is not on this machine, and its shape"):
+            shape_of(of("gpu8", f"policy.source={source}"))
 
 
 def test_adapters_of_layers_that_do_not_exist_are_refused_without_weights() -> None:
