@@ -55,7 +55,7 @@ def load(
         size: Number of questions, in both splits together.
         seed: Seed of the dataset.
         rules: Rules in words, for the prompt.
-        config: Configuration keys of the dataset, such as `min_terms`.
+        config: Configuration keys of the dataset, such as `min_terms`, without `size` and `seed`.
 
     Raises:
         ConfigError: there is no such dataset, its configuration is refused, or the library is
@@ -65,7 +65,14 @@ def load(
     library("reasoning_gym", "reasoning-gym")
     check_whole(name, "size", size, HELDOUT_EVERY, 10_000_000)
     check_whole(name, "seed", seed, 0, 2**31)
-    options = {"size": size, "seed": seed, **(config or {})}
+    own = dict(config or {})
+    # A size in `config` would replace the checked one, and differ from the number of tasks.
+    if doubled := sorted({"size", "seed"} & own.keys()):
+        raise ConfigError(
+            f"environment {name!r}: `config` has the key {doubled[0]!r}: give it as the option "
+            f"`environment.options.{doubled[0]}` instead"
+        )
+    options = {"size": size, "seed": seed, **own}
     return episode_class(
         Episode,
         name,

@@ -51,6 +51,8 @@ def test_a_dataset_is_configured_and_rehearsed() -> None:
             {"terms": 3},
             "unknown key 'terms'; the dataset's keys: min_terms",
         ),
+        ("chain_sum", {"size": 10}, "`config` has the key 'size': give it as the option"),
+        ("chain_sum", {"seed": 1}, "`config` has the key 'seed': give it as the option"),
         ("chain_sum", {"min_terms": 0}, "AssertionError: min_terms must be positive"),
     ],
 )
