@@ -136,6 +136,17 @@ def test_what_is_wrong_with_an_actors_keys_is_said(keys: Path, what: str, senten
         actor_keys(keys)
 
 
+def test_a_directory_that_cannot_be_entered_is_said(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)  # the superuser may enter every directory
+    with pytest.raises(ConfigError, match=r"actor\.key_secret cannot be read: Permission denied"):
+        actor_keys(keys)
+
+
 def test_a_learner_without_actors_or_with_itself_as_one_is_said(keys: Path) -> None:
     (keys / "actor.key").unlink()
     with pytest.raises(ConfigError, match="no actor's public key"):

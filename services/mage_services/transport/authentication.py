@@ -130,7 +130,8 @@ def learner_keys(directory: Path) -> LearnerKeys:
     """Read the learner's keys from a directory.
 
     Raises:
-        ConfigError: a file is missing, readable by others, or holds another key than its name says.
+        ConfigError: the learner's secret key or every actor's public key is missing, others can
+            read a secret key or write a public one, or a file holds another key than its name says.
     """
     public, secret = _pair(directory, LEARNER)
     others = [file for file in sorted(directory.glob("*.key")) if file.stem != LEARNER]
@@ -189,9 +190,10 @@ def _read(file: Path) -> tuple[bytes, bytes | None]:
     """Return the public and the secret key of a file in Z85; the second is None in a public
     file.
     """
-    if not file.is_file():
-        raise ConfigError(f"{file} is missing: make keys with `mage keys new DIR`")
     try:
+        # Python before 3.14 raises PermissionError here if the directory cannot be entered.
+        if not file.is_file():
+            raise ConfigError(f"{file} is missing: make keys with `mage keys new DIR`")
         public, secret = load_certificate(file)
     except PermissionError:
         raise ConfigError(f"{file} cannot be read: Permission denied") from None
