@@ -4,9 +4,13 @@ import asyncio
 
 import pytest
 
+from mage_async.config import config_file
 from mage_async.environments.catalogue import load
+from mage_async.errors import ConfigError
+from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trials.human_play import MAX_SHOWN, episode_lines, human_play, reward_table, shown
+from mage_services.actor import play_session
 from mage_services.actor.play_session import drawn_task, play_by_person
 from mage_services.environments.call_runner import CallRunner
 
@@ -96,3 +100,17 @@ def test_a_person_and_the_agent_stand_in_one_table():
     assert reward_table([-1.0, 2.0], [0.5, 1.0]) == (
         "you      -1.00    2.00\n" + "agent     0.50    1.00"
     )
+
+
+def test_a_wrong_member_is_answered_with_the_closest_and_the_first_few(tmp_path, monkeypatch):
+    monkeypatch.setattr(play_session, "check_policy", lambda run: None)
+    config = config_file.load(config_file.find(None), ["environment.name=scout"])
+    monkeypatch.setattr(config_file, "load_recorded", lambda file: config)
+    known = [name for split in ("train", "heldout") for name in load("scout").members(split)]
+    assert len(known) > MAX_SHOWN
+    with pytest.raises(ConfigError) as refused:
+        play_session.prepare(RunDirectory(tmp_path), f"{known[-1]}x", None, None)
+    assert f"no member '{known[-1]}x' (did you mean `{known[-1]}`?); there are" in str(
+        refused.value
+    )
+    assert str(refused.value).endswith(f"… {len(known) - MAX_SHOWN} more")

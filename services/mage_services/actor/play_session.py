@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mage_async import registry
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
@@ -19,7 +20,7 @@ from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.tasks.league import name_of, version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.duels import PastPolicySide
-from mage_async.trials.human_play import HumanPlay, HumanPrompt, human_play
+from mage_async.trials.human_play import HumanPlay, HumanPrompt, human_play, shown
 from mage_services.environments.call_runner import CallRunner
 
 if TYPE_CHECKING:
@@ -92,9 +93,11 @@ def prepare(
 
 
 def _check_member(environment: Environment, member: str) -> None:
+    """Refuse a member that the environment does not have, and name the closest."""
     known = (*environment.members("train"), *environment.members("heldout"))
     if version_of(member) is None and member not in known:
-        raise ConfigError(f"no member {member!r}; there are {', '.join(sorted(known))}")
+        hint = registry.did_you_mean(member, known)
+        raise ConfigError(f"no member {member!r}{hint}; there are {shown(known)}")
 
 
 def drawn_task(environment: Environment, member: str | None, seed: int | None) -> Task:
