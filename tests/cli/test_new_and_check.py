@@ -121,6 +121,17 @@ def test_a_class_without_any_declaration_is_checked_for_a_pretrained_model(
     assert "held-out tasks are not compared: no `legal_actions` and no `words` say" in said
 
 
+def test_what_a_class_declares_as_none_is_not_declared(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = "    legal_actions = None\n\n    def script(self, source):\n        return None\n"
+    (vault / "open_text.py").write_text(OPEN + "\n" + none)
+    assert main(["check", "open_text:Open"]) == 0
+    said = capsys.readouterr().out
+    assert "legal_actions any text is an action" in said
+    assert "script        no warm start by a script" in said
+
+
 def test_play_that_would_take_long_is_not_begun(
     vault: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,13 +120,17 @@ def _print_declared(environment: "Environment") -> None:
     if not isinstance(environment, ResetStep):
         return
     kind = environment.kind
-    rows = [(name, _value(getattr(kind, name)), on) for name, on, _ in PARTS if hasattr(kind, name)]
+    # A class may inherit a part that is None, or a script that declines to play.
+    declared = {name for name, _, _ in PARTS if getattr(kind, name, None) is not None}
+    if environment.script(random.Random(0)) is None:
+        declared.discard("script")
+    rows = [(name, _value(getattr(kind, name)), on) for name, on, _ in PARTS if name in declared]
     print("declared:")
     for name, value, switched_on in rows:
         print(f"  {name:<14}{value:<32}{switched_on}")
     print("not declared:")
     for name, _, without in PARTS:
-        if not hasattr(kind, name):
+        if name not in declared:
             print(f"  {name:<14}{without}")
 
 
