@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch  # noqa: F401  Imported in a test, its log would go to the captured stderr for good.
@@ -140,6 +141,40 @@ def test_a_failure_of_what_had_begun_is_status_1(
     monkeypatch.setattr(replay, "run", fail)
     assert main(["replay", "run"]) == status
     assert capsys.readouterr().err == "mage replay: no\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ([], "no step after them is committed\n"),
+        (["--to-step", "3"], "no step after them is committed up to step 3\n"),
+    ],
+)
+def test_a_replay_that_compared_nothing_is_an_error(
+    more: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    committed = MagicMock()
+    committed.commit.version = 4
+    config = config_file.load(config_file.find(None))
+    monkeypatch.setattr(config_file, "load_recorded", lambda file: config)
+    monkeypatch.setattr("mage_services.journal.reader.check_journal", lambda run: None)
+    monkeypatch.setattr("mage_services.journal.reader.open_journal", MagicMock())
+    monkeypatch.setattr("mage_async.protocol.journal_records.first_needed", lambda *_: 0)
+    monkeypatch.setattr(
+        "mage_async.admission.replay.replay", lambda *_: iter([committed] if more else [])
+    )
+    monkeypatch.setattr("mage_services.learner.gang.Gang", MagicMock())
+    training = MagicMock()
+    training.of.return_value.trainer.version = 3
+    monkeypatch.setattr("mage_services.learner.trainer_thread.Training", training)
+    assert main(["replay", str(tmp_path), *more]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert "nothing was compared: the weights of step 3 are the oldest" in error
+    assert error.endswith(says)
 
 
 def test_the_keys_of_one_section_are_explained(capsys: pytest.CaptureFixture[str]) -> None:

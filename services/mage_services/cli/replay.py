@@ -30,8 +30,8 @@ def run(given: argparse.Namespace) -> int:
     """Replay and print each step.
 
     Raises:
-        RunError: there is no journal, or it lacks steps after the initial weights and after each
-            checkpoint.
+        RunError: there is no journal, it lacks steps after the initial weights and after each
+            checkpoint, or it has no step to compare.
         RunFailed: a step's weights differ from those that the run committed.
     """
     from mage_async.admission.ledger import Ledger
@@ -75,5 +75,11 @@ def run(given: argparse.Namespace) -> int:
                     raise RunFailed(difference)
                 version = committed.commit.version
                 print(f"step {version}: {committed.commit.digest} as committed", flush=True)
+    if version == began:
+        last = "" if given.to_step is None else f" up to step {given.to_step}"
+        raise RunError(
+            f"{run.journal}: nothing was compared: the weights of step {began} are the oldest that "
+            f"a replay can begin with, and no step after them is committed{last}"
+        )
     print(f"{version - began} steps from step {began} on: every digest agrees")
     return 0
