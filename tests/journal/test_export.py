@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -87,5 +88,15 @@ def test_another_ending_or_place_is_a_sentence(chat: ChatFormat, tmp_path: Path)
         RunError, match=r"ends in \.jsonl, \.parquet, \.dataset or \.atif, got '\.csv'"
     ):
         export([], chat, tmp_path / "trials.csv")
-    with pytest.raises(RunError, match="cannot be written: No such file or directory"):
+    with pytest.raises(RunError, match=r"trials\.jsonl failed: .*No such file or directory"):
         export([], chat, tmp_path / "none" / "trials.jsonl")
+
+
+def test_a_fault_of_the_journal_is_not_laid_to_the_file(chat: ChatFormat, tmp_path: Path) -> None:
+    def unreadable() -> Iterator[AttributedTrial]:
+        yield trial(7, chat)
+        raise OSError(5, "Input/output error", "000.journal")
+
+    with pytest.raises(RunError, match=r"the export to .* failed: .*error: '000\.journal'"):
+        export(unreadable(), chat, tmp_path / "trials.jsonl")
+    assert not list(tmp_path.iterdir())

@@ -39,8 +39,8 @@ def export(
         run: Name of the run, for formats that have a field for it.
 
     Raises:
-        RunError: the ending is unknown, pyarrow is not installed, or the file cannot be written,
-            for example because a folder of that name exists.
+        RunError: the ending is unknown, pyarrow is not installed, the journal cannot be read, or
+            the file cannot be written, for example because a folder of that name exists.
     """
     if file.suffix not in WRITERS:
         known = " or ".join([", ".join([*WRITERS][:-1]), [*WRITERS][-1]])
@@ -53,7 +53,8 @@ def export(
         WRITERS[file.suffix](counted, chat, working, run)
         os.replace(working, file)
     except OSError as fault:
-        raise RunError(f"{file} cannot be written: {fault.strerror}") from fault
+        # The trials are read from the journal meanwhile: the fault may be one of reading.
+        raise RunError(f"the export to {file} failed: {fault}") from fault
     finally:
         _remove(working)
     return next(number)
