@@ -1,5 +1,6 @@
 """Sample tokens: a uniform number from the seed, through the inverse distribution function.
 
+The seed comes with the prompt (`turn_seed` of `mage_async/trials/trial_run.py`).
 A completion depends on the rest of the batch only through the last bits of the logits; with "exact"
 arithmetic (`arithmetic.py`) not at all. Log-probs are computed after temperature and
 before top-k and top-p, from the same logits as the sample.
