@@ -195,13 +195,13 @@ def _described(
             kind = json.dumps(default.kind if default else NONE)
             if kind_of_tiny := tiny.get(name, {}).get(kind_key(hint)):
                 kind += f" (tiny: {json.dumps(kind_of_tiny)})"
-            kind_key_row = [Key(kind_key(hint), "one of the following", kind, meaning)]
-            yield from _described(full, choices, tiny.get(name, {}), kind_key_row=kind_key_row)
+            row_inside = [Key(kind_key(hint), "one of the following", kind, meaning)]
+            yield from _described(full, choices, tiny.get(name, {}), kind_key_row=row_inside)
         elif inside is not None:
             with_tiny = " but for a tiny policy" if name in tiny else ""
             absent = f' Absent by default{with_tiny}; `{name} = "none"` leaves it out.'
-            presence_note = absent if may_be_absent(hint) else ""
-            yield from _described(full, {"": inside}, tiny.get(name, {}), presence_note)
+            note_inside = absent if may_be_absent(hint) else ""
+            yield from _described(full, {"": inside}, tiny.get(name, {}), note_inside)
 
 
 def _keys(section: type[Section], tiny: Table) -> Iterator[Key]:
