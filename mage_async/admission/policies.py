@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 #     slots      fewer than (S + 1) B in flight  the B oldest, once complete  at most S
 #     strict     the same policy as slots
 #     sync       slots with S = 0                                             0
-#     one_step   fewer than B not in training    the B oldest, once complete  at most 1
+#     one_step   fewer than B not in training,   the B oldest, once complete  at most 1
+#                and fewer than 2 B in flight
 #     overtake   as slots                        the B oldest complete ones,  at most S
 #                                                if each overtaken group can
 #                                                still be trained in time
@@ -92,7 +93,7 @@ def has_free_slot(state: AdmissionState) -> bool:
 
 
 def nothing_in_training(state: AdmissionState) -> bool:
-    """Return whether fewer than B groups are in flight: none is played while a batch is trained."""
+    """Return whether fewer than B groups are in flight, so that no batch is in training."""
     return has_free_slot(replace(state, max_staleness=0))
 
 
@@ -156,7 +157,8 @@ def take_overtaking(state: AdmissionState) -> list[int]:
 
     Claim: for every d >= n, at most (d - n + 1) B pending groups are due at d or before.
 
-    Proof. A new group is granted at the newest version v, so it is due last of all, at v + S; of
+    Proof. Groups are pending in the order of their grants, so their due versions never fall. A new
+    group is granted at the newest version v, so it is due last of all, at v + S; of
     the (S + 1) B slots, (v + S - n + 1) B are left for pending groups. Taking a batch increases n
     by one, so the batch may overtake at most (d - n) B groups that are due at d or before. For d
     before the due version of the batch's last group, the loop has checked this. For every later d,

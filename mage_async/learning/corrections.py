@@ -66,7 +66,8 @@ class Surrogate:
     weights: "torch.Tensor"
     """Importance weight that the correction gave the token; 0 where masked."""
     is_clipped: "torch.Tensor"
-    """Whether a clip bounds the loss; for `tis` and `cispo`, whether the weight was truncated."""
+    """Whether a clip bounds the loss; for `tis`, `cispo` and `vcpo`, whether the weight was
+    truncated."""
     is_masked: "torch.Tensor"
     """Whether the token was left out."""
 
@@ -443,9 +444,9 @@ class Vcpo(Correction, tag="vcpo"):
         return baseline, factor
 
     def check(self, config: Any) -> None:
-        """Refuse every `learner.average` but "token": its weights would be part of the advantages
-        that the baseline is computed from. Refuse several ranks, each of which has only a share of
-        a minibatch.
+        """Refuse every `learner.average` but "token": the weights of any other would be part of the
+        advantages that the baseline is computed from. Refuse several ranks, each of which has only
+        a share of a minibatch.
         """
         if config.learner.average != "token" or config.learner.ranks > 1:
             raise ConfigError(

@@ -179,7 +179,9 @@ def read_state(trainer: Trainer, folder: Path) -> None:
 
 
 def _moments(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str, Any]:
-    """Return the optimizer's state of a weight; before the first update, zeros as in AdamW."""
+    """Return the optimizer's state of a weight. Before the first update, create it as AdamW's zeros
+    in the optimizer, because `read_state` loads into these tensors in place.
+    """
     state: dict[str, Any] = optimizer.state[weight]
     if not state:
         # AdamW keeps the number of updates on the GPU only where it is fused.

@@ -99,7 +99,7 @@ def _opponent_turns(opponent: PastPolicySide) -> Generator[Prompt, str | Complet
 
 
 def takes_any_text(play: Play) -> bool:
-    """Return whether an action is due that may be any text, because no legal ones are listed."""
+    """Return whether any text is an action; call it where `legal_actions()` is empty."""
     return isinstance(play, SlowPlay) and not play.is_done
 
 

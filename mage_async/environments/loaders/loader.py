@@ -187,7 +187,8 @@ class IsolatedRandomState:
         place = entered.index(self)
         del entered[place]
         if place < len(entered):
-            # The next call interrupted this one. It now restores what was before both.
+            # The call that was entered after this one saved this engine's state; let it restore
+            # what was before both.
             entered[place]._outside = self._outside
             return
         self._own = random.getstate(), np.random.get_state()

@@ -136,6 +136,8 @@ class Actor:
     """Plays groups until the learner's goodbye.
 
     Args:
+        stage: begins trials, with the engine and the workers.
+        name: name of the actor in messages to the learner.
         played: called after each group that was played to its end.
         bring: copies a file of the run to this machine, and returns its path there.
     """
@@ -464,6 +466,7 @@ async def play(
 
 
 def _note(status: Status, text: str) -> None:
+    """Send the supervisor a note, which it prints."""
     status.send("note", text=text)
 
 

@@ -110,7 +110,8 @@ def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
 class _LegalActions:
     """Refuses legal actions that a tiny policy cannot write, and measures the length of the others.
 
-    Does nothing for a pretrained policy: the preflight plays turns with its tokenizer.
+    Does nothing where actions are not restricted, or for a pretrained policy: the preflight plays
+    turns with its tokenizer.
     """
 
     def __init__(self, config: Config, name: str, environment: Environment) -> None:
