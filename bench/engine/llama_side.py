@@ -93,7 +93,9 @@ class Contexts:
         given.n_batch = given.n_ubatch = 2048
         given.n_seq_max = contexts
         given.n_threads = given.n_threads_batch = threads
-        given.kv_unified = True  # so that the keys and values of the rules are shared
+        # With a cache each, sequences attend to nothing but their own tokens. In a unified cache a
+        # turn takes longer and longer as the contexts grow.
+        given.kv_unified = False
         self._context = llama.llama_init_from_model(model, given)
         if not self._context:
             raise RuntimeError("llama.cpp made no context")
@@ -109,7 +111,7 @@ class Contexts:
         self._lengths = [0] * len(self._lengths)
         self._decode({0: rules})
         for number in range(1, len(self._lengths)):
-            llama.llama_memory_seq_cp(self._memory, 0, number, 0, len(rules))
+            llama.llama_memory_seq_cp(self._memory, 0, number, -1, -1)
             self._lengths[number] = len(rules)
 
     def complete(

@@ -13,7 +13,7 @@ appends 16 tokens and samples 8 at temperature 1.
     sglang      the same, by HTTP requests to a server on this machine; its prefix cache is on
     llama.cpp   in process, without a server: all contexts are decoded in one batch, turn by turn.
                 Each is a sequence that keeps its keys and values; those of the rules are computed
-                once and shared
+                once and copied
 
 Engines play in alternation, each time in a process of its own that first plays two turns to warm
 up. The program prints sampled tokens per second, prompt tokens per second (reused ones included),
@@ -158,11 +158,11 @@ def main() -> int:
                 found.append(measured(kind, pythons[kind], work))
                 rate = found[-1]["sampled"] / found[-1]["seconds"]
                 print(f"{number} {kind}: {rate:.4g} sampled tokens/s", flush=True)
-    return report(runs, work)
+    return report(runs, work, given.name)
 
 
-def report(runs: dict[str, list[dict[str, Any]]], work: dict[str, Any]) -> int:
-    """Print the table, write the baseline, and return the exit status."""
+def report(runs: dict[str, list[dict[str, Any]]], work: dict[str, Any], name: str) -> int:
+    """Print the table, write the baseline of a name, and return the exit status."""
     print(f"{'':12}{'sampled/s':>10}{'prompt/s':>10}{'computed':>10}{'turn':>9}{'p90':>9}  agree")
     rows: dict[str, dict[str, float]] = {}
     for kind, found in runs.items():
@@ -185,7 +185,7 @@ def report(runs: dict[str, list[dict[str, Any]]], work: dict[str, Any]) -> int:
     engines = {kind: found[0]["engine"] for kind, found in runs.items()}
     shape = {key: work[key] for key in work if key not in ("model", "gguf", "greedy_prompt")}
     figures = {"work": shape, "engines": engines, "rows": rows, "ratios": ratios, "runs": runs}
-    write_baseline("rivals", figures)
+    write_baseline(name, figures)
     return int(any(np.median(found) < 1 for found in ratios.values()))
 
 
@@ -196,6 +196,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sglang", default="", metavar="PYTHON", help="with SGLang")
     parser.add_argument("--threads", type=int, default=1, help="threads of each engine (1)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--name", default="rivals", help="of the baseline (rivals)")
     return parser.parse_args()
 
 
