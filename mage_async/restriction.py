@@ -145,7 +145,10 @@ class AllowedSets:
 
         A set has at least two tokens in ascending order, and holds each token drawn from it.
         """
-        lengths = np.diff(self.offsets)
+        # A peer may send any offsets: in int32 their differences could overflow.
+        lengths = np.diff(self.offsets.astype(np.int64))
+        if not len(sampled) or not len(lengths):
+            return "a segment with allowed sets has sampled tokens, and at least one set"
         is_covered = self.offsets[0] == 0 and self.offsets[-1] == len(self.tokens)
         if not is_covered or (lengths < 2).any():
             return "allowed sets have at least two tokens each, and cover all that are given"

@@ -192,7 +192,8 @@ def _refuse(message: str) -> None:
 
 def _token_text(token: Any) -> str:
     """Return the text of a special token, which is a string or a table with `content`."""
-    return token["content"] if isinstance(token, dict) else token or ""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text or ""
 
 
 def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> list[int]:
@@ -200,7 +201,9 @@ def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]
     config.json, and the tokenizer's `eos_token`.
     """
     generation = _json(directory / "generation_config.json")
-    ends = generation.get("eos_token_id") or _json(directory / "config.json").get("eos_token_id")
+    ends = generation.get("eos_token_id")
+    if ends is None:  # 0 is an id
+        ends = _json(directory / "config.json").get("eos_token_id")
     ids = ends if isinstance(ends, list) else [ends]
     ids += [tokenizer.token_to_id(_token_text(settings.get("eos_token")) or "")]
     return sorted({number for number in ids if number is not None})

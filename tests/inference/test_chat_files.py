@@ -84,3 +84,14 @@ def test_a_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
     settings["chat_template"] = LOOP
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert load_chat(tmp_path).stop_tokens
+
+
+def test_a_stop_token_may_have_the_id_0(tmp_path: Path) -> None:
+    save_text_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"eos_token_id": 5}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0}')
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["eos_token"] = {"lstrip": False}  # a table without a text
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_chat(tmp_path).stop_tokens == (0,)

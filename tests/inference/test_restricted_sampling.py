@@ -163,3 +163,19 @@ def test_each_set_is_stored_once_and_given_back(drawn_from) -> None:
     restricted = stored.index >= 0
     sampled[np.flatnonzero(restricted)[0]] = 10
     assert "got one that does not" in stored.fault(sampled)
+
+
+@pytest.mark.parametrize(
+    ("index", "offsets", "sampled"),
+    [
+        ([], [0, 2], []),  # sets, and no sampled token
+        ([0], [0], [1]),  # no set
+        ([0], [0, 2**31 - 1, -7, 2], [1]),  # differences that overflow in int32
+    ],
+)
+def test_sets_that_a_peer_made_up_are_a_fault_in_words(
+    index: list[int], offsets: list[int], sampled: list[int]
+) -> None:
+    tokens = np.array([1, 2] if len(offsets) > 1 else [], np.int32)
+    made_up = AllowedSets(np.array(index, np.int32), np.array(offsets, np.int32), tokens)
+    assert made_up.fault(np.array(sampled, np.int32))
