@@ -146,7 +146,8 @@ class AllowedSets:
         A set has at least two tokens in ascending order, and holds each token drawn from it.
         """
         # A peer may send any offsets: in int32 their differences could overflow.
-        lengths = np.diff(self.offsets.astype(np.int64))
+        offsets = self.offsets.astype(np.int64)
+        lengths = offsets[1:] - offsets[:-1]
         if not len(sampled) or not len(lengths):
             return "a segment with allowed sets has sampled tokens, and at least one set"
         is_covered = self.offsets[0] == 0 and self.offsets[-1] == len(self.tokens)
