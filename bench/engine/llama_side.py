@@ -151,7 +151,7 @@ class Contexts:
 
 
 def play(contexts: Contexts, work: dict[str, Any]) -> dict[str, Any]:
-    """Play all contexts turn by turn, and return the figures of `bench.engine.rivals.Figures`."""
+    """Play all contexts turn by turn, and return the figures of `play` in `bench.engine.rivals`."""
     source = np.random.default_rng(1)
     rules = np.random.default_rng(0).integers(3, work["vocabulary"], work["rules"])
     turn_s, pending = [], {number: np.array([], int) for number in range(work["contexts"])}
@@ -161,22 +161,22 @@ def play(contexts: Contexts, work: dict[str, Any]) -> dict[str, Any]:
         turn_began = time.perf_counter()
         # The last sampled token of a turn is computed with the next turn's tokens.
         appended = {
-            number: np.concatenate([last, source.integers(3, work["vocabulary"], work["told"])])
+            number: np.concatenate([last, source.integers(3, work["vocabulary"], work["appended"])])
             for number, last in pending.items()
         }
-        drawn = contexts.complete(appended, work["drawn"])
+        drawn = contexts.complete(appended, work["sampled"])
         pending = {number: np.array(tokens[-1:]) for number, tokens in drawn.items()}
         turn_s.append(time.perf_counter() - turn_began)
     seconds = time.perf_counter() - began
     num_turns = work["contexts"] * work["turns"]
     prompts = sum(
-        work["rules"] + turn * (work["told"] + work["drawn"]) + work["told"]
+        work["rules"] + turn * (work["appended"] + work["sampled"]) + work["appended"]
         for turn in range(work["turns"])
     )
-    computed = work["rules"] + num_turns * work["told"]
+    computed = work["rules"] + num_turns * work["appended"]
     return {
         "seconds": seconds,
-        "sampled": num_turns * work["drawn"],
+        "sampled": num_turns * work["sampled"],
         "prompt": work["contexts"] * prompts,
         "computed": computed,
         "turn_s": turn_s,

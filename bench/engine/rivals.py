@@ -63,9 +63,9 @@ async def play(engine: Engine, work: dict[str, Any], seed: int) -> dict[str, Any
     async def context(number: int) -> None:
         source, tokens = np.random.default_rng([seed, number]), rules
         for turn in range(work["turns"]):
-            appended = source.integers(3, work["vocabulary"], work["told"], np.int32)
+            appended = source.integers(3, work["vocabulary"], work["appended"], np.int32)
             tokens = np.concatenate([tokens, appended])
-            sampling = Sampling(max_tokens=work["drawn"])
+            sampling = Sampling(max_tokens=work["sampled"])
             began = time.perf_counter()
             drawn = await engine.complete(Prompt(f"{seed}.{number}", tokens, sampling, turn))
             figures["turn_s"].append(time.perf_counter() - began)
@@ -100,8 +100,9 @@ async def play_here(kind: str, work: dict[str, Any]) -> dict[str, Any]:
 
 def measured(kind: str, python: str, work: dict[str, Any]) -> dict[str, Any]:
     """Play in a process with another Python, and return its figures."""
-    side = ["bench.engine.llama_side"] if kind == "llama.cpp" else ["bench.engine.rivals", "--play"]
-    command = [python, "-m", *side, *([kind] if kind != "llama.cpp" else []), json.dumps(work)]
+    own = ["bench.engine.rivals", "--play", kind]
+    side = ["bench.engine.llama_side"] if kind == "llama.cpp" else own
+    command = [python, "-m", *side, json.dumps(work)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
@@ -145,8 +146,8 @@ def main() -> int:
             "contexts": CONTEXTS,
             "rules": RULES,
             "turns": TURNS,
-            "told": APPENDED,
-            "drawn": SAMPLED,
+            "appended": APPENDED,
+            "sampled": SAMPLED,
             "longest": RULES + TURNS * (APPENDED + SAMPLED) + GREEDY,
             "threads": given.threads,
             "greedy_prompt": list(range(100, 150)),

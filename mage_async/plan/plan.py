@@ -251,9 +251,9 @@ def plan_of(
     """Plan a configuration.
 
     Args:
-        machine_bytes: See `Plan`.
         device: Hardware of each GPU that the configuration names, or of this machine.
         context_tokens: Mean number of tokens of a context; 0 for `engine.max_tokens`, the largest.
+        machine_bytes: See `Plan`.
 
     Raises:
         PolicyError: the policy's shape is unknown, or it cannot be trained as configured.

@@ -74,10 +74,6 @@ GuidanceOf = Callable[[Task], Guidance | None]
 """
 
 
-def no_report(played: int, of: int) -> None:
-    """Report nothing."""
-
-
 def at_intervals(seconds: float, report: Report) -> Report:
     """Return a function that calls `report` if the latest call is at least `seconds` ago."""
     latest = time.monotonic()
@@ -147,7 +143,9 @@ class Evaluator:
             split: await self.play(split, num_trials, CURVE_SEED) for split in ("train", "heldout")
         }
 
-    async def final(self, num_trials: int, report: Report = no_report) -> dict[str, Score]:
+    async def final(
+        self, num_trials: int, report: Report = lambda played, of: None
+    ) -> dict[str, Score]:
         """Play the final sets with both controls, and without guidance if a method gives any.
 
         Cancellation abandons them.
