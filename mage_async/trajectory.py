@@ -224,6 +224,16 @@ class Trial:
             rewards[turn.episode] += turn.reward if turn.kind is Kind.ACT else 0.0
         return rewards + rewards[-1:] * (self.num_episodes - len(rewards))
 
+    def turn_rewards(self) -> list[list[float]]:
+        """Return the rewards of the actions of every episode; for those that were not played as
+        `episode_rewards` does.
+        """
+        rewards: list[list[float]] = [[] for _ in range(self.num_played())]
+        for turn in self.turns:
+            if turn.kind is Kind.ACT:
+                rewards[turn.episode].append(turn.reward)
+        return rewards + rewards[-1:] * (self.num_episodes - len(rewards))
+
     def is_before_last(self, episode: int) -> bool:
         """Return whether an episode comes before the last one of the trial."""
         return episode + 1 < self.num_episodes

@@ -63,6 +63,13 @@ class Facts:
     """Return above which an episode is won."""
     loses_below: float = 0.0
     """Return below which an episode is lost; an episode that is neither won nor lost is drawn."""
+    win_reward: float | None = None
+    """Least reward of the turn that wins an episode, more than any other turn earns. Episodes
+    without such a turn are lost. None: the return decides, by `wins_above` and `loses_below`.
+
+    No bound on the return tells wins from losses if penalties can take more from a win than other
+    turns pay without one.
+    """
     example: str = ""
     """An example of an action, if the first of `words` is not a whole action."""
 
@@ -75,13 +82,19 @@ class Facts:
         assert self.max_return is not None, "a run with ratings has bounds, as is checked"
         return self.min_return, self.max_return
 
-    def is_won(self, episode_return: float) -> bool:
-        """Return whether an episode with this return reached its goal or beat its opponent."""
-        return episode_return > self.wins_above
+    def is_won(self, rewards: Sequence[float]) -> bool:
+        """Return whether an episode whose turns earned these rewards reached its goal or beat its
+        opponent.
+        """
+        if self.win_reward is not None:
+            return any(reward >= self.win_reward for reward in rewards)
+        return sum(rewards) > self.wins_above
 
-    def is_lost(self, episode_return: float) -> bool:
-        """Return whether an episode with this return is lost."""
-        return episode_return < self.loses_below
+    def is_lost(self, rewards: Sequence[float]) -> bool:
+        """Return whether an episode whose turns earned these rewards is lost."""
+        if self.win_reward is not None:
+            return not self.is_won(rewards)
+        return sum(rewards) < self.loses_below
 
 
 @dataclass(slots=True)

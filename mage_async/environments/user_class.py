@@ -428,6 +428,7 @@ class ResetStep(Environment):
             has_open_text=not words,
             wins_above=declared("wins_above", 0.0),
             loses_below=declared("loses_below", 0.0),
+            win_reward=declared("win_reward", None),
         )
 
     @cached_property

@@ -131,18 +131,20 @@ def _rows(trials: Sequence[Trial], environment: Environment) -> list[_TrialRetur
         finished[facts] += trial.episode_rewards()[: trial.cut_at]
     rows = []
     for trial, facts in played:
-        rewards = trial.episode_rewards()
+        rewards, by_turn = trial.episode_rewards(), trial.turn_rewards()
         if trial.cut_at is not None:
             # An unfinished episode counts as the declared minimum or, if none is declared, as the
             # least that any finished episode earned, and at most 0.
             known = facts.min_return
             least = min([0.0, *finished[facts]]) if known is None else known
-            rewards = rewards[: trial.cut_at] + [least] * (trial.num_episodes - trial.cut_at)
+            num_unfinished = trial.num_episodes - trial.cut_at
+            rewards = rewards[: trial.cut_at] + [least] * num_unfinished
+            by_turn = by_turn[: trial.cut_at] + [[least]] * num_unfinished
         rows.append(
             _TrialReturns(
                 [reward / facts.units for reward in rewards],
-                [facts.is_won(reward) for reward in rewards],
-                [facts.is_lost(reward) for reward in rewards],
+                [facts.is_won(each) for each in by_turn],
+                [facts.is_lost(each) for each in by_turn],
             )
         )
     return rows

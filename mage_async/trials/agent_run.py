@@ -770,7 +770,7 @@ class AgentRun:
         self._sizes_at_start.clear()
         # A completion that arrives after its episode is dropped without `give_up`.
         self._new_lineages.clear()
-        won = self._config.stops_on_success and self._facts.is_won(self._reward)
+        won = self._config.stops_on_success and self._facts.is_won([self._reward])
         if self.episode + 1 == self._config.num_episodes or won:
             self.is_over = True
         elif self._config.reflects and self._can_reflect():

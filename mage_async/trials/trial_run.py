@@ -134,8 +134,6 @@ class TrialRun:
         """Number of the current episode, and of the next action in it, both from 0."""
         self.kind = Kind.ACT
         """Kind of the next completion."""
-        self._earned = 0.0
-        """Reward of the current episode so far."""
         self._info_left = MAX_TRIAL_INFO_CHARS
         """Characters of `info` for which the trial's record still has room; below 0 once it is
         full.
@@ -345,7 +343,6 @@ class TrialRun:
             self._turn(start, completion, outcome.reward, outcome.is_valid, action, anchor, info)
         )
         self._index_in_episode += 1
-        self._earned += outcome.reward
         is_last = self._index_in_episode == self._config.max_turns
         if outcome.is_done or is_last or not self._episodes_left(self.episode):
             self._end_episode(outcome)
@@ -399,7 +396,10 @@ class TrialRun:
         return self._config.episodes_left(episode, num_actions, self._facts)
 
     def _succeeded(self) -> bool:
-        return self._config.stops_on_success and self._facts.is_won(self._earned)
+        if not self._config.stops_on_success:
+            return False
+        acts = (turn for turn in self._turns if turn.is_act_of(self.episode))
+        return self._facts.is_won([turn.reward for turn in acts])
 
     def _record_remark(self, start: int, completion: Completion, remark: str | None) -> None:
         """Record a reflection or a strategy, and go on with what it precedes."""
@@ -416,7 +416,6 @@ class TrialRun:
     def _next_episode(self, last_message: str) -> None:
         """Create the next episode; `_begin_episode` sends its first observation later."""
         self.episode, self._index_in_episode, self.kind = self.episode + 1, 0, Kind.ACT
-        self._earned = 0.0
         self._last_message = last_message
         self._play = self._begin_play()
 

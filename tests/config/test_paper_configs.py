@@ -140,8 +140,8 @@ def test_orbit_trains_on_five_games_with_its_turns_and_is_tested_on_two_others()
         # The budget of turns ends a trial, and no number of episodes does.
         assert config.trial.most_turns(facts.max_turns) <= config.trial.episodes
         assert (facts.min_return, facts.max_return) == (0.0, 1.0)
-        assert facts.is_won(1.0)
-        assert facts.is_lost(0.0)
+        assert facts.is_won([1.0])
+        assert facts.is_lost([0.0])
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -118,5 +118,25 @@ def test_wins_are_counted_by_episode_and_as_any_win_so_far():
 
 def test_an_environment_may_ask_more_of_a_win_than_a_positive_return():
     facts = replace(ENVIRONMENT.facts, wins_above=5.0, loses_below=-1.0)
-    assert (facts.is_won(5.0), facts.is_won(5.5)) == (False, True)
-    assert (facts.is_lost(-1.0), facts.is_lost(-1.5)) == (False, True)
+    assert (facts.is_won([2.0, 3.0]), facts.is_won([2.0, 3.5])) == (False, True)
+    assert (facts.is_lost([0.0, -1.0]), facts.is_lost([-0.5, -1.0])) == (False, True)
+
+
+def test_a_trial_stops_and_scores_by_the_reward_of_the_turn_that_wins(chat):
+    """An invalid action takes more than a win's margin from the return of MineSweeper."""
+    config = config_file.load(config_file.find("minesweeper"), [])
+    environment = environment_of(config)
+    rules = trial_config_of(config, environment, chat, 3, stops_on_success=True)
+    won = 0
+    for seed, member in enumerate(environment.members("train")[:40]):
+        task = Task("minesweeper", member, seed)
+        played = scripted_trial(environment, task, seed, rules, chat)
+        rewards = [max(each) for each in played.turn_rewards()[: played.num_played()]]
+        assert played.num_played() == next((k + 1 for k, r in enumerate(rewards) if r == 10), 3)
+        invalid = Turn(Kind.ACT, 0, 0, 0, 0, 1, -1.0, False, "")
+        worse = replace(played, turns=(invalid, invalid, *played.turns))
+        shares = score([worse], environment)
+        assert shares.won_by_episode[0] == (rewards[0] == 10)
+        assert shares.lost_by_episode[0] == (rewards[0] != 10)
+        won += rewards[0] == 10
+    assert won

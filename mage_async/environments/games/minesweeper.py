@@ -352,10 +352,8 @@ class MineSweeper(Game[int]):
         rewards = WIN_REWARDS if wins_only else REWARDS
         returns = (turns * rewards.invalid, rewards.win + (turns - 1) * rewards.cascade)
         has_chance = opening == "shared"
-        # The return above which an episode counts as won: what it earns without a win stays below
-        # on boards of up to 6x6 cells. On larger ones many cascades may earn more.
-        won_above = rewards.win - 0.5
-        facts = facts_of("minesweeper", turns, words, returns, won_above, has_chance=has_chance)
+        more = {"has_chance": has_chance, "win_reward": rewards.win}
+        facts = facts_of("minesweeper", turns, words, returns, **more)
         super().__init__(facts, hold_out(variants), noun="board")
 
     def family(self, member: str) -> str:

@@ -272,9 +272,9 @@ class Sokoban(Game[str]):
             *(SOLVED, STUCK, OVER, INVALID),
         )
         returns = (turns * steps_per_turn * REWARDS.step, REWARDS.solved + boxes * REWARDS.on)
-        # A room that is not solved earns less than all boxes on targets; a solved one earns more,
-        # unless it took a hundred steps.
-        facts = facts_of("sokoban", turns, words, returns, threshold=boxes * REWARDS.on)
+        # The turn that solves a room brings a box onto a target, which pays for its steps; up to
+        # four steps without it earn less than `solved`.
+        facts = facts_of("sokoban", turns, words, returns, win_reward=REWARDS.solved)
         super().__init__(facts, numbered("room", rooms), "room")
 
     def family(self, member: str) -> str:
