@@ -108,7 +108,7 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
         f"weights, gradients and optimizer, and {num_engines} engines, the evaluator's among them, "
         f"{engines / 1e9:.1f} GB for weights, {contexts / 1e9:.1f} GB for keys and values of "
         f"{config.engine.max_contexts} contexts each, and {bare / 1e9:.1f} GB for themselves, but "
-        "this machine has "
+        "this machine or its container has "
         f"{memory_bytes / 1e9:.1f} GB; {advice}"
     )
 

@@ -6,7 +6,6 @@ begins.
 """
 
 import asyncio
-import os
 import signal
 import sys
 import time
@@ -41,7 +40,7 @@ from mage_services.processes.child_process import (
     last_line,
     module_command,
 )
-from mage_services.processes.cores import num_cores
+from mage_services.processes.cores_and_memory import memory_bytes, num_cores
 
 if TYPE_CHECKING:
     from mage_async.plan.plan import Device
@@ -122,12 +121,7 @@ def _check_files(config: Config, directory: Path, num_actors: int) -> Contexts:
 
 def _check_size(config: Config, size: Size, num_actors: int) -> None:
     """Check that the policy and its engines' contexts fit into the memory of this machine."""
-    check_size(config, size, num_actors=num_actors, memory_bytes=_machine_bytes())
-
-
-def _machine_bytes() -> int:
-    """Return the bytes of memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    check_size(config, size, num_actors=num_actors, memory_bytes=memory_bytes())
 
 
 class PreflightOrder(msgspec.Struct, frozen=True):
@@ -239,7 +233,7 @@ def device_for(config: Config, memory_gb: float = 0.0) -> "Device":
     from mage_async.plan.plan import GB, Device, device_of
 
     if config.learner.device == "cpu":
-        return Device("this machine", round(memory_gb * GB) or _machine_bytes())
+        return Device("this machine", round(memory_gb * GB) or memory_bytes())
     named = config.hardware.gpu
     if memory_gb:
         return device_of(named, memory_gb)
@@ -256,8 +250,7 @@ def check_gpu(config: Config, num_actors: int) -> None:
 
     own = _own_gpu(config)
     if own or config.hardware.gpu:
-        machine_bytes = _machine_bytes()
-        plan_of(config, device_for(config), num_actors, machine_bytes=machine_bytes).check()
+        plan_of(config, device_for(config), num_actors, machine_bytes=memory_bytes()).check()
     if own is None:
         raise ConfigError(
             f'learner.device = "{config.learner.device}", but PyTorch finds no GPU here: set '

@@ -31,7 +31,7 @@ from mage_async.results.summary import summarise, write_summary
 from mage_services.actor.preflight import run_preflight
 from mage_services.actor.rehearsal import rehearse_all
 from mage_services.engines.sglang.arguments import installed
-from mage_services.processes.cores import num_cores
+from mage_services.processes.cores_and_memory import num_cores
 from mage_services.processes.process import first_failure
 from mage_services.processes.run_lock import take_lock
 from mage_services.processes.supervised_process import (

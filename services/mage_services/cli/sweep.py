@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mage_async.errors import ConfigError
 from mage_services.cli.options import add_config, add_number, add_set
-from mage_services.processes.cores import num_cores
+from mage_services.processes.cores_and_memory import num_cores
 
 if TYPE_CHECKING:
     from mage_async.results.matrix import Cell, Matrix, Setting, Subject
