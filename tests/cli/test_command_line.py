@@ -116,6 +116,12 @@ def test_the_default_matrix_of_an_ablation_and_what_each_rule_guarantees_are_in_
         (["--resume"], "mage: --resume needs --run-dir, the run to go on with"),
         (["evaluate"], "mage evaluate: the following arguments are required: run_dir; see `mage"),
         (["evaluate", "a", "--trials", "two"], "must be a whole number above 0, got 'two'; see"),
+        (["serve", "a", "--port", "70000"], "--port: must be a whole number from 0 to 65535, 0 fo"),
+        (
+            ["serve-environment", "--port", "-1"],
+            "from 0 to 65535, 0 for a free port, got '-1'; see",
+        ),
+        (["view", "a", "--port", "http"], "from 0 to 65535, 0 for a free port, got 'http'; see"),
         (["--actors"], "mage train: argument --actors: expected one argument; see `mage train"),
         (["trian"], "mage: argument COMMAND: invalid choice: 'trian'"),
     ],

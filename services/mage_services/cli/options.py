@@ -3,6 +3,9 @@
 import argparse
 from typing import Any
 
+MAX_PORT = 65_535
+"""Largest number of a TCP port."""
+
 
 def add_config(parser: argparse.ArgumentParser, *names: str, **more: Any) -> None:
     """Declare the configuration file, as the option `--config`.
@@ -40,3 +43,13 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text!r}")
     return number
+
+
+def port(text: str) -> int:
+    """Parse the number of a TCP port, 0 for a free one, as the `type` of an argument."""
+    # Some event loops listen on the remainder of a larger number.
+    if not text.isdecimal() or int(text) > MAX_PORT:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from 0 to {MAX_PORT}, 0 for a free port, got {text!r}"
+        )
+    return int(text)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mage_services.cli.options import add_number, add_set, positive
+from mage_services.cli.options import add_number, add_set, port, positive
 
 HELP = "Serve a run's policy over OpenAI's chat completions."
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (8000)")
+    parser.add_argument("--port", type=port, default=8000, help="port; 0 takes a free one (8000)")
     sessions = "most conversations that are remembered at once (64)"
     add_number(parser, "--sessions", sessions, 64, type=positive)
     add_set(parser, "change one key, such as engine.kind=sglang or engine.max_tokens=8192")

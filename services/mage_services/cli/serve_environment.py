@@ -2,7 +2,7 @@
 
 import argparse
 
-from mage_services.cli.options import add_number, add_set, positive
+from mage_services.cli.options import add_number, add_set, port, positive
 
 HELP = "Offer an environment to other programs, over OpenEnv's or AgentGym's protocol."
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     protocols = ("openenv", "agentgym")
     parser.add_argument("--protocol", choices=protocols, default=protocols[0], help="(openenv)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (8000)")
+    parser.add_argument("--port", type=port, default=8000, help="port; 0 takes a free one (8000)")
     add_number(parser, "--sessions", "most sessions that are open at once (64)", 64, type=positive)
     idle = "seconds without a request after which a session is closed (300)"
     add_number(parser, "--idle", idle, 300, type=positive, metavar="S")

@@ -4,6 +4,8 @@ import argparse
 import webbrowser
 from pathlib import Path
 
+from mage_services.cli.options import port
+
 HELP = "Look at runs in a browser: from a curve to the tokens of one turn, live."
 
 
@@ -14,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "still be going on. From another machine: ssh -L PORT:127.0.0.1:PORT, with --port PORT."
     )
     parser.add_argument("runs_dir", type=Path, help="a run, or a folder of runs")
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="(any free one)")
+    parser.add_argument("--port", type=port, default=0, metavar="N", help="(any free one)")
     parser.add_argument("--open", action="store_true", help="open a browser")
 
 
