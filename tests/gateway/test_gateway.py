@@ -308,6 +308,14 @@ def test_what_the_policy_cannot_read_is_refused_and_the_trial_goes_on(chat: Chat
             {"messages": said("a"), "response_format": {"type": "xml"}},
             {"messages": said("a"), "response_format": {"type": "json_schema"}},
             {"messages": said("a"), "regex": "("},
+            {"messages": said("a"), "response_format": {"type": "regex"}},
+            {"messages": said("a"), "response_format": {"type": "regex", "pattern": 1}},
+            {"messages": said("a"), "regex": "a", "response_format": {"type": "json_object"}},
+            {
+                "messages": said("a"),
+                "regex": "a",
+                "response_format": {"type": "regex", "pattern": "b"},
+            },
             {"messages": said("a"), "n": 0},
             {"messages": said("a"), "tool_choice": "required"},
         ]
@@ -319,7 +327,9 @@ def test_what_the_policy_cannot_read_is_refused_and_the_trial_goes_on(chat: Chat
 
     (trial,) = played(tasks_of(run), chat, scripted(chat, " rock"), "trial.memory=none")
     assert isinstance(trial, Trial), trial
-    assert [status for status, _ in statuses] == [400] * 10 * 2
+    assert [status for status, _ in statuses] == [400] * 14 * 2
+    for words in ("needs a text `pattern`, got None", "got 1", "`regex` and a `response_format`"):
+        assert any(words in message for _, message in statuses)
 
 
 def test_special_tokens_in_a_clients_words_stay_plain_text(chat: ChatFormat) -> None:

@@ -134,7 +134,12 @@ class ChatRequest(msgspec.Struct, frozen=True):
             case "json_schema":
                 schema = schema_of(form.get("json_schema"))
             case "regex":
-                pattern = str(form.get("pattern", ""))
+                pattern = form.get("pattern")
+                if not isinstance(pattern, str):
+                    raise BadRequest(
+                        "`response_format` of type regex needs a text `pattern`, got "
+                        f"{pattern!r:.60}"
+                    )
             case "text":
                 pass
             case other:
@@ -142,6 +147,11 @@ class ChatRequest(msgspec.Struct, frozen=True):
                     "`response_format` has type text, json_object, json_schema or regex, got "
                     f"{other!r:.60}"
                 )
+        if self.regex is not None and form.get("type") != "text":
+            raise BadRequest(
+                "`regex` and a `response_format` of another type than text are two forms of one "
+                "answer: send one of them"
+            )
         if pattern is not None:
             try:
                 re.compile(pattern)
