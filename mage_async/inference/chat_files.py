@@ -21,6 +21,12 @@ from tokenizers import Tokenizer
 from mage_async.errors import PolicyError
 from mage_async.trials.chat_format import ChatFormat, Message, Render, Tokenize, Tokens, Tools
 
+DATE = datetime(2024, 7, 26)
+"""Date that every template reads as today's (SmolLM3's writes it into the system message). With the
+clock's, a run resumed after midnight, a replay or a later evaluation would have other prompts than
+before. Llama 3's templates have this date where there is no clock.
+"""
+
 
 def load_chat(directory: Path, *, thinking: bool = False) -> ChatFormat:
     """Read the chat format of a model directory.
@@ -138,7 +144,7 @@ def _render(template: str, settings: dict[str, Any], thinking: bool) -> Render:
     )
     environment.filters["tojson"] = _as_json
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = DATE.strftime
     try:
         compiled = environment.from_string(template)
     except TemplateError as error:

@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils import chat_template_utils
 
 from mage_async.errors import PolicyError
-from mage_async.inference.chat_files import load_chat
+from mage_async.inference.chat_files import DATE, load_chat
 from tests.helpers.text_model import save_text_model
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
@@ -39,15 +40,16 @@ def with_template(folder: Path, template: str) -> Path:
 )
 @pytest.mark.parametrize("tools", [[], [TOOL]], ids=["alone", "with tools"])
 def test_a_template_is_rendered_as_transformers_renders_it(
-    tmp_path: Path, template: str, tools: list[Any]
+    tmp_path: Path, template: str, tools: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(chat_template_utils, "datetime", SimpleNamespace(now=lambda: DATE))
     chat = load_chat(with_template(tmp_path, template))
     messages = [
         {"role": "user", "content": "The door"},
         {"role": "assistant", "content": "open"},
         {"role": "user", "content": "shut"},
     ]
-    rendered: Any = render_jinja_template(
+    rendered: Any = chat_template_utils.render_jinja_template(
         [messages],
         tools=tools or None,
         chat_template=template,
@@ -55,6 +57,12 @@ def test_a_template_is_rendered_as_transformers_renders_it(
         enable_thinking=False,
     )
     assert chat.decode(chat.prompt(messages, tools)) == rendered[0][0]
+
+
+def test_a_prompt_does_not_depend_on_the_day(tmp_path: Path) -> None:
+    dated = "<{{ strftime_now('%d %B %Y, %H:%M') }}>" + LOOP
+    chat = load_chat(with_template(tmp_path, dated))
+    assert chat.decode(chat.opening("door")).startswith("<26 July 2024, 00:00>")
 
 
 def test_a_template_is_read_as_utf_8_in_any_locale(
