@@ -31,6 +31,7 @@ from mage_services.journal.record_bytes import (
     decode_record,
     encode_record,
     find_record,
+    read_trial_header,
     scan,
 )
 
@@ -177,6 +178,20 @@ def test_any_bytes_behind_whole_records_are_a_tail_to_cut(
 def test_whole_bytes_that_are_no_record_are_a_sentence_and_nothing_else(body: bytes) -> None:
     with pytest.raises(WireError):
         decode_record(bytes([body[0] % 3]) + body[1:])
+
+
+@given(st.binary(max_size=300))
+def test_the_header_of_a_damaged_trial_is_a_sentence_and_nothing_else(content: bytes) -> None:
+    with pytest.raises(WireError):
+        read_trial_header(b"\x01" + content)
+
+
+def test_a_header_that_is_no_utf_8_is_a_sentence() -> None:
+    (body,) = scan(segment_of([a_trial(1, 0, 4)])).bodies
+    whole = bytes(body)
+    assert read_trial_header(whole) is not None
+    with pytest.raises(WireError, match="no header of this build"):
+        read_trial_header(whole.replace(b"cycle-012", b"cycle-\xff12"))
 
 
 def test_zeros_are_no_record() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from mage_async.errors import RunError, WireError
 from mage_async.protocol.journal_records import Record, Segment, SegmentHeader
 from mage_async.results.run_directory import RunDirectory
-from mage_services.journal.record_bytes import decode_record, find_record, scan
+from mage_services.journal.record_bytes import decode_record, find_record, first_record, scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,9 @@ def open_journal(folder: Path) -> JournalOnDisk:
     files = sorted(folder.glob("*.log"))
     segments: list[Segment] = []
     for file in files[:-1]:
-        headers = scan(_map(file), 1).bodies
-        if not headers:
+        if (header := first_record(_map(file))) is None:
             raise RunError(f"{file} is damaged at its start, and later segments follow: restore it")
-        segments.append(_segment(file, headers[0], file.stat().st_size))
+        segments.append(_segment(file, header, file.stat().st_size))
     if not files:
         return JournalOnDisk([], [], None, 0)
     data = files[-1].read_bytes()

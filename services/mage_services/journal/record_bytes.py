@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 from mmap import mmap
 
 import msgspec
@@ -41,6 +41,8 @@ _MARKS = (
 key of the fields, behind one byte of msgpack for up to 15 fields and three for more."""
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[FieldsRecord] = msgspec.msgpack.Decoder(FieldsRecord)
+_DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What `msgspec` raises for bytes that are no message of the expected type."""
 _TRIAL_HEADER: msgspec.msgpack.Decoder[TrialHeader] = msgspec.msgpack.Decoder(TrialHeader)
 
 
@@ -72,16 +74,22 @@ class Scan:
     """Offset in bytes at which a torn tail begins; the segment is to be cut there."""
 
 
-def scan(data: Frame | mmap, most: int | None = None) -> Scan:
-    """Find the whole records at the start of a segment's bytes, at most `most` of them.
+def scan(data: Frame | mmap) -> Scan:
+    """Find the whole records at the start of a segment's bytes.
 
     Nothing is copied, and a length in `data` is checked against its size before it is used.
     """
     view = memoryview(data)
     if bytes(view[: len(MAGIC)]) != MAGIC:
         return Scan([], 0)
-    records = list(islice(whole_records(view, len(MAGIC)), most))
+    records = list(whole_records(view, len(MAGIC)))
     return Scan([body for _, body in records], records[-1][0] if records else len(MAGIC))
+
+
+def first_record(data: Frame | mmap) -> memoryview | None:
+    """Return the body of a segment's first record; None if the segment is damaged there."""
+    view = memoryview(data)
+    return _body_at(view, len(MAGIC)) if bytes(view[: len(MAGIC)]) == MAGIC else None
 
 
 def whole_records(view: memoryview, start: int) -> Iterator[tuple[int, memoryview]]:
@@ -116,7 +124,7 @@ def decode_record(body: Frame) -> Record:
         raise WireError(f"a journal has no records of kind {body[0]}: another build wrote it")
     try:
         return _DECODER.decode(body[_KIND_BYTES:])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
+    except _DECODING_ERRORS as fault:
         raise WireError(f"no record of this build: {fault}") from fault
 
 
@@ -124,16 +132,17 @@ def read_trial_header(body: Frame) -> TrialHeader | None:
     """Return a trial's record without its arrays; None for a record of another kind.
 
     Raises:
-        WireError: the header is not of this build.
+        WireError: the frames have other sizes than the record says, or the header is not of this
+            build.
     """
     if body[0] != _TRIAL:
         return None
-    sizes = _SIZES.unpack_from(body, _KIND_BYTES)
+    sizes = _frame_sizes(body, _KIND_BYTES)
     # The header is the second frame: it begins after the tag, whose size is `sizes[0]`.
     start = _KIND_BYTES + _SIZES.size + sizes[0]
     try:
         return _TRIAL_HEADER.decode(body[start : start + sizes[1]])
-    except msgspec.MsgspecError as fault:
+    except _DECODING_ERRORS as fault:
         raise WireError(f"no header of this build: {fault}") from fault
 
 
@@ -149,14 +158,23 @@ def _body_at(view: memoryview, start: int) -> memoryview | None:
     return body if _checksum(length, [body]) == crc else None
 
 
+def _frame_sizes(data: Frame, start: int) -> tuple[int, ...]:
+    """Return the sizes of a trial's frames, which follow their sizes in `data` from `start` on.
+
+    Raises:
+        WireError: `data` is shorter or longer than that.
+    """
+    if (room := len(data) - start - _SIZES.size) < 0:
+        raise WireError(f"a trial's record has at least {_SIZES.size} bytes, got {len(data)}")
+    sizes = _SIZES.unpack_from(data, start)
+    if sum(sizes) != room:
+        raise WireError(f"frames of {sum(sizes)} bytes in {room}")
+    return sizes
+
+
 def _decode_trial(data: bytes) -> TrialResult:
     """Return the trial whose frames follow one another in `data`, after their sizes."""
-    if len(data) < _SIZES.size:
-        raise WireError(f"a trial's record has at least {_SIZES.size} bytes, got {len(data)}")
-    sizes = _SIZES.unpack_from(data)
-    if sum(sizes) != len(data) - _SIZES.size:
-        raise WireError(f"frames of {sum(sizes)} bytes in {len(data) - _SIZES.size}")
-    offsets = pairwise(accumulate(sizes, initial=_SIZES.size))
+    offsets = pairwise(accumulate(_frame_sizes(data, 0), initial=_SIZES.size))
     frames = [memoryview(data)[start:stop] for start, stop in offsets]
     message = decode(frames, is_checked=True)
     if not isinstance(message, TrialResult):
