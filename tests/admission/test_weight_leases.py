@@ -26,11 +26,11 @@ def test_what_a_user_was_told_of_last_or_loaded_last_is_never_unused(happened) -
             leases.release(user)
             told.pop(user, None)
             loaded.pop(user, None)
-        unused = leases.unused(range(newest + 1), newest)
-        assert not {newest, *told.values(), *loaded.values()} & set(unused)
+        unused = leases.unused(range(newest + 1))
+        assert not {*told.values(), *loaded.values()} & set(unused)
     for user in "abc":
         leases.release(user)
-    assert leases.unused(range(newest + 1), newest) == list(range(newest))
+    assert leases.unused(range(newest + 1)) == list(range(newest + 1))
 
 
 def test_a_user_that_loads_the_last_of_what_it_was_told_frees_all_before() -> None:
@@ -40,4 +40,4 @@ def test_a_user_that_loads_the_last_of_what_it_was_told_frees_all_before() -> No
     assert leases.is_loading("a")
     leases.loaded("a", 3)
     assert not leases.is_loading("a")
-    assert leases.unused([1, 2, 3, 4], newest=4) == [1, 2]
+    assert leases.unused([1, 2, 3, 4]) == [1, 2, 4]

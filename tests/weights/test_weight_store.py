@@ -86,6 +86,13 @@ def test_weights_that_cannot_be_written_end_the_learner_with_the_reason(tmp_path
     assert caught.group_contains(RunError, match="cannot write weights of version 0")
 
 
+def test_weights_that_cannot_be_removed_are_an_error_of_one_line(tmp_path) -> None:
+    store = WeightStore(WeightFiles(tmp_path))
+    with pytest.raises(RunError, match=r"cannot remove weights .*v000007\.safetensors"):
+        asyncio.run(store.remove([7]))
+    store.close()
+
+
 def test_nothing_is_removed_before_the_journal_says_durably_that_nobody_needs_it(tmp_path) -> None:
     async def main() -> None:
         files = WeightFiles(tmp_path)

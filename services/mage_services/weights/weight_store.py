@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from mage_async.errors import RunError
 from mage_async.inference.weight_fingerprint import WeightFingerprint
 from mage_async.policy.checkpoint import writing
 from mage_async.policy.snapshot import Place
@@ -61,9 +62,9 @@ class WeightLeases:
         """Return whether a peer has announcements that it has not loaded."""
         return bool(self._announced.get(peer))
 
-    def unused(self, versions: Iterable[int], newest: int) -> list[int]:
-        """Return the versions without a lease, except the newest, which the next peer will load."""
-        used = {newest, *self._last_loaded.values(), *chain(*self._announced.values())}
+    def unused(self, versions: Iterable[int]) -> list[int]:
+        """Return the versions without a lease."""
+        used = {*self._last_loaded.values(), *chain(*self._announced.values())}
         return [version for version in versions if version not in used]
 
 
@@ -156,8 +157,7 @@ class WeightStore:
         plays against them, and they will not be announced again.
         """
         kept = {publication.version for publication in self._published} | set(opponents)
-        newest = max((publication.version for publication in self._published), default=0)
-        return [each for each in self.leases.unused(versions, newest) if each not in kept]
+        return [each for each in self.leases.unused(versions) if each not in kept]
 
     async def write(self, snapshot: "AnySnapshot", *, is_durable: bool) -> None:
         """Write a version where engines find it. Cancellation lets a write that has begun finish.
@@ -176,8 +176,18 @@ class WeightStore:
         return versions
 
     async def remove(self, versions: list[int]) -> None:
-        """Remove versions. Cancellation lets a removal that has begun finish."""
-        await self._call(self._transport.remove, versions)
+        """Remove versions. Cancellation lets a removal that has begun finish.
+
+        Raises:
+            RunError: one cannot be removed.
+        """
+        try:
+            await self._call(self._transport.remove, versions)
+        except OSError as error:
+            raise RunError(
+                f"cannot remove weights that nobody needs: {error}; let only the run change its "
+                "folder of weights, then --resume"
+            ) from error
 
     def describe(self) -> str:
         """Return where weights go, in a few words."""
