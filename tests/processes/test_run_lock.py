@@ -1,11 +1,14 @@
 """Whether the lock of a file is held is read from the system's list of locks."""
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from mage_services.processes.run_lock import _is_of, hold, is_held
+from mage_services.processes.run_lock import INITIAL_NAMESPACE, _is_of, hold, is_held
 
 
 @pytest.mark.skipif(not Path("/proc/locks").is_file(), reason="the system lists no locks")
@@ -30,3 +33,35 @@ def test_a_lock_of_the_same_inode_on_another_device_is_another_lock() -> None:
     assert _is_of(line, ":1311")  # the system does not say the device
     assert not _is_of(line, ":311")
     assert not _is_of(["1:", "->", *line[1:]], ":fe:01:1311")  # it waits for the lock
+
+
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+"""Command that runs another in a PID namespace of its own, as a container does."""
+SEEN = "from mage_services.processes.run_lock import *; file = Path(sys.argv[1]); "
+
+
+def in_namespace(code: str, file: Path) -> str:
+    command = [*NAMESPACE, sys.executable, "-c", f"import sys; {SEEN}{code}", str(file)]
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        command, env=variables, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def can_unshare() -> bool:
+    if shutil.which(NAMESPACE[0]) is None or not Path("/proc/locks").is_file():
+        return False
+    return subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not can_unshare(), reason="the system makes no PID namespaces for users")
+def test_a_lock_of_another_container_is_unknown_and_one_of_the_own_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    descriptor = hold(file, "held")
+    assert in_namespace("print(is_held(file))", file) == "None"
+    os.close(descriptor)
+    # The lock is free, but a container cannot know this of a lock that was taken outside.
+    assert in_namespace("print(is_held(file))", file) == "None"
+    code = "d = hold(file, ''); print(is_held(file)); os.close(d); print(is_held(file))"
+    assert in_namespace(code, file).split() == ["True", "False"]
+    assert is_held(file) is False or os.readlink("/proc/self/ns/pid") != INITIAL_NAMESPACE

@@ -12,6 +12,9 @@ from pathlib import Path
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 
+INITIAL_NAMESPACE = "pid:[4026531836]"
+"""Linux's name of the PID namespace of a machine outside its containers."""
+
 
 def take_lock(run: RunDirectory) -> int:
     """Take the lock of a run, and return the descriptor that holds it; see `hold`.
@@ -41,24 +44,38 @@ def hold(file: Path, refusal: str) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise RunError(refusal) from None
+    os.truncate(descriptor, 0)
+    os.write(descriptor, _pid_namespace().encode())  # for `is_held`
     return descriptor
 
 
 def is_held(file: Path) -> bool | None:
     """Return whether a process of this machine holds the lock of a file, without locking it.
 
-    The result is None if the system does not list its locks, or there is no such file.
+    The result is None if the system does not list its locks, there is no such file, or a process of
+    another container may hold the lock.
     """
     locks = Path("/proc/locks")
     if not locks.is_file() or not file.is_file():
         return None
     place = _place(file)
-    return any(_is_of(line.split(), place) for line in locks.read_text().splitlines())
+    if any(_is_of(line.split(), place) for line in locks.read_text().splitlines()):
+        return True
+    # The list has the locks of this process's PID namespace and of those below it alone. All others
+    # are below the initial one.
+    seen = (INITIAL_NAMESPACE, file.read_text())
+    return False if _pid_namespace() in seen else None
+
+
+def _pid_namespace() -> str:
+    """Return the name of this process's PID namespace; "" where there are none."""
+    link = Path("/proc/self/ns/pid")
+    return os.readlink(link) if link.is_symlink() else ""
 
 
 def _place(file: Path) -> str:
-    """Return how the place of a file in /proc/locks ends: its device and inode after a colon, such
-    as `:fe:01:1311`; if the system does not say the device, the inode alone, `:1311`.
+    """Return the device and inode of a file as /proc/locks writes them, with a colon in front, such
+    as `:fe:01:1311`; without the device, `:1311`, if the system hides it.
     """
     # The device is that of the file system. `st_dev` is another one in a subvolume of btrfs, and
     # for some files of overlayfs.
@@ -73,7 +90,7 @@ def _place(file: Path) -> str:
 
 
 def _is_of(fields: list[str], place: str) -> bool:
-    """Return whether a line of /proc/locks is about the file whose place ends so.
+    """Return whether a line of /proc/locks is a lock of the file at this `_place`.
 
     Such a line is `1: FLOCK ADVISORY WRITE 815 fe:01:1311 0 EOF`.
     """
