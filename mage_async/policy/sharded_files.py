@@ -60,7 +60,7 @@ def mapped(file: Path, places: tuple[Place, ...], start: int) -> torch.Tensor:
     """Map the tensors of a file into memory, without its header: uint8 [bytes].
 
     Args:
-        start: Number of bytes of the header, which is where the tensors begin.
+        start: Offset in bytes at which the tensors begin, after the header.
     """
     size = start + places[-1].end
     return torch.from_file(str(file), size=size, dtype=torch.uint8)[start:]
@@ -123,8 +123,12 @@ weight and the optimizer's key, as in `0.exp_avg`.
 
 
 def named_state(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return the trainer's masters and moments by name; zero moments before the first update."""
+    """Return the trainer's masters and moments by name, the tensors themselves and no copies;
+    before the first update the moments are zeros.
+    """
     masters = {f"{MASTER}.{n}": each for n, each in enumerate(trainer.masters.tensors())}
+    # The count of updates has no dimensions; files hold it as a tensor of one element. That view
+    # shares memory with the count, so `read_state` fills the count itself.
     moments = {
         f"{number}.{key}": value.view(1) if value.dim() == 0 else value
         for number, weight in enumerate(trainer.masters.trained)
@@ -179,11 +183,12 @@ def read_state(trainer: Trainer, folder: Path) -> None:
 
 
 def _moments(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str, Any]:
-    """Return the optimizer's state of a weight. Before the first update, create it as AdamW's zeros
-    in the optimizer, because `read_state` loads into these tensors in place.
+    """Return the optimizer's state of a weight; before the first update, fill it with AdamW's
+    zeros.
     """
     state: dict[str, Any] = optimizer.state[weight]
     if not state:
+        # The zeros are stored in the optimizer, so that `read_state` can load into them.
         # AdamW keeps the number of updates on the GPU only where it is fused.
         device = weight.device if optimizer.param_groups[0].get("fused") else "cpu"
         state["step"] = torch.zeros((), dtype=torch.float32, device=device)

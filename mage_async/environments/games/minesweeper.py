@@ -262,32 +262,36 @@ class MineSweeperScript(TrialScript[MineSweeperPlay]):
 
     def action(self, play: MineSweeperPlay) -> str:
         """Return the next cell."""
+        names = cell_names(play.size)
         plays = self.plays if self.source.random() < self.memory else [play]
-        if not play.opened:  # the first cell is the agent's: the same one has the same mines
+        if not play.opened:
+            # The mines depend on the agent's first cell, so repeat the newest one: what was learned
+            # after it holds again.
             firsts = [each.first for each in plays if each.first is not None]
-            return (
-                cell_names(play.size)[firsts[-1]] if firsts else self.source.choice(play.actions())
-            )
+            return names[firsts[-1]] if firsts else self.source.choice(play.actions())
         plays = [each for each in plays if each.first == play.first]
         struck = {each.struck for each in plays if each.struck is not None}
         shown = {cell: each.shown(cell) for each in plays for cell in cells_of(each.opened)}
         closed = [cell for cell in play.closed() if cell not in struck]
-        again = (cell for each in reversed(plays) for cell in each.chosen)
-        safe = next((cell for cell in again if cell in closed and cell in shown), None)
-        if safe is None:
-            safe = self.source.choice(self._guesses(play, closed, shown, struck))
-        return cell_names(play.size)[safe]
+        # Repeat the agent's safe choices, newest episode first. Each opens its whole cascade again.
+        chosen = (cell for each in reversed(plays) for cell in each.chosen)
+        for cell in chosen:
+            if cell in closed and cell in shown:
+                return names[cell]
+        # All of them are open, and so is every cell of `shown`: the closed cells are unknown.
+        return names[self.source.choice(self._guesses(play.size, closed, shown, struck))]
 
     def _guesses(
-        self, play: MineSweeperPlay, closed: list[int], shown: Mapping[int, int], struck: set[int]
+        self, size: int, unknown: list[int], shown: Mapping[int, int], struck: set[int]
     ) -> list[int]:
-        """Return the cells to choose from if no closed cell is known to be safe."""
+        """Return the cells to choose from: with care, the unknown ones that are least likely to
+        have a mine; else all unknown ones.
+        """
         if self.source.random() >= self.care:
-            return closed
-        mines = set_of(struck)
-        chances = mine_chances(play.size, self.num_mines, shown, mines)
-        least = min(chances[cell] for cell in closed)
-        return [cell for cell in closed if chances[cell] <= least + 1e-9]
+            return unknown
+        chances = mine_chances(size, self.num_mines, shown, set_of(struck))
+        least = min(chances[cell] for cell in unknown)
+        return [cell for cell in unknown if chances[cell] <= least + 1e-9]
 
 
 class MineSweeper(Game[int]):
@@ -325,10 +329,10 @@ class MineSweeper(Game[int]):
         most_mines: int = 0,
     ) -> None:
         check_one_of("minesweeper", "opening", opening, get_args(Opening))
-        # An opening of the agent's own keeps up to nine cells free.
+        # The agent's own first cell and its neighbours, up to nine cells, have no mine. A board of
+        # 4x4 cells and its four mines have room for them.
         check_whole("minesweeper", "size", size, 4 if opening == "own" else 3, 26)
-        room = size * size - 9 if opening == "own" else size * size
-        most = min(size * size // 4, room)
+        most = size * size // 4
         check_whole("minesweeper", "mines", mines, 1, most)
         check_whole("minesweeper", "most_mines", most_mines, 0, most)
         check_whole("minesweeper", "turns", turns, 1, size * size)
