@@ -97,7 +97,8 @@ def component(registry: Components, table: dict[str, Any]) -> Any:
 
 @cache
 def component_class(registry: Components, name: str) -> type[Variant]:
-    """Return the class of a registered name, or of `module:Class`, which must inherit the base.
+    """Return the class of a registered name. For `module:Class`, a user's own class, which must
+    inherit the base, return a subclass whose tag is that address.
 
     Raises:
         ConfigError: there is no such class, or it inherits something else.

@@ -32,7 +32,7 @@ normalised by themselves."""
 
 
 class BothSeats(Method):
-    """Lets the policy play a share of the groups against itself."""
+    """Let the policy play a share of the groups against itself."""
 
     Settings = Settings
     presets: ClassVar = {

@@ -41,8 +41,8 @@ def learning_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
 
 
 def environment_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
-    """Return a chart of the held-out returns in each environment of a mix of environments; each
-    chart has a y axis of its own.
+    """Return one chart of held-out returns for each environment of a mix, each with its own y axis;
+    none if the run plays a single environment.
     """
     points = curve_points(records, "heldout")
     names = points[0][1].get("parts", {}).get("environment", {}) if points else {}
@@ -87,7 +87,11 @@ def set_css(name: str) -> str:
 
 
 def episode_css(episode: int, num_episodes: int) -> str:
-    """Return the CSS class of an episode: one of five colours, from the first to the last."""
+    """Return the CSS class of an episode: one of five colours, from the first to the last.
+
+    Args:
+        episode: Index of the episode, from 0.
+    """
     return f"e{round(4 * episode / (num_episodes - 1)) if num_episodes > 1 else 4}"
 
 

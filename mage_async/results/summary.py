@@ -107,8 +107,9 @@ def _identity(records: RunRecords) -> Record:
 
 
 def _staleness(records: RunRecords) -> Record:
-    """Return staleness over all trained tokens, and two figures of trials that were never trained:
-    whether long ones are more often among them, and their share of the playing time.
+    """Return staleness over all trained tokens, `length_bias` (how much more often than others the
+    longest tenth of the trials is trained), and `wasted_share`, the share of playing time spent on
+    trials that were never trained.
     """
     metrics = [record for record in records.metrics if "staleness_mean" in record]
     if not metrics:

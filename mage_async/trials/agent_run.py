@@ -72,7 +72,11 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyCall:
-    """A program's call of the policy: a conversation, and the form that the answer must have."""
+    """Hold a program's call of the policy: a conversation, and the form that the answer must have.
+
+    If several forms are given, a call of tools comes before a schema, and a schema before a
+    pattern.
+    """
 
     messages: tuple[Message, ...]
     tools: Tools = ()
@@ -141,11 +145,15 @@ class Pending:
     """Digest of the conversation."""
     episode: int
     replaced: _End | None = None
-    """The end of the sequence that the notes replace; None: it is no call for notes."""
+    """For a request for notes, the end of the sequence that they replace; else None."""
 
 
 class AgentRun:
-    """One trial while a program plays its episodes; has the interface of `TrialRun`.
+    """Play one trial whose episodes a program plays; has the interface of `TrialRun`.
+
+    For each call of the policy by the program, the caller takes the prompt of `notes_due`, if there
+    is one, and gives its completion to `take_notes`. It then takes the prompts of `ask`, and gives
+    each completion to `take`, or calls `give_up`. The program's return is given to `answer`.
 
     Args:
         index: number of the trial in its group.
@@ -241,7 +249,15 @@ class AgentRun:
         return self._call
 
     def answer(self, value: Answered) -> None:
-        """Receive the program's reward, which ends the episode."""
+        """Receive the result of the program, which ends the episode.
+
+        Args:
+            value: Its `outcome.reward` is what the program returned for the episode.
+
+        Raises:
+            CallFault: the program did not call the policy.
+            ContextFull: it could not, because its first conversation has too many tokens.
+        """
         assert self._call is not None, "nothing was called"
         call, self._call = self._call, None
         if call.request.method == "close":

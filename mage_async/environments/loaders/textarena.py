@@ -51,7 +51,9 @@ class Episode(ListedActions):
     identity: str
 
     async def reset(self, seed: int, task: int) -> str:
-        """Start the game of a seed."""
+        """Start the game whose seed is the task. `seed` is unused: a game's chance depends on the
+        task alone.
+        """
         self._random_state = IsolatedRandomState(task)
         with self._random_state:
             self._game = _arena().make(self.identity)
@@ -60,7 +62,11 @@ class Episode(ListedActions):
         return text
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take an action; the game pays at its end."""
+        """Take an action; the game pays at its end.
+
+        Returns:
+            Observation, reward, terminated, truncated and info, as in Gymnasium.
+        """
         with self._random_state:
             is_over, _ = self._game.step(action)
             text, is_valid = self._read_messages()
@@ -94,7 +100,7 @@ def load(game: str, /, *, turns: int = TURNS) -> type:
     if title not in TITLES:
         raise ConfigError(f"environment {name!r} {_why_not(title)}; there are {', '.join(TITLES)}")
     # `-raw` is a game without TextArena's wrappers, which rewrite observations. A version that does
-    # not exist fails here.
+    # not exist fails here; `own_code` turns what TextArena raises into a ConfigError.
     with own_code(name), IsolatedRandomState(0):
         _arena().make(f"{game}-raw")
     return episode_class(

@@ -59,8 +59,10 @@ def run_preflight(config: Config, num_actors: int, say: Callable[[str], None]) -
         The configuration, with longer deadlines and a smaller batch where they are needed.
 
     Raises:
-        ConfigError, PolicyError: the policy cannot be trained or served as configured.
-        DeterministicFailure: the policy cannot be loaded or played.
+        ConfigError, PolicyError: the model's files say that it cannot be trained or served as
+            configured.
+        DeterministicFailure: the child process found that the policy or the GPU cannot be used, or
+            it failed.
     """
     if isinstance(config.policy, Tiny):
         _check_size(config, tiny_size(config.policy), num_actors)
@@ -181,7 +183,7 @@ def _preflight_in_child(
             child.kill()
         if report is None or code:
             raise DeterministicFailure(
-                "the policy could not be loaded to play its first turns: "
+                "the check of the policy before the start failed: "
                 f"{last_line(log) or f'exit code {code}'}"
             )
     if report.failed:

@@ -4,8 +4,8 @@ The command is a sweep (`mage sweep`) over these five keys. A rule, that of admi
 groups of trials are granted to actors, trained or dropped. A lag delays the actors' weights on
 purpose, so that staleness changes and speed does not. Every combination is a whole run in a folder
 of its own under `--run-dir`. Called again, the command reads the finished runs and runs the missing
-ones, each in processes of its own, as many at once as there are CPU cores. In the end it writes
-`report.html` and `runs.csv`.
+ones, each in processes of its own, `--parallel` at once. In the end it writes `report.html` and
+`runs.csv`.
 """
 
 import argparse

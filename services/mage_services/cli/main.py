@@ -1,4 +1,4 @@
-"""Run the `mage` command line: one tree of commands, which prints the errors of all.
+"""Run the `mage` command line, and print the error of any command in one line.
 
 Without a command `mage` trains: `mage --config scout` is `mage train --config scout`. Building the
 tree imports no torch, so that help is quick; a command imports what it computes with when it runs.
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process, even if a rehearsed environment has left a thread running."""
+    """End this process, even if a user's environment has started a thread that does not end."""
     if threading.active_count() > 1:
         from mage_services.processes.process import end_despite_threads
 

@@ -130,7 +130,7 @@ class PastPolicies:
 
 
 class EmbeddedEngine(Engine):
-    """Serves a model directory on the CPU cores of this process.
+    """Serve a model directory on the CPU cores of this process.
 
     Args:
         directory: model directory; its weights are version 0.

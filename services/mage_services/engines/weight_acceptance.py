@@ -46,7 +46,7 @@ def fingerprint_at(path: Path) -> WeightFingerprint | None:
     """
     if is_manifest(path):
         manifest = Manifest.read(path)
-        return read_fingerprint(manifest.receipt, str(path)) if manifest.receipt else None
+        return read_fingerprint(manifest.fingerprint, str(path)) if manifest.fingerprint else None
     return published_fingerprint(path) if is_published(path) else None
 
 

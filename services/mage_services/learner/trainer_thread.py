@@ -52,7 +52,8 @@ class Training:
 
     If the learner has several ranks, this object is in rank 0. Whatever computes on the model must
     run on every rank, so an order is sent to the other ranks first: by `trainer` before a forward
-    or a step, by `sharded` before it writes, and by this class in all other cases.
+    or a step, by `sharded` before it writes, and by this class in all other cases. `of` needs no
+    order, because every rank calls it.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Training:
         Raises:
             RunError: the weights have another digest.
         """
+        # No order is sent: the other ranks call `Training.of` too, and so compute their digests.
         digest = self.counters.get("digest")
         if digest and digest != overall(self.own_digests()):
             raise RunError(
@@ -189,7 +191,11 @@ class Training:
         return metrics | of_methods | {"train_s": time.monotonic() - began}
 
     def parity(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Compare the engine's log-probs with the learner's, at equal version."""
+        """Compare the engine's log-probs with the learner's, at equal version.
+
+        Returns:
+            The metrics `logprob_mismatch_...`, in nats.
+        """
         sequences = training_sequences(groups, self.trainer.config, self.trainer.model.device)
         return self.trainer.parity(sequences)
 
@@ -247,6 +253,9 @@ class Training:
         Returns:
             A future of the checkpoint's folder, done once the checkpoint is durable. With one rank
             it is done already; several ranks write while the next steps are trained.
+
+        Raises:
+            RunError: it cannot be written.
         """
         folder, keep = self.run.checkpoints, self.config.learner.keep_checkpoints
         if self.sharded:
@@ -262,7 +271,11 @@ class Training:
         return written
 
     def record(self, file: Path, line: dict[str, Any]) -> None:
-        """Append one line of JSON to a file."""
+        """Append one line of JSON to a file.
+
+        Raises:
+            RunError: it cannot be written.
+        """
         with writing(f"a line to {file}"):
             append_lines(file, [line])
 

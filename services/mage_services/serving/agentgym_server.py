@@ -92,7 +92,9 @@ class AgentGymServer:
         return web.json_response(answer_of(seen, 0.0, task_description=rules))
 
     async def _step(self, request: web.Request) -> web.Response:
-        """Take an action in a session, and answer with the observation and the score so far."""
+        """Take an action in a session, and answer with the observation and the sum of the episode's
+        rewards so far.
+        """
         fields = await _fields(request)
         async with self._turn(fields) as opened:
             seen = await opened.session.step(fields)
@@ -110,7 +112,8 @@ class AgentGymServer:
     async def _observation(self, request: web.Request) -> web.Response:
         """Answer with the last observation of a session."""
         number = request.query.get("id", "")
-        # A query holds text: look the number up by its text, and let `_find` refuse any other.
+        # A query holds text. `int` would also read " 1" and "1_0" as numbers, so compare it with
+        # the text of each number, and let `_find` refuse any other.
         opened = self._find({"id": {str(each): each for each in self._open}.get(number, number)})
         return web.json_response(opened.observation)
 

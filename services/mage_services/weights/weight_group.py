@@ -54,7 +54,7 @@ class Manifest(msgspec.Struct, frozen=True):
     buckets: tuple[tuple[TensorSpec, ...], ...]
     """Tensors by bucket. A bucket's tensors are sent as one tensor of bytes, one after the other.
     """
-    receipt: str = ""
+    fingerprint: str = ""
     """The learner's fingerprint of the weights, as JSON; empty if there is none."""
 
     def write(self, file: Path) -> None:
@@ -106,8 +106,8 @@ def connect(port: int) -> TCPStore:
 def request_version(store: TCPStore, group: str, version: int, members: int = 2) -> int:
     """Request a version; return the request's number.
 
-    The learner joins the group before it answers. So an engine that has not joined it yet must join
-    it before it waits for the answer.
+    The learner joins the group before it answers. A new engine must therefore call `join` before
+    `wait_for_answer`.
 
     Args:
         group: Name of the group, which the engine has chosen.
@@ -120,12 +120,20 @@ def request_version(store: TCPStore, group: str, version: int, members: int = 2)
 
 
 def wait_for_answer(store: TCPStore, number: int) -> str:
-    """Return the learner's answer to a request once it has come."""
+    """Return the learner's answer to a request once it has come.
+
+    Raises:
+        RuntimeError: there was no answer within `GROUP_TIMEOUT`, or the learner has ended.
+    """
     return store.get(f"answer/{number}").decode()
 
 
 def join(store: TCPStore, group: str, *, rank: int, backend: str, members: int = 2) -> Any:
-    """Join a group, in the same way as SGLang does on its side; the learner is rank 0."""
+    """Join a group, in the same way as SGLang does on its side; the learner is rank 0.
+
+    Returns:
+        The `ProcessGroup`.
+    """
     # `torch.distributed.new_group` cannot make this group: it needs a default process group that
     # has all members, and learner and engines have none in common.
     pg, _ = _new_process_group_helper(

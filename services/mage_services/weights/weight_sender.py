@@ -80,8 +80,8 @@ class WeightSender(WeightFiles):
             tuple((one.name, str(one.dtype).removeprefix("torch."), one.shape) for one in bucket)
             for bucket in buckets_of(snapshot.places)
         )
-        port, receipt = self._store.port, snapshot.fingerprint().text()
-        manifest = Manifest(snapshot.version, port, self._backend, buckets, receipt)
+        port, fingerprint = self._store.port, snapshot.fingerprint().text()
+        manifest = Manifest(snapshot.version, port, self._backend, buckets, fingerprint)
         with writing(f"the manifest of version {snapshot.version} to {self._folder}"):
             manifest.write(file)
         return file

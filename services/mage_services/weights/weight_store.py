@@ -1,4 +1,4 @@
-"""Store the published versions of the weights, and know which of them may be deleted.
+"""Store the published versions of the weights, and decide which of them may be deleted.
 
 A peer that may still read a version has a *lease* of it. A version stays as long as it has a lease,
 may be announced to another peer, or is a group's opponent. The publisher writes and removes
@@ -44,7 +44,9 @@ class WeightLeases:
         self._announced.setdefault(peer, []).append(version)
 
     def loaded(self, peer: str, version: int) -> None:
-        """Record that a peer has loaded a version, which ends its leases of older announcements."""
+        """Record that a peer has loaded a version: a lease of it replaces the peer's leases of this
+        and older announcements, and of what it had loaded before.
+        """
         announced = self._announced.get(peer, [])
         self._announced[peer] = [other for other in announced if other > version]
         self._last_loaded[peer] = version
@@ -146,7 +148,9 @@ class WeightStore:
         return self._published[0 if role == "actor" else -1]
 
     def next_for(self, actor: str) -> Publication | None:
-        """Return the version that an actor has to load; None if it is loading or has it."""
+        """Return the version that an actor has to load; None if nothing is published yet, or the
+        actor is loading a version or has the one to load.
+        """
         if not self.is_open or self.leases.is_loading(actor):
             return None
         target, has = self.for_role("actor"), self.leases.version_of(actor)
@@ -253,8 +257,8 @@ class WeightFiles:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def write(self, snapshot: AnySnapshot) -> Path:
-        """Write a version under a temporary name, and rename it when it is complete, which
-        `snapshot.write` does.
+        """Write a version. `snapshot.write` writes under a temporary name, and renames the file
+        once it is complete.
 
         Returns:
             The path that is announced.
@@ -277,7 +281,9 @@ class WeightFiles:
         return f"weights are published in {self._folder}"
 
     def file(self, version: int) -> Path:
-        """Return the path under which a version is announced: that of its weights."""
+        """Return the path under which a version is announced: that of its weights. `WeightSender`
+        announces a manifest instead.
+        """
         return self.weights_path(version)
 
     def weights_path(self, version: int) -> Path:

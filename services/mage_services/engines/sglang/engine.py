@@ -43,7 +43,7 @@ MAX_DEATHS_OF_A_LOAD = 2
 
 
 class WeightLoads:
-    """Lets the process load weights, one version at a time, and the newest one after a restart.
+    """Let the process load weights, one version at a time, and the newest one after a restart.
 
     A method `take_...` handles the message of that name, or the process's death.
 
@@ -169,6 +169,7 @@ class WeightLoads:
         """Hold turns back, and let the process load weights."""
         self._turns.pause()
         self._loading = weights
+        # The process answers nothing else while it loads: this deadline stands for all others.
         self._watchdog.expect(EVERYTHING, self._config.turn_deadline_s)
         self._watchdog.send(
             Load(
@@ -186,7 +187,7 @@ class WeightLoads:
 
 
 class SglangEngine(Engine):
-    """Serves a model directory with an SGLang process of its own.
+    """Serve a model directory with an SGLang process of its own.
 
     Args:
         directory: model directory; its weights are version 0.
@@ -333,8 +334,9 @@ class SglangEngine(Engine):
         self._turns.take_death(self._loads.take_death())
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """Fail every waiting call, that of `describe` included."""
+        """Fail every waiting call, and cancel that of `describe`."""
         super()._task_ended(task)
         assert self._facts is not None
+        # asyncio would log a failure that no `describe` waits for.
         if not self._facts.done():
             self._facts.cancel()
