@@ -169,7 +169,7 @@ def test_the_kernel_ends_a_tracker_that_hangs(make_run: Make, wandb_that: Put) -
 def test_a_tracker_without_its_package_is_refused_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, make_run: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mage_services.tracking.tracker_worker.find_spec", lambda name: None)
+    monkeypatch.setattr("mage_services.tracking.tracker.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"tracking.mlflow needs .* 'mage_async\[mlflow\]'"):
         trackers_of(Tracking(mlflow=Mlflow("experiment")))
     assert trackers_of(Tracking()) == {}

@@ -7,10 +7,12 @@ A tracker calls a library that may raise, and that may never return. Only the pr
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from mage_async.config.section import Variant
+from mage_async.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,22 @@ class Tracker(Variant):
     every_s: ClassVar[float] = 2.0
     """Seconds between two calls of `send` while new points arrive. A tracker that writes to a
     database works less with many points at once."""
+
+    def check_installed(self, key: str) -> None:
+        """Check that the tracker's package is installed; `key` names the tracker in `tracking`.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if not self.package or find_spec(self.package) is not None:
+            return
+        # A tracker of this repository has an extra of the same name, which states the version.
+        is_own = type(self).__module__.startswith("mage_services.")
+        wanted = f"'mage_async[{self.package}]'" if is_own else self.package
+        raise ConfigError(
+            f"tracking.{key} needs the package {self.package}, which is not installed: "
+            f"pip install {wanted}"
+        )
 
     def open(self, run: TrackedRun) -> AbstractContextManager[Send]:
         """Begin the tracker's own run, or continue it, and return a context with its `Send`.

@@ -24,7 +24,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ import msgspec
 from mage_async.config import config_file
 from mage_async.config.components import TRACKERS, component
 from mage_async.config.schema import Tracking
-from mage_async.errors import ConfigError, RunError
+from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, read_document, read_lines, write_whole
 from mage_services.processes.child_process import module_command
@@ -301,14 +300,7 @@ def trackers_of(tracking: Tracking) -> dict[str, Tracker]:
     keys = [key for key in tracking.__struct_fields__ if key != "wait_s"]
     trackers = {key: tracker for key in keys if (tracker := getattr(tracking, key)) is not None}
     for key, tracker in trackers.items():
-        if tracker.package and find_spec(tracker.package) is None:
-            # A tracker of this repository has an extra of the same name, which states the version.
-            is_own = type(tracker).__module__.startswith("mage_services.")
-            wanted = f"'mage_async[{tracker.package}]'" if is_own else tracker.package
-            raise ConfigError(
-                f"tracking.{key} needs the package {tracker.package}, which is not installed: "
-                f"pip install {wanted}"
-            )
+        tracker.check_installed(key)
     return {file_name(tracker): tracker for tracker in trackers.values()}
 
 
