@@ -162,7 +162,8 @@ def _clone(
     torch.set_num_threads(warm.threads)
     lora = config.policy.lora if isinstance(config.policy, Pretrained) else None
     # Without adapters the weights stay float32: 16 bits would round small updates to nothing.
-    model = load_policy(source, config.policy.dtype if lora else "float32", "cpu")
+    device = _device(config)
+    model = load_policy(source, config.policy.dtype if lora else "float32", device)
     if lora:
         add_adapters(model, lora, config.seed)
     warm_start(
@@ -175,6 +176,20 @@ def _clone(
         shares_opening=config.learner.shared_opening,
     )
     export_hf(model, source, directory)
+    if device != "cpu":
+        del model
+        # PyTorch would keep the memory, and the engines on this GPU could not have it.
+        torch.cuda.empty_cache()
+
+
+def _device(config: Config) -> str:
+    """Return the device of the warm start: the learner's, with two exceptions.
+
+    A tiny model takes a GPU longer to start its kernels than a core to compute. A model that is
+    sharded over ranks may not fit on one GPU.
+    """
+    is_whole = isinstance(config.policy, Pretrained) and config.learner.ranks == 1
+    return config.learner.device if is_whole else "cpu"
 
 
 def _examples(
@@ -294,6 +309,8 @@ def policy_key(config: Config) -> str:
         config.warm_start,
         {name: config.methods[name] for name in overriding(config, "guide_demonstration")},
         config.learner.shared_opening,
+        # Devices round differently.
+        _device(config),
         source_digest(),
         # A class may read its words from a file that is no source.
         environment_of(config).facts.words,

@@ -217,8 +217,8 @@ def _step(
         part_loss.backward()
         loss += float(part_loss.detach())
         is_observed = episodes >= 0
-        at = episodes[is_observed].numpy()
-        np.add.at(observed[0], at, losses.detach()[is_observed].numpy())
+        at = episodes[is_observed].cpu().numpy()
+        np.add.at(observed[0], at, losses.detach()[is_observed].cpu().numpy())
         np.add.at(observed[1], at, 1)
     # The gradient is clipped to a norm of 1.
     if not step_if_finite(optimizer, trained, 1.0).isfinite():
@@ -231,28 +231,29 @@ def _losses(
     model: PreTrainedModel, examples: Sequence[Example], *, shares_opening: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return cross-entropy, weight and episode of each token whose weight is above 0: three tensors
-    [N], for N such tokens of all examples together.
+    [N] on the model's device, for N such tokens of all examples together.
     """
+    device = model.device
     tokens = [example.tokens for example in examples]
-    row = TokenRow.of(tokens, torch.device("cpu"), shares_opening=shares_opening)
+    row = TokenRow.of(tokens, device, shares_opening=shares_opening)
     learned = [np.flatnonzero(example.weights[1:]) + 1 for example in examples]
     targets = np.concatenate([row.index_of(i, places) for i, places in enumerate(learned)])
     sources = np.concatenate([row.index_of(i, places - 1) for i, places in enumerate(learned)])
     # Examples that share their opening share its places: each place is predicted once, and its loss
     # is copied to all of them.
     _, first, again = np.unique(targets, return_index=True, return_inverse=True)
-    hidden = hidden_states(model, row)[torch.from_numpy(sources[first])]
+    hidden = hidden_states(model, row)[torch.from_numpy(sources[first]).to(device)]
     head = model.get_output_embeddings().weight
     # The product may be of 16 bits, in which a softmax over the vocabulary would be too coarse.
     logits = hidden.to(head.dtype) @ head.T
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    predicted = row.tokens[0, torch.from_numpy(targets[first])]
+    predicted = row.tokens[0, torch.from_numpy(targets[first]).to(device)]
     losses = functional.cross_entropy(logits, predicted, reduction="none")
     pairs = list(zip(examples, learned, strict=True))
     weights = np.concatenate([example.weights[places] for example, places in pairs])
     episodes = np.concatenate([example.episodes[places] for example, places in pairs])
-    every_loss = losses[torch.from_numpy(again)]
-    return every_loss, torch.from_numpy(weights), torch.from_numpy(episodes)
+    every_loss = losses[torch.from_numpy(again).to(device)]
+    return every_loss, torch.from_numpy(weights).to(device), torch.from_numpy(episodes).to(device)
 
 
 def examples_of(

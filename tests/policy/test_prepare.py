@@ -22,6 +22,8 @@ from mage_async.config import config_file
 from mage_async.config.schema import FromScript, Tiny
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.chat_files import load_chat
+from mage_async.policy import prepare
+from mage_async.policy import warm_start as warm_start_module
 from mage_async.policy.load import build_tiny, load_policy
 from mage_async.policy.prepare import cache_folder, policy_key, prepare_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -114,6 +116,46 @@ def test_a_step_of_a_warm_start_whose_gradient_is_not_finite_changes_nothing(
     assert all(weight.isfinite().all() for weight in model.parameters())
     alone, _ = cloned(tmp_path / "good", [1.0, 1.0], steps=8)
     assert alone.num_skipped == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "device"),
+    [
+        (["learner.device=cuda:1"], "cpu"),
+        (["policy.kind=pretrained", "policy.source=model"], "cpu"),
+        (["policy.kind=pretrained", "policy.source=model", "learner.device=cuda:1"], "cuda:1"),
+    ],
+)
+def test_a_pretrained_model_is_warm_started_on_the_learners_device(
+    changes: list[str], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(Exception):
+        """Ends the warm start when it loads its model."""
+
+    def load(directory: Path, dtype: str, device: str) -> None:
+        raise Stop(device)
+
+    build_tiny(
+        Tiny(), environment_of(config_file.load(QUICKSTART)).facts.words, 0, tmp_path / "model"
+    )
+    monkeypatch.setattr(prepare, "load_policy", load)
+    monkeypatch.chdir(tmp_path)
+    config = config_file.load(QUICKSTART, [*changes, "warm_start.kind=script"])
+    with pytest.raises(Stop, match=device):
+        prepare_policy(config, tmp_path / "policy", lambda progress: None)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_warm_start_loses_the_same_on_a_gpu(tmp_path: Path) -> None:
+    build_tiny(Tiny(), WORDS, 0, tmp_path)
+    examples = [Example(np.arange(6), np.ones(6, np.float32), np.zeros(6, np.int64))] * 2
+    losses = [
+        warm_start_module._losses(
+            load_policy(tmp_path, "float32", device), examples, shares_opening=False
+        )[0].cpu()
+        for device in ("cpu", "cuda")
+    ]
+    torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
 
 
 def test_a_warm_start_whose_gradients_are_never_finite_fails(tmp_path: Path) -> None:
