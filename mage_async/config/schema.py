@@ -414,6 +414,7 @@ SignatureName = Literal[
     "member_failing",
     "selection",
     "disk_soon_full",
+    "evicted_contexts",
     "learner_starving",
     "actors_starving",
 ]

@@ -313,12 +313,18 @@ run was 0.04.
 """
 
 
+HARDLY_VALID = 0.95
+"""Share of invalid actions above which nothing but the form of an action can be learned."""
+
+
 def invalid_actions(run: History) -> Sightings:
-    """More and more actions are refused or cannot be parsed."""
+    """More and more actions are refused or cannot be parsed, or hardly any was ever valid."""
     name = "invalid_action_share"
     mean, low = run.mean(name, LOWEST_OVER[name]), run.lowest.get(name, math.inf)
     if mean > low + INVALID_RISE:
         yield Sighting(f"{mean:.0%} of actions are invalid, after as few as {low:.1%}")
+    elif mean > HARDLY_VALID:
+        yield Sighting(f"{mean:.0%} of actions are invalid")
 
 
 TRUNCATED = 0.1
@@ -467,6 +473,25 @@ healthy quickstart it is 0.3 to 0.5 on two cores, which engines and learner shar
 """
 
 
+REUSED = 0.7
+"""Share of reused tokens, among those that were computed before, below which an engine must have
+evicted the rest. Without evictions the share is 1.
+"""
+
+
+def evicted_contexts(run: History) -> Sightings:
+    """An engine computes contexts again although its rule lets it reuse them."""
+    # If weights change during a trial, `refresh_at_episode` and `isolate` recompute on purpose.
+    may_reuse = run.config.engine.cache_rule == "keep" or run.record.get("staleness_max") == 0
+    share = run.record["prefix_reuse_rate"]
+    # The cache of an engine that was started again is empty.
+    if may_reuse and share < REUSED and not run.record.get("retried_trials"):
+        yield Sighting(
+            f"{share:.0%} of the tokens that had been computed before were reused, so the engine's "
+            f"cache holds fewer tokens than its {run.config.engine.max_contexts} contexts have"
+        )
+
+
 def learner_starving(run: History) -> Sightings:
     """The learner waits for trials nearly all the time."""
     waits, works = run.mean("waiting_s", 8), run.mean("train_s", 8)
@@ -568,7 +593,9 @@ SIGNATURES = {
     ),
     "invalid_actions": Signature(
         "Raise advantage.format_penalty, or let the transcript write the tags: "
-        'transcript.forced_tags = "both"; lower learner.learning_rate where entropy rises too.',
+        'transcript.forced_tags = "both"; lower learner.learning_rate where entropy rises too. If '
+        "actions were never valid, declare `legal_actions` in the environment, or add "
+        "[warm_start].",
         invalid_actions,
         steps_in_a_row=2,
         needs="valid_action_share",
@@ -626,6 +653,13 @@ SIGNATURES = {
         "Make room, or lower learner.keep_checkpoints or journal.max_bytes.",
         disk_soon_full,
         needs="disk_free_bytes",
+    ),
+    "evicted_contexts": Signature(
+        "Raise max_total_tokens or mem_fraction_static in engine.server, or lower "
+        "engine.max_contexts; `mage plan` says how many contexts an engine can cache.",
+        evicted_contexts,
+        steps_in_a_row=1,
+        needs="prefix_reuse_rate",
     ),
     "learner_starving": Signature(
         "Start more actors (--actors), raise engine.max_contexts, or admission.max_staleness. "

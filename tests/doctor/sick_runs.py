@@ -70,6 +70,7 @@ SICKNESSES: dict[str, Sickness] = {
     "member_failing": lambda r, k: {"dropped_by_member": {"beat-rock": 1}},
     "selection": _losing_long_groups,
     "disk_soon_full": lambda r, k: {"disk_free_bytes": 30_000_000_000 - 1_500_000_000 * k},
+    "evicted_contexts": lambda r, k: {"prefix_reuse_rate": 0.28, "staleness_max": 0.0},
     "learner_starving": lambda r, k: {"waiting_s": 60.0 * r["train_s"]},
     "actors_starving": lambda r, k: {"actors_idle_share": 0.95},
 }

@@ -64,6 +64,42 @@ def test_a_scout_that_never_begins_to_explore_is_found() -> None:
     assert [(each.name, each.onset) for each in found] == [("entropy_collapse", 16)]
 
 
+def test_a_run_whose_actions_were_never_valid_is_found_at_its_second_step() -> None:
+    sick = [record | {"valid_action_share": 0.0} for record in healthy()]
+    found = [each for each in found_in(sick) if each.name == "invalid_actions"]
+    assert [(each.onset, each.found, each.evidence) for each in found] == [
+        (1, 2, "100% of actions are invalid")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        # Recorded on a GPU whose engine cached 60,000 tokens for 128 contexts of 1,250.
+        ({"prefix_reuse_rate": 0.2765, "staleness_max": 1.0}, "keep"),
+        ({"prefix_reuse_rate": 0.2765, "staleness_max": 0.0}, "refresh_at_episode"),
+    ],
+)
+def test_evicted_contexts_are_found_at_the_first_step(changes: Record, rule: str) -> None:
+    looks = doctor(f"engine.cache_rule={rule}")
+    (finding,) = looks.step(healthy()[0] | changes)
+    assert (finding.name, finding.onset) == ("evicted_contexts", 1)
+    assert "28% of the tokens" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prefix_reuse_rate": 0.3, "staleness_max": 1.0},  # weights changed: recomputed on purpose
+        {"prefix_reuse_rate": 0.3, "staleness_max": 0.0, "retried_trials": 2},
+        {"prefix_reuse_rate": 0.99, "staleness_max": 0.0},
+    ],
+)
+def test_tokens_that_have_to_be_computed_again_are_no_finding(changes: Record) -> None:
+    looks = doctor("engine.cache_rule=refresh_at_episode")
+    assert looks.step(healthy()[0] | changes) == []
+
+
 def test_a_finding_names_the_member_or_the_actor() -> None:
     (member,), (actor,) = (found_in(made_sick(name)) for name in ("member_failing", "over_bound"))
     assert (member.subject, actor.subject) == ("beat-rock", "actor-2")
