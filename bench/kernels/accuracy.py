@@ -22,6 +22,9 @@ BOUNDS = {
     "d_hidden": 6e-3,
     "d_head": 6e-3,
 }
+# Tensor cores truncate their sums: `bench.kernels.truncated_sums` computes the errors of log-probs
+# that follow, at most 3.8e-4 and in the mean 2.2e-4.
+GPU_BOUNDS = BOUNDS | {"logprob_max": 5e-4, "logprob_rms": 3e-4, "logprob_mean": 3e-4}
 
 
 def measure_accuracy(device: str) -> dict[str, Any]:
@@ -33,7 +36,7 @@ def measure_accuracy(device: str) -> dict[str, Any]:
             found = errors(width, 1 / temperature, device)
             worst = {name: max(worst[name], found[name]) for name in worst}
     print(f"errors against fp64: {TOKENS} tokens, V = {VOCABULARY}, bf16, |logit| <= 32")
-    for name, bound in BOUNDS.items():
+    for name, bound in (GPU_BOUNDS if device == "cuda" else BOUNDS).items():
         print(f"  {name:14} {worst[name]:.1e}   bound {bound:.0e}")
     return {name: float(f"{value:.2e}") for name, value in worst.items()}
 
