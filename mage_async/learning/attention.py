@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from mage_async.errors import PolicyError
 
@@ -243,16 +243,36 @@ def kernel() -> Callable[..., Any] | None:
 
 def fits(query: torch.Tensor, dropout: float) -> bool:
     """Return whether the kernel takes queries of this device, dtype and shape: [1, N, T, D]."""
-    size = query.shape[-1]
-    return (
-        query.is_cuda
-        and query.dtype in (torch.bfloat16, torch.float16)
-        and not dropout
-        and size <= MAX_HEAD_SIZE
-        and size % 8 == 0
-        and torch.cuda.get_device_capability(query.device) >= MIN_CAPABILITY
-        and kernel() is not None
-    )
+    is_gpu = query.device.type == "cuda"
+    return is_gpu and not dropout and not why_padded(query.device, query.dtype, query.shape[-1])
+
+
+@cache
+def why_padded(device: torch.device, dtype: torch.dtype, size: int) -> str:
+    """Return why attention on a GPU computes padded rows instead of the kernel; "" if it does not.
+
+    Args:
+        size: Head size, D.
+    """
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"the kernel takes 16 bits, not {dtype}"
+    if size > MAX_HEAD_SIZE or size % 8:
+        return f"the kernel takes head sizes up to {MAX_HEAD_SIZE}, multiples of 8, not {size}"
+    if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+        return "the kernel needs compute capability 8.0"
+    if kernel() is None:
+        return f"torch {torch.__version__} has no `varlen_attn` that shares key heads"
+    return ""
+
+
+def attention_report(model: PreTrainedModel) -> str:
+    """Describe the attention of a model on a GPU in a few words for people; "" on a CPU."""
+    if model.device.type != "cuda":
+        return ""
+    config = model.config.get_text_config()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    reason = why_padded(model.device, model.dtype, size)
+    return f"attention over padded rows, because {reason}" if reason else "attention by varlen_attn"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

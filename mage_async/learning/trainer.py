@@ -19,6 +19,7 @@ from mage_async.admission.staleness_metrics import TokenAges, staleness_metrics
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.learning.adapters import adapted_layers, backward, without_adapters
+from mage_async.learning.attention import attention_report
 from mage_async.learning.corrections import Surrogate, Vcpo
 from mage_async.learning.forward import checkpoint_activations, head_inputs
 from mage_async.learning.optimizer import (
@@ -131,8 +132,9 @@ class Trainer:
         if trained < model.num_parameters():
             size += f", of which {trained:,} are trained,"
         kind = f"{model.config.model_type} of {size} in {model.dtype} on {model.device}"
-        kernels = f"{advantage_report(model.device)}; {backend_report()}"
-        return f"{kind}; {self._learner.correction.kind}: {self._loss}; {kernels}"
+        loss = f"{self._learner.correction.kind}: {self._loss}"
+        kernels = advantage_report(model.device), backend_report()
+        return "; ".join(each for each in (kind, loss, attention_report(model), *kernels) if each)
 
     def train(self, groups: Sequence[Group]) -> dict[str, float]:
         """Compute returns and advantages of a batch of groups, then train on it as `step` does."""

@@ -5,6 +5,7 @@ with the kernel's causal mask; torch's own is asked for shapes, which need no GP
 """
 
 from dataclasses import replace
+from fnmatch import fnmatch
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import LlamaConfig
 
 from mage_async.learning import attention
 from mage_async.learning.attention import Boundaries, Extents, packed_attention
@@ -137,9 +139,38 @@ def test_the_kernel_is_taken_where_it_can_compute_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    attention.why_padded.cache_clear()  # the capability is another one in each case
     found = {"dtype": torch.bfloat16, "size": 64, "dropout": 0.0} | changes
     on_cpu = torch.empty(1, 4, 3, found["size"], dtype=found["dtype"])
     assert not attention.fits(on_cpu, 0.0)
     with FakeTensorMode():
         query = torch.empty(1, 4, 3, found["size"], dtype=found["dtype"], device="cuda")
     assert attention.fits(query, found["dropout"]) == is_taken
+    attention.why_padded.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernel", "text"),
+    [
+        (torch.bfloat16, len, "attention by varlen_attn"),
+        (torch.bfloat16, None, "because torch 2.* has no `varlen_attn` that shares key heads"),
+        (torch.float32, len, "because the kernel takes 16 bits, not torch.float32"),
+    ],
+)
+def test_a_learner_on_a_gpu_says_how_it_computes_attention(
+    dtype: torch.dtype, kernel: object, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Model:
+        """What is read of a model on a GPU."""
+
+        config = LlamaConfig(hidden_size=64, num_attention_heads=4)
+
+        def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+            self.device, self.dtype = device, dtype
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(attention, "kernel", lambda: kernel)
+    attention.why_padded.cache_clear()
+    assert fnmatch(attention.attention_report(Model(torch.device("cuda"), dtype)), f"*{text}")
+    attention.why_padded.cache_clear()
+    assert attention.attention_report(Model(torch.device("cpu"), dtype)) == ""
