@@ -238,6 +238,9 @@ def sentence(progress: Progress) -> str:
     ]
     if progress.num_loading == progress.num_actors:
         parts.append("every actor still loads its engine")
+    elif not progress.turns:
+        # An SGLang serves only a minute after its actor has begun to play.
+        parts.append("no turn was sampled yet: an engine that is starting answers when it is ready")
     else:
         parts.append(
             f"{progress.turns:,} turns and {progress.tokens:,} tokens so far, "
