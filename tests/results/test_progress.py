@@ -98,8 +98,8 @@ def test_a_sentence_leaves_out_what_is_not_known() -> None:
         "every actor still loads its engine"
     )
     assert sentence(replace(unknown, turns=0, tokens=0, turns_per_s=0.0)).endswith(
-        "8 groups in flight; no turn was sampled yet: an engine that is starting answers when it is "
-        "ready"
+        "8 groups in flight; no turn was sampled yet: an engine that is starting answers when it "
+        "is ready"
     )
     assert sentence(replace(unknown, num_actors=0)) == (
         "step 1/60 waits for trials, for 41 s: no actor is connected yet"
