@@ -155,23 +155,24 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
 
 
 def idle_cores(config: Config, expected: Forecast, *, num_actors: int, num_cores: int) -> str:
-    """Say how to use cores that a run would leave idle; return "" if it leaves none.
+    """Say how to use cores that a run would leave idle; return "" if it leaves none, or too few.
 
     The training of a step and the play of its trials overlap, so only the slower one is worth
     more cores.
     """
     engine, learner = config.engine, config.learner
-    # The evaluator has an engine of its own.
-    busy = learner.threads + (num_actors + 1) * engine.threads
-    idle = num_cores - busy
+    num_engines = num_actors + 1  # the evaluator has an engine of its own
+    idle = num_cores - learner.threads - num_engines * engine.threads
     if idle < 1 or not learner.steps:
         return ""
     if expected.train_s >= expected.play_s / num_actors:
         cure = f"learner.threads = {learner.threads + idle} shortens the training"
     elif idle >= engine.threads:
         cure = f"--actors {num_actors + idle // engine.threads} shortens the play"
-    else:
-        cure = f"engine.threads = {engine.threads + idle // (num_actors + 1)} shortens the play"
+    elif idle >= num_engines:
+        cure = f"engine.threads = {engine.threads + idle // num_engines} shortens the play"
+    else:  # too few for one more actor, and for one more thread of each engine
+        return ""
     return f"{idle} of {num_cores} cores stay idle; {cure}, the slower part of a step"
 
 

@@ -143,12 +143,15 @@ def test_cores_that_a_run_leaves_idle_are_given_to_the_slower_part_of_a_step(
 def test_idle_cores_are_given_to_more_actors_or_to_engines_where_play_is_slower() -> None:
     slow = msgspec.structs.replace(PACE, turn_s=20.0)
 
-    def hint(num_cores: int, *changes: str) -> str:
+    def hint(num_cores: int, *changes: str, num_actors: int = 1) -> str:
         given = config(*changes)
-        found = forecast(given, slow, num_actors=1, num_cores=num_cores)
-        return idle_cores(given, found, num_actors=1, num_cores=num_cores)
+        found = forecast(given, slow, num_actors=num_actors, num_cores=num_cores)
+        return idle_cores(given, found, num_actors=num_actors, num_cores=num_cores)
 
     end = "shortens the play, the slower part of a step"
     assert hint(8) == f"5 of 8 cores stay idle; --actors 6 {end}"
     assert hint(11, "engine.threads=4") == f"2 of 11 cores stay idle; engine.threads = 5 {end}"
     assert hint(8, "learner.steps=0") == ""
+    # Two idle cores are too few for another actor of four threads, and for one thread more in each
+    # of five engines.
+    assert hint(23, "engine.threads=4", num_actors=4) == ""
