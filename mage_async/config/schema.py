@@ -243,6 +243,10 @@ Keep = Literal["newest", "best", "spread"]
 """Which past policies of a `Population` are kept."""
 
 
+BOUND_OF = {"sync": 0, "one_step": 1}
+"""Bound on staleness, in steps, of each rule that ignores `admission.max_staleness`."""
+
+
 class Admission(Section):
     """How many groups are in flight, and how stale they may become."""
 
@@ -257,7 +261,7 @@ class Admission(Section):
     states the guarantee of each."""
     max_staleness: Natural = 2
     """Bound on the staleness of a group, in steps; the rules "slots" and "overtake" never exceed
-    it."""
+    it, "sync" and "one_step" have a bound of their own, 0 and 1."""
     replaced_groups: Natural = 0
     """Most groups of a step that are dropped because all their trials earned the same in every
     episode, and are replaced by new ones (dynamic sampling of DAPO, arXiv 2503.14476): compared
@@ -275,9 +279,14 @@ class Admission(Section):
     """Seconds after which an unfinished group is granted again."""
 
     @property
+    def bound(self) -> int:
+        """Bound on the staleness of a group, in steps, by the rule."""
+        return BOUND_OF.get(self.rule, self.max_staleness)
+
+    @property
     def most_stale(self) -> int:
         """Staleness, in steps, up to which a token is within the bound."""
-        return self.max_staleness + self.lag
+        return self.bound + self.lag
 
 
 class Population(Section):

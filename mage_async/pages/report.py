@@ -207,7 +207,7 @@ def _facts(summary: Mapping[str, Any], admission: Admission) -> list[Tile]:
         rows.append(("trials/s", figure(rates["trials_per_s"]), speed))
     if staleness:
         lag = f" + {admission.lag} of lag" if admission.lag else ""
-        bound = f"max {figure(staleness['max'])} of {admission.max_staleness}{lag} allowed"
+        bound = f"max {figure(staleness['max'])} of {admission.bound}{lag} allowed"
         rows.append(("staleness, mean", f"{staleness['mean']:.2f}", bound))
     if cache:
         reuse = f"{percent(cache['reuse_rate'])} of tokens computed before"

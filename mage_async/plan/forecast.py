@@ -142,7 +142,9 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
     curve_s = NUM_CURVE_SETS * evaluation.trials * pace.trial_s() / every if every else 0.0
     players = min(num_actors, num_cores)  # actors that can play at the same time
     step_s = max((play_s + train_s + curve_s) / num_cores, play_s / players, train_s)
-    if config.admission.max_staleness == 0:  # actors wait for each version: nothing overlaps
+    # No group that is granted during the training of a batch may be trained later, so actors wait
+    # for each version.
+    if config.admission.bound == 0 and config.admission.rule != "unbounded":
         step_s = max(step_s, play_s / players + train_s)
     warm_s = _warm_start_s(config, pace)
     first_s = STARTING * pace.load_s + warm_s

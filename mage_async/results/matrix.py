@@ -18,15 +18,11 @@ from typing import Any
 from mage_async.admission.staleness_metrics import OLDEST_AGE
 from mage_async.assembly import check, unused_warm_start, with_warm_start
 from mage_async.config import config_file
-from mage_async.config.schema import Config, check_source
+from mage_async.config.schema import BOUND_OF, Config, check_source
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_document, read_records
 
-BOUND_OF = {"sync": 0, "one_step": 1}
-"""Bound, in steps, of each rule that ignores `admission.max_staleness`. A matrix has one cell with
-such a rule, not one for each bound.
-"""
 AVERAGED = (
     "over_bound_share",
     "k3_mean",
@@ -132,6 +128,7 @@ def cells(
     complete matrix of fewer seeds.
     """
     product = itertools.product(seeds, lags, bounds, rules, corrections)
+    # A rule with a bound of its own gives one cell, not one for each bound.
     found = (
         Cell(staleness_setting(rule, correction, lag, BOUND_OF.get(rule, bound)), seed)
         for seed, lag, bound, rule, correction in product

@@ -80,7 +80,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "trial_s": ("s", "Mean time from a trial's first prompt to its end."),
     "staleness_mean": ("steps", "Version being trained minus version that sampled the token."),
     "staleness_max": ("steps", "The largest staleness of a token of the batch."),
-    "over_bound_share": ("share", "Tokens staler than `admission.max_staleness` plus `lag`."),
+    "over_bound_share": ("share", "Tokens staler than the bound of `admission.rule` plus `lag`."),
     "exact_staleness_mean": ("steps", "Staleness of tokens whose version is known exactly."),
     "segment_staleness_mean": (
         "steps",

@@ -52,10 +52,21 @@ def test_a_run_without_steps_is_its_start_and_its_final_evaluation() -> None:
     assert smaller_batch(bare, slow, num_actors=1, num_cores=1) == (bare, "")
 
 
-def test_on_two_cores_play_and_training_overlap_unless_actors_wait_for_each_version() -> None:
-    assert forecast(config(), PACE, num_actors=1, num_cores=2).step_s == pytest.approx(72.0)
-    strict = config("admission.max_staleness=0")
-    assert forecast(strict, PACE, num_actors=1, num_cores=2).step_s == pytest.approx(108.0)
+@pytest.mark.parametrize(
+    ("changes", "step_s"),
+    [
+        ((), 72.0),
+        (("admission.max_staleness=0",), 108.0),
+        (("admission.rule=sync", "admission.max_staleness=2"), 108.0),
+        (("admission.rule=one_step", "admission.max_staleness=0"), 72.0),
+        (("admission.rule=unbounded", "admission.max_staleness=0"), 72.0),
+    ],
+)
+def test_on_two_cores_play_and_training_overlap_unless_actors_wait_for_each_version(
+    changes: tuple[str, ...], step_s: float
+) -> None:
+    found = forecast(config(*changes), PACE, num_actors=1, num_cores=2)
+    assert found.step_s == pytest.approx(step_s)
 
 
 def test_a_shared_opening_is_computed_once_a_pass() -> None:

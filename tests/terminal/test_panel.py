@@ -76,6 +76,12 @@ def test_the_bound_of_staleness_includes_the_lag_of_the_weights(config, run):
     assert "0.60 mean  1 max of 4 allowed" in drawn(*state_after(late, FULL_RUN), run)
 
 
+def test_the_bound_of_staleness_is_that_of_the_rule(config, run):
+    admission = msgspec.structs.replace(config.admission, rule="sync", max_staleness=2)
+    in_turn = msgspec.structs.replace(config, admission=admission)
+    assert "max of 0 allowed" in drawn(*state_after(in_turn, FULL_RUN), run)
+
+
 def test_the_panel_counts_special_tokens_in_text(config, run):
     steps = [step(1), step(2)]
     for number, (_, event) in enumerate(steps, 1):

@@ -159,7 +159,7 @@ def card(
         f"{config.seed}.",
         f"- Steps: {version} of {config.learner.steps}, each of {admission.groups_per_step} "
         f"groups of {admission.trials_per_group} trials; staleness at most "
-        f"{admission.max_staleness}.",
+        f"{admission.most_stale}.",
         "- `config.toml` has every key, and `summary.json` every figure.",
         *("", "## Evaluation", "", *_evaluation(summary)),
     ]
