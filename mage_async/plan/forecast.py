@@ -6,6 +6,7 @@ import msgspec
 
 from mage_async.config.defaults import ON_CORES
 from mage_async.config.schema import Config, FromBest, FromData, FromWinStay
+from mage_async.methods.method import overriding
 from mage_async.results.progress import time_in_words
 from mage_async.trials.win_stay import NUM_PLAYED
 
@@ -14,7 +15,8 @@ MAX_STEP_S = 300.0
 FEWEST_GROUPS = 2
 """Smallest number of groups of a batch that is made smaller, so that it has more than one task."""
 NUM_FINAL_SETS = 4
-"""Number of sets in a final evaluation: held-out, blind, swapped, and training tasks."""
+"""Number of sets in a final evaluation: held-out, blind, swapped, and training tasks. A method that
+gives guidance adds one: held-out without guidance."""
 NUM_CURVE_SETS = 2
 """Number of sets in an evaluation while training: held-out and training tasks."""
 STARTING = 1.5
@@ -51,9 +53,14 @@ class Pace(msgspec.Struct, frozen=True):
     scripted_s: float
     """Seconds of a trial in which a script or random play acts, without a model."""
 
-    def trial_s(self) -> float:
-        """Return the seconds of an engine per trial, if it plays `num_contexts` trials at once."""
-        return (self.opening_s + (self.trial_turns - 1) * self.turn_s) / self.num_contexts
+    def trial_s(self, length: float = 1.0) -> float:
+        """Return the seconds of an engine per trial, if it plays `num_contexts` trials at once.
+
+        Args:
+            length: Number of episodes of a trial, as a multiple of those of the measured trials.
+        """
+        num_turns = max(1.0, length * self.trial_turns)
+        return (self.opening_s + (num_turns - 1) * self.turn_s) / self.num_contexts
 
     def _in_updates(self, num_trials: float, num_microbatches: float) -> float:
         """Return the cost of training on `num_trials` trials, in units of the measured update.
@@ -139,7 +146,8 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
     play_s, train_s = trials_of_step(config) * pace.trial_s(), pace.step_train_s(config)
     evaluation, every = config.evaluation, config.evaluation.every
     # The time of an evaluation while training, spread over the `every` steps between two of them.
-    curve_s = NUM_CURVE_SETS * evaluation.trials * pace.trial_s() / every if every else 0.0
+    evaluated_s = pace.trial_s(evaluation.episodes / config.trial.episodes)
+    curve_s = NUM_CURVE_SETS * evaluation.trials * evaluated_s / every if every else 0.0
     players = min(num_actors, num_cores)  # actors that can play at the same time
     step_s = max((play_s + train_s + curve_s) / num_cores, play_s / players, train_s)
     # No group that is granted during the training of a batch may be trained later, so actors wait
@@ -151,7 +159,8 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
     if config.learner.steps:
         # Nothing is trained while the trials of the first step are played.
         first_s += play_s / players + train_s
-    final_s = NUM_FINAL_SETS * evaluation.final_trials * pace.trial_s()
+    num_final_sets = NUM_FINAL_SETS + bool(overriding(config, "evaluation_guidance"))
+    final_s = num_final_sets * evaluation.final_trials * evaluated_s
     run_s = first_s + max(0, config.learner.steps - 1) * step_s + final_s
     return Forecast(warm_s, first_s, step_s, play_s, train_s, run_s)
 

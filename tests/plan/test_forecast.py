@@ -69,6 +69,22 @@ def test_on_two_cores_play_and_training_overlap_unless_actors_wait_for_each_vers
     assert found.step_s == pytest.approx(step_s)
 
 
+def test_an_evaluation_is_played_over_its_own_number_of_episodes() -> None:
+    single = config("trial.episodes=1", "evaluation.episodes=3", "evaluation.every=10")
+    assert single.evaluation.trials == 32
+    found = forecast(single, PACE, num_actors=1, num_cores=1)
+    # A trial of three times 9 turns takes (2 + 26 * 1) / 10 = 2.8 s. A point of the curve has two
+    # sets of 32 trials.
+    assert found.step_s == pytest.approx(108.0 + 2 * 32 * 2.8 / 10)
+    assert found.run_s == pytest.approx(115.5 + 10 * found.step_s + 4 * 5 * 2.8)
+
+
+def test_a_method_with_guidance_adds_a_final_set_without_it() -> None:
+    guided = config("methods.graph_memory.strategies=3")
+    found = forecast(guided, PACE, num_actors=1, num_cores=1)
+    assert found.run_s == pytest.approx(115.5 + 10 * 108.0 + 5 * 5 * 1.0)
+
+
 def test_a_shared_opening_is_computed_once_a_pass() -> None:
     shared = msgspec.structs.replace(PACE, opening_tokens=40, num_trained=1)
     # 36 trials of 60 tokens of their own and 40 once, in seconds of a pass of 100 tokens.
