@@ -15,6 +15,7 @@ import random
 import xml.etree.ElementTree
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from itertools import permutations
 
 SIZE = 3
@@ -62,6 +63,26 @@ class Leaky:
     def reset(self):
         return LOCK.read()
 
+Base = Lock
+lookup = lambda: digits()
+
+class Renamed(Base):
+    def reset(self, seed, task):
+        lookup()
+        return super().reset(seed, task)
+
+def decorated(function):
+    @wraps(function)
+    def inner():
+        return function()
+    return inner
+
+both = decorated(digits)
+
+class Twice:
+    def reset(self):
+        return both()
+
 SOURCE = random.Random(0)
 
 class Drawing:
@@ -106,7 +127,7 @@ def imported(address):
     return getattr(importlib.import_module(module), name)
 
 
-@pytest.mark.parametrize("name", ["Easy", "Fields", "Wrapped"])
+@pytest.mark.parametrize("name", ["Easy", "Fields", "Wrapped", "Renamed"])
 def test_a_class_without_a_function_written_in_the_script_is_found(script, name):
     found = imported(address_of(getattr(script, name)))
     assert found().reset(0, 1) == "closed"
@@ -141,6 +162,7 @@ def test_a_configuration_takes_the_class_itself(script):
         ("Inner", "at the top of a file"),
         ("Leaky", "`LOCK` is a TextIOWrapper"),
         ("Drawing", "`SOURCE` is a Random"),
+        ("Twice", "`both` is a function"),
     ],
 )
 def test_a_class_that_no_file_can_hold_is_refused(script, name, reason):

@@ -116,13 +116,16 @@ def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
     if name in done:
         return
     done.add(name)
+    defined = vars(sys.modules["__main__"])
     if isinstance(value, ModuleType):
         yield f"import {value.__name__} as {name}"
     elif (home := _home(value)) is not None:
         yield f"from {home[0]} import {home[1]} as {name}"
-    elif inspect.isclass(value) or inspect.isfunction(value):
+    elif (own_name := _other_name(value, name)) and defined.get(own_name) is value:
+        yield from _sources(value, own_name, done)
+        yield f"{name} = {own_name}"
+    elif own_name is None and (inspect.isclass(value) or inspect.isfunction(value)):
         text = _text_of(value)
-        defined = vars(sys.modules["__main__"])
         for each in sorted(_global_names(symtable.symtable(text, name, "exec")) & defined.keys()):
             yield from _sources(defined[each], each, done)
             if isinstance(defined[each], ModuleType):
@@ -135,6 +138,16 @@ def _sources(value: Any, name: str, done: set[str]) -> Iterator[str]:
             f"`{name}` is a {type(value).__name__}, which cannot be written into a file for the "
             "other processes: put the class, and what it uses, into a module of its own"
         )
+
+
+def _other_name(value: Any, name: str) -> str | None:
+    """Return the name by which a class or function was defined, if it is another one than `name`;
+    else None.
+    """
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        return None
+    # The source of a lambda is the line that assigns it to `name`.
+    return None if value.__name__ in (name, "<lambda>") else value.__name__
 
 
 def _global_names(scope: symtable.SymbolTable) -> set[str]:
