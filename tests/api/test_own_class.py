@@ -3,8 +3,10 @@
 import importlib
 import sys
 import types
+from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mage_async as mage
@@ -177,13 +179,28 @@ def test_a_class_of_a_module_is_named_by_its_module():
 
 def test_keys_are_written_as_toml():
     keys = {"seed": 1, "trial": {"episodes": 2}, "warm_start": None, "a.b": ["x", 'q"'], "c": True}
+    keys["d"] = [Path("e/f")]
     assert assignments_of(keys) == [
         "seed=1",
         "trial.episodes=2",
         'warm_start="none"',
         'a.b=["x", "q\\""]',
         "c=true",
+        'd=["e/f"]',
     ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("learner.steps", np.int64(5), "learner.steps: a int64 is no value of a key: give"),
+        ("learner", {"steps": {5}}, "learner.steps: a set is no value"),
+        ("doctor.halt", [Decimal(1)], "doctor.halt: a Decimal is no value"),
+    ],
+)
+def test_a_value_that_toml_does_not_know_is_an_error_that_names_the_key(key, value, said):
+    with pytest.raises(mage.MageError, match=said):
+        mage.configure(keys={key: value})
 
 
 def test_a_wrong_key_is_an_error_that_names_it():

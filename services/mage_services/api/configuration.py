@@ -61,24 +61,38 @@ def configure(
 
 
 def assignments_of(keys: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return keys and values as texts `a.b=c`, as `--set` takes them."""
+    """Return keys and values as texts `a.b=c`, as `--set` takes them. A class becomes its address
+    (`address_of`), for which a class of `__main__` is written into a file.
+
+    Raises:
+        ConfigError: TOML has no such value, or a class cannot be imported by another process.
+    """
     texts = list[str]()
     for key, value in keys.items():
         if isinstance(value, Mapping) and value:
             texts += assignments_of(value, f"{prefix}{key}.")
         else:
-            texts.append(f"{prefix}{key}={_as_toml(value)}")
+            texts.append(f"{prefix}{key}={_as_toml(value, prefix + key)}")
     return texts
 
 
-def _as_toml(value: Any) -> str:
-    """Return a value as TOML; a class becomes its address."""
+def _as_toml(value: Any, key: str) -> str:
+    """Return the value of a key as TOML; a class becomes its address."""
+
+    def converted(other: Any) -> str:
+        if isinstance(other, Path):
+            return str(other)
+        raise ConfigError(
+            f"{key}: a {type(other).__name__} is no value of a key: give a number, a text, "
+            "True or False, a list of them, or a mapping of keys"
+        )
+
     if value is None:
         return json.dumps(NONE)
     if inspect.isclass(value):
         return json.dumps(address_of(value))
     # Strings, numbers, booleans and lists of them look the same in JSON and TOML.
-    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, default=converted)
 
 
 def address_of(found: type) -> str:
