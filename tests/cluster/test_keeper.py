@@ -12,6 +12,7 @@ import pytest
 
 from mage_services.cluster import keeper as keeper_module
 from mage_services.cluster.keeper import ENDED, End, Keeper, ServedFiles
+from mage_services.processes.process import EXIT_FAILED
 from mage_services.processes.supervised_process import ProcessSpec
 
 PROCESS = """
@@ -121,6 +122,22 @@ def test_weights_that_are_gone_end_the_process_with_a_sentence(root: Path) -> No
     _, end = live(root, Here(), str(root / "weights" / "v000009.safetensors"))
     assert end.code != 0
     assert "v000009.safetensors cannot be brought to this machine: No such file" in end.epitaph
+
+
+def test_a_process_whose_keys_cannot_be_brought_fails_with_the_reason(root: Path) -> None:
+    for key in (root / "keys").iterdir():
+        key.unlink()
+    spec = ProcessSpec("actor-0", "asked_for", (str(root), "-"), root / "logs/own.log", threads=1)
+    keeper = Keeper(root, root / "keys", Here())
+
+    async def whole() -> tuple[list[dict[str, Any]], int]:
+        return [event async for event in keeper.live(spec, 60.0)], await keeper.ended()
+
+    [last], code = asyncio.run(whole())
+    assert last["event"] == ENDED
+    assert last["end"].code == code == EXIT_FAILED
+    assert last["end"].epitaph.startswith("actor-0 could not be started: ")
+    assert last["end"].epitaph.endswith("cannot be brought to this node: No such file or directory")
 
 
 def test_the_learners_secret_key_stays_on_its_node(root: Path) -> None:

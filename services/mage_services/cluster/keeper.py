@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ from typing import Any
 
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cluster.connection import own_node
+from mage_services.processes.process import EXIT_FAILED
 from mage_services.processes.startup import CopiedFile
 from mage_services.processes.supervised_process import ProcessSpec, SupervisedProcess
 
@@ -69,18 +71,24 @@ class Keeper:
         """Start the process, and yield its status events until it ends; the last event, `ENDED`,
         has its `End`. A request for a file is answered here, and not yielded.
 
-        Raises:
-            OSError: the process's files cannot be written to this node.
+        If the process's files cannot be written to this node, it has not started, and `ENDED` is
+        the only event.
         """
-        with TemporaryDirectory(prefix="mage-node-") as folder:
-            if self._source is not None:
-                spec = await self._spec_in(spec, Path(folder))
-            self._child = child = await SupervisedProcess.start(spec)
+        with ExitStack() as held:
+            try:
+                folder = Path(held.enter_context(TemporaryDirectory(prefix="mage-node-")))
+                if self._source is not None:
+                    spec = await self._spec_in(spec, folder)
+                self._child = child = await SupervisedProcess.start(spec)
+            except OSError as fault:
+                end = End(EXIT_FAILED, f"{spec.name} could not be started: {fault}", False, "")
+                yield {"event": ENDED, "end": end}
+                return
             if self._early_signal:
                 await self.signal(self._early_signal)
             async for event in child.events(silence_s):
                 if event["event"] == "wants":
-                    child.send(await self._answer(Path(event["path"]), Path(folder)))
+                    child.send(await self._answer(Path(event["path"]), folder))
                 else:
                     yield event
             code = await child.wait()
@@ -96,8 +104,10 @@ class Keeper:
             self._child.terminate() if number == signal.SIGTERM else self._child.kill()
 
     async def ended(self) -> int:
-        """Wait for the end of the process and return its exit code."""
-        return 0 if self._child is None else await self._child.wait()
+        """Wait for the end of the process and return its exit code; `EXIT_FAILED` if the process
+        was never started.
+        """
+        return EXIT_FAILED if self._child is None else await self._child.wait()
 
     async def _spec_in(self, spec: ProcessSpec, folder: Path) -> ProcessSpec:
         """Bring the keys into a folder of this node, and return the spec of the process with that
