@@ -187,11 +187,21 @@ class Placement:
         selector = [{"ray.io/node-id": own_node().id}] * len(own)
         self._run_group = placement_group(own, "STRICT_PACK", bundle_label_selector=selector)
         self._actor_group = placement_group(actors, "PACK")
-        self._wait_for_room(self._run_group, "the learner and the evaluator", own)
+        # Other nodes do not help this group: its selector names this one.
+        self._wait_for_room(
+            self._run_group,
+            "the learner and the evaluator",
+            own,
+            "this node",
+            "end its other work, lower learner.threads, engine.threads or learner.ranks, or start "
+            "the run on a node that has room",
+        )
         # In the learner's bundle, but without a core of its own, which the learner needs.
         self._served_files = _create(ServedFiles, self._run_group, 0, {"CPU": 0})
         self.address = ray.get(self._served_files.address.remote(port_of(self.config)))
-        self._wait_for_room(self._actor_group, f"{self.num_actors} actors", actors)
+        whose = f"{self.num_actors} actor" + "s" * (self.num_actors > 1)
+        advice = "add nodes, end other work, or start fewer --actors"
+        self._wait_for_room(self._actor_group, whose, actors, "the cluster", advice)
 
     async def start(self, spec: ProcessSpec) -> RunningProcess:
         """Start a process in its bundle; wait while the bundle has no node, as after a loss.
@@ -243,12 +253,16 @@ class Placement:
         except RayActorError:
             return ""
 
-    def _wait_for_room(self, group: Any, whose: str, bundles: list[Bundle]) -> None:
+    def _wait_for_room(
+        self, group: Any, whose: str, bundles: list[Bundle], where: str, advice: str
+    ) -> None:
         """Wait until Ray has reserved the bundles of a placement group; inform the user if that
         takes long.
 
         Args:
             whose: The processes of the group, for sentences.
+            where: The place that needs room for them, for sentences.
+            advice: What a user can do if there is no room.
 
         Raises:
             RunError: it takes longer than `PLACEMENT_TIMEOUT_S`.
@@ -256,11 +270,11 @@ class Placement:
         if group.wait(NOTICE_S):
             return
         needs = _in_words(bundles)
-        self.say(f"{whose} wait for nodes with room for {needs}")
+        self.say(f"waiting until {where} has room for {whose}: {needs}")
         if not group.wait(PLACEMENT_TIMEOUT_S):
             raise RunError(
-                f"the cluster has had no room for {whose} within {PLACEMENT_TIMEOUT_S:g} s, which "
-                f"is {needs}: add nodes, end other work, or start fewer --actors"
+                f"{where} has had no room for {whose} within {PLACEMENT_TIMEOUT_S:g} s, which "
+                f"is {needs}: {advice}"
             )
 
 

@@ -1,0 +1,74 @@
+"""What a run reserves on a cluster, and what it says where there is no room."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mage_async.config import config_file
+from mage_async.errors import RunError
+from mage_async.results.run_directory import RunDirectory
+from mage_services.cluster import placement
+from mage_services.cluster.connection import Node
+from mage_services.cluster.placement import Placement
+
+ray = pytest.importorskip("ray")
+
+
+class Group:
+    """A placement group that Ray has reserved, or never reserves."""
+
+    def __init__(self, is_reserved: bool) -> None:
+        self._is_reserved = is_reserved
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._is_reserved
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[bool], tuple[list[str], str]]:
+    """Reserve where there is no room for the actors, or for the learner either; return the notices
+    and the error.
+    """
+
+    def reserve(learner_has_room: bool) -> tuple[list[str], str]:
+        own = Node("abc", "127.0.0.1", 2.0, 0.0)
+        groups = iter([Group(learner_has_room), Group(False)])
+        monkeypatch.setattr(placement, "nodes", lambda: [own])
+        monkeypatch.setattr(placement, "own_node", lambda: own)
+        # The package has a function of the same name as this module.
+        module = sys.modules["ray.util.placement_group"]
+        monkeypatch.setattr(module, "placement_group", lambda *_, **__: next(groups))
+        served: Any = type("Served", (), {"address": type("A", (), {"remote": lambda *_: None})()})
+        monkeypatch.setattr(placement, "_create", lambda *_: served())
+        monkeypatch.setattr(ray, "get", lambda _: "tcp://127.0.0.1:1")
+        config, said = config_file.load(config_file.find(None)), list[str]()
+        placing = Placement(RunDirectory(tmp_path), config, 1, tmp_path / "keys", said.append)
+        with pytest.raises(RunError) as caught:
+            placing.reserve()
+        return said, str(caught.value)
+
+    return reserve
+
+
+def test_no_room_for_the_learner_is_told_of_this_node_which_others_cannot_help(
+    refused: Callable[[bool], tuple[list[str], str]],
+) -> None:
+    [notice], error = refused(False)
+    assert notice.startswith("waiting until this node has room for the learner and the evaluator: ")
+    assert error.startswith("this node has had no room for the learner and the evaluator within ")
+    assert "lower learner.threads" in error
+    assert "add nodes" not in notice + error
+
+
+def test_no_room_for_the_actors_asks_for_more_nodes(
+    refused: Callable[[bool], tuple[list[str], str]],
+) -> None:
+    [notice], error = refused(True)
+    assert notice.startswith("waiting until the cluster has room for 1 actor: ")
+    assert error.startswith("the cluster has had no room for 1 actor within ")
+    assert "add nodes" in error
