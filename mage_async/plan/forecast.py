@@ -173,11 +173,13 @@ def idle_cores(config: Config, expected: Forecast, *, num_actors: int, num_cores
     """
     engine, learner = config.engine, config.learner
     num_engines = num_actors + 1  # the evaluator has an engine of its own
-    idle = num_cores - learner.threads - num_engines * engine.threads
+    idle = num_cores - learner.threads * learner.ranks - num_engines * engine.threads
     if idle < 1 or not learner.steps:
         return ""
     if expected.train_s >= expected.play_s / num_actors:
-        cure = f"learner.threads = {learner.threads + idle} shortens the training"
+        if idle < learner.ranks:  # each rank needs another one
+            return ""
+        cure = f"learner.threads = {learner.threads + idle // learner.ranks} shortens the training"
     elif idle >= engine.threads:
         cure = f"--actors {num_actors + idle // engine.threads} shortens the play"
     elif idle >= num_engines:

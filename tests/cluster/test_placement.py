@@ -12,7 +12,7 @@ from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cluster import placement
 from mage_services.cluster.connection import Node
-from mage_services.cluster.placement import Placement
+from mage_services.cluster.placement import Placement, bundles_of
 
 ray = pytest.importorskip("ray")
 
@@ -72,3 +72,9 @@ def test_no_room_for_the_actors_asks_for_more_nodes(
     assert notice.startswith("waiting until the cluster has room for 1 actor: ")
     assert error.startswith("the cluster has had no room for 1 actor within ")
     assert "add nodes" in error
+
+
+def test_each_rank_of_the_learner_has_cores_for_its_threads() -> None:
+    changes = ["learner.threads=3", "learner.ranks=2", "engine.threads=1"]
+    config = config_file.load(config_file.find(None), changes)
+    assert bundles_of(config, has_gpus=False) == ({"CPU": 6}, {"CPU": 1})

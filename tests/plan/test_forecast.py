@@ -157,6 +157,14 @@ def test_a_batch_of_a_size_of_ones_own_is_kept_and_two_keys_are_named() -> None:
             "a step",
         ),
         (8, ("learner.threads=6",), ""),
+        (
+            8,
+            ("learner.ranks=2",),
+            "4 of 8 cores stay idle; learner.threads = 3 shortens the training, the slower part of "
+            "a step",
+        ),
+        (5, ("learner.ranks=2",), ""),  # a core is idle, and each rank needs one
+        (4, ("learner.ranks=2",), ""),
     ],
 )
 def test_cores_that_a_run_leaves_idle_are_given_to_the_slower_part_of_a_step(

@@ -119,12 +119,13 @@ Bundle = dict[str, float]
 
 def bundles_of(config: Config, has_gpus: bool) -> tuple[Bundle, Bundle]:
     """Return the bundle of the learner, and that of each actor and of the evaluator: a core for
-    each thread, and a GPU for each rank or for each GPU of an engine.
+    each thread (of each rank of the learner), and a GPU for each rank or for each GPU of an engine.
     """
+    learner = config.learner
     on_gpus = has_gpus and config.engine.kind == "sglang"
-    trains_on_gpus = config.learner.device.startswith("cuda")
+    trains_on_gpus = learner.device.startswith("cuda")
     return (
-        _bundle(config.learner.threads, config.learner.ranks if trains_on_gpus else 0),
+        _bundle(learner.threads * learner.ranks, learner.ranks if trains_on_gpus else 0),
         _bundle(config.engine.threads, config.engine.num_gpus if on_gpus else 0),
     )
 
