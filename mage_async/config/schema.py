@@ -362,7 +362,7 @@ class Learner(Section):
     a small part of the memory for a third more time."""
     float32_masters: bool = False
     """Whether the optimizer, with `policy.dtype = "bfloat16"`, updates a float32 copy of each
-    trained weight and rounds it into the model: 8 more bytes per weight, and no update is rounded
+    trained weight and rounds it into the model: 10 more bytes per weight, and no update is rounded
     to zero."""
     optimizer_state: Literal["full", "8bit"] = "full"
     """AdamW's two moments, in the type of the trained weights or in one byte each by torchao (`pip

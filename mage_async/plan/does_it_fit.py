@@ -114,11 +114,17 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
 
 
 def _bytes_per_weight(config: Config) -> int:
-    """Return the learner's bytes for each weight: the weight, its gradient, AdamW's moments."""
+    """Return the learner's bytes for each weight: the weight, its gradient, AdamW's moments, and
+    its float32 master.
+    """
     own = 4 if config.policy.dtype == "float32" else 2
     if config.policy.lora:  # adapters, their gradients and their moments are small
         return own
-    return 2 * own + 2 * (1 if config.learner.optimizer_state == "8bit" else own)
+    # Gradient and moments have the type of what the optimizer updates.
+    masters = 4 * config.learner.float32_masters
+    trained = masters or own
+    moments = 2 if config.learner.optimizer_state == "8bit" else 2 * trained
+    return own + masters + trained + moments
 
 
 def with_deadlines(config: Config, *, turn_s: float, num_turns: int) -> tuple[Config, list[str]]:

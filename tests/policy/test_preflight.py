@@ -173,6 +173,22 @@ def test_a_policy_that_is_larger_than_the_memory_is_refused(directory: Path) -> 
     check_size(adapted, Size(2 * GB, 2 * GB, 0), num_actors=1, memory_bytes=24 * GB)
 
 
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ((), "16.0"),
+        (("learner.float32_masters=true",), "36.0"),
+        (("learner.float32_masters=true", "learner.optimizer_state=8bit"), "24.0"),
+    ],
+)
+def test_float32_masters_of_a_learner_in_bfloat16_are_counted(
+    directory: Path, changes: tuple[str, ...], needed: str
+) -> None:
+    config = pretrained(directory, "policy.lora=none", "policy.dtype=bfloat16", *changes)
+    with pytest.raises(ConfigError, match=rf"learner needs {needed} GB"):
+        check_size(config, Size(2 * GB, 2 * GB, 0), num_actors=1, memory_bytes=12 * GB)
+
+
 def test_engines_in_bfloat16_take_half_the_memory_for_their_layers(directory: Path) -> None:
     wide = pretrained(directory, "policy.lora.rank=16")
     narrow = pretrained(directory, "policy.lora.rank=16", "engine.arithmetic=bfloat16")
