@@ -78,38 +78,45 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
     Raises:
         ConfigError: the message says what is needed, what there is, and which key to change.
     """
-    # Without a curve the evaluator makes its engine only after training.
-    num_engines = num_actors + bool(config.evaluation.every)
-    tokens = config.engine.max_contexts * config.engine.max_tokens
-    # Bytes: of the learner's weights, gradients and moments; of the engines' weights; of their KV
-    # caches; of their processes without a policy.
-    learner = size.num_weights * _bytes_per_weight(config)
-    # Only the memory of this machine is counted, not that of a GPU.
-    is_here, engines = False, 0
+    # Only the memory of this machine is counted, not that of a GPU. Bytes: of the learner's
+    # weights, gradients and moments; of its process without a policy; of the engines' weights, KV
+    # caches, and processes without a policy.
+    learner = own_process = engines = contexts = bare = 0
+    holders = list[str]()
+    if config.learner.device == "cpu":
+        learner, own_process = size.num_weights * _bytes_per_weight(config), LEARNER_BYTES
+        holders.append(
+            f"the learner needs {learner / 1e9:.1f} GB for weights, gradients and optimizer"
+        )
     if isinstance(engine := config.engine, Embedded):
-        own = engine_weight_bytes(engine, size.num_weights, size.num_in_matrices)
-        is_here, engines = True, own * num_engines
-    contexts = size.kv_token_bytes * tokens * num_engines
-    bare = ENGINE_BYTES * num_engines
-    needed = (learner + LEARNER_BYTES) * (config.learner.device == "cpu")
-    needed += (engines + contexts + bare) * is_here
-    if needed <= memory_bytes:
+        # Without a curve the evaluator makes its engine only after training.
+        with_evaluator = bool(config.evaluation.every)
+        num_engines = num_actors + with_evaluator
+        tokens = engine.max_contexts * engine.max_tokens
+        engines = engine_weight_bytes(engine, size.num_weights, size.num_in_matrices) * num_engines
+        contexts = size.kv_token_bytes * tokens * num_engines
+        bare = ENGINE_BYTES * num_engines
+        number = f"{num_engines} engine" + "s" * (num_engines > 1)
+        among = ", the evaluator's among them," if with_evaluator else ""
+        holders.append(
+            f"{number}{among} need "
+            f"{engines / 1e9:.1f} GB for weights, {contexts / 1e9:.1f} GB for keys and values of "
+            f"{engine.max_contexts} contexts each, and {bare / 1e9:.1f} GB for themselves"
+        )
+    if learner + own_process + engines + contexts + bare <= memory_bytes:
         return
     # Give advice on the largest part: keys and values, the processes themselves, or weights.
     advice = "lower engine.max_contexts or engine.max_tokens, or take fewer --actors"
     if bare > max(learner + engines, contexts):
         advice = "take fewer --actors"
     elif contexts <= learner + engines:
-        may_adapt = isinstance(config.policy, Pretrained) and not config.policy.lora
+        # Adapters change the learner's memory alone.
+        may_adapt = isinstance(config.policy, Pretrained) and not config.policy.lora and learner
         smaller = "set policy.lora.rank = 16" if may_adapt else "take a smaller policy"
         advice = f"{smaller}, or fewer --actors"
     raise ConfigError(
-        f"policy of {size.num_weights:,} weights: the learner needs {learner / 1e9:.1f} GB for "
-        f"weights, gradients and optimizer, and {num_engines} engines, the evaluator's among them, "
-        f"{engines / 1e9:.1f} GB for weights, {contexts / 1e9:.1f} GB for keys and values of "
-        f"{config.engine.max_contexts} contexts each, and {bare / 1e9:.1f} GB for themselves, but "
-        "this machine or its container has "
-        f"{memory_bytes / 1e9:.1f} GB; {advice}"
+        f"policy of {size.num_weights:,} weights: {', and '.join(holders)}, but this machine or "
+        f"its container has {memory_bytes / 1e9:.1f} GB; {advice}"
     )
 
 

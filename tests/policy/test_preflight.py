@@ -193,9 +193,24 @@ def test_engines_in_bfloat16_take_half_the_memory_for_their_layers(directory: Pa
     wide = pretrained(directory, "policy.lora.rank=16")
     narrow = pretrained(directory, "policy.lora.rank=16", "engine.arithmetic=bfloat16")
     size = Size(2 * GB, GB, 0)  # the learner: 8 GB; three engines: 8 or 6 GB each
-    with pytest.raises(ConfigError, match=r"3 engines, .*, 24\.0 GB for weights"):
+    with pytest.raises(ConfigError, match=r"3 engines need 24\.0 GB for weights"):
         check_size(wide, size, num_actors=3, memory_bytes=28 * GB)
     check_size(narrow, size, num_actors=3, memory_bytes=28 * GB)
+
+
+def test_a_learner_on_a_gpu_is_not_counted_in_the_memory_of_this_machine(directory: Path) -> None:
+    changes = ("policy.lora=none", "learner.device=cuda:0", "evaluation.every=1")
+    config = pretrained(directory, *changes)
+    said = r"weights: 2 engines, the evaluator's among them, .* take a smaller policy"
+    with pytest.raises(ConfigError, match=said) as error:
+        check_size(config, Size(2 * GB, 2 * GB, 0), num_actors=1, memory_bytes=12 * GB)
+    assert "learner" not in str(error.value)
+
+
+def test_the_evaluator_is_not_named_if_its_engine_is_made_after_training(directory: Path) -> None:
+    config = pretrained(directory, "evaluation.every=0")
+    with pytest.raises(ConfigError, match=r", and 1 engine need 8\.0 GB for weights"):
+        check_size(config, Size(2 * GB, 2 * GB, 0), num_actors=1, memory_bytes=12 * GB)
 
 
 @pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
