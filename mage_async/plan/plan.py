@@ -395,4 +395,5 @@ def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
 
 def _gb(size: int) -> str:
     """Return bytes as text, in units of 10^9."""
-    return f"{size / GB:.3g}"
+    amount = size / GB
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"

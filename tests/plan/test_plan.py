@@ -95,6 +95,13 @@ def test_what_does_not_fit_is_refused_with_the_part_and_the_key(
         plan(config, parts).check()
 
 
+def test_more_than_a_thousand_gb_are_written_out() -> None:
+    found = plan(of("h200_qwen3_0_6b"), {"optimizer": 1120})
+    assert any(line.split() == ["optimizer", "1,120"] for line in plan_lines(found))
+    with pytest.raises(ConfigError, match=r"optimizer of the learner are 1,120 GB of it"):
+        found.check()
+
+
 def test_engines_on_cores_are_compared_with_the_memory_of_the_machine() -> None:
     config = of("quickstart", "learner.device=cuda:0", "engine.max_contexts=20000")
     found = plan(config, {"activations": 1}, memory_gb=3.5)
