@@ -79,12 +79,13 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
         ConfigError: the message says what is needed, what there is, and which key to change.
     """
     # Only the memory of this machine is counted, not that of a GPU. Bytes: of the learner's
-    # weights, gradients and moments; of its process without a policy; of the engines' weights, KV
+    # weights, gradients and moments; of its processes without a policy; of the engines' weights, KV
     # caches, and processes without a policy.
-    learner = own_process = engines = contexts = bare = 0
+    learner = own_processes = engines = contexts = bare = 0
     holders = list[str]()
     if config.learner.device == "cpu":
-        learner, own_process = size.num_weights * _bytes_per_weight(config), LEARNER_BYTES
+        learner = size.num_weights * _bytes_per_weight(config)
+        own_processes = LEARNER_BYTES * config.learner.ranks
         holders.append(
             f"the learner needs {learner / 1e9:.1f} GB for weights, gradients and optimizer"
         )
@@ -103,7 +104,7 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
             f"{engines / 1e9:.1f} GB for weights, {contexts / 1e9:.1f} GB for keys and values of "
             f"{engine.max_contexts} contexts each, and {bare / 1e9:.1f} GB for themselves"
         )
-    if learner + own_process + engines + contexts + bare <= memory_bytes:
+    if learner + own_processes + engines + contexts + bare <= memory_bytes:
         return
     # Give advice on the largest part: keys and values, the processes themselves, or weights.
     advice = "lower engine.max_contexts or engine.max_tokens, or take fewer --actors"

@@ -108,6 +108,8 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2}
 """Bytes of a number, by the name of its type."""
 CPU = "this machine"
 """Place of processes whose tensors are in the memory of this machine."""
+SHARDED = {"weights", "masters", "gradients", "optimizer", "reference policy", "publication"}
+"""Parts of the learner that are divided over its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,8 @@ class Plan:
     batch: Batch
     update: Update
     processes: list[ProcessMemory]
-    """Memory of the learner, of the actors' engines (one entry for each of their GPUs), and of the
-    evaluator's engine, in this order.
+    """Memory of the learner (one entry for each of its ranks), of the actors' engines (one for each
+    of their GPUs), and of the evaluator's engine, in this order.
     """
     machine_bytes: int = 0
     """Memory of this machine if the learner computes on a GPU; 0 if it is not known, as when a run
@@ -151,10 +153,16 @@ class Plan:
         """Return the least seconds that a step takes, or 0.0 if no rate is known.
 
         Args:
-            tflops: Measured rate in 10^12 operations a second; 0 for the rate of the data sheet.
+            tflops: Measured rate in 10^12 operations a second, of a GPU or of this machine; 0 for
+                the rate of the data sheet.
         """
-        rate = tflops or self.tflops()
+        rate = (tflops or self.tflops()) * self.num_gpus()
         return self.flops() / (rate * 1e12) if rate else 0.0
+
+    def num_gpus(self) -> int:
+        """Return the number of GPUs that compute a step; 1 if the learner computes on cores."""
+        learner = self.config.learner
+        return 1 if learner.device == "cpu" else learner.ranks
 
     def tflops(self) -> float:
         """Return the data sheet's 10^12 operations a second in the learner's type, or 0.0."""
@@ -217,7 +225,7 @@ class Plan:
         """Return how to make a part smaller; empty if no key does."""
         learner, policy = self.config.learner, self.config.policy
         longest, budget = self.config.engine.max_tokens, learner.max_tokens_per_microbatch
-        if process.process != "learner":
+        if not process.process.startswith("learner"):
             is_own = self.config.engine.kind == "embedded"
             key = "max_contexts" if is_own else "server.max_total_tokens"
             if part == "process" and process.place == CPU:
@@ -230,6 +238,9 @@ class Plan:
                 return f"set learner.max_tokens_per_microbatch = {longest}"
             keys = f"engine.max_tokens = {longest} and learner.max_tokens_per_microbatch"
             return f"lower {keys} with it"
+        if learner.ranks > 1:  # several ranks have neither adapters nor an 8-bit optimizer
+            is_divided = part in SHARDED and process.place != CPU
+            return "raise learner.ranks, for which there must be GPUs" if is_divided else ""
         if part in ("optimizer", "gradients", "reference policy") and policy.lora is None:
             may_shrink = part == "optimizer" and learner.optimizer_state != "8bit"
             other = ', or learner.optimizer_state = "8bit"' if may_shrink else ""
@@ -275,22 +286,13 @@ def plan_of(
 def processes_of(
     config: Config, shape: Shape, update: Update, device: Device, num_actors: int
 ) -> list[ProcessMemory]:
-    """List the memory of the learner, of the actors' engines and of the evaluator's engine.
+    """List the memory of the learner's ranks, of the actors' engines and of the evaluator's engine.
 
     Raises:
         PolicyError: the model cannot be divided over the GPUs of an engine.
     """
-    engine, device_key = config.engine, config.learner.device
-    parts = update.parts | Counter({"publication": update.publication_bytes})
-    if device_key == "cpu":
-        parts["process"] = LEARNER_BYTES
-        parts["heap"] = HEAP_BYTES * isinstance(config.policy, Pretrained)
-        processes = [ProcessMemory("learner", CPU, parts)]
-    else:
-        parts["process"] = PROCESS_BYTES
-        # "cuda:1" is GPU 1, "cuda" is GPU 0.
-        gpu = device_key.partition(":")[2] or 0
-        processes = [ProcessMemory("learner", f"GPU {gpu}", parts)]
+    engine = config.engine
+    processes = _learner(config, shape, update)
     check_divisible(shape.config.to_dict(), engine.num_gpus, "policy")
     names = {number: f"engine of actor-{number}" for number in range(num_actors)}
     # `devices_of` gives the evaluator, whose number is -1, the last entry of `engine.devices`.
@@ -302,6 +304,40 @@ def processes_of(
         gpus = engine.devices_of(number) or range(engine.num_gpus)
         processes += [_sglang(config, shape, device, name, gpu, gpu == gpus[0]) for gpu in gpus]
     return processes
+
+
+def _learner(config: Config, shape: Shape, update: Update) -> list[ProcessMemory]:
+    """Plan the learner: one process, or one for each rank, on GPUs that follow one another."""
+    ranks, device_key = config.learner.ranks, config.learner.device
+    parts = update.parts | Counter({"publication": update.publication_bytes})
+    if device_key == "cpu":
+        parts["process"] = LEARNER_BYTES
+        parts["heap"] = HEAP_BYTES * isinstance(config.policy, Pretrained)
+    else:
+        parts["process"] = PROCESS_BYTES
+    if ranks > 1:
+        for part in parts.keys() & SHARDED:
+            parts[part] = -(-parts[part] // ranks)  # rounded up
+        parts["gathered"] = _gathered(config, shape)
+    # "cuda:1" is GPU 1, "cuda" is GPU 0.
+    first = int(device_key.partition(":")[2] or 0)
+    names = ["learner"] if ranks == 1 else [f"learner's rank {rank}" for rank in range(ranks)]
+    return [
+        ProcessMemory(name, CPU if device_key == "cpu" else f"GPU {first + rank}", parts.copy())
+        for rank, name in enumerate(names)
+    ]
+
+
+def _gathered(config: Config, shape: Shape) -> int:
+    """Return the bytes of the weights that a rank holds whole while it computes, and of their
+    gradients in float32.
+
+    Whole at once are the embedding, the LM head, and two layers: one that computes, and the next
+    one, which is being gathered.
+    """
+    layers = shape.num_layer_weights
+    whole: int = shape.num_weights - layers + 2 * layers // shape.config.num_hidden_layers
+    return (ITEMSIZE[config.policy.dtype] + ITEMSIZE["float32"]) * whole
 
 
 def _embedded(config: Config, shape: Shape, name: str, *, meets_rivals: bool) -> ProcessMemory:
@@ -376,7 +412,8 @@ def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
     if seconds := plan.step_s(tflops):
         rate = tflops or plan.tflops()
         source = "given" if tflops else f"the most that {plan.device.name}'s data sheet says"
-        yield f"a step takes at least {seconds:,.1f} s at {rate:g} TFLOP/s, {source}"
+        of_each = f" of each of {plan.num_gpus()} GPUs" if plan.num_gpus() > 1 else ""
+        yield f"a step takes at least {seconds:,.1f} s at {rate:g} TFLOP/s{of_each}, {source}"
     else:
         yield "seconds a step: give --tflops, a rate that was measured on this machine"
     yield f"a publication has {_gb(plan.update.publication_bytes)} GB"

@@ -95,6 +95,48 @@ def test_what_does_not_fit_is_refused_with_the_part_and_the_key(
         plan(config, parts).check()
 
 
+RANKS = ("learner.ranks=4", "learner.device=cuda:2", "engine.devices=[0, 1]")
+
+
+def test_a_learner_that_fits_only_sharded_is_planned_on_the_gpu_of_each_rank() -> None:
+    parts = {"weights": 4.0, "masters": 8.0, "gradients": 8.0, "optimizer": 16.0, "head": 1.0}
+    with pytest.raises(ConfigError, match="GPU 0 would need"):
+        plan(of("h200_qwen3_0_6b"), parts).check()
+    changes = (*RANKS, "engine.server.max_total_tokens=1000")
+    found = plan(of("h200_qwen3_0_6b", *changes), parts)
+    found.check()
+    ranks = found.processes[:4]
+    assert [each.place for each in ranks] == ["GPU 2", "GPU 3", "GPU 4", "GPU 5"]
+    for each in ranks:
+        assert (each.parts["optimizer"], each.parts["head"]) == (4 * GB, GB)
+        assert each.parts["publication"] == GB // 4
+        assert each.parts["process"] == GB
+    # Embedding and LM head are one tensor of Qwen3-0.6B; two of its 28 layers are gathered.
+    embedding = 151_936 * 1024
+    gathered = embedding + 2 * (596_049_920 - embedding) // 28
+    assert ranks[0].parts["gathered"] == (2 + 4) * gathered
+    shown = list(plan_lines(found, tflops=100))
+    assert "learner's rank 3 on GPU 5, GB:" in shown
+    assert any("at 100 TFLOP/s of each of 4 GPUs, given" in line for line in shown)
+    assert found.step_s(100) == pytest.approx(found.flops() / 4e14)
+
+
+def test_ranks_that_do_not_fit_are_told_to_be_more() -> None:
+    with pytest.raises(ConfigError, match=r"of the learner's rank 0 are .* raise learner\.ranks"):
+        plan(of("h200_qwen3_0_6b", *RANKS), {"optimizer": 200}).check()
+
+
+def test_ranks_on_cores_share_the_memory_of_one_machine() -> None:
+    one, two = (
+        plan(of("quickstart", f"learner.ranks={n}"), {"optimizer": 2, "activations": 1})
+        for n in (1, 2)
+    )
+    assert [each.place for each in two.processes[:2]] == [CPU, CPU]
+    assert two.processes[1].parts["optimizer"] == one.processes[0].parts["optimizer"] // 2
+    assert two.processes[1].parts["activations"] == GB
+    assert two.step_s(1) == one.step_s(1)
+
+
 def test_more_than_a_thousand_gb_are_written_out() -> None:
     found = plan(of("h200_qwen3_0_6b"), {"optimizer": 1120})
     assert any(line.split() == ["optimizer", "1,120"] for line in plan_lines(found))
