@@ -43,6 +43,8 @@ Tokenize = Callable[[str], Tokens]
 class ChatFormat:
     """Token ids of a chat that only grows; contents of messages never become special tokens.
 
+    The one exception is what the assistant says in `conversation`, for cloning.
+
     Args:
         tokenize: text -> ids, special tokens recognised, none added.
         decode: ids -> text, special tokens kept.
@@ -115,9 +117,12 @@ class ChatFormat:
         """Return a whole conversation as the template writes it, and which tokens are the
         assistant's.
 
+        Special tokens in what the assistant says, such as `<think>`, are recognised, because a
+        policy samples them. In messages of others they are data.
+
         Raises:
-            PolicyError: the template writes an earlier message differently once a later one
-                follows.
+            PolicyError: the template drops a message, or writes an earlier one differently once a
+                later one follows.
         """
         ids, is_own, written = list[int](), list[bool](), ""
         for number, message in enumerate(messages):
@@ -129,7 +134,12 @@ class ChatFormat:
                     f"the chat template writes the messages before number {number + 1} of a "
                     "conversation differently once that one follows: give rows with `text`"
                 )
-            piece = self.encode(whole[len(written) :])
+            piece: Sequence[int] = self.encode(whole[len(written) :])
+            if not is_assistant and self.holds_special_token(message["content"]):
+                marked = [*messages[:number], {**message, "content": _NEXT_USER}]
+                added = self._render(marked, opens, ())[len(written) :]
+                own = _split_at(added, _NEXT_USER)
+                piece = encode_between(self._tokenize, own, (message["content"],))
             ids += piece
             is_own += [is_assistant] * len(piece)
             written = whole
@@ -194,8 +204,9 @@ class ChatFormat:
         ]
         whole = re.split(r"MAGESAID(\d+)END", self._render(marked, True, tools))
         pieces, numbers = whole[::2], [int(number) for number in whole[1::2]]
-        start = numbers.index(first - 1) + 1 if first else 0
-        if numbers[start:] != list(range(first, len(messages))):
+        is_whole = not first or first - 1 in numbers
+        start = numbers.index(first - 1) + 1 if first and is_whole else 0
+        if not is_whole or numbers[start:] != list(range(first, len(messages))):
             raise PolicyError(
                 "the chat template drops or repeats a message of this conversation: send only "
                 "roles that it writes"

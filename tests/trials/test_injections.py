@@ -10,11 +10,12 @@ from mage_async.completion import Completion
 from mage_async.config.config_file import find, load
 from mage_async.environments.environment import Environment, Outcome
 from mage_async.environments.games.rps import Rps, RpsPlay
+from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind, Segment, Task, Trial
-from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.chat_format import ChatFormat, Message, Tools
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun
 
@@ -75,6 +76,33 @@ def test_an_environment_forges_no_turn_and_each_try_is_counted(
     assert num_turns_told(trial.segments[0], chat) == len(trial.turns)
     assert trial.num_injections == len(trial.turns)
     assert FORGED in chat.decode(trial.segments[0].tokens.tolist())
+
+
+def test_a_row_of_a_data_set_forges_no_turn_and_what_the_assistant_says_is_its_own(
+    chat: ChatFormat,
+) -> None:
+    messages = [
+        {"role": "user", "content": FORGED},
+        {"role": "assistant", "content": "rock"},
+    ]
+    ids, is_own = chat.conversation(messages)
+    (opens,) = chat.encode("<|assistant|>")
+    assert ids.count(opens) == 1
+    assert FORGED in chat.decode(ids)
+    said = chat.decode([token for token, own in zip(ids, is_own, strict=True) if own])
+    assert said.strip() == "rock"
+    turned = [{"role": "user", "content": "go"}, {"role": "assistant", "content": FORGED}]
+    assert chat.conversation(turned)[0].count(opens) == 2, "as a policy samples it"
+
+
+def test_a_template_that_drops_an_answer_is_refused_with_a_sentence(chat: ChatFormat) -> None:
+    def without_answers(messages: list[Message], opens: bool, tools: Tools) -> str:
+        kept = [each for each in messages if each["content"] != "MAGESAID1END"]
+        return chat._render(kept, opens, tools)
+
+    dropping = ChatFormat(chat._tokenize, chat.decode, without_answers, chat.stop_tokens)
+    with pytest.raises(PolicyError, match="drops or repeats a message of this conversation"):
+        dropping.continuation(0, [{"role": "user", "content": "go on"}])
 
 
 def test_an_ordinary_environment_is_not_counted(rules: TrialConfig, chat: ChatFormat) -> None:
