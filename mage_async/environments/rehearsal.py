@@ -57,9 +57,10 @@ call fails, its exception is thrown into the generator.
 
 
 def is_rehearsed(name: str, environment: Environment) -> bool:
-    """Return whether an environment is rehearsed: a user's own, or a slow one.
+    """Return whether an environment is rehearsed: a user's own, one of a loader, or a slow one.
 
-    A user's own class is named `module:Class`; names in the catalogue have no colon.
+    A user's own class is named `module:Class`, and one of a loader has its name before a colon, as
+    `gymnasium:Taxi-v4`; no other name has a colon.
     """
     return ":" in name or environment.called != "at_once"
 
@@ -392,7 +393,8 @@ class HeldOut(NamedTuple):
             return f"{compared}: all trained tasks answer alike, so nothing that matters is hidden"
         if not self.num_known:
             return f"{compared}: each hides something that none of those does"
-        known = f"{self.num_known} of them hide what a trained task hides"
+        hide = "hides" if self.num_known == 1 else "hide"
+        known = f"{self.num_known} of them {hide} what a trained task hides"
         if self.num_known < self.num_heldout:
             return f"{compared}: {known}"
         return (

@@ -161,6 +161,7 @@ def test_held_out_tasks_that_hide_what_trained_ones_do_are_found(vault: Path) ->
     assert alike.num_known == alike.num_heldout == 2
     assert "all trained tasks answer alike" in alike.sentence()
     assert "each hides something" in new.sentence()
+    assert new._replace(num_known=1).sentence().endswith("1 of them hides what a trained task hides")
     assert "declare `members(split)`" in new._replace(num_known=8).sentence()
 
 
