@@ -51,8 +51,8 @@ def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "vault"
 
 
-@pytest.mark.parametrize("name", ["random", "itertools", "json", "class", "Vault"])
-def test_a_name_that_python_uses_itself_is_refused(
+@pytest.mark.parametrize("name", ["random", "json", "numpy", "jinja2", "class", "Vault"])
+def test_a_name_that_python_or_a_package_uses_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -161,7 +161,7 @@ def test_held_out_tasks_that_hide_what_trained_ones_do_are_found(vault: Path) ->
     assert alike.num_known == alike.num_heldout == 2
     assert "all trained tasks answer alike" in alike.sentence()
     assert "each hides something" in new.sentence()
-    assert new._replace(num_known=1).sentence().endswith("1 of them hides what a trained task hides")
+    assert "1 of them hides what a" in new._replace(num_known=1).sentence()
     assert "declare `members(split)`" in new._replace(num_known=8).sentence()
 
 

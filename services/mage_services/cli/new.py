@@ -1,6 +1,7 @@
 """`mage new NAME`: write a folder with an environment of one's own to begin with."""
 
 import argparse
+import importlib.util
 import keyword
 import sys
 from pathlib import Path
@@ -115,7 +116,7 @@ def run(given: argparse.Namespace) -> int:
     """Write the folder.
 
     Raises:
-        ConfigError: the name cannot be that of a module, or Python has a module of this name.
+        ConfigError: the name cannot be that of a module, or there is a module of this name.
         RunError: the folder is there already, or cannot be written.
     """
     name = given.name
@@ -124,10 +125,10 @@ def run(given: argparse.Namespace) -> int:
             f"{name!r} cannot be a module of Python: write it in small letters, digits and "
             "underscores, such as number_lock"
         )
-    if name in sys.stdlib_module_names:
+    if _is_taken(name):
         raise ConfigError(
-            f"{name!r} is a module of Python, which the new one would hide: choose another name, "
-            f"such as my_{name}"
+            f"{name!r} is a module of Python or of an installed package, which would be imported "
+            f"in place of the new one: choose another name, such as my_{name}"
         )
     class_name = "".join(part.capitalize() for part in name.split("_"))
     folder = Path(name)
@@ -141,3 +142,14 @@ def run(given: argparse.Namespace) -> int:
     print(f"wrote {', '.join(file.replace('NAME', name) for file in FILES)} into {folder}")
     print(f"next: cd {folder} && mage check --config {name}.toml")
     return 0
+
+
+def _is_taken(name: str) -> bool:
+    """Return whether Python imports another module under a name: a run searches the current folder
+    last.
+    """
+    if name in sys.stdlib_module_names or name in sys.modules:
+        return True
+    spec = importlib.util.find_spec(name)
+    # A folder without an `__init__.py`, such as one that `mage new` made, has no origin.
+    return spec is not None and spec.origin is not None
