@@ -50,10 +50,11 @@ if TYPE_CHECKING:
 class Training:
     """The trainer of a run and the files that it writes.
 
-    If the learner has several ranks, this object is in rank 0. Whatever computes on the model must
-    run on every rank, so an order is sent to the other ranks first: by `trainer` before a forward
-    or a step, by `sharded` before it writes, and by this class in all other cases. `of` needs no
-    order, because every rank calls it.
+    If the learner has several ranks, every rank has one of these, for its shards of the model.
+    Whatever computes on the model must run on every rank, so rank 0 sends an order to the other
+    ranks first: `trainer` sends it before a forward or a step, `sharded` before it writes, and this
+    class in all other cases. On the other ranks, which execute the orders (`RankWorker`), the same
+    methods send nothing. `of` is called on every rank, after the order `Begin`.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class Training:
     ) -> None:
         self.trainer = trainer
         self._ranks = joined.ranks if joined else None
-        """Sends orders to the other ranks; None on one rank."""
+        """Sends orders to the other ranks, on rank 0; drops them on the others; None on one rank.
+        """
         self.sharded = joined.files(trainer) if joined else None
         """Writes the model's files if the model lies on several ranks; None on one rank."""
         self._has_published = False
@@ -95,7 +97,8 @@ class Training:
         checkpoint: Path | None,
         joined: "JoinedRank | None" = None,
     ) -> "Training":
-        """Load a checkpoint, or the run's prepared policy if `checkpoint` is None.
+        """Load a checkpoint, or the run's prepared policy if `checkpoint` is None; with several
+        ranks, on every rank at the same time.
 
         Raises:
             RunError: the checkpoint is not whole.
@@ -111,6 +114,8 @@ class Training:
         training = Training(trainer, run, config, counters, joined)
         if checkpoint:
             training.check_whole(checkpoint)
+        # Rank 0 sends an order here too; the others have adopted the same configuration by then,
+        # and executing the order changes nothing.
         training.adopt(config)
         return training
 
@@ -243,7 +248,7 @@ class Training:
         return self.own_digests()
 
     def _send_order(self, order: Order) -> None:
-        """Send an order to the other ranks, if there are any."""
+        """Send an order to the other ranks, if there are any; a rank other than 0 sends nothing."""
         if self._ranks:
             self._ranks.send_all(order)
 
@@ -261,6 +266,7 @@ class Training:
         if self.sharded:
             digest = self.digest()
             return self.sharded.checkpoint(self.run.policy, folder, counters, keep, digest)
+        # The last checkpoint also has the model with its adapters merged, which only one rank has.
         is_last, written = self.trainer.version == self.config.learner.steps, Future[Path]()
         with writing(f"a checkpoint to {folder}"):
             written.set_result(
