@@ -123,7 +123,7 @@ def import_own(module_name: str, what: str) -> ModuleType:
     # so that a checkout does not hide the installed package. The folder therefore comes last.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    with own_code(what):
+    with as_config_error(what):
         try:
             return importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -209,7 +209,7 @@ def _imported_files(source: str, file: Path, root: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def own_code(what: str) -> Iterator[None]:
+def as_config_error(what: str) -> Iterator[None]:
     """Turn any exception of a user's code into one line.
 
     Raises:

@@ -88,7 +88,7 @@ BATCH_NORMALISED = ONE_SCORE | {
     "advantage.epsilon": 1e-8,
 }
 """The score minus the group's mean, over the deviation of the whole batch (REINFORCE++-baseline,
-arXiv 2501.03262)."""
+arXiv 2501.03262). `advantage.scale = []` is the whole batch, and "none" divides by nothing."""
 
 GRPO = ONE_SCORE | {
     "advantage.estimator": "group_mean",

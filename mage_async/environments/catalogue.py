@@ -10,7 +10,7 @@ from typing import Any, cast
 from mage_async.environments.agent import AgentProgram, AgentTasks
 from mage_async.environments.environment import Environment, Facts
 from mage_async.environments.tools import has_tools, with_step
-from mage_async.environments.user_calls import Origin, own_code
+from mage_async.environments.user_calls import Origin, as_config_error
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.registry import Registry, address_of, did_you_mean
@@ -107,7 +107,7 @@ def load(name: str | type, **options: Any) -> Environment:
         _check_protocol(name, found)
     _check_options(name, _parameters(found), options)
     # Whatever a user's own constructor raises becomes a `ConfigError`.
-    with nullcontext() if name in _KNOWN else own_code(name):
+    with nullcontext() if name in _KNOWN else as_config_error(name):
         if is_reset_step:
             kind = with_step(found) if has_tools(found) else found
             return ResetStep(kind, options, Origin(name, options))

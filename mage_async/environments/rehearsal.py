@@ -23,10 +23,10 @@ from mage_async.environments.user_calls import (
     Call,
     SlowPlay,
     WholePlay,
+    as_config_error,
     calls_of,
     make_pending_calls,
     new_play,
-    own_code,
     whole_play,
 )
 from mage_async.environments.user_class import SPLITS, ResetStep, ResetStepPlay
@@ -41,7 +41,7 @@ _ROUNDING = 1e-9
 """Tolerance of comparisons with the bounds on returns."""
 
 
-class Lengths(NamedTuple):
+class Longest(NamedTuple):
     """Hold the longest texts of a rehearsal: callers measure their length."""
 
     opening: str
@@ -50,7 +50,7 @@ class Lengths(NamedTuple):
     """Longest observation after an action."""
 
 
-Rehearsal = Generator[Call, Any, Lengths]
+Rehearsal = Generator[Call, Any, Longest]
 """Generator that yields calls, is sent their results, and returns the longest observations. If a
 call fails, its exception is thrown into the generator.
 """
@@ -77,7 +77,7 @@ def check_declared(name: str, environment: Environment, num_episodes: int) -> No
     Raises:
         ConfigError: a declaration is wrong, or a method of the environment raised.
     """
-    with own_code(name):
+    with as_config_error(name):
         want = partial(_want, name)
         _check_facts(environment, want)
         for split in SPLITS:
@@ -146,12 +146,12 @@ def whole_rehearsal(name: str, environment: Environment) -> Rehearsal:
         CallFault: a call failed.
     """
     rehearsal = _WholeRehearsal(name, environment)
-    with own_code(name):
+    with as_config_error(name):
         for split in SPLITS:
             for seat in environment.seats():
                 member = environment.members(split)[0]
                 yield from rehearsal.play(Task(environment.facts.name, member, 0, seat))
-    return Lengths(max(rehearsal.openings, key=len), max(rehearsal.answers, key=len))
+    return Longest(max(rehearsal.openings, key=len), max(rehearsal.answers, key=len))
 
 
 class _WholeRehearsal:
@@ -262,7 +262,7 @@ def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal
         CallFault: a call failed.
     """
     openings, answers = list[str](), [""]  # "" because every episode may end without an answer
-    with own_code(name):
+    with as_config_error(name):
         for split in SPLITS:
             task = Task(environment.facts.name, environment.members(split)[0], 0)
             play = environment.begin(task, 0)
@@ -274,7 +274,7 @@ def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal
             if compares:
                 again = yield from _played(environment.begin(task, 0), _replay(play.history))
                 _compare(name, task.member, first, again)
-    return Lengths(max(openings, key=len), max(answers, key=len))
+    return Longest(max(openings, key=len), max(answers, key=len))
 
 
 def _step_observations(steps: _Steps) -> list[tuple[str, str]]:
@@ -422,7 +422,7 @@ def compare_heldout(environment: Environment) -> Iterator[HeldOut]:
     if isinstance(environment, AgentTasks):
         raise ConfigError(f"{environment.facts.name}: a program's tasks need a policy to be played")
     if isinstance(environment, ResetStep):
-        environment = _OneSeed(environment.kind, environment.make.keywords, environment.origin)
+        environment = _OneSeed(environment.kind, environment.options, environment.origin)
     train, heldout = environment.members("train"), environment.members("heldout")
     known, traces = set[Trace](), list[Trace]()
     for number in range(max(len(train), len(heldout))):

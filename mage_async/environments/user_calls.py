@@ -397,9 +397,9 @@ def own_play(play: Play) -> Play:
     return play.own if isinstance(play, WholePlay) else play
 
 
-def own_code(name: str) -> AbstractContextManager[None]:
+def as_config_error(name: str) -> AbstractContextManager[None]:
     """Turn any exception of the environment called `name` into a `ConfigError` of one line."""
-    return registry.own_code(f"environment {name!r}")
+    return registry.as_config_error(f"environment {name!r}")
 
 
 MAX_INFO_CHARS = 4096

@@ -406,7 +406,8 @@ class ResetStep(Environment):
     def __init__(
         self, kind: type, options: Mapping[str, Any], origin: Origin | None = None
     ) -> None:
-        self.kind, self.make, self.origin = kind, partial(kind, **options), origin
+        self.kind, self.options, self.origin = kind, options, origin
+        self.make = partial(kind, **options)
         declared = partial(getattr, kind)
         reset = declared("reset", None)
         self.wants_episode = bool(reset) and "episode" in inspect.signature(reset).parameters

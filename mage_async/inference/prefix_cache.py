@@ -98,8 +98,11 @@ class PrefixCache:
         """Give a prompt a slot, and reuse as many computed tokens as possible.
 
         Within a forward, sequences that hold a slot must be opened before others, because the
-        source of a copy must not change. The slot is busy until `close`. The prompt's last token is
-        always computed, for its logits; it counts as neither reused nor repeated.
+        tokens of a copy's source must not change. Their keys and values may be computed by this
+        same forward: it copies after it has stored them (`PolicyForward.copies`).
+
+        The slot is busy until `close`. The prompt's last token is always computed, for its logits;
+        it counts as neither reused nor repeated.
 
         Args:
             name: Name of the sequence.
@@ -124,7 +127,9 @@ class PrefixCache:
         return self.num_known[slot] - self.num_computed[slot]
 
     def compute(self, slot: int, count: int) -> None:
-        """Record that the planned forward computes the next `count` tokens of a slot."""
+        """Record that the planned forward computes the next `count` tokens of a slot; prompts that
+        are opened from here on may copy them.
+        """
         start = self.num_computed[slot]
         version = self.versions[-1]
         self.makers[slot, start : start + count] = len(self.versions) - 1

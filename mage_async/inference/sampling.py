@@ -53,7 +53,7 @@ def uniforms(seeds: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 def draw(
     logits: torch.Tensor,
     parameters: SamplingParameters,
-    chances: np.ndarray,
+    uniform: np.ndarray,
     arithmetic: Arithmetic = ARITHMETICS["float32"],
     allowed: Sequence[np.ndarray | None] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -61,7 +61,7 @@ def draw(
 
     Args:
         logits: float32 [W, V]
-        chances: Uniform numbers in [0, 1), float64 [W], as `uniforms` returns them.
+        uniform: Uniform numbers in [0, 1), float64 [W], as `uniforms` returns them.
         allowed: Tokens that each row samples from, int [at least 1] ascending; None for the whole
             vocabulary. Empty if no row is restricted. Log-probs, `top_p` and `top_k` are of the
             distribution over the allowed tokens alone.
@@ -71,7 +71,7 @@ def draw(
     """
     is_restricted = np.array([each is not None for each in allowed], bool)
     if is_restricted.any():
-        return _draw_restricted(logits, parameters, chances, arithmetic, allowed, is_restricted)
+        return _draw_restricted(logits, parameters, uniform, arithmetic, allowed, is_restricted)
     is_greedy = parameters.temperature == 0
     divisor = torch.from_numpy(np.where(is_greedy, np.float32(1), parameters.temperature))
     logprobs = arithmetic.log_softmax(logits / divisor[:, None])
@@ -80,7 +80,7 @@ def draw(
         kept = _top_k(kept, torch.from_numpy(parameters.top_k))
     if (parameters.top_p < 1).any():
         kept = _top_p(kept, torch.from_numpy(parameters.top_p))
-    tokens = _invert(kept, torch.from_numpy(chances))
+    tokens = _invert(kept, torch.from_numpy(uniform))
     if is_greedy.any():
         tokens = torch.where(torch.from_numpy(is_greedy), logits.argmax(1), tokens)
     return tokens.numpy(), logprobs.gather(1, tokens[:, None])[:, 0].numpy()
@@ -89,7 +89,7 @@ def draw(
 def _draw_restricted(
     logits: torch.Tensor,
     parameters: SamplingParameters,
-    chances: np.ndarray,
+    uniform: np.ndarray,
     arithmetic: Arithmetic,
     allowed: Sequence[np.ndarray | None],
     is_restricted: np.ndarray,
@@ -100,7 +100,7 @@ def _draw_restricted(
     if len(free):
         values = logits[torch.from_numpy(free)]
         tokens[free], logprobs[free] = draw(
-            values, parameters.rows(free), chances[free], arithmetic
+            values, parameters.rows(free), uniform[free], arithmetic
         )
     lengths = np.array([0 if each is None else len(each) for each in allowed])
     # An exact sum depends on the number of its terms, so rows of different lengths are not padded.
@@ -116,7 +116,7 @@ def _draw_restricted(
         values = values.gather(1, torch.from_numpy(columns))
         if not is_there.all():
             values.masked_fill_(torch.from_numpy(~is_there), -torch.inf)
-        places, logprobs[rows] = draw(values, parameters.rows(rows), chances[rows], arithmetic)
+        places, logprobs[rows] = draw(values, parameters.rows(rows), uniform[rows], arithmetic)
         tokens[rows] = columns[np.arange(len(rows)), places]
     return tokens, logprobs
 
@@ -129,11 +129,11 @@ def _mix(words: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def _invert(kept: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
-    """Return the first token whose cumulative weight exceeds `chances` of the total: int64 [W]."""
+def _invert(kept: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Return the first token whose cumulative weight exceeds `uniform` of the total: int64 [W]."""
     cumulated = kept.cumsum(1, dtype=torch.float64)
     totals = cumulated[:, -1:].contiguous()
-    tokens = torch.searchsorted(cumulated, chances[:, None] * totals, right=True)[:, 0]
+    tokens = torch.searchsorted(cumulated, uniform[:, None] * totals, right=True)[:, 0]
     # A product may round up to the total: then the last token with a weight is taken.
     last_possible = torch.searchsorted(cumulated, totals)[:, 0]
     return torch.minimum(tokens, last_possible)

@@ -341,10 +341,10 @@ class Scheduler:
         parameters = SamplingParameters(
             self._temperature[slots], self._top_p[slots], self._top_k[slots]
         )
-        chances = uniforms(self._seeds[slots], known - self._num_prompt[slots])
+        uniform = uniforms(self._seeds[slots], known - self._num_prompt[slots])
         if columns is not None:
             allowed = _places(allowed, columns)
-        tokens, logprobs = draw(logits, parameters, chances, self.model.arithmetic, allowed)
+        tokens, logprobs = draw(logits, parameters, uniform, self.model.arithmetic, allowed)
         if columns is not None:
             tokens = columns[tokens]
         self._logprobs[slots, known] = logprobs

@@ -190,8 +190,8 @@ def idle_cores(config: Config, expected: Forecast, *, num_actors: int, num_cores
 
 
 def _warm_start_s(config: Config, pace: Pace) -> float:
-    """Return the seconds of a warm start that is not cached: of "win_stay" if its gate stays shut,
-    of any other if the gate opens at its first check.
+    """Return the seconds of a warm start that is not cached: of "win_stay" if its gate (the loss at
+    which `warm_start.py` ends the cloning) stays shut, of any other if it opens at the first check.
     """
     warm = config.warm_start
     if warm is None:

@@ -132,6 +132,7 @@ def load_frozen_policies(trainer: Trainer, config: Config, initial_policy: Path)
     source = Methods(config).frozen_policy()
     if source is None or trainer.frozen_policy is not None:
         return
+    # On the learner's own device: unlike the reference, it is not sharded, and a rank has it whole.
     frozen = load_frozen(source, config.policy.dtype, config.learner.device)
     frozen_size, own_size = frozen.config.vocab_size, trainer.model.config.vocab_size
     if frozen_size != own_size:

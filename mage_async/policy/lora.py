@@ -118,7 +118,8 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Load saved adapters into a model, in place.
 
     Raises:
-        PolicyError: the saved adapters have other layers or another rank.
+        PolicyError: the folder has no adapters, lacks those of a role, or has adapters of other
+            layers or of another rank.
     """
     if not holds_adapters(folder):
         raise PolicyError(f"{folder}: was trained without policy.lora: leave that section out")

@@ -33,8 +33,8 @@ class RunRecords:
     samples: list[Record]
     """Some whole trials to read, as `trial_as_dict` writes them."""
     supervisor: Record
-    """The file's one key, `blocked_s`, has the supervisor's seconds in each state, work and waits
-    alike; empty before the end."""
+    """The file's one key, `blocked_s`, has the supervisor's seconds in each state: in waits and, in
+    spite of the name, in work; empty before the end."""
 
     def step_s(self) -> list[float]:
         """Return the seconds that each step of `metrics` took, including its wait for the batch."""

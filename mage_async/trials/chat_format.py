@@ -35,6 +35,7 @@ class Tokens(NamedTuple):
 
     ids: tuple[int, ...]
     specials: tuple[Span, ...] = ()
+    """Each has at least two characters: text is cut inside them."""
 
 
 Tokenize = Callable[[str], Tokens]
@@ -80,6 +81,7 @@ class ChatFormat:
         # assistant's turn (`_tail`), from an answer to the next user message (`_between`), and
         # after a user message that ends the chat (`_after`).
         self._head, self._tail = _split_at(render([_user(_NEXT_USER)], True, tools), _NEXT_USER)
+        # Without tools: templates write them into the head alone.
         self._between, self._after = _bridge(render)
         self._tool_pieces = _tool_bridge(render, self._head, tools) if tools else None
 
@@ -103,7 +105,7 @@ class ChatFormat:
         """
         return self._tokenize(text).ids
 
-    def encode_words(self, text: str) -> tuple[int, ...]:
+    def encode_data(self, text: str) -> tuple[int, ...]:
         """Return the ids of a text as data: none of them is a special token."""
         return encode_as_data(self._tokenize, text)
 

@@ -266,8 +266,8 @@ def solve(
     drawn uniformly from `codes`.
 
     Args:
-        weights: Weight of each episode's return. The weights decide whether scouting pays at all,
-            so an error in the return between episodes changes what is learned.
+        weights: Weight of each episode's return. With little weight on later episodes no plan
+            scouts.
     """
     num_dials = len(codes[0])
     search = _Search(codes, weights, payoffs, may_scout)

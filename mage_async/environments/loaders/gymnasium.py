@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mage_async.environments.loaders.loader import TURNS, ListedActions, episode_class, library
-from mage_async.environments.user_calls import own_code
+from mage_async.environments.user_calls import as_config_error
 from mage_async.errors import ConfigError
 
 # Without Gymnasium, this import raises a `ConfigError` that says how to install it.
@@ -110,7 +110,7 @@ def load(
         ConfigError: there is no such environment, it has no text form, or Gymnasium is missing.
     """
     name = f"gymnasium:{identity}"
-    with own_code(name):
+    with as_config_error(name):
         # No trial plays this one: its spaces and docstring stand for all environments of the name.
         probe = _made(identity, make or {}, False, 0)
     own = probe.unwrapped

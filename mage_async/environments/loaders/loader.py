@@ -2,7 +2,7 @@
 library into environment classes.
 
 The parts: import an optional library, create a class by its name, play episodes on a server, and
-give each engine that draws from the global random state a state of its own.
+give each simulator that draws from the global random state a state of its own.
 """
 
 import importlib
@@ -59,7 +59,9 @@ class NumberedTasks:
     """Length of the list."""
 
     def members(self, split: Split) -> range:
-        """Return the numbers of a split's tasks; the last quarter of the list is held out."""
+        """Return the numbers of a split's tasks; of the list's end, one task in
+        `HELDOUT_EVERY` is held out.
+        """
         first_heldout = self.num_tasks - self.num_tasks // HELDOUT_EVERY
         return range(first_heldout) if split == "train" else range(first_heldout, self.num_tasks)
 
@@ -99,7 +101,9 @@ class Observed:
 
 
 class ServerEpisode:
-    """Play an episode on a server; base class."""
+    """Play an episode on a server. Base class: a subclass adds `reset` and `step`, and says how an
+    episode ends by `_end`.
+    """
 
     url: str
     """Address of the server, with a slash at its end."""
@@ -157,23 +161,23 @@ def texts_of(value: object) -> tuple[str, ...] | None:
 
 
 class IsolatedRandomState:
-    """Give an engine its own global random state, as a context manager.
+    """Give a simulator its own global random state, as a context manager.
 
-    Wrap every call of an engine that draws from `random` or `numpy.random`. The previous state is
-    restored on exit. An engine's calls are made one after another (its class sets
+    Wrap every call of a simulator that draws from `random` or `numpy.random`. The previous state is
+    restored on exit. A simulator's calls are made one after another (its class sets
     `called = "in_turn"`, see `CallMode`), but a call that overran its deadline goes on beside later
     ones. If it returns before them, it leaves the state to them.
     """
 
     _entered: ClassVar["list[IsolatedRandomState]"] = []
-    """Engines whose calls have not ended; the last call has set the global state."""
+    """Simulators whose calls have not ended; the last call has set the global state."""
 
     def __init__(self, seed: int) -> None:
         numbers = np.random.RandomState(seed)
         self._own: tuple[Any, Any] = random.Random(seed).getstate(), numbers.get_state()
-        """States of `random` and `numpy.random` that the engine continues with."""
+        """States of `random` and `numpy.random` that the simulator continues with."""
         self._outside: tuple[Any, Any] | None = None
-        """States that are restored when the engine's call ends; None before the first call."""
+        """States that are restored when the simulator's call ends; None before the first call."""
 
     def __enter__(self) -> None:
         self._outside = random.getstate(), np.random.get_state()
@@ -181,13 +185,13 @@ class IsolatedRandomState:
         _set_random_states(self._own)
 
     def __exit__(self, *_: object) -> None:
-        """Keep the engine's state and restore the previous one, unless a later call goes on."""
+        """Keep the simulator's state and restore the previous one, unless a later call goes on."""
         assert self._outside is not None, "entered"
         entered = IsolatedRandomState._entered
         place = entered.index(self)
         del entered[place]
         if place < len(entered):
-            # The call that was entered after this one saved this engine's state; let it restore
+            # The call that was entered after this one saved this simulator's state; let it restore
             # what was before both.
             entered[place]._outside = self._outside
             return

@@ -16,7 +16,7 @@ from mage_async.environments.loaders.loader import (
     library,
 )
 from mage_async.environments.options import check_whole
-from mage_async.environments.user_calls import own_code
+from mage_async.environments.user_calls import as_config_error
 from mage_async.errors import ConfigError
 
 
@@ -101,5 +101,5 @@ def _dataset(name: str, dataset: str, config: Mapping[str, Any]) -> Any:
             f"environment {name!r}: `config` has the unknown key {unknown[0]!r}; the dataset's "
             f"keys: {', '.join(keys)}"
         )
-    with own_code(name), IsolatedRandomState(0):
+    with as_config_error(name), IsolatedRandomState(0):
         return factory.create_dataset(dataset, **config)

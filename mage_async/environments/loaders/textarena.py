@@ -15,7 +15,7 @@ from mage_async.environments.loaders.loader import (
     episode_class,
     library,
 )
-from mage_async.environments.user_calls import own_code
+from mage_async.environments.user_calls import as_config_error
 from mage_async.errors import ConfigError
 
 TITLES = (
@@ -46,7 +46,7 @@ _JUDGED = ("Debate", "TwentyQuestions", "GuessWho", "ScenarioPlanning")
 
 
 class Episode(ListedActions):
-    """Play one game; every call of the engine uses the game's own random state."""
+    """Play one game; every call of the simulator uses the game's own random state."""
 
     identity: str
 
@@ -100,8 +100,8 @@ def load(game: str, /, *, turns: int = TURNS) -> type:
     if title not in TITLES:
         raise ConfigError(f"environment {name!r} {_why_not(title)}; there are {', '.join(TITLES)}")
     # `-raw` is a game without TextArena's wrappers, which rewrite observations. A version that does
-    # not exist fails here; `own_code` turns what TextArena raises into a ConfigError.
-    with own_code(name), IsolatedRandomState(0):
+    # not exist fails here; `as_config_error` turns what TextArena raises into a ConfigError.
+    with as_config_error(name), IsolatedRandomState(0):
         _arena().make(f"{game}-raw")
     return episode_class(
         Episode,

@@ -15,7 +15,7 @@ from mage_async.config.schema import Config, Tiny
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
 from mage_async.environments.rehearsal import (
-    Lengths,
+    Longest,
     Rehearsal,
     is_rehearsed,
     rehearsal,
@@ -188,7 +188,7 @@ def _times(seconds: dict[str, list[float]]) -> str:
 
 
 def _context_needed(
-    config: Config, environment: Environment, longest: Lengths, longest_action: int | None
+    config: Config, environment: Environment, longest: Longest, longest_action: int | None
 ) -> str:
     """Say how many tokens the longest trial needs, estimated by the longest observations of the
     rehearsal, and what happens if the engine's context has fewer.

@@ -174,14 +174,15 @@ async def play_to_end(
     Raises:
         TurnOverdue: a turn was not sampled by its deadline, and was aborted.
         CallFault: a call of the environment raised, took too long, or returned a wrong value.
+        ContextFull: a context has no room for a turn that must be played.
     """
     began = time.monotonic()
     try:
         # A program that is the agent calls the policy over HTTP, while `make_calls` waits for it.
         program = run if isinstance(run, AgentRun) else None
         async with workers.gateway.serving(program, engine) if program else nullcontext():
-            # Without `between`: a trial that is resumed begins between two episodes, as its first
-            # actor has reported.
+            # `between` is not called here: a resumed trial begins between two episodes, and the
+            # actor that played the first ones has reported them.
             await make_calls(run, workers)
             while (prompt := run.next_prompt()) is not None:
                 run.receive(await complete_in_time(prompt, engine))

@@ -239,7 +239,7 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
         try:
             player = known or _win_stay(config, environment, chat)
             if player is None:
-                print("  win-stay: to repeat what paid earns no more than random play")
+                print(f"  {name:<9}repeating what paid earns no more than random play")
                 continue
             began = time.monotonic()
             trials = _within_budget(_trials(config, environment, chat, player))

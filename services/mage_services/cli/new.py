@@ -138,7 +138,8 @@ def run(given: argparse.Namespace) -> int:
             written = text.replace("NAME", name).replace("CLASS", class_name)
             (folder / file.replace("NAME", name)).write_text(written)
     except OSError as error:
-        raise RunError(f"{folder}: cannot be written: {error.strerror}; choose another") from error
+        advice = "; choose another name" if isinstance(error, FileExistsError) else ""
+        raise RunError(f"{folder}: cannot be written: {error.strerror}{advice}") from error
     print(f"wrote {', '.join(file.replace('NAME', name) for file in FILES)} into {folder}")
     print(f"next: cd {folder} && mage check --config {name}.toml")
     return 0

@@ -240,7 +240,8 @@ class Placement:
 
     async def _placed(self, name: str, keeper: Any) -> str:
         """Return the node of a keeper, or "" if the keeper died before it was placed, which happens
-        when Ray has not yet noticed that the chosen node is lost. Cancellation leaves the keeper.
+        when Ray has not yet noticed that the chosen node is lost. Cancellation leaves the keeper,
+        which ends with its last handle and has started no process.
         """
         from ray.exceptions import RayActorError
 

@@ -142,7 +142,7 @@ class Conversations:
                 forced = self._parser.closing(Kind.ACT, "")
                 closed = bool(forced) and body.endswith(forced)
                 body, forced = (body.removesuffix(forced), forced) if closed else (body, "")
-                tokens += self._chat.encode_words(body)
+                tokens += self._chat.encode_data(body)
             elif tokens:
                 tokens += self._chat.answer(tokens[-1], forced, words, prefill)
             else:
