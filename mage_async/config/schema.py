@@ -64,7 +64,7 @@ class Tiny(Policy, tag="tiny"):
     """A model of Qwen3's architecture with random weights, built for the environment's words."""
 
     hidden_size: Count = 64
-    """Width of the residual stream; a multiple of `heads`."""
+    """Width of the residual stream; a multiple of twice `heads`."""
     layers: Count = 2
     """Transformer blocks."""
     heads: Count = 4
@@ -175,17 +175,18 @@ AnyWarmStart = FromScriptIfAny | FromScript | FromRandom | FromWinStay | FromBes
 
 
 def check_widths(policy: Policy) -> None:
-    """Refuse a tiny model whose `hidden_size` is no multiple of `heads`, or whose `heads` is no
-    multiple of `kv_heads`.
+    """Refuse a tiny model whose `hidden_size` is no even multiple of `heads`, or whose `heads` is
+    no multiple of `kv_heads`.
 
     Raises:
         ConfigError: with the keys and their values.
     """
     if not isinstance(policy, Tiny):
         return
-    if policy.heads % policy.kv_heads or policy.hidden_size % policy.heads:
+    # A rotary embedding rotates pairs of a head's numbers, so a head's width is even.
+    if policy.heads % policy.kv_heads or policy.hidden_size % (2 * policy.heads):
         raise ConfigError(
-            "policy: hidden_size must be a multiple of heads, and heads of kv_heads; "
+            "policy: hidden_size must be a multiple of 2 * heads, and heads of kv_heads; "
             f"got {policy.hidden_size}, {policy.heads}, {policy.kv_heads}"
         )
 
