@@ -153,12 +153,19 @@ def test_a_segment_without_a_whole_head_never_was(tmp_path: Path, left: int) -> 
     run(main)
 
 
-def test_damage_before_the_last_segment_is_an_error_and_not_a_tail(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left_of_last", [None, 3])
+def test_damage_before_the_last_segment_is_an_error_and_not_a_tail(
+    tmp_path: Path, left_of_last: int | None
+) -> None:
+    """The last segment is whole, or has only a part of its header."""
+
     async def main() -> None:
         for number in range(2):
             journal = made(tmp_path)
             await journal.durable(dropped(number))
             journal.close()
+        if left_of_last is not None:
+            os.truncate(segment_file(tmp_path, 2), left_of_last)
         file = segment_file(tmp_path, 1)
         os.truncate(file, file.stat().st_size - 1)
         with pytest.raises(RunError, match=r"00000001.log is damaged at byte"):

@@ -40,7 +40,9 @@ class JournalOnDisk:
         """
         for file, segment in zip(self.files, self.segments, strict=True):
             if segment.number >= first:
-                yield from _records(file, is_last=file == self.files[-1])
+                # A torn file without a header is not in `files`: then none of them is the last.
+                is_last = file == self.files[-1] and self.torn in (None, file)
+                yield from _records(file, is_last=is_last)
 
 
 def open_journal(folder: Path) -> JournalOnDisk:
