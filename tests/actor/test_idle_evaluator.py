@@ -1,15 +1,23 @@
 """An evaluator that has nothing to play until the end holds no weights."""
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
+
+import pytest
 
 from mage_async.config import config_file
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
 from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
+from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.chat_format import ChatFormat
+from mage_services.actor import evaluator
 from mage_services.actor.evaluator import CurveEvaluator
 from mage_services.processes.process import Status
 from mage_services.processes.startup import Startup
 from tests.helpers.memory_channels import MemoryLearnerChannel
+from tests.helpers.scripted_engine import ScriptedEngine, UniformWords
 
 
 def test_versions_are_let_go_without_being_loaded(tmp_path: Path) -> None:
@@ -34,3 +42,29 @@ def test_versions_are_let_go_without_being_loaded(tmp_path: Path) -> None:
         return let_go
 
     assert asyncio.run(main()) == [3, 3]
+
+
+def test_a_restarted_evaluator_still_writes_trials_of_the_policy_that_the_run_began_with(
+    tmp_path: Path, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        channel = MemoryLearnerChannel()
+        hello = Hello(role="evaluator", name="e", build="test", config_digest="test", group_quota=0)
+        peer = channel.connect(hello)
+        who, _ = await channel.receive()
+        keys = ["evaluation.every=0", "evaluation.final_trials=2", "learner.steps=30"]
+        config = config_file.load(config_file.find(None), keys)
+        words = UniformWords(chat, ActionParser("both"), ("rock", "paper", "scissors"))
+        made = nullcontext(ScriptedEngine(words))
+        monkeypatch.setattr(evaluator, "PeerChannel", lambda *_, **__: nullcontext(peer))
+        monkeypatch.setattr(evaluator, "load_chat", lambda *_, **__: chat)
+        monkeypatch.setattr(evaluator, "make_engine", lambda *_: made)
+        monkeypatch.setattr(evaluator, "_last", lambda _: (30, tmp_path))
+        channel.send(who, Welcome(version=20, weights_path="no-weights"))
+        channel.send(who, Goodbye(reason="the run is complete"))
+        startup = Startup(RunDirectory(tmp_path), config, "test", "test", "e", "")
+        async with asyncio.timeout(60.0):
+            await evaluator.main(startup, Status())
+
+    asyncio.run(main())
+    assert {line["version"] for line in read_lines(RunDirectory(tmp_path).samples)} == {0, 30}

@@ -236,7 +236,10 @@ def test_what_is_wrong_is_said_of_the_assignment(setting: str, said: str, tmp_pa
     ("setting", "said"),
     [
         ("learner.correction.dual_clip=0.5", "learner.correction.dual_clip must be above 1, or 0"),
-        ("policy.heads=3", r"policy: hidden_size must be a multiple of 2 \* heads, and heads of kv_"),
+        (
+            "policy.heads=3",
+            r"policy: hidden_size must be a multiple of 2 \* heads, and heads of kv_",
+        ),
         # A head of 15 numbers has no pairs for the rotary embedding.
         ("policy.hidden_size=60", r"a multiple of 2 \* heads, and heads of kv_heads; got 60, 4, 2"),
     ],

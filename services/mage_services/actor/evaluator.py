@@ -583,8 +583,10 @@ async def main(startup: Startup, status: Status) -> None:
                 await curve_evaluator.load(engine, version, weights)
                 await curve_evaluator.follow(evaluator, engine, environment, version)
             else:
-                if is_idle:  # the engine still has the policy that the run began with
-                    await curve_evaluator.begin(evaluator, version)
+                if is_idle:
+                    # The engine still has the policy that the run began with, version 0, even if
+                    # the learner's welcome named a later one.
+                    await curve_evaluator.begin(evaluator, 0)
                 version, weights = finished or _last(startup)
                 await engine.load(version, weights)
                 await curve_evaluator.finish(evaluator, environment, version)
