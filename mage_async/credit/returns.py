@@ -6,8 +6,8 @@ Such a rule is called a credit. Its class is also its configuration: the fields 
 Notation: r[k,t] is the reward of turn t of episode k, n[k] the number of its turns, R[k] their
 undiscounted sum, K the last episode played, d = `turn_discount` and g = `episode_discount`. Every
 credit first decides what a turn is *paid*, p[k,t]; its return G[k,t] is the discounted sum of what
-is paid from there on. A reflection is paid nothing. Its return is that of the first turn of the
-episode that it opens, undiscounted.
+is paid from there on. `mage_async/credit/turn_table.py` gives a reflection, which is paid nothing,
+the return of the first turn of the episode that it opens, undiscounted.
 
 Returns of later episodes are discounted in one of two forms. *Chained* (the code of LaMer and
 MAGE): the last turn of an episode adds g G[k+1,0], so an earlier turn gets d^(n[k]-1-t) g G[k+1,0].
@@ -28,12 +28,10 @@ Rewards = Sequence[Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Returns:
-    """Hold the returns of one trial's turns."""
+    """Hold the returns of one trial's actions."""
 
     acts: list[list[float]]
     """`acts[episode][turn]`, ragged like the rewards."""
-    reflections: list[float | None]
-    """`reflections[episode]`: return of the reflection that opens the episode, or None."""
     scores: list[float]
     """`scores[episode]`: undiscounted sum of what the episode's own turns are paid."""
 
@@ -53,12 +51,11 @@ class Credit(Variant):
         """Return what each turn is paid; by default its reward."""
         return rewards
 
-    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
-        """Return the returns of one trial's turns.
+    def returns(self, rewards: Rewards) -> Returns:
+        """Return the returns of one trial's actions.
 
         Args:
             rewards: `rewards[episode][turn]` of the actions, of episodes that were played.
-            has_reflection: For each episode, whether a reflection opens it.
         """
         paid = self.paid(rewards)
         acts: list[list[float]] = []
@@ -72,9 +69,7 @@ class Credit(Variant):
                 own[turn] += self.turn_discount * own[turn + 1]
             acts.insert(0, [value + later for value in own] if self.is_added else own)
             ahead = acts[0][0]
-        opened = zip(acts, has_reflection, strict=True)
-        reflections = [episode[0] if opens else None for episode, opens in opened]
-        return Returns(acts, reflections, [fsum(episode) for episode in paid])
+        return Returns(acts, [fsum(episode) for episode in paid])
 
 
 class AcrossEpisodes(Credit):

@@ -10,7 +10,7 @@ Shapes: `N` turns of all trials of all groups, in the order of `group.trials`, t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -167,7 +167,7 @@ def _credited(
     act to the last one, the return is multiplied by `share` here; otherwise it has been multiplied
     already, or must not be.
     """
-    credited = credit.returns(*_played(trial))
+    credited = credit.returns(_rewards(trial))
     values = list(chain.from_iterable(credited.acts))
     scores = {
         episode: score * (share if trial.is_before_last(episode) else 1.0)
@@ -215,17 +215,13 @@ def _episodes(trial: Trial) -> list[int]:
     return list(dict.fromkeys(turn.episode for turn in trial.turns if turn.kind is Kind.ACT))
 
 
-def _played(trial: Trial) -> tuple[list[list[float]], list[bool]]:
-    """Return the rewards of every played episode, and whether a reflection opens it.
-
-    A reflection looks back on one episode and opens the next one, that of the act after it.
-    """
+def _rewards(trial: Trial) -> list[list[float]]:
+    """Return the rewards of the acts of every played episode."""
     rewards: dict[int, list[float]] = {}
     for turn in trial.turns:
         if turn.kind is Kind.ACT:
             rewards.setdefault(turn.episode, []).append(turn.reward)
-    opened = {after.episode for turn, after in pairwise(trial.turns) if turn.kind is Kind.REFLECT}
-    return list(rewards.values()), [episode in opened for episode in rewards]
+    return list(rewards.values())
 
 
 def _ids(names: Sequence[object]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """What the credits make of a whole trial: their objectives, and which behaviour each prefers."""
 
 import math
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
@@ -26,9 +27,8 @@ def approx(expected):
 
 
 def acts(credit, rewards, turn_discount, episode_discount):
-    flags = [False] * len(rewards)
     return credited(
-        credit, rewards, flags, turn_discount=turn_discount, episode_discount=episode_discount
+        credit, rewards, turn_discount=turn_discount, episode_discount=episode_discount
     ).acts
 
 
@@ -134,18 +134,6 @@ def test_at_discount_one_dense_and_final_only_are_the_same(rewards):
     ]
 
 
-@settings(deadline=None)
-@given(trials, discounts, discounts)
-def test_a_reflection_gets_the_first_return_of_the_episode_it_opens(rewards, d, g):
-    flags = [k % 2 == 1 for k in range(len(rewards))]
-    for credit in CREDITS.values():
-        returns = credited(credit, rewards, flags, turn_discount=d, episode_discount=g)
-        firsts = [episode[0] for episode in returns.acts]
-        assert returns.reflections == [
-            first if flag else None for first, flag in zip(firsts, flags, strict=True)
-        ]
-
-
 def test_the_order_of_an_episodes_rewards_does_not_change_what_mage_pays():
     paid = [
         acts(Differential, [episode], 1.0, 1.0) for episode in ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])
@@ -178,13 +166,10 @@ def test_credits_agree_with_the_references_loop(rewards, d, g, reflects):
     for k, episode in enumerate(rewards):
         samples += [("reflect", k, 0.0)] if reflects and k else []
         samples += [("play", k, reward) for reward in episode]
-    flags = [reflects and k > 0 for k in range(len(rewards))]
     for mode, credit in (("lamer", CumulativeCode), ("mage", Differential)):
-        returns = credited(credit, rewards, flags, turn_discount=d, episode_discount=g)
-        flat = []
-        for reflection, episode in zip(returns.reflections, returns.acts, strict=True):
-            flat += ([] if reflection is None else [reflection]) + episode
-        assert flat == approx(reference(samples, mode, d, g))
+        found = chain.from_iterable(acts(credit, rewards, d, g))
+        values = zip(samples, reference(samples, mode, d, g), strict=True)
+        assert list(found) == approx([value for (kind, *_), value in values if kind == "play"])
 
 
 ALWAYS_PASS = [[0.3], [0.3], [0.3]]

@@ -13,6 +13,6 @@ def credit_of(kind: type[Credit], **keys: Any) -> Credit:
     return kind(**{key: value for key, value in keys.items() if key in kind.__struct_fields__})
 
 
-def credited(kind: type[Credit], rewards: Any, flags: Any, **discounts: float) -> Returns:
+def credited(kind: type[Credit], rewards: Any, **discounts: float) -> Returns:
     """The returns of one trial."""
-    return credit_of(kind, **discounts).returns(rewards, flags)
+    return credit_of(kind, **discounts).returns(rewards)

@@ -47,10 +47,9 @@ class Squared(Correction):
 class BestEpisode(Credit):
     """Every turn is credited with the best episode."""
 
-    def returns(self, rewards, has_reflection):
+    def returns(self, rewards):
         best = max(map(sum, rewards))
-        reflections = [best if opens else None for opens in has_reflection]
-        return Returns([[best] * len(each) for each in rewards], reflections, [best] * len(rewards))
+        return Returns([[best] * len(each) for each in rewards], [best] * len(rewards))
 
 
 class Halved(Advantage):
