@@ -8,15 +8,18 @@ For turn t of episode k, where *member* is the hidden opponent or task variant, 
     i[k,t] = log q(member | observations up to this turn) - log q(member | those before it)
 
 in nats, whose sum over a trial is the information at its end. q is the environment's exact filter
-(`Environment.belief`) with its train members as prior, or it is learned, as MetaCURE does: with
-counts of what followed an action in a state, over the other trials of the batch,
+(`Environment.belief`) with its train members as prior, or it is learned, as MetaCURE does, with
+counts n of what followed an action in a state:
 
+    p(o | s, a)         = n[s, a, o] / n[s, a]                  over all trials of the batch
     p(o | s, a, member) = (n[member, s, a, o] + p(o | s, a)) / (n[member, s, a] + 1)
-    p(o | s, a)         = n[s, a, o] / n[s, a]
+                                                                over the other trials of the member
     q(member | trial so far) ~ product of p(o | s, a, member) over its turns
 
-with the members of the batch as prior. The authors' configurations have the weight 0.2 in eight of
-ten, 0.1 in one and 3 in one, beside the explorer's own reward in full.
+with the members of the batch as prior. Counts of a member leave out the trial that is judged, which
+would identify itself. p(o | s, a) includes it: it is the same for all members, and without the
+trial it is 0 / 0 where nobody else did a in s. The authors' configurations have the weight 0.2 in
+eight of ten, 0.1 in one and 3 in one, beside the explorer's own reward in full.
 
 The bonus is paid in every episode but the last, which is to be won and not to be learned from. The
 bonus stays in the episode that earned it, whatever `credit.kind` does with other rewards:
@@ -172,8 +175,7 @@ def information_gain(trial: Trial, environment: Environment) -> list[float]:
 
 def learned_gains(trials: Sequence[Trial]) -> list[list[float]]:
     """Return the nats that each turn of each trial gained about its member, by counts over the
-    batch (the equations of this module's docstring); 0 for turns that are remarks. The turns of a
-    trial are left out of the counts by which the trial itself is judged.
+    batch (the equations of this module's docstring); 0 for turns that are remarks.
     """
     seen = [_outcomes(trial) for trial in trials]
     members = list(dict.fromkeys(trial.task.member for trial in trials))
