@@ -17,8 +17,13 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from mage_async.config.defaults import completed, spelled_out, stated_absent, without_empty
-from mage_async.config.error_messages import explain, unwritable
+from mage_async.config.defaults import (
+    completed,
+    spelled_out,
+    stated_absent,
+    without_idle_warm_start,
+)
+from mage_async.config.error_messages import explain, unwritable_number
 from mage_async.config.presets import DISCOUNT, keys_of_method
 from mage_async.config.schema import Config
 from mage_async.config.section import Section, Variant
@@ -78,12 +83,19 @@ def read(data: bytes, where: str) -> Config:
 
     Args:
         where: name of the source, with which an error begins.
+
+    Raises:
+        ConfigError: as `load`.
     """
     return _parsed(Assignments(_tree(data, where)), where)
 
 
 def loads(text: str, *, imports: bool = True) -> Config:
-    """Read the text that `dump` returned; see `load_recorded` for `imports`."""
+    """Read the text that `dump` returned; see `load_recorded` for `imports`.
+
+    Raises:
+        ConfigError: as `load_recorded`.
+    """
     tree = _tree(text.encode(), "configuration")
     return _parsed(Assignments(tree), "configuration", is_recorded=True, imports=imports)
 
@@ -318,11 +330,11 @@ def _parsed(
             or, if none did, with `where`.
     """
     tree = assigned.tree
-    if (fault := unwritable(tree)) is None:
+    if (fault := unwritable_number(tree)) is None:
         tree = completed(tree, is_recorded=is_recorded)
         try:
             tree["methods"] = _method_tables(assigned, tree, where, is_recorded=is_recorded)
-            return without_empty(from_tables(tree, imports=imports))
+            return without_idle_warm_start(from_tables(tree, imports=imports))
         except msgspec.ValidationError as error:
             fault = explain(str(error), tree)
     culprit = assigned.culprit(fault.key)

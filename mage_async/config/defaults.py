@@ -227,7 +227,7 @@ def stated_absent(tree: Table) -> Table:
     }
 
 
-def without_empty(config: Config) -> Config:
+def without_idle_warm_start(config: Config) -> Config:
     """Return the configuration, its warm start replaced by None if that has 0 steps."""
     has_steps = config.warm_start is not None and config.warm_start.steps
     return config if has_steps else msgspec.structs.replace(config, warm_start=None)

@@ -72,7 +72,7 @@ class Fault:
     a newer version may have written it."""
 
 
-def unwritable(tree: Table) -> Fault | None:
+def unwritable_number(tree: Table) -> Fault | None:
     """Return the error of a number that a run's files (JSON, TOML) cannot hold, or None."""
     # A loop and no recursion: dotted keys may be nested more deeply than Python's stack.
     # Every path begins with a dot, which `path[1:]` leaves out.

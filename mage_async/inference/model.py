@@ -256,8 +256,9 @@ class RoutedLayer:
         """Add the adapters' products to those of the matrix, [T, O], in place."""
         if (adapter := self.adapters.get(name)) is not None:
             inner = self.arithmetic.linear(rows, adapter.down)
-            for own, columns, up in adapter.ups:
-                out[:, own] += self.arithmetic.linear(inner[:, columns], up)
+            # Each adapted part of a fused matrix, such as q of qkv: its outputs, its inner numbers.
+            for outputs, inner_part, up in adapter.ups:
+                out[:, outputs] += self.arithmetic.linear(inner[:, inner_part], up)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -516,8 +517,10 @@ class Model:
             keys,
             values,
             bucket.masks[window],
-            self.max_tokens,
-            shape.query_scale,
+            # Bits of "exact" arithmetic depend on this bound. It is that of all calls and not of
+            # this bucket, so the bits of a context do not depend on what else is in the batch.
+            max_context=self.max_tokens,
+            scale=shape.query_scale,
         )
         flat = attended.transpose(1, 2).flatten(2).flatten(0, 1)
         return flat if bucket.cells is None else flat.index_select(0, bucket.cells)

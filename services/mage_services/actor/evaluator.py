@@ -509,6 +509,8 @@ class CurveEvaluator:
     async def load(self, engine: Engine, version: int, path: Path) -> None:
         """Load weights, and tell the learner, which may then delete older ones."""
         self.time.enter("loading")
+        # A file, even where versions are sent to engines: the learner, which sends them, may have
+        # ended when the last points of the curve are played.
         receipt = await engine.load(version, on_disk(path))
         await self._channel.send(loaded(version, receipt))
 
@@ -588,7 +590,7 @@ async def main(startup: Startup, status: Status) -> None:
                     # the learner's welcome named a later one.
                     await curve_evaluator.begin(evaluator, 0)
                 version, weights = finished or _last(startup)
-                await engine.load(version, weights)
+                await engine.load(version, weights)  # of a checkpoint, which is on disk
                 await curve_evaluator.finish(evaluator, environment, version)
     status.send("done", reason="evaluated")
 
