@@ -158,12 +158,12 @@ def take_overtaking(state: AdmissionState) -> list[int]:
     Claim: for every d >= n, at most (d - n + 1) B pending groups are due at d or before.
 
     Proof. Groups are pending in the order of their grants, so their due versions never fall. A new
-    group is granted at the newest version v, so it is due last of all, at v + S; of
-    the (S + 1) B slots, (v + S - n + 1) B are left for pending groups. Taking a batch increases n
-    by one, so the batch may overtake at most (d - n) B groups that are due at d or before. For d
-    before the due version of the batch's last group, the loop has checked this. For every later d,
-    all B groups of the batch are due at d or before, so taking them leaves B fewer. For d = n the
-    batch overtakes no group: no group is trained after it is due.
+    group is granted at the newest version v, so it is due last of all, at v + S. n - v batches are
+    in training, so of the (S + 1) B slots (v + S - n + 1) B are left for pending groups. Taking a
+    batch increases n by one, so the batch may overtake at most (d - n) B groups that are due at d
+    or before. For d before the due version of the batch's last group, the loop has checked this.
+    For every later d, all B groups of the batch are due at d or before, so taking them leaves B
+    fewer. For d = n the batch overtakes no group: no group is trained after it is due.
     """
     batch: list[int] = []
     num_left = 0

@@ -68,7 +68,7 @@ def staleness_metrics(tokens: TokenAges, max_staleness: int) -> dict[str, float]
 
 
 def k3(log_ratios: np.ndarray) -> float:
-    """Return the mean of `r - log r - 1`, for `log_ratios` of `log r`.
+    """Return the mean of `r - log r - 1`, where `log_ratios` holds `log r`.
 
     It estimates KL(p || q), where p sampled the tokens and `r = q / p`; it is never negative
     (Schulman, "Approximating KL Divergence", 2020).

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from mage_async.config.schema import Config
 from mage_async.config.tables import (
-    METHOD_TABLES,
+    MethodTables,
     Table,
     hints_of,
     joined,
@@ -163,7 +163,7 @@ def _declared(path: str, tree: Table) -> tuple[Any, Any]:
     value: Any = tree
     for step in names_in(path)[1:]:
         name, _, index = step.removesuffix("]").partition("[")
-        if hint == METHOD_TABLES:  # `name` is that of a method, whose class declares its keys
+        if hint == MethodTables:  # `name` is that of a method, whose class declares its keys
             hint = method_class(name).Settings
         else:
             table = table_class(hint, value, imports=True)

@@ -31,7 +31,7 @@ from mage_async.config.playing import Embedded as Embedded
 from mage_async.config.playing import Environment, SamplingConfig, Transcript, TrialShape
 from mage_async.config.playing import Sglang as Sglang
 from mage_async.config.section import Count, Natural, NonNegative, Positive, Section, Share, Variant
-from mage_async.config.tables import METHOD_TABLES
+from mage_async.config.tables import MethodTables
 from mage_async.errors import ConfigError, PolicyError
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -544,7 +544,7 @@ class Config(Section):
     credit: AnyCredit = CREDITS.load("final_only")()
     advantage: AnyAdvantage = ESTIMATORS.load("group_mean")()
     learner: Learner = Learner()
-    methods: METHOD_TABLES = field(default_factory=dict)
+    methods: MethodTables = field(default_factory=dict)
     """Tables of the methods that are turned on, by name: `[methods.NAME]`. Their keys are those of
     the method's own `Settings`, all of them present."""
     evaluation: Evaluation = Evaluation()

@@ -17,7 +17,7 @@ from mage_async.config.section import Section, Variant
 
 Table = dict[str, Any]
 """A table of a tree: values by key, some of which are tables again."""
-METHOD_TABLES = dict[str, dict[str, Any]]
+MethodTables = dict[str, dict[str, Any]]
 """The type of `Config.methods`: tables by name, of keys that the schema does not know."""
 NONE = "none"
 """The value by which a file or `--set` leaves out a table."""
@@ -141,7 +141,7 @@ def merged(below: Table, own: Table, section: type[Section]) -> Table:
         inside = table_class(hint, value)
         if not isinstance(value, dict):
             result[key] = value
-        elif hint == METHOD_TABLES:
+        elif hint == MethodTables:
             result[key] = dict(earlier) if isinstance(earlier, dict) else {}
             for name, table in value.items():
                 is_merged = isinstance(result[key].get(name), dict) and isinstance(table, dict)

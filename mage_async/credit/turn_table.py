@@ -50,8 +50,8 @@ class TurnTable:
     returns: np.ndarray
     """float64: return that the credit assigns to the turn, bonuses included"""
     episode_score: np.ndarray
-    """float64: undiscounted sum of the pay of its episode's turns; 0 for reflections, strategies
-    and notes
+    """float64: undiscounted sum of what its episode's turns are paid, times `exploration_share`
+    before the last episode, plus their bonuses; 0 for reflections, strategies and notes
     """
     is_valid: np.ndarray
     """bool: whether the completion held a valid action or remark"""
@@ -105,7 +105,8 @@ def build_table(
     """Credit every trial of a batch and lay out its turns as columns.
 
     Args:
-        exploration_share: Factor of the returns of turns before the last episode.
+        exploration_share: Factor of the returns and episode scores of turns before the last
+            episode; bonuses are added after it.
         bonuses: For each trial, the bonus that is added to the reward of each turn; unlike a
             reward, a bonus adds to the returns of its own episode only.
     """
@@ -163,9 +164,9 @@ def _credited(
     """Return the return and the episode score of every turn of a trial, in order.
 
     An act before the last episode gets its return times `share`. A reflection, a strategy or
-    notes get the return of the next act. If they belong to an episode before the last one and that
-    act to the last one, the return is multiplied by `share` here; otherwise it has been multiplied
-    already, or must not be.
+    notes get the return of the next act. If they belong to an earlier episode and that act to the
+    last one, the act's return has no factor yet, so it gets `share` here. In all other cases it is
+    taken as it is.
     """
     credited = credit.returns(_rewards(trial))
     values = list(chain.from_iterable(credited.acts))

@@ -59,7 +59,8 @@ def scripted_returns(
     num_trials: int = NUM_TRIALS,
 ) -> Sampled:
     """Measure the mean return of each episode, divided by `Facts.units`, over trials of a script,
-    with task variants and seats in turn.
+    with task variants in turn, and then seats: with no fewer variants than trials, only the
+    first seat is played.
 
     Args:
         make: Returns the script of a trial, which draws from the given random source.

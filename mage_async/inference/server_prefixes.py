@@ -31,7 +31,7 @@ class Opened:
 
     kv_version: int
     num_known: int
-    """Number of leading tokens that were computed before, under any KV version."""
+    """Number of leading tokens of this sequence that were computed before, under any KV version."""
     is_extension: bool
     """Whether the prompt begins with all earlier tokens of its sequence."""
 

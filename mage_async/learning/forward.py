@@ -1,6 +1,7 @@
 """Compute the forward of a token row: hidden states, LM head, log-probs of the sampled tokens.
 
-Shapes: `T` tokens of the row, `N` sampled tokens, `D` hidden.
+Shapes: `T` tokens of the row, `N` sampled tokens, `D` hidden, `V` vocabulary. A policy may have two
+*roles*, each with an adapter of its own (`TokenRow.is_second_role`).
 """
 
 from functools import partial
@@ -77,7 +78,9 @@ def _states_and_head(model: PreTrainedModel, row: TokenRow) -> tuple[torch.Tenso
 
 
 def body(model: PreTrainedModel, row: TokenRow) -> torch.Tensor:
-    """Compute the input of the LM head by transformers and peft, unsharded: [1, T, D]."""
+    """Compute the input of the LM head by transformers and peft: [1, T, D]. Weights of a sharded
+    model have to be gathered (`SHARDED`).
+    """
     give_roles(model, row.is_second_role)
     # float32 adapters in a 16-bit model: autocast gives all products the model's type.
     with torch.autocast(row.tokens.device.type, model.dtype, enabled=has_float32_adapters(model)):

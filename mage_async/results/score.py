@@ -25,8 +25,8 @@ from mage_async.tasks.league import ITSELF, is_policy
 from mage_async.trajectory import Kind, Trial
 
 MOST_MEMBERS = 64
-"""Number of members above which scores by member are left out: a member is then a board or a room,
-not an opponent, and its family names its difficulty.
+"""Number of members above which `Score.parts` has no "member"; `Score.by_member` keeps the returns.
+A member is then a board or a room, not an opponent, and its family names its difficulty.
 """
 ENVIRONMENT = "environment"
 """Key of `Score.parts` for the environments of a mix."""

@@ -305,6 +305,7 @@ class Shop(Game[Product]):
         shuffled = list(self._products)
         random.Random("shop/split").shuffle(shuffled)
         first_kind = min(each.kind for each in self._products)
+        # The text is open, so these are examples; the first has to be an action (`Facts.words`).
         words = (f"search[{first_kind}]", "click[buy now]", "invalid", "over", "bought")
         facts = facts_of("shop", turns, words, (0.0, REWARD), has_open_text=True)
         super().__init__(facts, hold_out({each.name: each for each in shuffled}), "product")
@@ -327,7 +328,9 @@ class Shop(Game[Product]):
         return ShopScript(source, source.choice((0.3, 0.7, 1.0)))
 
     def overlap(self, one: Product, other: Product) -> int:
-        """Return 1 if the products are of the same category, else 0."""
+        """Return 1 if the products are of the same category, else 0: `swapped` takes a goal of
+        another category.
+        """
         return int(one.category == other.category)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:

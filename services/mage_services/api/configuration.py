@@ -166,8 +166,8 @@ def _other_name(value: Any, name: str) -> str | None:
 
 def _global_names(scope: symtable.SymbolTable) -> set[str]:
     """Return the names that code looks up, or may look up, among the globals of its module."""
-    # A name that a class body assigns and reads, as in `size = size`, may be a global when it is
-    # read. So may all names that are read at the top. In a function the two never mix.
+    # In a class body, and at the top, a name may be read as a global before it is assigned, as in
+    # `size = size`. In a function a name is either local or global.
     is_function = scope.get_type() == "function"
     names = {
         each.get_name()

@@ -34,9 +34,12 @@ def run(given: argparse.Namespace) -> int:
 
     Raises:
         RunFailed: the person left in the middle of the trial.
+        RunError: the run has no policy, or has not kept the weights of the opponent.
+        ConfigError: there is no such member.
     """
     from mage_services.actor.play_session import check_policy
 
+    # An error names the folder as it was typed.
     check_policy(RunDirectory(given.run_dir))
     try:
         _play(RunDirectory(given.run_dir.resolve()), given)

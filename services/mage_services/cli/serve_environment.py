@@ -43,6 +43,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_services.serving.session import Limits, serve
 
     assignments = [f"environment.name={given.name}", *given.set]
+    # The quickstart's other keys, such as `trial.episodes`, serve as well.
     config = config_file.load(config_file.find(None), assignments)
     environment = environment_of(config)
     rehearse_all(config, print)

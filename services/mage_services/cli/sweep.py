@@ -93,10 +93,10 @@ def _matrix(
 
 
 def _axes(given: argparse.Namespace) -> "list[Axis]":
-    """Return the keys to vary, with their values.
+    """Return the keys to vary, with their values; check the counts of combinations too.
 
     Raises:
-        ConfigError: there is none, or one is named twice.
+        ConfigError: there is no key, one is named twice or is `seed`, or a count is below 1.
     """
     from mage_async.results.sweep import axis_of
 

@@ -131,10 +131,11 @@ class RunFiles:
     async def bring(self, path: Path) -> Path:
         """Return the path of a file or folder of the run on this machine; wait until it is copied.
 
-        After a cancellation the answer still comes; the next call ignores it.
+        After a cancellation the answer still comes. A later call takes it as its own if it is for
+        the same path, and ignores it otherwise.
 
         Raises:
-            RunError: the run has no such file any more.
+            RunError: the run has no such file any more, or this process's keeper has ended.
         """
         if not self._is_remote:
             return path
