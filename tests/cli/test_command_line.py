@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,12 +12,14 @@ from unittest.mock import MagicMock
 import pytest
 import torch  # noqa: F401  Imported in a test, its log would go to the captured stderr for good.
 
+import mage_async
 from mage_async import launch
 from mage_async.admission.policies import POLICIES
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, RunFailed
 from mage_async.results.run_directory import RunDirectory
 from mage_services.api import start_to_report
+from mage_services.api.start_to_report import _versions
 from mage_services.cli import replay
 from mage_services.cli.completion import SHELLS
 from mage_services.cli.main import COMMANDS, EXIT_FAILED, EXIT_USAGE, main
@@ -226,7 +229,7 @@ def test_a_resumed_run_has_as_many_actors_as_before_unless_told_otherwise(
     ):
         assert main([*here, *arguments]) == 0
     assert started == [2, 2, 3, 3]
-    assert json.loads(run.launch.read_text()) == {"actors": 3}
+    assert json.loads(run.launch.read_text())["actors"] == 3
     run.launch.unlink()
     assert main([*here, "--resume"]) == 0
     assert started[-1] == 4
@@ -236,8 +239,36 @@ def test_a_refused_start_changes_nothing_of_a_run(tmp_path: Path, started: list[
     run = RunDirectory(tmp_path / "run")
     assert main(["--run-dir", str(run.root), "--actors", "2"]) == 0
     assert main(["--run-dir", str(run.root), "--actors", "3"]) == EXIT_USAGE
-    assert json.loads(run.launch.read_text()) == {"actors": 2}
+    assert json.loads(run.launch.read_text())["actors"] == 2
     assert started == [2]
+
+
+def test_a_start_records_what_runs(tmp_path: Path, started: list[int]) -> None:
+    run = RunDirectory(tmp_path / "run")
+    assert main(["--run-dir", str(run.root)]) == 0
+    versions = json.loads(run.launch.read_text())["versions"]
+    assert versions["python"] == platform.python_version()
+    assert versions["mage_async"] == mage_async.__version__
+    assert {"torch", "transformers"} <= versions.keys()
+
+
+def test_the_commit_of_a_checkout_is_recorded_with_whether_it_was_changed(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        named = ["-c", "user.name=a", "-c", "user.email=b"]
+        command = ["git", "-C", str(tmp_path), *named, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert "commit" not in _versions(tmp_path)
+    git("init")
+    assert "commit" not in _versions(tmp_path), "nothing was committed"
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-m", "one")
+    git("tag", "-a", "v1", "-m", "a tag")
+    commit = git("rev-parse", "HEAD")
+    assert _versions(tmp_path)["commit"] == commit
+    (tmp_path / "file").write_text("two")
+    assert _versions(tmp_path)["commit"] == f"{commit}-dirty"
 
 
 def test_modules_of_the_current_directory_stand_behind_what_is_installed(tmp_path: Path) -> None:

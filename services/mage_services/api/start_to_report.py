@@ -5,18 +5,22 @@ signal N; `mage train` and `mage.train` call this module.
 import asyncio
 import json
 import os
+import platform
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
+import mage_async
 from mage_async.assembly import check_context_length, check_keys, unused_warm_start, with_warm_start
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded, Pretrained, check_installed, check_source
@@ -126,7 +130,7 @@ def start_run(
 def _write_start(
     directory: RunDirectory, config: Config, actors: int | None, num_actors: int, is_resumed: bool
 ) -> int:
-    """Write the resolved configuration and the number of actors.
+    """Write the resolved configuration, the number of actors, and the versions that run.
 
     Returns:
         `actors`; if that is None, the number of the resumed run's last start; else `num_actors`.
@@ -138,8 +142,36 @@ def _write_start(
     # A new run has no file `directory.launch` yet: then `num_actors` is the default.
     num_actors = actors or read_document(directory.launch).get("actors", num_actors)
     write_whole(directory.config, config_file.dump(config))
-    write_whole(directory.launch, json.dumps({"actors": num_actors}) + "\n")
+    checkout = Path(mage_async.__file__).parents[1]
+    launch = {"actors": num_actors, "versions": _versions(checkout)}
+    write_whole(directory.launch, json.dumps(launch) + "\n")
     return num_actors
+
+
+LIBRARIES = ("torch", "transformers", "triton", "sglang")
+"""Libraries whose versions are recorded, where they are installed."""
+
+
+def _versions(checkout: Path) -> dict[str, str]:
+    """Return the versions of Python, of this program and of libraries by name, and the git commit
+    if the program runs from a checkout.
+
+    Args:
+        checkout: The folder in which this package lies. The commit of one with changes that were
+            not committed ends with "-dirty".
+    """
+    found = {"python": platform.python_version(), "mage_async": mage_async.__version__}
+    for library in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[library] = version(library)
+    # An installed package may lie inside somebody else's checkout, but not at its root.
+    if (checkout / ".git").exists() and shutil.which("git"):
+        describe = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
+        # Without tags: only the commit is described.
+        asked = subprocess.run([*describe, "--exclude=*"], capture_output=True, text=True)
+        if asked.returncode == 0:
+            found["commit"] = asked.stdout.strip()
+    return found
 
 
 def resumed_config(run_dir: Path, assignments: list[str], method: str | None = None) -> Config:
