@@ -243,6 +243,21 @@ def test_a_refused_start_changes_nothing_of_a_run(tmp_path: Path, started: list[
     assert started == [2]
 
 
+def test_a_run_on_another_system_is_refused_before_anything_is_written(
+    tmp_path: Path,
+    started: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    assert main(["--run-dir", str(tmp_path / "run")]) == EXIT_USAGE
+    assert "a run needs Linux, " in (said := capsys.readouterr().err)
+    assert "this system is Darwin: start the run on " in said
+    assert started == []
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_start_records_what_runs(tmp_path: Path, started: list[int]) -> None:
     run = RunDirectory(tmp_path / "run")
     assert main(["--run-dir", str(run.root)]) == 0

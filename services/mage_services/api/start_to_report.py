@@ -81,10 +81,17 @@ def start_run(
         The run, and the exit status of `run_to_end`.
 
     Raises:
-        ConfigError: the configuration cannot be run as written.
+        ConfigError: the configuration cannot be run as written, or not on this system.
         RunError: the directory holds another run, is in use or cannot be written.
         RunFailed: the run failed after it had begun.
     """
+    # On other systems a killed supervisor leaves its processes running (`PR_SET_PDEATHSIG`), and
+    # Python may lack calls of the journal (`os.fdatasync`).
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"a run needs Linux, which ends its processes when their parent dies, and this system "
+            f"is {platform.system()}: start the run on a machine or in a container with Linux"
+        )
     check_keys(config)
     name = f"{file_name(config.environment.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = RunDirectory((run_dir or Path("runs") / name).resolve())
