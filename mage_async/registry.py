@@ -130,10 +130,10 @@ def import_own(module_name: str, what: str) -> ModuleType:
             # A module that the user's module itself imports in vain is the user's error.
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
-            raise ConfigError(
-                f"{what}: cannot import {module_name!r}: {error}; "
-                "start in the folder it lies in, or put that on PYTHONPATH"
-            ) from None
+            remedy = "start in the folder it lies in, or put that on PYTHONPATH"
+            if module_name.endswith(".py"):
+                remedy = f"write {module_name.removesuffix('.py')!r}, the module without `.py`"
+            raise ConfigError(f"{what}: cannot import {module_name!r}: {error}; {remedy}") from None
 
 
 def source_digest() -> str:

@@ -117,6 +117,12 @@ def test_a_module_in_the_current_folder_is_found_by_processes_that_run_without_i
             "No module named 'nowhere'; start in the folder it lies in, or put that on PYTHONPATH",
         ),
         (
+            "own.py:Quiet",
+            {},
+            "environment 'own.py:Quiet': cannot import 'own.py': No module named 'own.py'; 'own' "
+            "is not a package; write 'own', the module without `.py`",
+        ),
+        (
             "own:Quit",
             {},
             "environment 'own:Quit': own has no class `Quit` (did you mean `Quiet`?)",
