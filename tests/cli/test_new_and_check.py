@@ -108,6 +108,37 @@ def test_a_mistake_is_what_a_run_would_say(vault: Path, capsys: pytest.CaptureFi
     )
 
 
+PATTERN = """
+class Pair:
+    \"\"\"Name a pair of letters.\"\"\"
+
+    legal_pattern = "[a-c] [a-c]"
+    words = ("a", "b", "c", "pair", "no", "yes")
+    max_turns = 2
+
+    def reset(self, seed, task):
+        self.pair = f"{'abc'[task % 3]} {'abc'[task % 2]}"
+        return "pair"
+
+    def step(self, action):
+        is_right = action == self.pair
+        return "yes" if is_right else "no", float(is_right), is_right
+"""
+
+
+def test_nothing_is_concluded_from_players_that_ignore_a_pattern(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (vault / "pairs.py").write_text(PATTERN)
+    assert main(["check", "pairs:Pair"]) == 0
+    said = capsys.readouterr().out
+    assert "  legal_pattern [a-c] [a-c]  " in said
+    assert "write words that need not match `legal_pattern`" in said
+    assert "held-out tasks are not compared: no player here writes texts of `legal_" in said
+    assert "never earned anything" not in said
+    assert "nothing that matters is hidden" not in said
+
+
 def test_a_class_without_any_declaration_is_checked_for_a_pretrained_model(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

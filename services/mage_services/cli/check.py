@@ -36,6 +36,7 @@ WIDTH = 100
 
 PARTS = (
     ("legal_actions", "only these are sampled, so every action is valid", "any text is an action"),
+    ("legal_pattern", "only texts that match are sampled", "no pattern of actions"),
     ("words", "the tiny model can play", "open text: only a pretrained model can play"),
     ("script", 'warm_start = "script" works', 'no warm start by a script; "win_stay" needs none'),
     ("members", "your own tasks and held-out split", "1,024 train and 256 held-out numbers"),
@@ -252,7 +253,9 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
         returns = "  ".join(f"{mean:+.3f} ±{half:.3f}" for mean, half in pairs)
         print(f"  {name:<9}{returns}  ({len(trials)} trials)")
         has_earned = any(any(trial.episode_rewards()) for trial in trials)
-        if player is random_play and not has_earned:
+        if player is random_play and _has_pattern_alone(environment):
+            print("  players write words that need not match `legal_pattern`; a run's texts do")
+        elif player is random_play and not has_earned:
             print("  random play never earned anything: begin with easier tasks or part rewards")
     size = config.admission.groups_per_step * config.admission.trials_per_group
     if not seconds:
@@ -261,6 +264,18 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
         f"a step trains on {size} trials; without a model, one took {seconds:.2g} s here, so the "
         f"environment's part of a step is about {size * seconds:.2g} s on one core"
     )
+
+
+def _has_pattern_alone(environment: "Environment") -> bool:
+    """Return whether a class says what is legal by a pattern, and not by a list."""
+    from mage_async.environments.user_class import ResetStep
+
+    if not isinstance(environment, ResetStep):
+        return False
+    listed, pattern = (
+        getattr(environment.kind, name, None) for name in ("legal_actions", "legal_pattern")
+    )
+    return pattern is not None and listed is None
 
 
 def _win_stay(config: "Config", environment: "Environment", chat: "ChatFormat") -> "Player | None":
@@ -283,6 +298,10 @@ def _print_heldout(environment: "Environment") -> None:
     """Print whether held-out tasks differ from training tasks."""
     from mage_async.environments.rehearsal import compare_heldout
 
+    if _has_pattern_alone(environment):
+        # Tasks are compared by what they answer to random words, most of which do not match.
+        print("held-out tasks are not compared: no player here writes texts of `legal_pattern`")
+        return
     try:
         found = _within_budget(compare_heldout(environment))
     except (CallFault, ConfigError) as fault:
