@@ -313,8 +313,10 @@ run was 0.04.
 """
 
 
-HARDLY_VALID = 0.95
-"""Share of invalid actions above which nothing but the form of an action can be learned."""
+HARDLY_VALID = 0.99
+"""Share of invalid actions above which nothing but the form of an action can be learned. A run that
+learns may begin with 0.95.
+"""
 
 
 def invalid_actions(run: History) -> Sightings:
