@@ -30,7 +30,7 @@ step() {
 }
 
 if [ -n "$model" ]; then
-  # Nothing else may run beside it: `forced_tags` is no default on a GPU, and the cache has room for all contexts.
+  # `forced_tags` is no default on a GPU, and an engine's cache needs room for all its contexts.
   step train 240 python3 -m mage_async.launch train --config smollm2_boxes --actors 1 --run-dir /tmp/boxes \
     --set policy.source="$model" --set transcript.forced_tags=both --set engine.kind=sglang --set "engine.devices=[0]" \
     --set engine.max_contexts=36 --set "engine.server={mem_fraction_static=0.5,max_total_tokens=40000,cuda_graph_max_bs=36}" \

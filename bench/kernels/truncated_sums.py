@@ -12,7 +12,6 @@ ones.
 
 import sys
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -49,12 +48,6 @@ def logits(hidden: np.ndarray, head: np.ndarray, rounding: Rounding) -> np.ndarr
     return sums.astype(np.float64)
 
 
-def logprobs(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return the log-prob of each row's token: float64 [T]."""
-    shifted = values - values.max(1, keepdims=True)
-    return shifted[np.arange(len(tokens)), tokens] - np.log(np.exp(shifted).sum(1))
-
-
 def errors(width: int, temperature: float) -> dict[str, dict[str, float]]:
     """Return the largest and the mean error of log-probs, in nats, by the rounding of sums."""
     data = random_head(
@@ -67,11 +60,16 @@ def errors(width: int, temperature: float) -> dict[str, dict[str, float]]:
         dtype=torch.bfloat16,
     )
     hidden, head = data.hidden.double().numpy(), data.head.double().numpy()
-    chosen = partial(logprobs, tokens=data.tokens.numpy())
-    true = chosen(hidden @ head.T / temperature)
+
+    def logprobs(values: np.ndarray) -> np.ndarray:
+        """Return the log-prob of each row's token: float64 [T]."""
+        every = torch.from_numpy(values / temperature).log_softmax(1)
+        return every.gather(1, data.tokens[:, None])[:, 0].numpy()
+
+    true = logprobs(hidden @ head.T)
     found = {}
     for rounding in (truncated, rounded):
-        wrong = chosen(logits(hidden, head, rounding) / temperature) - true
+        wrong = logprobs(logits(hidden, head, rounding)) - true
         figures = {"largest": np.abs(wrong).max(), "mean": np.abs(wrong.mean())}
         found[rounding.__name__] = {name: float(f"{each:.2e}") for name, each in figures.items()}
     return found

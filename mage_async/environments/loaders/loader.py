@@ -59,8 +59,8 @@ class NumberedTasks:
     """Length of the list."""
 
     def members(self, split: Split) -> range:
-        """Return the numbers of a split's tasks; of the list's end, one task in
-        `HELDOUT_EVERY` is held out.
+        """Return the numbers of a split's tasks; the last 1 / `HELDOUT_EVERY` of them are held
+        out.
         """
         first_heldout = self.num_tasks - self.num_tasks // HELDOUT_EVERY
         return range(first_heldout) if split == "train" else range(first_heldout, self.num_tasks)
