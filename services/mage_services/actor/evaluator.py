@@ -565,7 +565,8 @@ async def main(startup: Startup, status: Status) -> None:
     keys = keys_in(actor_keys, startup.keys)
     with PeerChannel(startup.address, startup.hello("evaluator"), keys=keys) as channel:
         curve_evaluator = CurveEvaluator(startup, status, channel)
-        finished = _finished(startup)
+        # Adapters of a large model are merged in minutes, in which the heartbeats go on.
+        finished = await asyncio.to_thread(_finished, startup)
         version, weights = finished or await _welcome(channel)
         # Without a curve there is nothing to play before the training has ended.
         is_idle = not finished and not config.evaluation.every
@@ -589,7 +590,9 @@ async def main(startup: Startup, status: Status) -> None:
                     # The engine still has the policy that the run began with, version 0, even if
                     # the learner's welcome named a later one.
                     await curve_evaluator.begin(evaluator, 0)
-                version, weights = finished or _last(startup)
+                if finished is None:
+                    finished = await asyncio.to_thread(_last, startup)
+                version, weights = finished
                 await engine.load(version, weights)  # of a checkpoint, which is on disk
                 await curve_evaluator.finish(evaluator, environment, version)
     status.send("done", reason="evaluated")

@@ -157,7 +157,7 @@ async def _run_all(
 
     Cancellation ends the current runs.
     """
-    may_run = asyncio.Semaphore(matrix.parallel)
+    may_run, may_write = asyncio.Semaphore(matrix.parallel), asyncio.Lock()
     latest_start = time.monotonic() + matrix.for_s
 
     async def one(cell: Cell) -> None:
@@ -167,7 +167,10 @@ async def _run_all(
             outcome = await _run(matrix, cell) if began < latest_start else "left for later"
             took_s = time.monotonic() - began
         if outcome == "done":
-            found = next(run for run in write_files(matrix) if run.cell == cell)
+            async with may_write:
+                # A page of many runs takes seconds, in which other runs may end or Ctrl-C arrive.
+                finished = await asyncio.to_thread(write_files, matrix)
+            found = next(run for run in finished if run.cell == cell)
             print(progress.done(found, took_s), flush=True)
         elif outcome == "failed":
             with matrix.failures_of(cell).open("a") as failures:
