@@ -15,6 +15,7 @@ import math
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeGuard
 
 from mage_async.environments.agent import AgentTasks
@@ -286,15 +287,20 @@ def _check_vocabulary(name: str, environment: ResetStep, steps: Sequence[tuple[s
     """Check that the observations of a class with `words` have no other words.
 
     Raises:
-        ConfigError: an observation has another word; the error names the call and the word.
+        ConfigError: an observation has another word; the error names the call, and all such words.
     """
-    for call, observation in steps:
-        if strange := _strange(environment, observation):
-            raise ConfigError(
-                f"environment {name!r}: {call} says {strange[0]!r} in {observation!r:.80}, which "
-                "is not among its `words`: the tiny model reads only these. Add it, with a space "
-                "around each word and sign, or leave `words` out for a pretrained model"
-            )
+    missing = dict.fromkeys(chain(*(_strange(environment, text) for _, text in steps)))
+    if not missing:
+        return
+    first, *others = missing
+    call, observation = next(step for step in steps if first in step[1].split())
+    nor = f" (nor {'are' if len(others) > 1 else 'is'} {', '.join(map(repr, others))})"
+    raise ConfigError(
+        f"environment {name!r}: {call} says {first!r} in {observation!r:.80}, which is not among "
+        f"its `words`{nor if others else ''}: the tiny model reads only these. Add "
+        f"{'them' if others else 'it'}, with a space around each word and sign, or leave `words` "
+        "out for a pretrained model"
+    )
 
 
 def _chooser(environment: ResetStep) -> Callable[[ResetStepPlay], str]:

@@ -5,15 +5,19 @@ within an episode, such as `legal_actions`, may also be attributes that the obje
 `docs/your_environment.md` lists what each part switches on.
 """
 
+import difflib
+import dis
 import inspect
 import math
 import numbers
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2s
+from types import CodeType
 from typing import Any
 
 from mage_async.environments.environment import (
@@ -59,6 +63,21 @@ _OWN_KEYS = ("is_valid", "tool_answers")
 """Keys of `info` with a meaning of their own, which the record of a turn stores in other fields."""
 _ORDER = "observation, reward, terminated[, truncated, info]"
 """Order of the values that `step` returns, for errors."""
+_RESET = ("seed", "task", "episode")
+"""Names of the parameters of `reset`, in the order in which they are passed."""
+_CHANGING_PARTS = ("legal_actions", "legal_pattern", "anchor")
+"""Optional parts that an object's methods may set."""
+_PARTS = (
+    *_CHANGING_PARTS,
+    *("words", "script", "members", "max_turns", "rules", "references", "min_return", "max_return"),
+    *("family", "swaps", "belief", "ladders", "close", "units", "wins_above", "loses_below"),
+    *("win_reward", "is_probe"),
+)
+"""Optional parts of a class."""
+_LIKENESS = 0.85
+"""Smallest ratio of `difflib` at which a name is a misspelt part: `max_turn` and `maxturns` are,
+`world` (for `words`) and `clone` (for `close`) are not.
+"""
 
 
 class ResetStepPlay(SlowPlay):
@@ -336,7 +355,8 @@ def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, 
         CallFault: the value is not `observation, reward, terminated[, truncated, info]`.
     """
     if not isinstance(value, tuple) or not 3 <= len(value) <= 5:
-        raise CallFault(f"{place} must return {_ORDER}, got {_short(value)}")
+        got = f"{len(value)} values" if isinstance(value, tuple) else _short(value)
+        raise CallFault(f"{place} must return {_ORDER}, got {got}")
     observation, reward, terminated, *rest = value
     defaults: tuple[Any, ...] = (False, {})
     truncated, info = *rest, *defaults[len(rest) :]
@@ -370,6 +390,58 @@ def _short(value: Any) -> str:
     """Return a number as text, and of anything else the type: its text may be long, or raise."""
     is_number = isinstance(value, numbers.Real)
     return str(value) if is_number else f"a value of type {type(value).__name__}"
+
+
+# The functions below find misspelt names of optional parts.
+
+
+def _misspelt_parts(kind: type) -> Iterator[tuple[str, str]]:
+    """Yield attributes that nothing in the class's module reads, each with the optional part that
+    was meant: one with almost the same name, which the class does not declare.
+    """
+    # Base classes of a library have attributes for other purposes.
+    own = [each for each in kind.__mro__ if each.__module__ == kind.__module__]
+    declared = {
+        name
+        for each in own
+        for name, value in vars(each).items()
+        if not name.startswith("_") and not hasattr(value, "is_offered_tool")
+    }
+    module = sys.modules.get(kind.__module__, kind)
+    others = [each for each in vars(module).values() if inspect.isclass(each)]
+    owners = {*own, *(each for each in others if each.__module__ == kind.__module__)}
+    code = [each.__code__ for owner in (*owners, module) for each in _functions(owner)]
+    read = {name for each in code for name in _names_in(each, "LOAD")}
+    stored = {name for each in code for name in _names_in(each, "STORE")}
+    for names, parts in ((declared, _PARTS), (stored - declared, _CHANGING_PARTS)):
+        for name in sorted(names - read - {*_PARTS, "reset", "step"}):
+            missing = [each for each in parts if not hasattr(kind, each) and each not in stored]
+            for meant in difflib.get_close_matches(name, missing, n=1, cutoff=_LIKENESS):
+                yield name, meant
+
+
+def _functions(owner: Any) -> Iterator[Any]:
+    """Yield the functions of a class or module, those of its properties and class methods too."""
+    for value in vars(owner).values():
+        if isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        elif isinstance(value, property | cached_property):
+            value = value.fget if isinstance(value, property) else value.func
+        if inspect.isfunction(value) and inspect.isfunction(own := inspect.unwrap(value)):
+            yield own
+
+
+def _names_in(code: CodeType, action: str) -> Iterator[str]:
+    """Yield the names of attributes that code reads ("LOAD") or sets ("STORE"). Texts count as
+    read, because `getattr` takes one.
+    """
+    names = [f"{action}_{kind}" for kind in ("ATTR", "METHOD", "CONST")]
+    for each in dis.get_instructions(code):
+        if each.opname in names and isinstance(each.argval, str):
+            yield each.argval
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):  # a function or comprehension in the function
+            yield from _names_in(inner, action)
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +486,7 @@ class ResetStep(Environment):
         """Whether `reset` takes the number of the episode too."""
         self._name = str(declared("name", kind.__name__.lower()))
         self._check_methods()
+        self._check_attributes()
         words = self._checked_words(declared("words", ()))
         self.tools = declared("offered_tools", ())
         self.ladders = declared("ladders", {})
@@ -526,7 +599,7 @@ class ResetStep(Environment):
         Raises:
             ConfigError: they are not what a trial passes.
         """
-        self._check_takes("reset", ("seed", "task"), ("seed", "task", "episode"))
+        self._check_takes("reset", _RESET[:2], _RESET)
         self._check_takes("step", ("action",))
 
     def _check_takes(self, method: str, *wanted: tuple[str, ...]) -> None:
@@ -540,8 +613,15 @@ class ResetStep(Environment):
             return  # a static method, or a callable object: a wrong call raises its own error
         signature = inspect.signature(own)
         names = wanted[-1] if method == "reset" and self.wants_episode else wanted[0]
+        _, *given = signature.parameters
+        # A parameter that has the name of another one, as in `reset(self, task, seed)`.
+        is_swapped = any(
+            one != other and one in wanted[-1] for one, other in zip(given, names, strict=False)
+        )
         # Any object stands for an instance, and a name for each argument: nothing is called.
         try:
+            if is_swapped:
+                raise TypeError
             signature.bind(self, *names)
         except TypeError:
             line = " or ".join(f"def {method}(self, {', '.join(each)})" for each in wanted)
@@ -549,6 +629,19 @@ class ResetStep(Environment):
                 f"environment {self._name!r}: {method}{signature} of {self.kind.__name__} must be "
                 f"{line}"
             ) from None
+
+    def _check_attributes(self) -> None:
+        """Check that no attribute has the misspelt name of an optional part.
+
+        Raises:
+            ConfigError: one has, and neither the class nor its module reads it.
+        """
+        # A part with a wrong name is not missed: without `legal_actions` any text is an action.
+        for name, meant in _misspelt_parts(self.kind):
+            raise ConfigError(
+                f"environment {self._name!r}: nothing reads {self.kind.__name__}.{name} (did you "
+                f"mean `{meant}`?); begin the name with an underscore if it is your own"
+            )
 
     def _checked_words(self, words: Any) -> tuple[str, ...]:
         """Return the declared words; raise a `ConfigError` if they are no words."""

@@ -240,6 +240,7 @@ LEGAL = "    def legal_actions(self):\n        return "
         (STEP + "sys.exit(3)", ": step('1 2 3') raised SystemExit: 3"),
         (STEP + "5, 0.0, False", " must return text as observation, got a value of type int"),
         (STEP + "'on'", " must return observation, reward, terminated[, truncated, info], got"),
+        (STEP + "'on', 0.0", " terminated[, truncated, info], got 2 values"),
         (STEP + "'on', math.nan, False", " must return a finite reward, got nan"),
         (STEP + "'on', -math.inf, False", " must return a finite reward, got -inf"),
         (STEP + "'on', '1', False", " must return a finite reward, got a value of type str"),
@@ -268,12 +269,40 @@ LEGAL = "    def legal_actions(self):\n        return "
             "reset(self, task, episode) of Own must be def reset(self, seed, task) or def reset(",
         ),
         (
+            "    def reset(self, task, seed):\n        return ''",
+            "reset(self, task, seed) of Own must be def reset(self, seed, task) or def reset(self",
+        ),
+        (
+            "    def reset(self, seed, episode, task):\n        return ''",
+            "reset(self, seed, episode, task) of Own must be def reset(self, seed, task) or def re",
+        ),
+        ("    max_turn = 2", "nothing reads Own.max_turn (did you mean `max_turns`?); begin the"),
+        ("    legal_action = ('a',)", "Own.legal_action (did you mean `legal_actions`?)"),
+        ("    word = ('begin', 'on')", "nothing reads Own.word (did you mean `words`?)"),
+        (
+            "    def member(self, split):\n        return (split,)",
+            "nothing reads Own.member (did you mean `members`?)",
+        ),
+        (
+            "    def reset(self, seed, task):\n        self.anchors = 'a'\n        return ''",
+            "nothing reads Own.anchors (did you mean `anchor`?)",
+        ),
+        (
             "    def step(self):\n        return '', 0.0, True",
             "step(self) of Own must be def step(self, action)",
         ),
         (
             STEP + "'on, off', 0.0, True\n\n    words = ('begin', 'on', 'off')",
             ") says 'on,' in 'on, off', which is not among its `words`",
+        ),
+        (
+            STEP + "'on not yet yet', 0.0, True\n\n    words = ('begin', 'on', 'off')",
+            ") says 'not' in 'on not yet yet', which is not among its `words` (nor is 'yet'): the ",
+        ),
+        (
+            STEP + "'no sign', 0.0, True\n\n    words = ('on', 'off')",
+            "reset says 'begin' in 'begin', which is not among its `words` (nor are 'no', 'sign'): "
+            "the tiny model reads only these. Add them, with a space",
         ),
         ("    rules = ''", "does not say its rules: write a docstring, or `rules`"),
         ("    words = 'yes no'", "`words` must be a tuple of words, got 'yes no'"),
@@ -301,6 +330,25 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
         rehearsed(config)
     assert str(caught.value).startswith(("environment 'own", "own: '1'"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "    word = 'on'\n" + STEP + "self.word, 0.0, False",
+        "    def rule(self):\n        return 7\n" + STEP + "str(self.rule()), 0.0, False",
+        "    word = 'on'\n    words = ('begin', 'on')",
+        "    name = 'own'\n    names = ('one', 'two')\n    world = game = clone = 1\n",
+        "    member = 1\n\ndef tasks():\n    return Own.member",
+        STEP + "[self.unit for _ in '1'][0], 0.0, False\n    unit = 'on'",
+        "    @property\n    def script_of(self):\n        return self.swap\n    swap = 2",
+        "    _max_turn = 3",
+    ],
+)
+def test_an_attribute_of_the_class_s_own_is_not_taken_for_a_misspelt_part(
+    write: Callable[..., Config], inside: str
+) -> None:
+    check(write(own(inside)))
 
 
 def test_the_longest_trial_is_counted_in_the_words_of_the_tiny_model(
