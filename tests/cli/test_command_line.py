@@ -126,7 +126,20 @@ def test_the_default_matrix_of_an_ablation_and_what_each_rule_guarantees_are_in_
         ),
         (["view", "a", "--port", "http"], "from 0 to 65535, 0 for a free port, got 'http'; see"),
         (["--actors"], "mage train: argument --actors: expected one argument; see `mage train"),
-        (["trian"], "mage: argument COMMAND: invalid choice: 'trian'"),
+        (["trian"], "mage: no command 'trian' (did you mean `train`?); see `mage --help`"),
+        (["run"], "mage: no command 'run'; see `mage --help`"),
+        (
+            ["train", "--steps", "5"],
+            "mage train: unknown: --steps 5 (did you mean `--set learner.steps=5`?); see `mage",
+        ),
+        (["--learning-rate=1"], "(did you mean `--set learner.learning_rate=1`?); see `mage tra"),
+        (["--learner.steps"], "(did you mean `--set learner.steps=VALUE`?); see `mage train"),
+        (["check", "--set", "learner.steps", "rps", "5"], "`--set learner.steps=5`?); see `mage c"),
+        (["--set", "learner.steps", "5"], "unknown: 5 (did you mean `--set learner.steps=5`?); "),
+        (["--set", "learner.steps", "=", "5"], "(did you mean `--set learner.steps=5`?); see `m"),
+        (["train", "learner.steps=5"], "(did you mean `--set learner.steps=5`?); see `mage train"),
+        (["--nothing", "5"], "mage train: unknown: --nothing 5; see `mage train --help`"),
+        (["report", "run", "--steps", "5"], "mage report: unknown: --steps 5; see `mage report"),
     ],
 )
 def test_an_error_is_one_line_and_status_2(

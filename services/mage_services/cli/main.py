@@ -14,6 +14,8 @@ from typing import NoReturn
 
 from mage_async import __version__
 from mage_async.errors import MageError, RunFailed
+from mage_async.registry import did_you_mean
+from mage_services.cli.options import assignment_meant
 
 COMMANDS = {
     name: import_module(f"mage_services.cli.{name.replace('-', '_')}")
@@ -62,7 +64,12 @@ def main(arguments: Sequence[str]) -> int:
 
     A `MageError` becomes one line on stderr. The status is then 1 if work had begun, else 2.
     """
-    given = command_tree().parse_args(_with_command(arguments))
+    tree, arguments = command_tree(), _with_command(arguments)
+    if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        tree.error(f"no command {arguments[0]!r}{did_you_mean(arguments[0], COMMANDS)}")
+    given, unknown = tree.parse_known_args(arguments)
+    if unknown:
+        given.parser.error(f"unknown: {' '.join(unknown)}{assignment_meant(given, unknown)}")
     status = EXIT_USAGE
     try:
         status = given.run(given)
@@ -86,7 +93,9 @@ def leave(status: int) -> NoReturn:
 
 
 def command_tree() -> argparse.ArgumentParser:
-    """Return the parser of all commands; it sets `command` and the function to `run`."""
+    """Return the parser of all commands; it sets `command`, its `parser`, and the function to
+    `run`.
+    """
     tree = Parser(
         prog="mage",
         description="Train a language agent that learns to learn, and look at what it has learned.",
@@ -98,7 +107,7 @@ def command_tree() -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         parser = commands.add_parser(name, help=command.HELP, description=command.HELP)
         command.add_arguments(parser)
-        parser.set_defaults(run=command.run)
+        parser.set_defaults(run=command.run, parser=parser)
     return tree
 
 

@@ -1,10 +1,13 @@
 """Declare options that several commands have."""
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 MAX_PORT = 65_535
 """Largest number of a TCP port."""
+MOST_MEANT = 3
+"""Largest number of keys of one name that an error lists."""
 
 
 def add_config(parser: argparse.ArgumentParser, *names: str, **more: Any) -> None:
@@ -21,6 +24,31 @@ def add_config(parser: argparse.ArgumentParser, *names: str, **more: Any) -> Non
 def add_set(parser: argparse.ArgumentParser, text: str) -> None:
     """Declare `--set`, whose assignments are collected in a list."""
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help=text)
+
+
+def assignment_meant(given: argparse.Namespace, unknown: Sequence[str]) -> str:
+    """Return " (did you mean `--set a.b=value`?)" for unknown arguments that assign a value to a
+    key, "" for others.
+    """
+    if "set" not in given:
+        return ""
+    # The schema is not needed for a command line without a mistake.
+    from mage_async.config.reference import key_names, sections
+
+    first, *rest = (each for each in unknown if each != "=")
+    key, equals, value = first.removeprefix("--").partition("=")
+    keys = key_names(sections())
+    if not first.startswith("--") and not equals:  # `--set learner.steps 5`
+        meant, value = [each for each in given.set if "=" not in each], first
+    else:  # `--steps 5`, `--steps=5` or `learner.steps=5`
+        key = key.replace("-", "_")
+        named = [each for each in keys if f".{each}".endswith(f".{key}")]
+        # `--steps` means those of the run, not those of its warm start or of a method.
+        meant = [each for each in named if not each.startswith(("warm_start.", "methods."))]
+        meant = meant or named
+        value = value or (rest[0] if rest and not rest[0].startswith("--") else "VALUE")
+    shown = " or ".join(f"`--set {each}={value}`" for each in meant[:MOST_MEANT])
+    return f" (did you mean {shown}?)" if shown else ""
 
 
 def add_number(
