@@ -56,6 +56,13 @@ class Registry:
         """
         is_own = name not in self
         if is_own and ":" not in name:
+            module_name = name.removesuffix(".py")
+            # `Path.is_file` raises an error for a name that is too long for a file.
+            if os.path.isfile(file := f"{module_name.replace('.', '/')}.py"):
+                raise ConfigError(
+                    f"no {self.noun} {name!r}; {file} lies here: name its class as "
+                    f"`{module_name}:Class`"
+                )
             known = [*self, *self._others]
             # Of "gymnasium:…" and other names of loaders, the part before the colon is compared.
             hint = did_you_mean(name.lower(), [each.removesuffix(":…") for each in known], most=2)

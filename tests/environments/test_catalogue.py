@@ -139,6 +139,21 @@ def test_errors_say_what_was_got_and_what_there_is(
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("name", ["lock", "lock.py"])
+def test_a_module_without_its_class_is_recognised(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lock.py").write_text("class Lock: pass\n")
+    with pytest.raises(ConfigError) as caught:
+        catalogue.load(name)
+    assert str(caught.value) == (
+        f"no environment {name!r}; lock.py lies here: name its class as `lock:Class`"
+    )
+    with pytest.raises(ConfigError, match=r"no environment 'x+'; there are bandit"):
+        catalogue.load("x" * 1000)
+
+
 @pytest.mark.usefixtures("own")
 def test_a_class_that_is_no_environment_hears_what_it_lacks() -> None:
     with pytest.raises(ConfigError, match=r"lacks `members`, `family`.*inherit mage_async"):
