@@ -1,5 +1,6 @@
 """Name the files of a run; no other module spells the names. `run_files.py` reads the files."""
 
+import shlex
 from dataclasses import dataclass
 from hashlib import blake2s
 from pathlib import Path
@@ -91,6 +92,11 @@ class RunDirectory:
             raise RunError(
                 f"{self.root} holds a run already: add --resume, or choose another --run-dir"
             )
+
+    @property
+    def resume_command(self) -> str:
+        """Command that goes on with the run after its end."""
+        return f"mage train --resume --run-dir {shlex.quote(str(self.root))}"
 
     @property
     def shared_weights(self) -> Path:

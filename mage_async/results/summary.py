@@ -4,7 +4,7 @@ The summary of an interrupted run has only the keys that can be known, and `comp
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,13 @@ import msgspec
 from mage_async.assembly import environment_of
 from mage_async.results.metrics import injections_by_source, prefix_rates
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.run_files import Record, RunRecords, read_records, write_whole
+from mage_async.results.run_files import (
+    Record,
+    RunRecords,
+    read_document,
+    read_records,
+    write_whole,
+)
 
 _SCORE_KEYS = (
     "return_by_episode",
@@ -51,6 +57,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "wall_s": wall_s,
         "processor_s": processor_s,
         "warm_start_s": records.learner.get("warm_start_s"),
+        "evaluated_step": records.evaluation.get("version"),
         "evaluation": {
             name: {key: score[key] for key in _SCORE_KEYS if key in score}
             for name, score in records.evaluation.get("sets", {}).items()
@@ -58,6 +65,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "references": records.evaluation.get("references"),
         "reference_ci95": records.evaluation.get("reference_ci95"),
         "environments": records.evaluation.get("environments"),
+        "unplayed": _unplayed(records),
         "diversity": records.evaluation.get("diversity"),
         "harder": records.evaluation.get("harder"),
         "throughput": {
@@ -73,7 +81,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         # `parity`: after the last step the learner compares its log-probs with the engine's once
         # more.
         "logprob_mismatch": _mismatch([*records.metrics, records.learner.get("parity", {})]),
-        "trials": records.learner.get("trials"),
+        "trials": _trials(run, records),
         "dropped_by_reason": records.learner.get("dropped_by_reason"),
     }
     return {name: part for name, part in parts.items() if part not in (None, {})}
@@ -87,8 +95,7 @@ def write_summary(run: RunDirectory, summary: Record) -> None:
 def _identity(records: RunRecords) -> Record:
     """Return what was run: seed, steps, environment and credit, and whether the run is complete."""
     config = records.config
-    last: int = records.metrics[-1]["step"] if records.metrics else 0
-    steps = int(records.learner.get("version", last))
+    steps = trained_steps(records)
     is_whole = bool(records.learner) and bool(records.evaluation)
     facts = environment_of(config).facts
     return {
@@ -104,6 +111,47 @@ def _identity(records: RunRecords) -> Record:
         },
         "credit": msgspec.to_builtins(config.credit),
     }
+
+
+def trained_steps(records: RunRecords) -> int:
+    """Return the number of steps that a run has trained."""
+    last: int = records.metrics[-1]["step"] if records.metrics else 0
+    # The learner writes its summary at checkpoints and at the end, and its metrics at every step.
+    return max(last, int(records.learner.get("version", 0)))
+
+
+def _unplayed(records: RunRecords) -> Record | None:
+    """Return the versions of which the curve has no point, although it should have one, and the
+    number of points that it should have; None if it lacks none.
+    """
+    every, steps = records.config.evaluation.every, trained_steps(records)
+    # The final sets are played with the last version, in place of a point.
+    end = min(steps + 1, records.config.learner.steps)
+    due = range(0, end, every) if every and steps else []
+    played = {point["version"] for point in records.curve}
+    versions = [version for version in due if version not in played]
+    return {"versions": versions, "num_due": len(due)} if versions else None
+
+
+def unplayed_note(summary: Mapping[str, Any]) -> str:
+    """Return a sentence on the points that the curve lacks; "" if it lacks none."""
+    if "unplayed" not in summary:
+        return ""
+    first, *others = summary["unplayed"]["versions"]
+    which = f"versions {first} to {others[-1]}" if others else f"version {first}"
+    return (
+        f"{1 + len(others)} of {summary['unplayed']['num_due']} points of the curve ({which}) were "
+        "not played before the run, or its evaluator, was stopped, and their weights are gone; a "
+        "larger evaluation.every, or fewer evaluation.trials, lets the evaluator keep up"
+    )
+
+
+def _trials(run: RunDirectory, records: RunRecords) -> Record | None:
+    """Return what became of all trials so far; None if that was not recorded."""
+    # A run that was stopped has trained more than its newest checkpoint.
+    if records.learner.get("version", 0) < trained_steps(records):
+        return read_document(run.times).get("trials") or records.learner.get("trials")
+    return records.learner.get("trials")
 
 
 def _staleness(records: RunRecords) -> Record:

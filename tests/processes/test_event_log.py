@@ -77,11 +77,17 @@ def test_lives_restarts_and_epitaphs_can_be_told_from_the_file(tmp_path):
 
 def test_times_are_written_once_a_second_and_a_fault_once(tmp_path):
     events = [step(1, ["too old"]), step(2, ["too old"]), step(3, ["too old", "late"])]
+    events = [(name, event | {"event": "view"}) for name, event in events]
     run, _ = recorded(tmp_path, *events, times=[10.0, 10.5, 11.0])
     times = json.loads(run.times.read_text())
     assert times["at"] == 11.0
     assert times["blocked_s"] == {"learner": {"training": 3.0}}
     assert [line["text"] for line in read_lines(run.events)] == ["too old", "late"]
+
+
+def test_the_counts_after_the_last_step_are_written_however_soon_the_run_is_stopped(tmp_path):
+    run, _ = recorded(tmp_path, step(1), step(2), times=[10.0, 10.5])
+    assert json.loads(run.times.read_text())["trials"] == {"granted": 2}
 
 
 def test_a_disk_that_takes_no_more_is_said_once_and_stops_nothing(tmp_path):

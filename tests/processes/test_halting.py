@@ -51,7 +51,7 @@ def test_a_named_signature_ends_the_run_with_a_sentence_and_a_status(site: Site)
     assert ended.returncode == EXIT_HALTED == 3, ended.stderr
     (line,) = [line for line in ended.stdout.splitlines() if "the doctor halted the run" in line]
     assert "truncation since step 3" in line
-    assert line.endswith(f"Go on with --resume --run-dir {site.run.root}")
+    assert line.endswith(f"Go on with `mage train --resume --run-dir {site.run.root}`")
     assert site.run.summary.is_file()
     assert site.run.report.is_file()
 

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from mage_async.errors import RunError
+from mage_async.pages.report import render
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_records
-from mage_async.results.summary import summarise, write_summary
+from mage_async.results.summary import summarise, unplayed_note, write_summary
 
 
 def test_a_finished_run_has_every_key_of_the_specification(make_run, learned):
@@ -84,6 +85,41 @@ def test_an_interrupted_run_says_what_is_known_and_no_more(make_run):
     assert "staleness" in summary
     assert summary["prefix_cache"]["hit_rate"] == pytest.approx(0.86)
     assert {"evaluation", "references", "trials", "warm_start_s"}.isdisjoint(summary)
+
+
+def test_a_run_stopped_after_a_checkpoint_counts_the_steps_after_it(make_run):
+    run = make_run(steps=72)
+    at_checkpoint = json.loads(run.learner.read_text())
+    at_checkpoint |= {"version": 60, "trials": at_checkpoint["trials"] | {"trained": 144 * 60}}
+    run.learner.write_text(json.dumps(at_checkpoint))
+    run.evaluation.unlink()
+    newest = {"granted": 10656, "trained": 144 * 72, "dropped": 0, "in_flight": 288}
+    run.times.write_text(json.dumps({"at": 1.0, "trials": newest}))
+    summary = summarise(run, wall_s=1.0, processor_s=60.0)
+    assert summary["steps"] == 72
+    assert summary["trials"] == newest
+
+
+def test_points_that_the_curve_lacks_are_counted_with_the_reason(make_run):
+    run = make_run(steps=80)
+    assert "unplayed" not in summarise(run, wall_s=1.0, processor_s=60.0)
+    first, second, *_, last = run.curve.read_text().splitlines(keepends=True)
+    run.curve.write_text(first + second)
+    summary = summarise(run, wall_s=1.0, processor_s=60.0)
+    assert summary["unplayed"] == {"versions": [20, 30, 40, 50, 60, 70], "num_due": 8}
+    assert unplayed_note(summary).startswith(
+        "6 of 8 points of the curve (versions 20 to 70) were not played before the run, or its "
+    )
+    assert unplayed_note(summary) in render(run, summary)
+    run.curve.write_text("".join([first, second, last]))
+    for file in (run.learner, run.evaluation):
+        file.unlink()
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    run.metrics.write_text("".join(lines[:20]))
+    stopped = summarise(run, wall_s=1.0, processor_s=60.0)
+    assert unplayed_note(stopped).startswith("1 of 3 points of the curve (version 20) were not")
+    run.config.write_text(run.config.read_text().replace("every = 10\n", "every = 0\n"))
+    assert "unplayed" not in summarise(run, wall_s=1.0, processor_s=60.0)
 
 
 def test_a_run_that_ended_before_its_first_step_has_a_summary(make_run):

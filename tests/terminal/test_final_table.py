@@ -52,6 +52,19 @@ def test_the_final_table_says_why_most_dropped_groups_were_dropped(run):
     assert "5 of 7 dropped groups: it took too long" in text
 
 
+def test_the_trials_that_no_step_needed_are_not_called_lost(run):
+    counts = "trials: 432 granted = 144 trained + 0 dropped + 288"
+    assert f"{counts} begun for later steps" in table_text(summary(), run)
+    stopped = table_text(summary(complete=False), run)
+    assert f"{counts} in flight, kept for --resume" in stopped
+
+
+def test_the_title_names_the_step_of_the_weights_that_were_evaluated(run):
+    later = table_text(summary(complete=False, steps=72, evaluated_step=60), run)
+    assert "rps  seed 0  72 steps  (not finished)  evaluated at step 60" in later
+    assert "evaluated at" not in table_text(summary(evaluated_step=60), run)
+
+
 def test_an_unfinished_run_ends_without_a_table_but_with_its_report(run):
     known = {"seed": 0, "steps": 0, "complete": False, "wall_s": 3.0}
     text = table_text(known | {"environment": {"name": "rps"}}, run)

@@ -29,7 +29,7 @@ from mage_async.environments.catalogue import file_name
 from mage_async.errors import ConfigError, Halted, MageError, RunError, RunFailed
 from mage_async.methods.method import overriding
 from mage_async.pages.report import render
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.results.run_files import read_document, read_lines, read_records, write_whole
 from mage_async.results.summary import summarise, write_summary
 from mage_services.actor.preflight import run_preflight
@@ -335,12 +335,27 @@ def _supervise(supervisor: Supervisor, until: Until | None = None) -> int:
         except OSError as error:  # a full disk must not hide the reason why the run ended
             view.line(f"{run.supervisor} cannot be written: {error.strerror}")
     if halt:
-        view.line(f"{halt} Go on with --resume --run-dir {run.root}")
+        view.line(f"{halt} Go on with `{run.resume_command}`")
         return EXIT_HALTED
     if number is None:
         return 0
-    view.line(f"ended by {signal.Signals(number).name}; go on with --resume --run-dir {run.root}")
+    view.line(f"ended by {signal.Signals(number).name}; {_what_a_resumed_run_does(run)}")
     return 128 + number
+
+
+def _what_a_resumed_run_does(run: RunDirectory) -> str:
+    """Return the command that goes on with a run that was stopped, and the steps that it repeats.
+
+    Raises:
+        RunError: the metrics are damaged.
+    """
+    command = f"go on with `{run.resume_command}`"
+    first = step_of(checkpoints(run.checkpoints)[-1]) + 1 if checkpoints(run.checkpoints) else 1
+    last = next((record["step"] for record in reversed(read_lines(run.metrics))), 0)
+    if last < first:
+        return command
+    steps = f"step {last}" if first == last else f"steps {first} to {last}"
+    return f"{command}, which first trains {steps} again, from the journal: nothing is lost"
 
 
 def _finish(run: RunDirectory, doctor: Doctor, view: View, wall_s: float) -> None:

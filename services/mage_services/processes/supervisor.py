@@ -182,8 +182,8 @@ class Supervisor:
             if count > most:
                 raise RunError(
                     f"{epitaph.rstrip('.')}. It failed {count} times without progress, and "
-                    f"supervision.max_restarts = {most}. Mend the cause, then go on with `mage "
-                    f"train --resume --run-dir {self.run.root}`"
+                    f"supervision.max_restarts = {most}. Mend the cause, then go on with "
+                    f"`{self.run.resume_command}`"
                 )
             self._show("supervisor", {"event": "restarting", "text": epitaph})
             # A single kill from outside needs no back-off, because its cause is over. The cause of
@@ -403,7 +403,8 @@ class RecordedView:
             notes = [whose | {"event": "note", "text": fault} for fault in faults]
             if notes:
                 append_lines(self._run.events, notes)
-            if whose["at"] - self._times_at >= TIMES_S:
+            # The summary of a run that is stopped has the counts after its last step.
+            if event["event"] == "step" or whose["at"] - self._times_at >= TIMES_S:
                 self._write_times(whose["at"], event)
 
     def _write_times(self, now: float, event: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mage_async.results import return_rows
+from mage_async.results.summary import unplayed_note
 
 SET_STYLES = {"heldout": "bold green", "train": ""}
 """Styles of evaluation sets; controls are yellow."""
@@ -112,7 +113,9 @@ def _title(summary: dict[str, Any]) -> str:
     """Return the title: environment, seed and number of steps."""
     done = "" if summary["complete"] else "  (not finished)"
     name = escape(summary["environment"]["name"])
-    return f"{name}  seed {summary['seed']}  {summary['steps']} steps{done}"
+    title = f"{name}  seed {summary['seed']}  {summary['steps']} steps{done}"
+    evaluated = summary.get("evaluated_step", summary["steps"])
+    return title if evaluated == summary["steps"] else f"{title}  evaluated at step {evaluated}"
 
 
 def _costs(summary: dict[str, Any]) -> list[str]:
@@ -141,9 +144,13 @@ def _costs(summary: dict[str, Any]) -> list[str]:
     if trials:
         lines.append(
             f"trials: {trials['granted']} granted = {trials['trained']} trained"
-            f" + {trials['dropped']} dropped + {trials['in_flight']} in flight"
+            f" + {trials['dropped']} dropped + {trials['in_flight']} "
+            # Actors play ahead of the learner, so some trials are left at any end of a run.
+            + ("begun for later steps" if summary["complete"] else "in flight, kept for --resume")
         )
     if reasons := summary.get("dropped_by_reason"):
         reason, count = max(reasons.items(), key=lambda item: item[1])
         lines.append(f"{count} of {sum(reasons.values())} dropped groups: {reason}")
+    if note := unplayed_note(summary):
+        lines.append(note)
     return lines

@@ -1,0 +1,58 @@
+"""What a run says when it is stopped, and what its records count after a resumption."""
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mage_async.config import config_file
+from mage_async.results.run_directory import RunDirectory, checkpoint_at
+from mage_services.api import start_to_report
+from mage_services.processes.supervisor import Supervisor
+
+
+class Lines:
+    """A view that remembers its lines."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def event(self, process: str, event: dict[str, Any]) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        self.said.append(text)
+
+    def close(self, summary: dict[str, Any] | None) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "repeated"),
+    [
+        (10, ", which first trains steps 11 to 12 again, from the journal: nothing is lost"),
+        (11, ", which first trains step 12 again, from the journal: nothing is lost"),
+        (12, ""),
+        (0, ", which first trains steps 1 to 12 again, from the journal: nothing is lost"),
+    ],
+)
+def test_a_stopped_run_names_the_command_that_goes_on_and_what_it_repeats(
+    make_run: Callable[..., RunDirectory],
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: int,
+    repeated: str,
+) -> None:
+    run = make_run("a run", steps=12, finished=False)
+    if checkpoint:
+        checkpoint_at(run.checkpoints, checkpoint).mkdir(parents=True)
+
+    async def until_signalled(supervisor: Supervisor) -> int:
+        return signal.SIGTERM
+
+    monkeypatch.setattr(start_to_report, "until_signalled", until_signalled)
+    config, view = config_file.load(run.config), Lines()
+    code = start_to_report._supervise(Supervisor(run, config, 1, "", view))
+    assert code == 128 + signal.SIGTERM
+    command = f"`mage train --resume --run-dir '{run.root}'`"
+    assert view.said == [f"ended by SIGTERM; go on with {command}{repeated}"]
