@@ -1,6 +1,7 @@
 """What `mage new` writes runs as it is, and `mage check` says what a class declares and lacks."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401  Imported in a test, its log would go to the captured stderr for good.
 
+from mage_async import assembly
+from mage_async.config import config_file
 from mage_async.environments.catalogue import load
 from mage_async.environments.rehearsal import compare_heldout
 from mage_async.environments.user_class import ResetStep
@@ -108,35 +111,130 @@ def test_a_mistake_is_what_a_run_would_say(vault: Path, capsys: pytest.CaptureFi
     )
 
 
-PATTERN = """
-class Pair:
-    \"\"\"Name a pair of letters.\"\"\"
+RECIPES = """
+import random
+from itertools import product
 
-    legal_pattern = "[a-c] [a-c]"
-    words = ("a", "b", "c", "pair", "no", "yes")
+THINGS, DROPS, WAYS = ("iron", "salt", "wax"), "12345", ("stir", "wait")
+RECIPES = [" ".join(each) for each in product(THINGS, DROPS, WAYS)]
+
+
+class Recipe:
+    \"\"\"Find the recipe of a potion: a thing, a number of drops, and a way.\"\"\"
+
+    words = (*THINGS, *DROPS, *WAYS, "potion", "right", "wrong", "more", "fewer", "gold")
     max_turns = 2
 
+    def members(self, split):
+        recipes = list(RECIPES)
+        random.Random(1).shuffle(recipes)
+        return recipes[:24] if split == "train" else recipes[24:]
+
     def reset(self, seed, task):
-        self.pair = f"{'abc'[task % 3]} {'abc'[task % 2]}"
-        return "pair"
+        self.recipe = task.split()
+        return "potion"
 
     def step(self, action):
-        is_right = action == self.pair
-        return "yes" if is_right else "no", float(is_right), is_right
+        thing, drops, way = action.split()
+        want_thing, want_drops, want_way = self.recipe
+        said = ["right" if thing == want_thing else "wrong"]
+        said.append("right" if drops == want_drops else "more" if drops < want_drops else "fewer")
+        said.append("right" if way == want_way else "wrong")
+        is_right = said == ["right"] * 3
+        return ("gold" if is_right else " ".join(said)), float(is_right), is_right
+
+
+class Listed(Recipe):
+    legal_actions = tuple(RECIPES)
+
+
+class Pattern(Recipe):
+    legal_pattern = "(iron|salt|wax) [1-5] (stir|wait)"
 """
 
 
-def test_nothing_is_concluded_from_players_that_ignore_a_pattern(
+def test_a_pattern_is_played_and_judged_like_the_list_of_its_actions(
+    vault: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "NUM_TRIALS", 64)
+    monkeypatch.setattr(check, "BUDGET_S", 600.0)
+    monkeypatch.setattr(check, "SEARCH_S", 600.0)
+    (vault / "recipes.py").write_text(RECIPES)
+    said = {}
+    for name in ("Pattern", "Listed"):
+        assert main(["check", f"recipes:{name}"]) == 0
+        said[name] = capsys.readouterr().out
+    for beginning in ("  <", "  random ", "  win-stay +", "6 held-out tasks compared with 24"):
+        lines = [
+            [line for line in each.splitlines() if line.startswith(beginning)]
+            for each in said.values()
+        ]
+        assert lines[0] == lines[1] != []
+    assert "each hides something that none of those does" in said["Pattern"]
+    assert "  legal_pattern (iron|salt|wax) [1-5] " in said["Pattern"]
+    assert "  legal_actions 30, such as " in said["Listed"]
+    # Each of the two declarations makes the other one unnecessary.
+    assert "any text is an action" not in said["Pattern"]
+    assert "no pattern of actions" not in said["Listed"]
+
+
+def test_a_pattern_that_cannot_be_used_is_refused_before_anything_is_reported(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (vault / "pairs.py").write_text(PATTERN)
-    assert main(["check", "pairs:Pair"]) == 0
-    said = capsys.readouterr().out
-    assert "  legal_pattern [a-c] [a-c]  " in said
-    assert "write words that need not match `legal_pattern`" in said
-    assert "held-out tasks are not compared: no player here writes texts of `legal_" in said
-    assert "never earned anything" not in said
-    assert "nothing that matters is hidden" not in said
+    never_ends = RECIPES.replace("[1-5] (stir|wait)", "[1-5]+ (stir|wait)")
+    assert never_ends != RECIPES
+    (vault / "bad.py").write_text(never_ends)
+    assert main(["check", "bad:Pattern"]) == EXIT_USAGE
+    said = capsys.readouterr()
+    assert "declared:" not in said.out
+    assert " against " not in said.err
+    assert "episode 1: reset(): the legal_pattern '(iron|salt|wax) [1-5]+ (st" in said.err
+    assert "never ends" in said.err
+
+
+TOOLS = """
+from mage_async.environments.tools import tool
+
+
+class Shelf:
+    \"\"\"One of two drawers holds the ring. Look, then answer with its name.\"\"\"
+
+    max_turns = 3
+    words = ("open", "top", "bottom", "ring", "empty")
+
+    def reset(self, seed, task):
+        self.drawer = ("top", "bottom")[task % 2]
+        self.named = ""
+        return "open"
+
+    @tool
+    def look(self, drawer: str) -> str:
+        \"\"\"Look into a drawer.\"\"\"
+        return "ring" if drawer == self.drawer else "empty"
+
+    def answer(self, text):
+        self.named = text
+
+    def score(self):
+        return float(self.drawer in self.named)
+"""
+
+
+def test_a_class_with_tools_needs_a_pretrained_model_even_if_it_has_words(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (vault / "bad.py").write_text(TOOLS)
+    assert main(["check", "bad:Shelf"]) == 0
+    assert "ready: " in capsys.readouterr().out
+    tiny = ["environment.name=bad:Shelf", "policy.kind=tiny"]
+    refusal = (
+        "environment 'bad:Shelf' has tools, whose calls only a pretrained model can write: set "
+        "policy.kind=pretrained and policy.source"
+    )
+    with pytest.raises(ConfigError, match=re.escape(refusal)):
+        assembly.check(config_file.load(config_file.find(None), tiny))
+    assert main(["check", "bad:Shelf", "--set", "policy.kind=tiny"]) == EXIT_USAGE
+    assert refusal in capsys.readouterr().err
 
 
 def test_a_class_without_any_declaration_is_checked_for_a_pretrained_model(
