@@ -275,12 +275,9 @@ def _check_environment(config: Config, name: str, environment: Environment) -> N
     """Check that one environment declares the words, script and members that are needed."""
     if is_rehearsed(name, environment):
         check_declared(name, environment, config.evaluation.episodes)
-    is_tiny = isinstance(config.policy, Tiny)
-    if is_tiny and isinstance(environment, ResetStep) and not environment.facts.words:
-        raise ConfigError(
-            f'environment {name!r} has no `words`, of which policy.kind = "tiny" is built: '
-            "declare them, or set policy.source to a pretrained model"
-        )
+    if isinstance(config.policy, Tiny) and isinstance(environment, ResetStep):
+        if fault := tiny_fault(environment):
+            raise ConfigError(f"environment {name!r} {fault}")
     # Not `isinstance`: the subclass `FromScriptIfAny` needs no script.
     needs_script = type(config.warm_start) is FromScript
     if needs_script and not _has_script(environment):
@@ -291,6 +288,21 @@ def _check_environment(config: Config, name: str, environment: Environment) -> N
     for split in ("train", "heldout"):
         if not environment.members(split):
             raise ConfigError(f"environment {environment.facts.name!r} has no {split} members")
+
+
+def tiny_fault(environment: Environment) -> str:
+    """Return why the tiny policy cannot play an environment, with the cure; "" if it can."""
+    if environment.tools:
+        return (
+            "has tools, whose calls only a pretrained model can write: set policy.kind=pretrained "
+            "and policy.source to such a model"
+        )
+    if not environment.facts.words:
+        return (
+            'has no `words`, of which policy.kind = "tiny" is built: declare them, or set '
+            "policy.source to a pretrained model"
+        )
+    return ""
 
 
 def _check_memory(config: Config, environment: Environment) -> None:

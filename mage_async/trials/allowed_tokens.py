@@ -7,9 +7,6 @@ the policy samples from them.
 
 import json
 import re
-
-# `re` does not tell the lengths of what a pattern matches; its parser has done so since Python 2.
-import re._parser  # type: ignore[import-not-found]
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,6 +15,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from mage_async.environments.environment import Play
+from mage_async.environments.user_class import lengths, pattern_fault
 from mage_async.errors import EnvironmentFault
 from mage_async.restriction import Restriction, TokenTrie
 from mage_async.trajectory import Kind
@@ -69,10 +67,6 @@ def action_tokens(action: str, chat: ChatFormat, parser: ActionParser) -> Sequen
             "Rename it, declare its words, or set sampling.restricted = false"
         )
     return tokens
-
-
-MAX_CHARACTERS = 1000
-"""Longest action that a pattern may describe."""
 
 
 class TokenPattern:
@@ -208,19 +202,19 @@ def _answer_matcher(form: str, chat: ChatFormat) -> LLMatcher:
 @lru_cache(maxsize=256)
 def _compiled(pattern: str, chat: ChatFormat, closing: str) -> tuple[LLMatcher, int]:
     """Return the automaton of a pattern, and the most tokens of a completion that it accepts."""
-    longest = _longest(pattern)
+    if fault := pattern_fault(pattern):
+        raise EnvironmentFault(fault)
     end = chat.encode(closing)
     # The tag is written with the tokens that a list of actions would have.
     tag = " ".join(f"<[{token}]>" for token in end)
     grammar = LLMatcher.grammar_from_lark(f"start: {regex_form(f' (?:{pattern})')} {tag}")
     matcher = LLMatcher(_tokenizer(chat), grammar)
-    if matcher.is_error():
-        reason = " ".join(matcher.get_error().split())
-        raise _fault(pattern, f"cannot be read: {reason:.200}")
     # A pattern that no text of this tokenizer matches allows no first token.
-    if not TokenPattern(matcher.deep_copy(), 0).allowed(0).size:
-        raise _fault(pattern, "matches nothing that this tokenizer can write")
-    return matcher, longest + 1 + len(end)  # 1 for the space before the action
+    if matcher.is_error() or not TokenPattern(matcher.deep_copy(), 0).allowed(0).size:
+        raise EnvironmentFault(
+            f"the legal_pattern {pattern!r:.100} matches nothing that this tokenizer can write"
+        )
+    return matcher, _longest(pattern) + 1 + len(end)  # 1 for the space before the action
 
 
 _ASCII_ONLY = re.compile(r"(?:[^.^\\(\x80-\U0010ffff]|\((?!\?)|\(\?:|\\[^\w])*")
@@ -229,20 +223,9 @@ _ASCII_ONLY = re.compile(r"(?:[^.^\\(\x80-\U0010ffff]|\((?!\?)|\(\?:|\\[^\w])*")
 
 def _longest(pattern: str) -> int:
     """Return a bound on the tokens of a text that matches: at most one for each byte."""
-    try:
-        shortest, longest = re._parser.parse(pattern).getwidth()
-    except re.error as error:
-        raise _fault(pattern, f"cannot be read: {error}") from error
-    if longest > MAX_CHARACTERS:
-        raise _fault(
-            pattern,
-            f"never ends: an action may have more than {MAX_CHARACTERS:,} characters. Bound its "
-            "repetitions, such as {1,8} instead of +",
-        )
-    if not shortest:
-        raise _fault(pattern, "matches an empty action. Let it have at least one character")
+    _, characters = lengths(pattern)
     # A character takes at most 4 bytes in UTF-8, and one if it is ASCII.
-    return int(longest) * (1 if _ASCII_ONLY.fullmatch(pattern) else 4)
+    return characters * (1 if _ASCII_ONLY.fullmatch(pattern) else 4)
 
 
 @lru_cache(maxsize=4)
@@ -250,7 +233,3 @@ def _tokenizer(chat: ChatFormat) -> LLTokenizer:
     if chat.tokenizer_file is None:
         raise EnvironmentFault("a legal_pattern needs a model with a tokenizer.json")
     return LLTokenizer(chat.tokenizer_file())
-
-
-def _fault(pattern: str, why: str) -> EnvironmentFault:
-    return EnvironmentFault(f"the legal_pattern {pattern!r:.100} {why}")

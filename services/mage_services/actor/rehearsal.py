@@ -5,7 +5,7 @@ equal seeds give equal results. `mage_async/environments/rehearsal.py` chooses t
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from mage_async.environments.rehearsal import (
     whole_rehearsal,
 )
 from mage_async.environments.user_calls import Answered, Call
-from mage_async.environments.user_class import ResetStep
+from mage_async.environments.user_class import ResetStep, matching_texts
 from mage_async.errors import CallFault, ConfigError, EnvironmentFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -89,7 +89,7 @@ async def rehearse(
             began = time.monotonic()
             try:
                 answered = await progress.perform(call)
-                legal.check(call.place, answered.legal_actions or ())
+                legal.check(call.place, answered)
                 go_on = partial(playing.send, answered)
             except CallFault as fault:
                 go_on = partial(playing.throw, fault)
@@ -115,7 +115,7 @@ class _LegalActions:
     """
 
     def __init__(self, config: Config, name: str, environment: Environment) -> None:
-        self._name, self._chat = name, None
+        self._name, self._chat, self._words = name, None, environment.facts.words
         self._parser = ActionParser(config.transcript.forced_tags, bool(environment.tools))
         self.longest: int | None = None
         """Tokens of the longest legal action so far, without its tag; `None` where any text is an
@@ -129,7 +129,7 @@ class _LegalActions:
                 save_tokenizer(build_tokenizer(words), Path(folder))
                 self._chat = load_chat(Path(folder))
 
-    def check(self, place: str, actions: Sequence[str]) -> None:
+    def check(self, place: str, answered: Answered) -> None:
         """Check the actions that a class lists after a call.
 
         Raises:
@@ -137,7 +137,11 @@ class _LegalActions:
         """
         if self._chat is None:
             return
-        for action in actions:
+        if answered.legal_pattern is not None:
+            for text in matching_texts(answered.legal_pattern, self._words):
+                self.longest = max(self.longest or 0, len(self._chat.encode(f" {text}")))
+            return
+        for action in answered.legal_actions or ():
             try:
                 tokens = action_tokens(action, self._chat, self._parser)
             except EnvironmentFault as fault:

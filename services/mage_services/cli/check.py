@@ -51,6 +51,8 @@ PARTS = (
     ("close", "called once for each object", "nothing is closed"),
 )
 """Optional parts of a class: name, effect if it is declared, and effect if it is not."""
+SAY_WHAT_IS_LEGAL = {"legal_actions", "legal_pattern"}
+"""Parts of which one is enough: where a class declares one, the other is not missing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,9 +85,9 @@ def run(given: argparse.Namespace) -> int:
         for _, part in named_parts(config):
             _print_declared(part)
             with TemporaryDirectory() as folder:
-                chat = _chat(config, part, Path(folder))
-                _print_turns(config, part, chat)
-                _print_returns(config, part, chat)
+                if (chat := _chat(config, part, Path(folder))) is not None:
+                    _print_turns(config, part, chat)
+                    _print_returns(config, part, chat)
             _print_heldout(part)
         print("ready: `mage train` with these keys can start")
     return 0
@@ -94,10 +96,10 @@ def run(given: argparse.Namespace) -> int:
 def _config(given: argparse.Namespace) -> "Config":
     """Return the configuration of the command line.
 
-    If the tiny policy cannot play the environment, for lack of words, the policy is a pretrained
-    one instead, unless the command line says otherwise.
+    If the tiny policy cannot play the environment, the policy is a pretrained one instead, unless
+    the command line says otherwise.
     """
-    from mage_async.assembly import named_parts
+    from mage_async.assembly import named_parts, tiny_fault
     from mage_async.config import config_file
     from mage_async.config.schema import Tiny
 
@@ -106,9 +108,8 @@ def _config(given: argparse.Namespace) -> "Config":
     )
     load = partial(config_file.load, config_file.find(given.config))
     config = load([*name, *given.set])
-    environments = [part for _, part in named_parts(config)]
     more = []
-    if isinstance(config.policy, Tiny) and not all(each.facts.words for each in environments):
+    if isinstance(config.policy, Tiny) and any(tiny_fault(part) for _, part in named_parts(config)):
         more.append("policy.kind=pretrained")
     # The keys of the command line come last, so that they override this one.
     return load([*name, *more, *given.set]) if more else config
@@ -130,8 +131,9 @@ def _print_declared(environment: "Environment") -> None:
     for name, value, switched_on in rows:
         print(f"  {name:<14}{value:<32}{switched_on}")
     print("not declared:")
+    needless = SAY_WHAT_IS_LEGAL if declared & SAY_WHAT_IS_LEGAL else set()
     for name, _, without in PARTS:
-        if name not in declared:
+        if name not in declared | needless:
             print(f"  {name:<14}{without}")
 
 
@@ -144,8 +146,10 @@ def _value(declared: Any) -> str:
     return " ".join(str(declared).split())[:30]
 
 
-def _chat(config: "Config", environment: "Environment", folder: Path) -> "ChatFormat":
-    """Return the policy's chat format; without a model on this machine, the tiny one's."""
+def _chat(config: "Config", environment: "Environment", folder: Path) -> "ChatFormat | None":
+    """Return the policy's chat format; without a model on this machine, the tiny one's, or None if
+    the environment has tools, which the tiny one does not present.
+    """
     from mage_async.assembly import WORDS
     from mage_async.config.schema import Pretrained, local_policy
     from mage_async.inference.chat_files import load_chat
@@ -154,6 +158,9 @@ def _chat(config: "Config", environment: "Environment", folder: Path) -> "ChatFo
     policy = config.policy
     if isinstance(policy, Pretrained) and policy.source and (found := local_policy(policy.source)):
         return load_chat(found, thinking=config.transcript.thinking)
+    if environment.tools:
+        print("nothing is played: no model is on this machine whose chat template presents tools")
+        return None
     if isinstance(policy, Pretrained):
         print("no model is on this machine, so the turns below are in the tiny model's chat format")
     save_tokenizer(build_tokenizer((*environment.facts.words, *WORDS)), folder)
@@ -253,9 +260,7 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
         returns = "  ".join(f"{mean:+.3f} ±{half:.3f}" for mean, half in pairs)
         print(f"  {name:<9}{returns}  ({len(trials)} trials)")
         has_earned = any(any(trial.episode_rewards()) for trial in trials)
-        if player is random_play and _has_pattern_alone(environment):
-            print("  players write words that need not match `legal_pattern`; a run's texts do")
-        elif player is random_play and not has_earned:
+        if player is random_play and not has_earned:
             print("  random play never earned anything: begin with easier tasks or part rewards")
     size = config.admission.groups_per_step * config.admission.trials_per_group
     if not seconds:
@@ -264,18 +269,6 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
         f"a step trains on {size} trials; without a model, one took {seconds:.2g} s here, so the "
         f"environment's part of a step is about {size * seconds:.2g} s on one core"
     )
-
-
-def _has_pattern_alone(environment: "Environment") -> bool:
-    """Return whether a class says what is legal by a pattern, and not by a list."""
-    from mage_async.environments.user_class import ResetStep
-
-    if not isinstance(environment, ResetStep):
-        return False
-    listed, pattern = (
-        getattr(environment.kind, name, None) for name in ("legal_actions", "legal_pattern")
-    )
-    return pattern is not None and listed is None
 
 
 def _win_stay(config: "Config", environment: "Environment", chat: "ChatFormat") -> "Player | None":
@@ -298,10 +291,6 @@ def _print_heldout(environment: "Environment") -> None:
     """Print whether held-out tasks differ from training tasks."""
     from mage_async.environments.rehearsal import compare_heldout
 
-    if _has_pattern_alone(environment):
-        # Tasks are compared by what they answer to random words, most of which do not match.
-        print("held-out tasks are not compared: no player here writes texts of `legal_pattern`")
-        return
     try:
         found = _within_budget(compare_heldout(environment))
     except (CallFault, ConfigError) as fault:
