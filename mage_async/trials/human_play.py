@@ -13,6 +13,7 @@ from typing import Any
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import AGENT, Environment, Play
 from mage_async.environments.user_calls import Call, SlowPlay, calls_of
+from mage_async.environments.user_class import DrawnTexts
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import PastPolicySide, SidePlay
@@ -63,7 +64,9 @@ def human_play(
             yield from _opponent_turns(opponent)
         lines, reward = [f"— episode {episode + 1} —", play.observation], 0.0
         while (choices := play.legal_actions()) or takes_any_text(play):
-            action = yield HumanPrompt(_lines(lines), tuple(choices))
+            # Texts that were drawn from those of a pattern are no list to choose from.
+            listed = () if isinstance(choices, DrawnTexts) else tuple(choices)
+            action = yield HumanPrompt(_lines(lines), listed)
             assert isinstance(action, str)
             outcome = play.act(action)
             if opponent is not None:

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from mage_async.environments.user_class import NUM_TEXTS, matching_texts
 from mage_async.errors import EnvironmentFault
 from mage_async.trials import allowed_tokens
 from mage_async.trials.action_parser import ActionParser
@@ -42,6 +43,37 @@ def test_every_completion_is_an_action_that_matches(chat, pattern: str) -> None:
         assert len(tokens) <= restriction.max_length
         found.add(action)
     assert len(found) > 1
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_texts_for_a_player_without_a_model_are_among_those_that_can_be_sampled(
+    chat, pattern: str
+) -> None:
+    texts = matching_texts(pattern, ("3", "north"))
+    assert len(set(texts)) > 1
+    for text in texts:
+        assert re.fullmatch(pattern, text)
+        restriction, node = restriction_of(Play(pattern), chat, BOTH), 0
+        for token in chat.encode(f" {text}</action>"):
+            assert token in restriction.allowed(node)
+            node = restriction.after(node, token)
+        assert restriction.is_end(node)
+
+
+def test_few_matching_texts_are_all_listed_and_of_more_some_are_drawn() -> None:
+    assert matching_texts("(b|a) [21]|é{1,2}", ()) == ("a 1", "a 2", "b 1", "b 2", "é", "éé")
+    numbers = tuple(sorted(map(str, range(NUM_TEXTS))))
+    assert matching_texts(f"(?:{'|'.join(numbers)})", ()) == numbers
+    drawn = matching_texts("[a-z]{5}", ("crane", "no"))
+    assert len(drawn) == NUM_TEXTS
+    assert not drawn.is_whole
+    assert "zzzzz" in drawn
+    assert "no" not in drawn
+    assert list(drawn).count("crane") > 1
+    assert len(set(drawn)) > NUM_TEXTS / 2
+    matching_texts.cache_clear()
+    assert matching_texts("[a-z]{5}", ("crane", "no")) == drawn
+    assert "".join(matching_texts("[^a]{2}", ())).isascii()
 
 
 def test_a_text_that_can_only_go_on_in_one_way_is_forced(chat) -> None:
