@@ -275,9 +275,9 @@ def _check_environment(config: Config, name: str, environment: Environment) -> N
     """Check that one environment declares the words, script and members that are needed."""
     if is_rehearsed(name, environment):
         check_declared(name, environment, config.evaluation.episodes)
-    if isinstance(config.policy, Tiny) and isinstance(environment, ResetStep):
-        if fault := tiny_fault(environment):
-            raise ConfigError(f"environment {name!r} {fault}")
+    is_tiny = isinstance(config.policy, Tiny)
+    if is_tiny and isinstance(environment, ResetStep) and (fault := tiny_fault(environment)):
+        raise ConfigError(f"environment {name!r} {fault}")
     # Not `isinstance`: the subclass `FromScriptIfAny` needs no script.
     needs_script = type(config.warm_start) is FromScript
     if needs_script and not _has_script(environment):

@@ -452,7 +452,9 @@ def _trace(environment: Environment, member: str) -> Trace:
             is_done = False
             while not is_done:
                 if not (choices := play.legal_actions() or facts.words):
-                    raise ConfigError("no `legal_actions` and no `words` say what an action may be")
+                    raise ConfigError(
+                        "no `legal_actions`, `legal_pattern` or `words` say what an action may be"
+                    )
                 answered = play.act(source.choice(choices))
                 # A slow play gives its outcome in a call.
                 answered = make_pending_calls(play) or answered

@@ -311,15 +311,15 @@ class UserObject(Callee):
         if (pattern := self._optional("legal_pattern")) is None:
             return None
         try:
-            compiled = re.compile(pattern)
+            text: str = re.compile(pattern).pattern
         except (re.error, TypeError) as error:
             raise CallFault(
                 f"{place} must be followed by a legal_pattern that is a regular expression or "
                 f"None, got {pattern!r:.60}: {error}"
             ) from error
-        if fault := pattern_fault(compiled.pattern):
+        if fault := pattern_fault(text):
             raise CallFault(f"{place}: {fault}")
-        return compiled.pattern
+        return text
 
     def _legal_actions(self, place: str) -> tuple[str, ...] | None:
         """Return the actions that the class lists now; None if it lists none.

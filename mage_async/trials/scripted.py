@@ -64,7 +64,8 @@ class RandomScript:
         if choices := play.legal_actions() or self._words:
             return self._source.choice(choices)
         raise ConfigError(
-            "random play needs to know what an action may be: declare `legal_actions` or `words`"
+            "random play needs to know what an action may be: declare `legal_actions`, "
+            "`legal_pattern` or `words`"
         )
 
 

@@ -92,8 +92,8 @@ class WinStay:
         legal = play.legal_actions() or self._words
         if not legal:
             raise ConfigError(
-                "win-stay play needs to know what an action may be: declare `legal_actions` or "
-                "`words`"
+                "win-stay play needs to know what an action may be: declare `legal_actions`, "
+                "`legal_pattern` or `words`"
             )
         known = self._mean_pays(play.anchor, len(self._actions))
         known = {action: pay for action, pay in known.items() if action in legal}

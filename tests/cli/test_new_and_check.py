@@ -247,7 +247,7 @@ def test_a_class_without_any_declaration_is_checked_for_a_pretrained_model(
     assert "no turns are shown: random play needs to know what an action may be" in said
     assert "  win-stay not played: " in said
     assert "earns no more than random play" not in said
-    assert "held-out tasks are not compared: no `legal_actions` and no `words` say" in said
+    assert "held-out tasks are not compared: no `legal_actions`, `legal_pattern` or `words`" in said
 
 
 def test_what_a_class_declares_as_none_is_not_declared(

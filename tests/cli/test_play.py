@@ -6,6 +6,8 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.environments.catalogue import load
+from mage_async.environments.user_calls import Call
+from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Kind, Task, Trial, Turn
@@ -57,6 +59,26 @@ def test_many_choices_are_counted():
     names = [str(number) for number in range(MAX_SHOWN + 3)]
     assert shown(names).endswith("… 3 more")
     assert shown(names[:2]) == "0 | 1"
+
+
+@pytest.mark.parametrize(("pattern", "listed"), [("[ab] 1", ("a 1", "b 1")), ("[a-z]{5}", ())])
+def test_a_person_chooses_among_the_texts_of_a_pattern_if_they_are_few(pattern, listed):
+    class Own:
+        """Say anything."""
+
+        legal_pattern = pattern
+
+        def reset(self, seed, task):
+            return "go"
+
+        def step(self, action):
+            return "on", 0.0, True
+
+    play = human_play(ResetStep(Own, {}), Task("own", "0", 0), 1)
+    prompt = next(play)
+    while isinstance(prompt, Call):
+        prompt = play.send(prompt.now())
+    assert prompt.choices == listed
 
 
 @pytest.mark.parametrize("environment", ["rps", "scout", "kuhn", "tictactoe", "minesweeper"])
