@@ -110,14 +110,14 @@ class ResetStepPlay(SlowPlay):
         return text if len(text) <= _MOST_ANCHOR_CHARS else blake2s(text.encode()).hexdigest()
 
     def legal_actions(self) -> Sequence[str]:
-        """Return the class's own legal actions or, if it declares a pattern alone, texts that match
-        it (`matching_texts`); empty if it declares neither, or the episode is done.
+        """Return the class's own legal actions, or texts that match its pattern (`matching_texts`);
+        empty if it declares neither, or the episode is done.
         """
         if self.is_done:
             return ()
-        if not (listed := self._last_answer.legal_actions) and self.legal_pattern is not None:
+        if self.legal_pattern is not None:
             return matching_texts(self.legal_pattern, self._environment.facts.words)
-        return listed or ()
+        return self._last_answer.legal_actions or ()
 
     @property
     def legal_pattern(self) -> str | None:
@@ -407,7 +407,7 @@ class DrawnTexts(tuple[str, ...]):
 
 @lru_cache(maxsize=1024)
 def matching_texts(pattern: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return all texts that match a pattern, sorted, if they are at most `NUM_TEXTS`; otherwise so
+    """Return all texts that match a pattern, sorted, if there are at most `NUM_TEXTS`; otherwise so
     many that are drawn from them, always the same ones.
 
     Players without a model choose among these texts as among listed actions.
