@@ -225,7 +225,10 @@ def test_a_class_with_tools_needs_a_pretrained_model_even_if_it_has_words(
 ) -> None:
     (vault / "bad.py").write_text(TOOLS)
     assert main(["check", "bad:Shelf"]) == 0
-    assert "ready: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "words         open text: only a pretrained model can play" in said
+    assert "nothing is played: no model is on this machine" in said
+    assert "ready: " in said
     tiny = ["environment.name=bad:Shelf", "policy.kind=tiny"]
     refusal = (
         "environment 'bad:Shelf' has tools, whose calls only a pretrained model can write: set "

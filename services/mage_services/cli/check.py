@@ -126,6 +126,9 @@ def _print_declared(environment: "Environment") -> None:
     declared = {name for name, _, _ in PARTS if getattr(kind, name, None) is not None}
     if environment.script(random.Random(0)) is None:
         declared.discard("script")
+    # Beside tools, words close no vocabulary.
+    if environment.tools:
+        declared.discard("words")
     rows = [(name, _value(getattr(kind, name)), on) for name, on, _ in PARTS if name in declared]
     print("declared:")
     for name, value, switched_on in rows:
