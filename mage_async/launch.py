@@ -2,20 +2,22 @@
 
 import os
 import sys
-from typing import NoReturn
-
-from mage_services.cli.main import leave
-from mage_services.cli.main import main as run_command
 
 
-def main() -> NoReturn:
-    """Run the command in `sys.argv`; no process it starts imports from the current directory."""
-    # Child processes inherit it. A file of the current directory could hide an installed module.
+def main() -> None:
+    """Run the command in `sys.argv`. In this process and in those that it starts, no file of the
+    current directory takes the place of an installed module.
+    """
+    # Child processes inherit the variable.
     os.environ["PYTHONSAFEPATH"] = "1"
+    if __name__ == "__main__" and not sys.flags.safe_path:
+        del sys.path[0]  # the current directory, which `python -m` puts before what is installed
+    # Imported only now: these modules import many others, which such a file could replace.
+    from mage_services.cli.main import leave
+    from mage_services.cli.main import main as run_command
+
     leave(run_command(sys.argv[1:]))
 
 
 if __name__ == "__main__":
-    if not sys.flags.safe_path:
-        del sys.path[0]  # the current directory, which `python -m` puts before what is installed
     main()

@@ -13,7 +13,7 @@ import msgspec
 from mage_async.admission.ledger import DroppedGroup, Ledger
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.errors import RunError
+from mage_async.errors import RunError, RunFailed
 from mage_async.methods.method import Methods
 from mage_async.protocol.journal_records import (
     Commit,
@@ -63,7 +63,8 @@ def replay(
         methods: Methods of the run. None: no states are computed, and no method is imported.
 
     Raises:
-        RunError: the records contradict each other, or the state of a method differs.
+        RunError: the records contradict each other.
+        RunFailed: a method's state or guidance differs.
     """
     config, states = "", None if methods is None else ReplayedMethods(methods)
     for number, record in enumerate(records):
@@ -137,7 +138,7 @@ class ReplayedMethods:
         that methods add to a group's prompts).
 
         Raises:
-            RunError: they differ.
+            RunFailed: they differ.
         """
         grant = granted.grant
         # A group that is granted again (epoch above 0) keeps the guidance of its first grant, while
@@ -146,7 +147,7 @@ class ReplayedMethods:
             return
         task = Task(grant.environment, grant.member, grant.seed, grant.seat)
         if self.methods.guidance(grant.grant, task) != grant.guidance:
-            raise RunError(
+            raise RunFailed(
                 f"group {grant.grant}: the methods' states computed again give another guidance"
             )
 
@@ -154,7 +155,7 @@ class ReplayedMethods:
         """Let the methods learn from the groups of a step, if all of them are there.
 
         Raises:
-            RunError: a state differs from the one that was committed.
+            RunFailed: a state differs from the one that was committed.
         """
         self._is_known = self._is_known and groups is not None
         if not self._is_known or groups is None:
@@ -163,7 +164,7 @@ class ReplayedMethods:
         digests = self.methods.digests()
         for name in sorted(digests.keys() | commit.methods.keys()):
             if digests.get(name) != commit.methods.get(name):
-                raise RunError(
+                raise RunFailed(
                     f"step {commit.version}: the state of the method {name} computed again differs "
                     "from the committed one; another machine or version of Python computes "
                     "otherwise"

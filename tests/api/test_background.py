@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
@@ -36,6 +36,58 @@ def test_a_failure_at_the_end_is_raised_where_it_is_left() -> None:
     ):
         assert background.run(doubled(background.value)) == 14
     background.__exit__()  # what was left is not left again, and nothing is raised
+
+
+@asynccontextmanager
+async def failing_alone(fail: asyncio.Event) -> AsyncIterator[None]:
+    """Fail by a task of its own, as an engine does, once `fail` is set."""
+
+    async def task() -> None:
+        await fail.wait()
+        raise OSError("the engine ended")
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(task())
+        yield
+
+
+async def set_and_wait(event: asyncio.Event) -> None:
+    """Set an event, and never return."""
+    event.set()
+    await asyncio.Event().wait()
+
+
+async def set_alone(event: asyncio.Event) -> None:
+    """Set an event."""
+    event.set()
+
+
+def test_a_failure_meanwhile_is_raised_where_work_waits_and_only_there() -> None:
+    fail = asyncio.Event()
+    with Background(lambda: failing_alone(fail)) as background:
+        for _ in range(2):  # the loop has ended at the second time
+            with pytest.raises(ExceptionGroup) as raised:
+                background.run(set_and_wait(fail))
+            assert str(raised.value.exceptions[0]) == "the engine ended"
+
+
+def test_a_failure_meanwhile_that_no_work_met_is_raised_where_it_is_left() -> None:
+    fail = asyncio.Event()
+    with (
+        pytest.raises(ExceptionGroup) as raised,
+        Background(lambda: failing_alone(fail)) as background,
+    ):
+        background.run(set_alone(fail))
+        background._thread.join(60)
+        assert not background._thread.is_alive()
+    assert str(raised.value.exceptions[0]) == "the engine ended"
+
+
+def test_work_after_the_end_is_refused() -> None:
+    with Background(lambda: nullcontext(7)) as background:
+        assert background.run(doubled(background.value)) == 14
+    with pytest.raises(RuntimeError, match="closed"):
+        background.run(doubled(1))
 
 
 def test_what_is_being_opened_when_the_caller_is_interrupted_is_given_up() -> None:

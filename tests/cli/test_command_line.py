@@ -300,7 +300,7 @@ def test_the_commit_of_a_checkout_is_recorded_with_whether_it_was_changed(tmp_pa
 
 
 def test_modules_of_the_current_directory_stand_behind_what_is_installed(tmp_path: Path) -> None:
-    for name in ("numpy", "msgspec", "uvloop"):
+    for name in ("numpy", "msgspec", "uvloop", "argparse"):
         (tmp_path / f"{name}.py").write_text(SHADOW)
     (tmp_path / "my_game.py").write_text("from mage_async.environments.games.rps import Rps\n")
     path = os.pathsep.join(entry for entry in sys.path if entry)

@@ -10,7 +10,7 @@ import pytest
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.replay import replay
 from mage_async.config import config_file
-from mage_async.errors import RunError
+from mage_async.errors import RunFailed
 from mage_async.methods.method import Methods
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.journal_records import Commit, Granted, first_segment_header
@@ -109,10 +109,10 @@ def test_another_guidance_or_another_memory_is_an_error(played, config):
     )
     lies = [*records]
     lies[place] = msgspec.structs.replace(granted, grant=forged)
-    with pytest.raises(RunError, match="another guidance"):
+    with pytest.raises(RunFailed, match="another guidance"):
         again(lies, config(strategies=2))
     lies = [*records[:-1], msgspec.structs.replace(records[-1], methods={"graph_memory": "0" * 16})]
-    with pytest.raises(RunError, match="step 9: the state of the method graph_memory"):
+    with pytest.raises(RunFailed, match="step 9: the state of the method graph_memory"):
         again(lies, config(strategies=2))
 
 

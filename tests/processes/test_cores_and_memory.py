@@ -1,10 +1,10 @@
-"""The memory that a process may use: that of the machine, or less by a limit of control groups."""
+"""The cores and the memory that a process may use, with limits of control groups."""
 
 import os
 
 import pytest
 
-from mage_services.processes.cores_and_memory import memory_bytes
+from mage_services.processes.cores_and_memory import memory_bytes, num_cores
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -29,14 +29,42 @@ MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     ],
 )
 def test_the_least_limit_of_the_groups_above_counts(tmp_path, groups, limits, expected):
+    write_groups(tmp_path, groups, limits)
+    assert memory_bytes(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "expected"),
+    [
+        ("0::/", {"cpu.max": "200000 100000"}, 2),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("0::/", {"cpu.max": "max 100000"}, 64),
+        ("0::/job/step", {"job/cpu.max": "350000 100000", "job/step/cpu.max": "max 100000"}, 4),
+        (
+            "4:cpu,cpuacct:/docker/ab",
+            {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"},
+            3,
+        ),
+        ("4:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ("4:memory:/", {"cpu/cpu.cfs_quota_us": "1", "cpu/cpu.cfs_period_us": "1"}, 64),
+        (None, {}, 64),
+    ],
+)
+def test_a_limit_of_cpu_time_counts_as_cores(tmp_path, monkeypatch, groups, limits, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+    write_groups(tmp_path, groups, limits)
+    assert num_cores(tmp_path) == expected
+
+
+def write_groups(root, groups, limits):
+    """Write the files of control groups below `root`."""
     if groups is not None:
-        (tmp_path / "proc/self").mkdir(parents=True)
-        (tmp_path / "proc/self/cgroup").write_text(groups + "\n")
+        (root / "proc/self").mkdir(parents=True)
+        (root / "proc/self/cgroup").write_text(groups + "\n")
     for name, limit in limits.items():
-        file = tmp_path / "sys/fs/cgroup" / name
+        file = root / "sys/fs/cgroup" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(limit + "\n")
-    assert memory_bytes(tmp_path) == expected
 
 
 def test_the_limits_of_this_process_can_be_read():

@@ -164,6 +164,28 @@ def test_the_first_failure_of_nested_tasks_is_the_reason(start: Start) -> None:
     assert child.event()["reason"] == "the deepest"
 
 
+def test_a_bug_beside_an_error_that_a_person_can_mend_leaves_the_error_as_the_reason(
+    start: Start,
+) -> None:
+    body = """
+    async def bug():
+        {}['spock']
+    async def refuse():
+        raise PolicyError('mend the policy')
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(bug())
+        tasks.create_task(refuse())
+    """
+    child = start(body.strip())
+    child.event()
+    assert child.event() == {"event": "failed", "reason": "mend the policy"}
+    assert child.event() == {}
+    code, log = child.end()
+    assert code == EXIT_DETERMINISTIC
+    assert "KeyError: 'spock'" in log  # in a traceback, for whoever mends the bug
+    assert "SystemExit" not in log
+
+
 def test_sigterm_cancels_runs_the_clean_up_and_is_no_good_end(start: Start) -> None:
     body = """
     try:

@@ -5,6 +5,7 @@ notebook.
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Generic, Self, TypeVar
 
@@ -43,6 +44,9 @@ class Background(Generic[T]):
         self._make = make
         self._is_open: threading.Event = threading.Event()
         self._failure: BaseException | None = None
+        self._has_raised = False
+        """Whether `run` has raised the failure, which `__exit__` does not repeat."""
+        self._ended: Future[None] = Future()
         self._is_abandoned = False
         """Whether `__enter__` was interrupted."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -64,26 +68,48 @@ class Background(Generic[T]):
         return self
 
     def __exit__(self, *failure: object) -> None:
-        if not self._thread.is_alive():
-            return  # it was closed before
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._closed.set)
+        with suppress(RuntimeError):  # the loop has ended: it was closed before, or has failed
+            self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join()
-        if self._failure is not None:  # of the context manager's exit
+        if self._failure is not None and not self._has_raised:
+            self._has_raised = True
             raise self._failure
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine on the loop, and return its result; Ctrl-C cancels it."""
-        assert self._loop is not None
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run a coroutine on the loop, and return its result; Ctrl-C cancels it.
+
+        Raises:
+            RuntimeError: this object's `with` block has ended.
+            BaseException: the coroutine's own exception, or, if the context manager has failed
+                before the coroutine had ended, that of the context manager.
+        """
+        assert self._loop is not None and self._task is not None
         try:
-            return future.result()
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop is closed
+            work.close()
+            self._raise_failure()
+            raise
+        try:
+            wait((future, self._ended), return_when=FIRST_COMPLETED)
+            # The end of the context manager cancels the coroutine, or the loop never began it.
+            if self._task.done() and (not future.done() or future.cancelled()):
+                self._raise_failure()
+            return future.result(timeout=0)  # in time: one of the two has ended
         finally:
             future.cancel()  # has no effect if the coroutine has ended
 
+    def _raise_failure(self) -> None:
+        """Wait for the end of the thread, and raise the failure of the context manager, if any."""
+        self._thread.join()
+        if self._failure is not None:
+            self._has_raised = True
+            raise self._failure
+
     def _main(self) -> None:
         """Run the loop until `__exit__`. If the context manager fails, keep its exception, which
-        `__enter__` or `__exit__` raises.
+        `__enter__`, `run` or `__exit__` raises.
         """
         try:
             # asyncio, because the caller's code runs meanwhile, and uvloop would replace its
@@ -92,6 +118,8 @@ class Background(Generic[T]):
         except BaseException as error:  # raised again in the thread that waits
             self._failure = error
             self._is_open.set()
+        finally:
+            self._ended.set_result(None)
 
     async def _stay_open(self) -> None:
         """Enter the context manager, report that it is open, and wait until it is to be closed."""

@@ -1,7 +1,8 @@
 """`mage replay`: train the committed batches of a run's journal again, without actors.
 
-The replay begins at the oldest weights from which the journal is complete, and compares the digest
-of the weights after each step with that of the commit. It changes no file of the run.
+The replay begins at the oldest weights (the initial ones, or those of a checkpoint) after which the
+journal has every step, and compares the digest of the weights after each step with that of the
+commit. It changes no file of the run.
 """
 
 import argparse
@@ -32,7 +33,8 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         RunError: there is no journal, it lacks steps after the initial weights and after each
             checkpoint, or it has no step to compare.
-        RunFailed: a step's weights differ from those that the run committed.
+        RunFailed: a step's weights, a method's state or the guidance of a group differ from those
+            that the run committed.
     """
     from mage_async.admission.ledger import Ledger
     from mage_async.admission.replay import replay

@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, overload
+from typing import Any, BinaryIO, NoReturn, TypeVar, overload
 
 import uvloop
 
@@ -145,13 +145,18 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     received = None
     try:
         received = uvloop.run(until_signalled(_with_heartbeat(main, status), signal.SIGTERM))
-    except* MageError as group:
-        error = first_failure(group)
-        _fail(status, EXIT_DETERMINISTIC if error.is_deterministic else EXIT_FAILED, error)
-    except* Exception as group:  # a bug of ours: the traceback goes into the process's log
-        with suppress(OSError):  # a full disk, which the reason in `_fail` names
-            traceback.print_exception(group)
-        _fail(status, EXIT_BUG, first_failure(group))
+    except Exception as error:
+        failures = list(_failures_in(error))
+        bugs = [each for each in failures if not isinstance(each, MageError)]
+        if bugs:  # the traceback goes into the process's log
+            with suppress(OSError):  # a full disk, which the reason in `_fail` names
+                traceback.print_exception(error)
+        # A bug beside an error that a person can mend is often its consequence.
+        first = next((each for each in failures if isinstance(each, MageError)), None)
+        if first is None:
+            _fail(status, EXIT_BUG, bugs[0])
+        else:
+            _fail(status, EXIT_DETERMINISTIC if first.is_deterministic else EXIT_FAILED, first)
     code = EXIT_TERMINATED if received else 0
     if not received:
         status.send("finished")
@@ -252,7 +257,16 @@ def first_failure(error: BaseException) -> BaseException:
     return error
 
 
-def _fail(status: Status, code: int, error: BaseException) -> None:
+def _failures_in(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exceptions in a tree of exception groups, or the exception if it is no group."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _failures_in(each)
+    else:
+        yield error
+
+
+def _fail(status: Status, code: int, error: BaseException) -> NoReturn:
     """Report a failure, and end this process with an exit code."""
     reason = str(error) if isinstance(error, MageError) else f"{type(error).__name__}: {error}"
     if (
