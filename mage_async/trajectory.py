@@ -18,6 +18,9 @@ import numpy as np
 from mage_async.policy_version import VersionRun
 from mage_async.restriction import AllowedSets
 
+MIX = "mix"
+"""Name of the environment that plays several others."""
+
 
 class Kind(IntEnum):
     """The purpose of a turn."""
@@ -42,6 +45,15 @@ class Task:
     """Seed of every chance move of every episode; equal for all trials of a group."""
     seat: int = 0
     """Number of the player that the agent is, if a game has several; from 0."""
+
+    @property
+    def component(self) -> tuple[str, str]:
+        """Return the environment, and the label of the component that the task plays in a mix; ""
+        if it plays no mix.
+        """
+        # `Mix` names its task variants `label/variant`.
+        is_mix = self.environment == MIX
+        return self.environment, self.member.partition("/")[0] if is_mix else ""
 
     def across(self) -> "Task":
         """Return the same task from the other of two seats."""

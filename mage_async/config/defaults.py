@@ -85,8 +85,8 @@ ON_CORES: Table = {
     # All episodes count: in an unknown task, rewards of the last one alone may be too rare.
     "credit": {"kind": "cumulative_paper"},
     # The three trials of a group often act alike, so the baseline has no "group": a turn is
-    # compared with the same turn in all groups of the batch.
-    "advantage": {"baseline": ["kind", "episode", "index"], "scale": []},
+    # compared with the same turn in all groups of the batch that play the same environment.
+    "advantage": {"baseline": ["component", "kind", "episode", "index"], "scale": ["component"]},
     "learner": {
         "steps": 60,
         "minibatches": 2,

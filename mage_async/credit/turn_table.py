@@ -18,7 +18,9 @@ import numpy as np
 from mage_async.credit.returns import Credit
 from mage_async.trajectory import Group, Kind, Trial, Turn
 
-Key = Literal["group", "member", "seat", "kind", "episode", "index", "anchor", "memory"]
+Key = Literal[
+    "group", "component", "member", "seat", "kind", "episode", "index", "anchor", "memory"
+]
 """Name of a column that may decide which turns are compared."""
 
 
@@ -26,13 +28,15 @@ Key = Literal["group", "member", "seat", "kind", "episode", "index", "anchor", "
 class TurnTable:
     """Hold one row per turn; every column is an array `[N]`.
 
-    Numbers of groups, trials, members and anchors begin at 0 in every batch.
+    Numbers of groups, trials, components, members and anchors begin at 0 in every batch.
     """
 
     group: np.ndarray
     """int64: index of the group in the batch"""
     trial: np.ndarray
     """int64: index of the trial in the batch"""
+    component: np.ndarray
+    """int64: number of the trial's environment, or of its component of a mix"""
     member: np.ndarray
     """int64: number of the trial's member, its hidden opponent or task variant"""
     seat: np.ndarray
@@ -119,7 +123,9 @@ def build_table(
     turns = list(chain.from_iterable(trial.turns for _, trial in trials))
     counts = [len(trial.turns) for _, trial in trials]
     members = _ids([(trial.task.environment, trial.task.member) for _, trial in trials])
+    components = _ids([trial.task.component for _, trial in trials])
     return TurnTable(
+        component=np.repeat(components, counts),
         group=np.repeat(_integers([number for number, _ in trials]), counts),
         trial=np.repeat(np.arange(len(trials)), counts),
         member=np.repeat(members, counts),

@@ -15,7 +15,7 @@ from typing import Any
 from mage_async.environments.environment import Environment, Facts, Play, Split
 from mage_async.environments.scripted_returns import mean_of
 from mage_async.errors import ConfigError, EnvironmentFault
-from mage_async.trajectory import Task
+from mage_async.trajectory import MIX, Task
 
 References = dict[str, tuple[float, ...]]
 """Known returns by name, one value for each episode."""
@@ -193,7 +193,7 @@ def _facts(every: Sequence[Facts]) -> Facts:
     least = [None if each.min_return is None else each.min_return / each.units for each in every]
     most = [None if each.max_return is None else each.max_return / each.units for each in every]
     return Facts(
-        name="mix",
+        name=MIX,
         num_seats=max(each.num_seats for each in every),
         max_turns=max(each.max_turns for each in every),
         min_return=None if None in least else min(each for each in least if each is not None),

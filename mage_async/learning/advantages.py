@@ -6,9 +6,9 @@ add one, copy a class and give it a `tag`, which is its name.
 A list of columns of the `TurnTable` says which turns are compared: turns that agree in all of these
 columns form a *cell* and share a baseline. ("group",) is GRPO's; ("group", "kind", "episode",
 "index") compares the same turn of trials on the same task, and reflections with reflections.
-"seat" (the player whose role the policy takes) and "member" (the hidden opponent or task variant)
-separate what are different games. A turn alone in its cell has an advantage of exactly 0, and so
-have turns with equal returns.
+"seat" (the player whose role the policy takes), "member" (the hidden opponent or task variant) and
+"component" (the environment, of a mix of several) separate what are different games. A turn alone
+in its cell has an advantage of exactly 0, and so have turns with equal returns.
 
 The host numbers the cells; `mage_kernels` computes means, deviations and scales in float64 on the
 learner's device. Shapes: `N` turns of the batch.

@@ -73,13 +73,12 @@ def test_a_failure_meanwhile_is_raised_where_work_waits_and_only_there() -> None
 
 def test_a_failure_meanwhile_that_no_work_met_is_raised_where_it_is_left() -> None:
     fail = asyncio.Event()
-    with (
-        pytest.raises(ExceptionGroup) as raised,
-        Background(lambda: failing_alone(fail)) as background,
-    ):
-        background.run(set_alone(fail))
-        background._thread.join(60)
-        assert not background._thread.is_alive()
+    background = Background(lambda: failing_alone(fail)).__enter__()
+    background.run(set_alone(fail))
+    background._thread.join(60)
+    assert not background._thread.is_alive()
+    with pytest.raises(ExceptionGroup) as raised:
+        background.__exit__()
     assert str(raised.value.exceptions[0]) == "the engine ended"
 
 

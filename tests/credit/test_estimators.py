@@ -20,7 +20,7 @@ def table(returns, **columns):
     """A table of one group, one trial a row, all else equal, unless said."""
     returns = np.array(returns, np.float64)
     zeros = np.zeros(len(returns), np.int64)
-    names = ("group", "member", "seat", "kind", "episode", "index", "anchor")
+    names = ("group", "component", "member", "seat", "kind", "episode", "index", "anchor")
     given = {name: np.array(values) for name, values in columns.items()}
     defaults = {name: zeros for name in names} | {
         "trial": np.arange(len(returns)),

@@ -17,8 +17,8 @@ def reflect(episode, *, is_valid=True):
     return Turn(Kind.REFLECT, episode, 0, 0, 0, 1, 0.0, is_valid, "remark")
 
 
-def trial(*turns, index=0, member="rock", seat=0, num_episodes=3):
-    return Trial(Task("rps", member, 7, seat), index, num_episodes, (), turns)
+def trial(*turns, index=0, environment="rps", member="rock", seat=0, num_episodes=3):
+    return Trial(Task(environment, member, 7, seat), index, num_episodes, (), turns)
 
 
 def table_of(*trials, credit=Differential, turn_discount=0.95, episode_discount=0.6):
@@ -70,6 +70,15 @@ def test_members_seats_and_validity_are_the_trials_own():
     assert table.member.tolist() == [0, 0, 1]
     assert table.seat.tolist() == [1, 1, 0]
     assert table.is_valid.tolist() == [True, False, True]
+
+
+def test_a_component_is_an_environment_or_a_part_of_a_mix():
+    members = ("boxes/red", "boxes/blue", "hangman/red")
+    mixed = [trial(act(0, 0), environment="mix", member=member) for member in members]
+    assert table_of(*mixed).component.tolist() == [0, 0, 1]
+    # The names of other environments' members mean nothing, slash or not.
+    alone = [trial(act(0, 0), environment="mine:Game", member=member) for member in members]
+    assert table_of(*alone).component.tolist() == [0, 0, 0]
 
 
 def test_equal_states_share_an_anchor_and_reflections_have_one_an_episode():

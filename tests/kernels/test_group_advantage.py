@@ -150,6 +150,7 @@ def batch(seed: int, num_trials: int = 24, *, is_equal: bool = False) -> TurnTab
         kind[np.unique(trial, return_index=True)[1]] = Kind.ACT
     return TurnTable(
         group=group,
+        component=group % 2,
         trial=trial,
         member=group % 2,
         seat=trial % 2,

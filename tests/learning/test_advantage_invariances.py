@@ -29,6 +29,7 @@ def tables(draw):
 
     return TurnTable(
         group=trial % 3,
+        component=trial % 3 % 2,
         trial=trial,
         member=trial % 3 % 2,
         seat=trial % 2,

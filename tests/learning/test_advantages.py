@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mage_async.config.defaults import ON_CORES
 from mage_async.credit.turn_table import TurnTable
 from mage_async.learning.advantages import Gigpo, GroupMean, LeaveOneOut
 
@@ -16,7 +17,7 @@ def table(returns, **columns):
     """A table of one group, one trial a row, all else equal, unless said."""
     returns = np.array(returns, np.float64)
     zeros = np.zeros(len(returns), np.int64)
-    names = ("group", "member", "seat", "kind", "episode", "index", "anchor")
+    names = ("group", "component", "member", "seat", "kind", "episode", "index", "anchor")
     given = {name: np.array(values) for name, values in columns.items()}
     defaults = {name: zeros for name in names} | {
         "trial": np.arange(len(returns)),
@@ -159,6 +160,17 @@ def test_leaving_one_out_leaves_out_all_turns_of_the_trial():
     assert by_trial == pytest.approx(rows.returns - [5.5, 5.5, 2.5, 5.0, 5.0])
     by_sample = minus_mean_of_others(rows, ("group",), "sample")
     assert by_sample == pytest.approx(rows.returns - [14 / 3, 14 / 3, 2.5, 4.0, 4.0])
+
+
+def test_parts_of_a_mix_have_baselines_and_scales_of_their_own_under_the_defaults_on_cores():
+    key = ON_CORES["advantage"]
+    rows = table([0, 1, 0, 100], group=[0, 1, 2, 3], component=[0, 0, 1, 1])
+    assert scaled(rows, key["baseline"], key["scale"]) == [-1, 1, -1, 1]
+    # Without a mix the column is constant, and changes nothing.
+    rows = table([0, 1, 0, 100], group=[0, 1, 2, 3])
+    found = advantages(rows, baseline=key["baseline"], scale=key["scale"])
+    without = advantages(rows, baseline=["kind", "episode", "index"], scale=[])
+    np.testing.assert_array_equal(found, without)
 
 
 def test_the_anchor_term_compares_turns_in_the_same_state_of_a_group():

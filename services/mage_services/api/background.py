@@ -84,7 +84,8 @@ class Background(Generic[T]):
             BaseException: the coroutine's own exception, or, if the context manager has failed
                 before the coroutine had ended, that of the context manager.
         """
-        assert self._loop is not None and self._task is not None
+        assert self._loop is not None
+        assert self._task is not None
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:  # the loop is closed

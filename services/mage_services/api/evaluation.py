@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import blake2s
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,12 @@ def evaluate(
     check_policy(run)
     folder, changes = run.root, list[str]()
     if environment:
-        folder /= f"environment_{re.sub(r'[^A-Za-z0-9._-]', '-', environment)}"
+        # A name cannot be a folder's name if it has a slash, and other options are another
+        # environment: a digest keeps both apart.
+        safe = re.sub(r"[^A-Za-z0-9._-]", "-", environment)
+        named = ",".join((environment, *assignments))
+        digest = blake2s(named.encode(), digest_size=3).hexdigest()
+        folder /= f"environment_{safe}" + ("" if safe == named else f"-{digest}")
         name = f"environment.name={json.dumps(environment)}"
         changes = [name, "environment.options={}", *assignments]
     config = config_file.load_recorded(run.config, changes)
