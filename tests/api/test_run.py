@@ -8,7 +8,7 @@ import time
 import pytest
 
 import mage_async as mage
-from mage_services.api.evaluation import evaluate
+from mage_services.api.evaluation import evaluate, folder_of
 from mage_services.api.run import framed
 from tests.helpers.recorded_runs import unpack
 
@@ -88,3 +88,14 @@ def test_the_import_is_cheap_and_knows_every_public_name():
     assert set(done.stdout.split()) == {"True"}
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = mage.trian
+
+
+def test_evaluations_of_other_environments_and_options_have_folders_of_their_own() -> None:
+    assert folder_of("maze", []) == "environment_maze"
+    folders = {
+        folder_of(name, options)
+        for name in ("maze", "my:Game", "my-Game", "a/b")
+        for options in ([], ["environment.options.size=5"], ["environment.options.size=6"])
+    }
+    assert len(folders) == 12
+    assert all("/" not in folder and ":" not in folder for folder in folders)

@@ -81,12 +81,7 @@ def evaluate(
     check_policy(run)
     folder, changes = run.root, list[str]()
     if environment:
-        # A name cannot be a folder's name if it has a slash, and other options are another
-        # environment: a digest keeps both apart.
-        safe = re.sub(r"[^A-Za-z0-9._-]", "-", environment)
-        named = ",".join((environment, *assignments))
-        digest = blake2s(named.encode(), digest_size=3).hexdigest()
-        folder /= f"environment_{safe}" + ("" if safe == named else f"-{digest}")
+        folder /= folder_of(environment, assignments)
         name = f"environment.name={json.dumps(environment)}"
         changes = [name, "environment.options={}", *assignments]
     config = config_file.load_recorded(run.config, changes)
@@ -123,6 +118,16 @@ def evaluate(
     write_summary(target, summary)
     target.report.write_text(render(target, summary))
     return target, config, summary
+
+
+def folder_of(environment: str, assignments: Sequence[str]) -> str:
+    """Return the name of the folder for evaluations on another environment than that of training.
+    A digest keeps apart other options, and names that cannot be folders' names.
+    """
+    safe = re.sub(r"[^A-Za-z0-9._-]", "-", environment)
+    named = ",".join((environment, *assignments))
+    digest = blake2s(named.encode(), digest_size=3).hexdigest()
+    return f"environment_{safe}" + ("" if safe == named else f"-{digest}")
 
 
 def _roomy(config: Config, episodes: int, length_ratio: float) -> Config:
