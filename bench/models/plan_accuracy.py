@@ -29,7 +29,7 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.learning.attention import NAME
+from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.trainer import Trainer
 from mage_async.plan.model_shape import shape_of
 from mage_async.plan.update import Batch, made_up, update_of
@@ -70,7 +70,7 @@ def measure(variant: str, model: Path) -> int:
     if config.policy.lora:
         import peft  # noqa: F401  # so that the library's own memory counts as before
     before = _resident("VmRSS")
-    policy = AutoModelForCausalLM.from_config(shape.config, attn_implementation=NAME)
+    policy = AutoModelForCausalLM.from_config(shape.config, attn_implementation=PACKED_ATTENTION)
     if config.policy.lora:
         add_adapters(policy, config.policy.lora, 0)
     trainer = Trainer(policy.train(), config)

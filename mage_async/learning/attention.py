@@ -28,7 +28,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from mage_async.errors import PolicyError
 
-NAME = "mage_packed"
+PACKED_ATTENTION = "mage_packed"
 """Name of this attention in transformers' registry (`attn_implementation`)."""
 WITHOUT_EFFECT = {"position_ids", "use_cache"}
 """Keywords of every layer that change nothing here: positions are in the keys already."""
@@ -377,4 +377,4 @@ def _ends(lengths: torch.Tensor) -> torch.Tensor:
     return functional.pad(lengths.cumsum(0), (1, 0)).int()
 
 
-AttentionInterface.register(NAME, packed_attention)
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)

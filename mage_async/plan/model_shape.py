@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from mage_async.assembly import WORDS, environment_of
 from mage_async.config.schema import Config, Tiny, local_policy
 from mage_async.errors import PolicyError
-from mage_async.learning.attention import NAME
+from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.methods.method import Methods
-from mage_async.policy.load import refuse_untrainable, tiny_shape
+from mage_async.policy.load import as_policy_error, refuse_untrainable, tiny_shape
 from mage_async.policy.lora import add_adapters
 from mage_async.policy.tiny_tokenizer import build_tokenizer
 
@@ -77,12 +77,13 @@ def shape_of(config: Config) -> Shape:
     """Return the shape of a configuration's policy.
 
     Raises:
-        PolicyError: the shape is unknown on this machine, or the model cannot be trained.
+        PolicyError: the shape is unknown on this machine, or the model cannot be built or trained.
     """
     model_config = _model_config(config)
-    with torch.device("meta"):
+    source = getattr(config.policy, "source", "policy")
+    with as_policy_error(source), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(model_config)
-    refuse_untrainable(model, getattr(config.policy, "source", "policy"))
+    refuse_untrainable(model, source)
     ends = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
     matrices = (each for each in model.parameters() if each.ndim == 2 and each not in ends)
     return Shape(model_config, model.num_parameters(), sum(each.numel() for each in matrices))
@@ -97,7 +98,7 @@ def meta_model(config: Config, shape: Shape) -> PreTrainedModel:
     dtype = getattr(torch, config.policy.dtype)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            shape.config, dtype=dtype, attn_implementation=NAME
+            shape.config, dtype=dtype, attn_implementation=PACKED_ATTENTION
         )
     if config.policy.lora:
         add_adapters(model, config.policy.lora, config.seed, roles=Methods(config).roles())
@@ -122,7 +123,8 @@ def _model_config(config: Config) -> PretrainedConfig:
     if isinstance(cached, str):
         directory = Path(cached).parent
     if directory:
-        known: PretrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+        with as_policy_error(policy.source):
+            known: PretrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
         return known
     if policy.source in HUB:
         return AutoConfig.for_model("qwen3", **HUB[policy.source])

@@ -5,7 +5,8 @@ directory.
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from mage_async.config.schema import Config, Tiny
 from mage_async.errors import PolicyError, first_line
 from mage_async.inference.architecture import SUPPORTED
 from mage_async.learning.adapters import adapted_layers, merged_tensors
-from mage_async.learning.attention import NAME
+from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.trainer import Trainer
 from mage_async.methods.method import Methods
 from mage_async.policy.headers import check_head, outline_of
@@ -93,7 +94,7 @@ def load_policy(directory: Path, dtype: str, device: str) -> PreTrainedModel:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=getattr(torch, dtype),
-            attn_implementation=NAME,
+            attn_implementation=PACKED_ATTENTION,
             local_files_only=True,
             output_loading_info=True,
         )
@@ -169,18 +170,27 @@ def check_trainable(directory: Path) -> PreTrainedModel:
     """
     if not (directory / "config.json").is_file():
         raise PolicyError(f"{directory}: no config.json, so this is no HuggingFace model directory")
-    try:
+    with as_policy_error(str(directory)):
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    except (OSError, ValueError, KeyError) as error:
-        # Further lines list all classes of transformers.
-        raise PolicyError(
-            f"{directory}: transformers cannot build it: {first_line(error)}"
-        ) from error
     refuse_untrainable(model, str(directory))
     check_head(directory, outline_of(directory).tensors, is_tied=model.config.tie_word_embeddings)
     return model
+
+
+@contextmanager
+def as_policy_error(source: str) -> Iterator[None]:
+    """Turn what transformers raises for a model that it cannot build into one line.
+
+    Raises:
+        PolicyError: transformers cannot build the model; the message begins with `source`.
+    """
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        # Further lines list all classes of transformers.
+        raise PolicyError(f"{source}: transformers cannot build it: {first_line(error)}") from error
 
 
 def refuse_untrainable(model: PreTrainedModel, source: str) -> None:

@@ -10,7 +10,7 @@ import transformers
 from torch.nn.functional import rms_norm
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
-from mage_async.learning.attention import NAME
+from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.packing import SampledTokens, TrainingSequence
 
 SHAPE: dict[str, Any] = {
@@ -37,7 +37,7 @@ def smallest_qwen3() -> Qwen3Config:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=8,
-        attn_implementation=NAME,
+        attn_implementation=PACKED_ATTENTION,
     )
 
 

@@ -5,7 +5,7 @@ import torch
 
 from mage_async.config import config_file
 from mage_async.learning import token_loss
-from mage_async.learning.attention import NAME
+from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.packing import MicroBatch
 from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
@@ -29,7 +29,7 @@ def trained(kind: type[Trainer], *changes: str) -> tuple[dict[str, float], list[
     settings = ["learner.entropy=0.05", "learner.learning_rate=0.01", *changes]
     config = config_file.load(config_file.find(None), settings)
     model = random_model("Qwen3").train()
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(PACKED_ATTENTION)
     seen = []
     model.base_model.norm.register_forward_hook(lambda *_: seen.append(1))
     metrics = kind(model, config).step([sequence(n) for n in LENGTHS])

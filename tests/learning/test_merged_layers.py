@@ -12,7 +12,7 @@ from mage_async.inference.model import Model
 from mage_async.inference.weights import as_weights
 from mage_async.learning import merged_layers as tested
 from mage_async.learning.adapters import merged_tensors, trained_tensors, without_adapters
-from mage_async.learning.attention import NAME
+from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.forward import checkpoint_activations, token_logprobs
 from mage_async.learning.packing import TokenRow
 from mage_async.policy.lora import add_adapters
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 def adapted(family: str, targets: str | list[str] = "all-linear") -> PreTrainedModel:
     """Make a random model whose adapters change it."""
     model = build(family)
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(PACKED_ATTENTION)
     rules = Lora(rank=4, alpha=8.0) if targets == "all-linear" else Lora(rank=4, targets=targets)
     add_adapters(model, rules, 0)
     source = torch.Generator().manual_seed(1)

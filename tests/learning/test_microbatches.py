@@ -6,7 +6,7 @@ import torch
 from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, RunError
-from mage_async.learning.attention import NAME
+from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.packing import split_minibatch
 from mage_async.learning.trainer import Trainer
 from tests.helpers.random_models import random_model, sequence
@@ -19,7 +19,7 @@ def trained(*changes: str) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     settings = ["learner.minibatches=1", "learner.grad_clip=1e9", "learner.entropy=0.05", *changes]
     config = config_file.load(config_file.find(None), settings)
     model = random_model("Qwen3").double().train()
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(PACKED_ATTENTION)
     trainer = Trainer(model, config)
     trainer.reference = model if config.learner.kl else None
     metrics = trainer.step([sequence(length) for length in LENGTHS])

@@ -7,7 +7,7 @@ import torch
 from mage_async.config import config_file
 from mage_async.config.schema import Lora
 from mage_async.learning.adapters import trained_tensors
-from mage_async.learning.attention import NAME
+from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.packing import TokenRow, TrainingSequence, split_minibatch
 from mage_async.learning.trainer import Trainer
 from mage_async.policy import warm_start
@@ -44,7 +44,7 @@ def trained(
         add_adapters(model, Lora(rank=rank, alpha=8.0), 0)
         for tensor in trained_tensors(model).values():
             tensor.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(1))
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(PACKED_ATTENTION)
     seen = []
     model.base_model.norm.register_forward_hook(
         lambda module, given, out: seen.append(out.shape[1] * out.requires_grad)
@@ -137,7 +137,7 @@ def test_the_warm_start_has_the_same_losses_and_gradient() -> None:
     found = {}
     for shares in (False, True):
         model = in_double(random_model("Qwen3"))
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(PACKED_ATTENTION)
         losses, weights, _ = warm_start._losses(model, examples, shares_opening=shares)
         (losses * weights).sum().backward()
         gradient = torch.cat([one.grad.flatten() for one in model.parameters()])

@@ -216,6 +216,17 @@ def test_a_shape_that_is_not_known_is_a_sentence() -> None:
             shape_of(of("gpu8", f"policy.source={source}"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["{", '{"model_type": "nothing_known"}', '{"model_type": "clip"}'],
+    ids=["damaged", "unknown", "no language model"],
+)
+def test_a_config_json_of_no_causal_lm_is_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(PolicyError, match=f"^{tmp_path}: transformers cannot build it: "):
+        shape_of(of("gpu8", f"policy.source={tmp_path}"))
+
+
 def test_adapters_of_layers_that_do_not_exist_are_refused_without_weights() -> None:
     config = of("gpu8", 'policy.lora.targets=["q_proj", "c_attn"]')
     shape = shape_of(config)

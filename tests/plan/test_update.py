@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.learning.attention import NAME
+from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.trainer import Trainer
 from mage_async.plan.model_shape import shape_of
 from mage_async.plan.update import Batch, Trace, made_up, update_of
@@ -36,7 +36,7 @@ def seen_on_real_tensors(config: Config) -> tuple[int, float]:
     with Trace(shape.config.vocab_size) as trace:
         dtype = getattr(torch, config.policy.dtype)
         model = AutoModelForCausalLM.from_config(
-            shape.config, dtype=dtype, attn_implementation=NAME
+            shape.config, dtype=dtype, attn_implementation=PACKED_ATTENTION
         )
         if config.policy.lora:
             add_adapters(model, config.policy.lora, 0)

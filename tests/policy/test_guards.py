@@ -10,7 +10,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from mage_async.errors import PolicyError
-from mage_async.learning.attention import NAME
+from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.forward import token_logprobs
 from mage_async.learning.packing import TokenRow
 from mage_async.policy.load import TRAINABLE, check_trainable
@@ -32,7 +32,7 @@ CLASSES = {
 
 def packed_logprobs(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
     """Of all tokens but the first of each sequence."""
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(PACKED_ATTENTION)
     sequences = [each.numpy() for each in tokens.split(LENGTHS)]
     predicted = [np.arange(1, length) for length in LENGTHS]
     row = TokenRow.of(sequences, torch.device("cpu"), predicted=predicted)

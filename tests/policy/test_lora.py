@@ -12,7 +12,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Lora
 from mage_async.errors import PolicyError
 from mage_async.learning.adapters import adapted_layers, merged_tensors, trained_tensors
-from mage_async.learning.attention import NAME
+from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.forward import checkpoint_activations, hidden_states
 from mage_async.learning.packing import TokenRow
 from mage_async.learning.trainer import Trainer
@@ -43,7 +43,7 @@ def logits(model: nn.Module) -> torch.Tensor:
 
 
 def trainer_of(model: PreTrainedModel, *changes: str) -> Trainer:
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(PACKED_ATTENTION)
     config = config_file.load(config_file.find(None), ["learner.minibatches=2", *changes])
     return Trainer(model.train(), config)
 
@@ -112,7 +112,7 @@ def test_products_of_adapters_have_the_models_type_and_gradients_their_own(
 
 
 def _gradients(model: PreTrainedModel, row: TokenRow, is_checkpointed: bool) -> list[torch.Tensor]:
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(PACKED_ATTENTION)
     checkpoint_activations(model.train(), is_on=is_checkpointed)
     hidden = hidden_states(model, row).float()
     (hidden * torch.linspace(-1, 1, hidden.shape[1])).sum().backward()

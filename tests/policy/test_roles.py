@@ -18,7 +18,7 @@ from mage_async.inference.weight_fingerprint import probe_tokens, with_both_role
 from mage_async.inference.weights import as_weights
 from mage_async.learning import trainer
 from mage_async.learning.adapters import merged_tensors, trained_tensors
-from mage_async.learning.attention import NAME
+from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.forward import hidden_states, token_logprobs
 from mage_async.learning.packing import TokenRow, TrainingSequence
 from mage_async.learning.trainer import Trainer
@@ -39,7 +39,7 @@ def adapted(*, is_fresh: bool = False, roles: tuple[str, str] | None = ROLES) ->
     source = torch.Generator().manual_seed(1)
     for tensor in {} if is_fresh else trained_tensors(model).values():
         tensor.normal_(0.0, 0.1, generator=source)
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(PACKED_ATTENTION)
     return model
 
 

@@ -20,7 +20,7 @@ from mage_async.config.schema import Lora
 from mage_async.inference.weight_fingerprint import AdapterBase
 from mage_async.inference.weights import DOWN, UP
 from mage_async.learning.adapters import ADAPTER, adapted_layers, adapter_tensors, base_tensors
-from mage_async.learning.attention import NAME
+from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.policy import snapshot as snapshots
 from mage_async.policy.load import export_hf
 from mage_async.policy.lora import add_adapters
@@ -47,7 +47,7 @@ class Site:
         """A small model after a step, served from `folder / "policy"`."""
         model = random_model("Qwen3", initializer_range=0.2)
         export_hf(model, folder, folder / "policy")
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(PACKED_ATTENTION)
         add_adapters(model, Lora(rank=4, alpha=8.0), 0)
         base = base_of(model) if publishes_adapters else None
         published = base_tensors(model) if base is None else adapter_tensors(model)
