@@ -7,8 +7,9 @@ A list of columns of the `TurnTable` says which turns are compared: turns that a
 columns form a *cell* and share a baseline. ("group",) is GRPO's; ("group", "kind", "episode",
 "index") compares the same turn of trials on the same task, and reflections with reflections.
 "seat" (the player whose role the policy takes), "member" (the hidden opponent or task variant) and
-"component" (the environment, of a mix of several) separate what are different games. A turn alone
-in its cell has an advantage of exactly 0, and so have turns with equal returns.
+"component" (the environment, of a mix of several) separate what are different games. Before the
+anchor term is added, a turn alone in its cell has an advantage of exactly 0 (but see
+`CODED_BASELINE`), and so have turns with equal returns.
 
 The host numbers the cells; `mage_kernels` computes means, deviations and scales in float64 on the
 learner's device. Shapes: `N` turns of the batch.
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 Weight = Literal["trial", "sample"]
 """How a mean counts: each trial once however many turns it has in the cell, or each turn once."""
 
-AS_CODED = ("group",)
+CODED_BASELINE = ("group",)
 """Baseline of GiGPO's reference code, under which a turn alone in its cell keeps its score."""
 
 
@@ -49,8 +50,9 @@ class Advantage(Variant, tag_field="estimator"):
     """Turns that agree in all these columns form a cell, and are compared with each other; with
     gigpo, these are the cells of its first term."""
     scale: list[Key] | Literal["none"] = field(default_factory=lambda: ["member"])
-    """Advantages are divided by the standard deviation of the turns that agree in all these
-    columns; [] takes that of the whole batch, and "none" divides by nothing."""
+    """Advantages, anchor term included, are divided by their root mean square over the turns that
+    agree in all these columns; [] takes the whole batch, and "none" divides by nothing. gigpo
+    divides each of its terms by the standard deviation of its cell instead."""
     value: Literal["return", "trial_score"] = "return"
     """What is compared: the return of each turn by `credit`; or one score a trial, the undiscounted
     sum of what its turns are paid, which is then the advantage of all its turns (GRPO, RLOO)."""
@@ -103,18 +105,21 @@ class Advantage(Variant, tag_field="estimator"):
                 'advantage.penalise = "score" needs the estimator "gigpo", the only one with a '
                 f'score beside the return; with {self.kind!r} write "return" or "advantage"'
             )
-        if self.length_penalty and config.transcript.max_action_tokens < 2:
-            raise ConfigError(
-                "advantage.length_penalty punishes completions over half their limit, and limits "
-                "of one token have no half: set it to 0, or raise transcript.max_action_tokens"
-            )
+        for limit in ("max_action_tokens", "max_reflection_tokens"):
+            if self.length_penalty and getattr(config.transcript, limit) < 2:
+                raise ConfigError(
+                    "advantage.length_penalty punishes completions over half their limit, and a "
+                    f"limit of one token has no half: set it to 0, or raise transcript.{limit}"
+                )
         # Whether only turns of other trials can give a turn an advantage.
         needs_other_trials = (
             self.leaves_one_out
             or self.value == "trial_score"
             or {"kind", "episode", "index"} <= set(self.baseline)
         )
-        compares = not needs_other_trials or "group" not in self.baseline or self.anchor_weight
+        # The anchor term compares turns of one trial too, unless all of them have its score.
+        has_anchor_term = self.anchor_weight and self.value == "return"
+        compares = not needs_other_trials or "group" not in self.baseline or has_anchor_term
         if config.learner.steps and config.admission.trials_per_group == 1 and not compares:
             raise ConfigError(
                 "admission.trials_per_group must be at least 2 with advantage.baseline = "
@@ -127,14 +132,14 @@ class GroupMean(Advantage, tag="group_mean"):
     """The return minus the mean return of its cell (GRPO)."""
 
     epsilon: NonNegative = 0.05
-    """Added to the standard deviation, in units of return."""
+    """Added to the root mean square of `scale`, in units of return."""
 
     def estimate(self, table: TurnTable, device: "torch.device | str") -> "Tensor":
         """Subtract the baseline from returns, add the anchor term, and divide by the scale.
 
         The anchor term is GiGPO's step level: a turn's return against those of turns that were
         taken in the same state of the group (`anchor`). A state met once gives 0. The scale is the
-        root mean square of the differences from the baseline.
+        root mean square of these sums.
         """
         from mage_kernels import minus_baseline, over_rms
 
@@ -149,6 +154,7 @@ class GroupMean(Advantage, tag="group_mean"):
         if self.scale == "none":
             return values
         scales = _cells(table, self.scale, self.weight, device)
+        # A cell whose root mean square is mere rounding of its largest return gives 0.
         return over_rms(values, scales, returns, self.epsilon)
 
 
@@ -191,7 +197,7 @@ class Gigpo(Advantage, tag="gigpo"):
         scores = minus_baseline(
             _on(device, table.episode_score),
             episodes,
-            keep_lone=tuple(self.baseline) == AS_CODED,
+            keep_lone=tuple(self.baseline) == CODED_BASELINE,
             divide_by_std=divides,
         )
         returns = minus_baseline(_on(device, table.returns), states, divide_by_std=divides)

@@ -162,12 +162,19 @@ def test_leave_one_out_compares_with_the_other_trials():
     [
         ({"estimator": "gigpo", "scale": ["member"]}, 'must be "none" or equal to'),
         ({"penalise": "score"}, 'needs the estimator "gigpo"'),
-        ({"length_penalty": 1.0}, "raise transcript.max_action_tokens"),
     ],
 )
 def test_what_an_estimator_cannot_do_is_said_before_a_run(changes, said):
     with pytest.raises(ConfigError, match=said):
         checked(rules(**changes))
+
+
+@pytest.mark.parametrize("limit", ["max_action_tokens", "max_reflection_tokens"])
+def test_a_penalty_on_length_needs_limits_with_a_half(limit):
+    limits = {"max_action_tokens": 8, "max_reflection_tokens": 64, limit: 1}
+    transcript = msgspec.structs.replace(SHIPPED.transcript, **limits)
+    with pytest.raises(ConfigError, match=f"raise transcript.{limit}"):
+        rules(length_penalty=1.0).check(msgspec.structs.replace(SHIPPED, transcript=transcript))
 
 
 SAME_TURN = ["group", "kind", "episode", "index"]
@@ -181,6 +188,7 @@ SAME_TURN = ["group", "kind", "episode", "index"]
         ({}, False),
         ({"baseline": ["member", *SAME_TURN[1:]]}, False),
         ({"baseline": SAME_TURN, "anchor_weight": 1.0}, False),
+        ({"value": "trial_score", "baseline": ["group"], "anchor_weight": 1.0}, True),
     ],
 )
 def test_a_group_of_one_is_refused_where_it_teaches_nothing(changes, is_refused):
