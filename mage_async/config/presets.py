@@ -28,6 +28,7 @@ from typing import Any
 
 from mage_async.errors import ConfigError
 from mage_async.methods import registry
+from mage_async.registry import did_you_mean
 
 PUBLISHED = {
     "trial.stop_on_success": True,
@@ -144,7 +145,7 @@ def keys_of_method(
         stated_discount: `credit.episode_discount` of the file; None if the file does not state it.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: there is no such preset or method.
     """
     if ":" in name:
         return {f'methods."{name}"': {}}
@@ -152,9 +153,11 @@ def keys_of_method(
     if name not in known and name in registry.METHODS:
         return {f"methods.{name}": {}}
     if name not in known:
+        # A preset may have the name of its method.
+        names = list(dict.fromkeys([*known, *registry.METHODS]))
         raise ConfigError(
-            f"--method: there is no {name!r}; known: {', '.join(known)}, or module:Class of your "
-            "own"
+            f"--method: there is no {name!r}{did_you_mean(name.lower(), names)}; known: "
+            f"{', '.join(names)}, or module:Class of your own"
         )
     keys = dict(known[name])
     if name.endswith("_code") and stated_discount is not None:

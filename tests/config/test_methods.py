@@ -7,6 +7,7 @@ from mage_async.config import config_file, presets
 from mage_async.config.schema import digest
 from mage_async.errors import ConfigError
 from mage_async.methods.method import Methods
+from mage_async.methods.registry import METHODS
 
 
 def configured(method, name="kuhn", **changes):
@@ -114,6 +115,16 @@ def test_soft_actor_critic_scores_listed_actions(name, said):
         ConfigError, match=f"^methods.sac_glam scores all legal actions, and {said}"
     ):
         Methods(config).check()
+
+
+def test_an_unknown_method_is_refused_with_all_names_that_are_accepted():
+    with pytest.raises(
+        ConfigError, match=r"no 'mage-paper' \(did you mean `mage_paper`\?\)"
+    ) as refusal:
+        presets.keys_of_method("mage-paper")
+    for name in {*presets.presets(), *METHODS}:
+        assert str(refusal.value).count(f" {name},") == 1
+        presets.keys_of_method(name)
 
 
 def test_peers_compare_all_sections_but_those_in_which_they_may_differ():
