@@ -34,6 +34,16 @@ def check_one_of(environment: str, name: str, value: object, choices: tuple[obje
         raise ConfigError(f"{environment}: `{name}` must be {known}, got {value!r}")
 
 
+def check_texts(environment: str, name: str, value: object) -> None:
+    """Check that an option is a list of texts.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise ConfigError(f"{environment}: `{name}` must be a list of texts, got {value!r}")
+
+
 def harder(
     name: str, environment: Environment, options: Mapping[str, Any], ladder: str
 ) -> list[dict[str, Any]]:

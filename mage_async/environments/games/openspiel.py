@@ -31,9 +31,9 @@ from mage_async.environments.games.openspiel_policies import (
     searcher,
 )
 from mage_async.environments.games.text_game import one_line
-from mage_async.environments.options import check_one_of, check_whole
+from mage_async.environments.options import check_one_of, check_texts, check_whole
 from mage_async.environments.scripted_returns import scripted_returns
-from mage_async.errors import ConfigError, EnvironmentFault
+from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
 Look = Callable[[Any, int], str]
@@ -172,14 +172,16 @@ def look_at(game: Any) -> Look:
     possible without earlier moves.
 
     Raises:
-        EnvironmentFault: the game has no text for it.
+        ConfigError: the game has no text for it.
     """
     kind = game.get_type()
     if kind.provides_observation_string:
         return lambda state, seat: one_line(state.observation_string(seat))
     if kind.provides_information_state_string:
         return lambda state, seat: one_line(state.information_state_string(seat))
-    raise EnvironmentFault(f"openspiel: {game} has no text for what a player sees")
+    raise ConfigError(
+        f"openspiel: {game} has no text for what a player sees, so no language model can play it"
+    )
 
 
 class OpenSpielGame(Game[str]):
@@ -200,8 +202,8 @@ class OpenSpielGame(Game[str]):
         iterations: Number of iterations of CFR, for the opponents that need it.
 
     Raises:
-        ConfigError: there is no such game, it is not for two, an opponent is unknown or in both
-            lists, or OpenSpiel is not installed.
+        ConfigError: there is no such game, it is not for two or has no text, an opponent is unknown
+            or in both lists, an option has another type, or OpenSpiel is not installed.
     """
 
     def __init__(
@@ -213,6 +215,8 @@ class OpenSpielGame(Game[str]):
         turns: int = 0,
         iterations: int = 1000,
     ) -> None:
+        check_texts("openspiel", "train", train)
+        check_texts("openspiel", "heldout", heldout)
         check_one_of("openspiel", "restart", restart, get_args(Restart))
         check_whole("openspiel", "turns", turns, 0, 100_000)
         check_whole("openspiel", "iterations", iterations, 1, 10_000_000)
@@ -233,8 +237,8 @@ class OpenSpielGame(Game[str]):
 
     def family(self, member: str) -> str:
         """Return the kind of the opponent: random, mcts, cfr or best-response."""
-        is_best = self.variant(member).startswith("best-response")
-        return "best-response" if is_best else member.partition("-")[0]
+        kind = self.variant(member)
+        return "best-response" if kind.startswith("best-response") else kind.partition("-")[0]
 
     def rules(self) -> str:
         """Return the rules in plain words."""
@@ -292,8 +296,9 @@ class OpenSpielGame(Game[str]):
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return the returns of reference players, by episode.
 
-        `random` is measured in 40 games. `best_response`, which knows the opponent, is exact; it is
-        left out if an opponent of the split searches, or if none is a table.
+        `random` is measured in 40 games. `best_response`, which knows the opponent, is exact. It is
+        left out if an opponent of the split searches, and if all of them play at random: only a
+        table shows that the game is small enough to be solved.
         """
         uniform = partial(OpenSpielScript, care=0.0, make=partial(self._opponents.mover, "random"))
         measured = scripted_returns(self, split, 1, uniform, _NUM_REFERENCE_TRIALS)
@@ -308,6 +313,8 @@ class OpenSpielGame(Game[str]):
 def _load(name: str) -> Any:
     """Load a game; raise a `ConfigError` if it is not one for two that can be repeated."""
     spiel = engine()
+    if not isinstance(name, str):
+        raise ConfigError(f"openspiel: `game` must be the name of a game, as text, got {name!r}")
     try:
         game = spiel.load_game_as_turn_based(name)
     except spiel.SpielError as error:

@@ -6,13 +6,19 @@ import random
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyspiel
 import pytest
 
 from mage_async.environments.catalogue import load
 from mage_async.environments.games.kuhn import UNIFORM, best_response
-from mage_async.environments.games.openspiel import OpenSpielGame, OpenSpielPlay, OpenSpielScript
+from mage_async.environments.games.openspiel import (
+    OpenSpielGame,
+    OpenSpielPlay,
+    OpenSpielScript,
+    look_at,
+)
 from mage_async.environments.games.openspiel_policies import (
     best_value,
     equilibrium,
@@ -153,6 +159,9 @@ def test_an_invalid_move_leaves_the_game_and_a_game_without_end_is_lost() -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"game": 3}, r"openspiel: `game` must be the name of a game, as text, got 3"),
+        ({"train": "random"}, r"openspiel: `train` must be a list of texts, got 'random'"),
+        ({"heldout": [3]}, r"openspiel: `heldout` must be a list of texts, got \[3\]"),
         ({"game": "nochess"}, r"openspiel: cannot load the game 'nochess': "),
         ({"game": "kuhn_poker(players=3)"}, r"is for 3 players, not for two"),
         ({"game": "negotiation"}, r"'negotiation' hides its luck"),
@@ -164,6 +173,13 @@ def test_an_invalid_move_leaves_the_game_and_a_game_without_end_is_lost() -> Non
 def test_impossible_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OpenSpielGame(**options)
+
+
+def test_a_game_without_text_is_refused() -> None:
+    shows = {"provides_observation_string": False, "provides_information_state_string": False}
+    game = SimpleNamespace(get_type=lambda: SimpleNamespace(**shows))
+    with pytest.raises(ConfigError, match="has no text for what a player sees"):
+        look_at(game)
 
 
 def test_nobody_else_can_be_met() -> None:
