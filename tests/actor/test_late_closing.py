@@ -100,3 +100,23 @@ def test_an_object_that_found_no_room_is_closed() -> None:
             assert len(kind.closed) == 1
 
     patiently(main())
+
+
+def test_an_exception_of_a_late_close_names_close(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def close(self: Slow) -> None:
+        raise ConnectionError("the server is gone")
+
+    async def main() -> None:
+        kind = slow(has_room=False)
+        kind.may_end.set()
+        monkeypatch.setattr(kind, "close", close)
+        reset, _ = reset_of(kind)
+        async with CallRunner() as workers:
+            with pytest.raises(CallFault, match="all rooms are taken"):
+                await workers.perform(reset)
+
+    patiently(main())
+    printed = capsys.readouterr().err
+    assert ": reset(), then close() raised ConnectionError: the server is gone" in printed

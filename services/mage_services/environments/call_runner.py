@@ -57,7 +57,7 @@ STUCK_S = 1.0
 
 
 class CallResult(NamedTuple):
-    """Value or exception of a call."""
+    """Hold the value or the exception of a call."""
 
     value: Any
     error: BaseException | None = None
@@ -68,7 +68,7 @@ OnResult = Callable[[CallResult], None]
 
 
 class Handover:
-    """A queue from other threads to an event loop, which calls `deliver` with each item, in order.
+    """Queue items from any thread for an event loop, which calls `deliver` with each, in order.
 
     An item is the tuple of `deliver`'s arguments.
     """
@@ -79,7 +79,7 @@ class Handover:
         self._is_woken = False
         # Event loops that have put items, and will wake the receiving loop after the callbacks that
         # they have ready now. A set instead of a flag, because a loop that a coroutine blocks never
-        # gets there, and must not keep back the items of the loop that replaces it.
+        # wakes the receiving loop, and must not keep back the items of the loop that replaces it.
         self._due: set[asyncio.AbstractEventLoop] = set()
 
     def put(self, *parts: Any) -> None:
@@ -143,7 +143,7 @@ def print_to_stderr(text: str) -> None:
 
 
 class CallThread:
-    """A thread that makes one call after another."""
+    """Make one call after another in a thread."""
 
     def __init__(self) -> None:
         self._inbox: SimpleQueue[tuple[Call, OnResult]] = SimpleQueue()
@@ -167,7 +167,7 @@ class CallThread:
 
 
 class CoroutineThread:
-    """An event loop in a thread of its own, which awaits coroutines."""
+    """Await coroutines on an event loop in a thread of its own."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -216,7 +216,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 @dataclass(slots=True)
 class Leases:
-    """Limits how many objects of a user's class are open at once, and for how long unused.
+    """Limit how many objects of a user's class are open at once, and for how long unused.
 
     An open object has a lease, from before its `reset` to the end of its `close`. Leases are
     granted in the order of the calls. All methods are called on one event loop.
@@ -296,8 +296,8 @@ class Leases:
 
 @dataclass(slots=True, eq=False)
 class CallClock:
-    """Clock of a call, which stands still while a program waits for the policy's answers: that is
-    the engine's time.
+    """Measure the time of a call. The clock stands still while a program waits for the policy's
+    answers: that is the engine's time.
     """
 
     call: Call
@@ -314,15 +314,15 @@ class CallClock:
 
 
 class CallRunner:
-    """Makes calls, each within a deadline. Threads and processes are started when they are needed.
+    """Make calls, each within a deadline. Threads and processes are started when they are needed.
 
     Args:
-        deadline_s: seconds on its clock after which a call fails.
-        num_processes: worker processes; 0: calls are made in threads of this process.
-        most_open: most objects at once, others wait before their `reset`; 0: any number.
-        idle_s: seconds without a call after which an object is closed; 0: never.
-        wait_for_room_s: seconds for which a `reset` that finds no room is repeated.
-        say: called with a sentence for the user, about a slow call.
+        deadline_s: Seconds on its clock after which a call fails.
+        num_processes: Number of worker processes; 0 to make calls in threads of this process.
+        most_open: Most objects at once, others wait before their `reset`; 0 for any number.
+        idle_s: Seconds without a call after which an object is closed; 0 for never.
+        wait_for_room_s: Seconds for which a `reset` that finds no room is repeated.
+        say: Called with a sentence for the user, about a slow call.
     """
 
     def __init__(
@@ -373,7 +373,8 @@ class CallRunner:
         A `reset` that finds no room is repeated for `wait_for_room_s`.
 
         Raises:
-            CallFault: the call raised, or took longer than the deadline.
+            CallFault: the call raised, or took longer than the deadline; or the object was closed,
+                because it had not been called for `idle_s`.
         """
         await self._leases.begin(call)
         began, has_waited = time.monotonic(), False
@@ -443,9 +444,10 @@ class CallRunner:
             except TimeoutError:  # the deadline: an exception of the call is a `CallFault`
                 if pool is not None and process is not None:
                     self._in_background(pool.kill_if_stuck(process), "checking a process")
-                said = f"environment.step_deadline_s = {self._deadline_s:g}"
                 raise CallFault(
-                    f"{call.place} took longer than {said}", kind=f"{call.name}() took too long"
+                    f"{call.place} took longer than environment.step_deadline_s = "
+                    f"{self._deadline_s:g}",
+                    kind=f"{call.name}() took too long",
                 ) from None
 
     def calling_s(self) -> float:
@@ -542,13 +544,13 @@ class CallRunner:
             others = f"; {num_others} other programs run too" if num_others else ""
             slow = f"has taken {SLOW_S:g} s, its waits for the policy not counted{others}"
             cure = (
-                "raise that; if they hold each other up, lower environment.most_open, and create "
-                "clients once, not in each episode"
+                "raise it; if programs wait for each other, lower environment.most_open, and "
+                "create clients once, not in each episode"
             )
         self._say(
             f"{call.place} {slow}. After environment.step_deadline_s = {self._deadline_s:g} s a "
-            "call has failed, and its trial is played again; if calls hang, lower that, and if "
-            f"they are merely slow, {cure}"
+            "call has failed, and its trial is played again. If calls hang, lower this key; if "
+            f"they are slow, {cure}"
         )
 
     async def _call_here(self, call: Call) -> Answered:
@@ -628,7 +630,7 @@ class CallRunner:
         """Return a future of a call's result, and the function that sets it from any thread.
 
         Args:
-            after: called on this event loop when the result is there, even if the future was
+            after: Called on this event loop when the result is there, even if the future was
                 cancelled.
         """
         result: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
@@ -664,4 +666,5 @@ class CallRunner:
         """
         result = await self._in_loop(close)
         if result.error is not None:
-            raise call.fault(result.error)
+            closing = Call(call.callee, Request("close", f"{call.place}, then close()"))
+            raise closing.fault(result.error) from result.error
