@@ -15,7 +15,7 @@ from mage_async.trajectory import Decode, Kind, Segment, Trial, Turn, turn_texts
 
 _TEMPLATE_MARKS = re.compile(
     r"<\|im_start\|>\w+\n?|<\|start_header_id\|>\w+<\|end_header_id\|>|<start_of_turn>\w+\n?"
-    r"|<end_of_turn>|<\|[^|<>]*\|>|</?think>"
+    r"|<end_of_turn>|<\|[^|<>]*\|>|</?think>|</?s>|<[be]os>|\[/?INST\]"
 )
 """Marks of chat templates, which a reader need not see."""
 _FORCED_TAGS = re.compile(r"^</(action|remark)>|<(action|remark)>$")

@@ -62,4 +62,7 @@ def test_the_outcome_of_an_episode_is_its_ending_and_not_the_next_ones_beginning
 def test_marks_of_chat_templates_and_forced_tags_are_left_out():
     assert readable("<|im_start|>user\nmove<|im_end|>\n<|im_start|>assistant\n<action>") == "move"
     assert readable("</action><|im_end|>\nwin") == "win"
+    assert readable("<bos><start_of_turn>user\nmove<end_of_turn>\n<start_of_turn>model\n") == "move"
+    assert readable("<s>[INST] move [/INST]<action>") == "move"
+    assert readable("</action></s>[INST] win [/INST]") == "win"
     assert readable("I say <action>rock</action>, then") == "I say <action>rock</action>, then"
