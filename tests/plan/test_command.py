@@ -41,6 +41,17 @@ def test_a_plan_that_does_not_fit_ends_with_the_part_and_the_key(
     assert "take fewer --actors" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "impossible", [("--actors", "0"), ("--memory-gb", "-5"), ("--tflops", "-1")]
+)
+def test_a_plan_of_impossible_hardware_is_refused(
+    impossible: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", *QUICK, *impossible])
+    assert f"argument {impossible[0]}: must be a " in capsys.readouterr().err
+
+
 def test_without_a_gpu_a_run_on_one_is_refused(tmp_path: Path) -> None:
     config = config_file.load(config_file.find(None), list(SMALL_GPU))
     with pytest.raises(ConfigError, match=r'learner.device = "cuda:0", but PyTorch finds no GPU'):

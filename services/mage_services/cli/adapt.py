@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mage_async.errors import ConfigError, MageError, RunFailed
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.options import add_number, add_set, positive
+from mage_services.cli.options import add_number, add_set, amount, positive
 
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
@@ -73,16 +73,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tokens = "largest length of an answer (512; of a run or a directory, the configuration's)"
     add_number(parser, "--max-tokens", tokens, type=positive)
     temperature = "(the endpoint's own; of a run or a directory, the configuration's)"
-    add_number(parser, "--temperature", temperature, type=_amount, metavar="T")
+    add_number(parser, "--temperature", temperature, type=amount, metavar="T")
     price = "money per million prompt tokens and per million sampled tokens"
     parser.add_argument("--price", type=_price, metavar="IN,OUT", help=price)
     limits = parser.add_argument_group("limits of an endpoint")
     add_number(limits, "--concurrency", "trials played at once (16)", 16, type=positive)
     minute = "(no limit but the endpoint's own, which is kept to in any case)"
-    add_number(limits, "--requests-per-minute", minute, type=_amount)
-    add_number(limits, "--timeout", "seconds of one call (300)", 300.0, type=_amount, metavar="S")
+    add_number(limits, "--requests-per-minute", minute, type=amount)
+    add_number(limits, "--timeout", "seconds of one call (300)", 300.0, type=amount, metavar="S")
     patience = "seconds without any answer after which the endpoint is given up (600)"
-    add_number(limits, "--patience", patience, 600.0, type=_amount, metavar="S")
+    add_number(limits, "--patience", patience, 600.0, type=amount, metavar="S")
     key = "environment variable that holds the key (OPENAI_API_KEY)"
     limits.add_argument("--key-variable", default="OPENAI_API_KEY", metavar="NAME", help=key)
     request = (
@@ -621,20 +621,9 @@ def _two_or_more(text: str) -> int:
     return number
 
 
-def _amount(text: str) -> float:
-    """Parse a number of at least 0, as the `type` of an argument."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number from 0, got {text!r}")
-    return number
-
-
 def _share(text: str) -> float:
     """Parse a number between 0 and 1, as the `type` of an argument."""
-    if not 0 < (number := _amount(text)) < 1:
+    if not 0 < (number := amount(text)) < 1:
         raise argparse.ArgumentTypeError(f"must lie between 0 and 1, got {text!r}")
     return number
 
@@ -644,7 +633,7 @@ def _price(text: str) -> tuple[float, float]:
     parts = text.split(",")
     if len(parts) != 2:
         raise argparse.ArgumentTypeError(f"must be two numbers with a comma, got {text!r}")
-    return _amount(parts[0]), _amount(parts[1])
+    return amount(parts[0]), amount(parts[1])
 
 
 def _table(text: str) -> dict[str, Any]:

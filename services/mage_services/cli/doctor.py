@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.options import add_number, add_set
+from mage_services.cli.options import add_number, add_set, positive
 from mage_services.terminal import printing
 
 HELP = "Say what is wrong with a run, or with a cluster, and what to do about it."
@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cluster = "look at the nodes of a Ray cluster instead: `auto`, or HOST:PORT of its head"
     parser.add_argument("--cluster", metavar="ADDRESS", help=cluster)
     parser.add_argument("--config", help="with --cluster: what is to be trained (quickstart)")
-    add_number(parser, "--actors", "with --cluster: actor processes (1)", 1)
+    actors = "with --cluster: actor processes (1)"
+    add_number(parser, "--actors", actors, default=1, type=positive)
     add_set(parser, "with --cluster: change a key")
 
 

@@ -73,6 +73,17 @@ def positive(text: str) -> int:
     return number
 
 
+def amount(text: str) -> float:
+    """Parse a number of at least 0, as the `type` of an argument."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number from 0, got {text!r}")
+    return number
+
+
 def port(text: str) -> int:
     """Parse the number of a TCP port, 0 for a free one, as the `type` of an argument."""
     # Some event loops listen on the remainder of a larger number.

@@ -2,7 +2,7 @@
 
 import argparse
 
-from mage_services.cli.options import add_config, add_number, add_set
+from mage_services.cli.options import add_config, add_number, add_set, amount, positive
 
 HELP = "Say what a configuration needs of memory and time, and whether that fits."
 
@@ -18,13 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method", metavar="NAME", help="set the keys of a published method, before --set"
     )
-    add_number(parser, "--actors", "actor processes (1)", 1)
+    add_number(parser, "--actors", "actor processes (1)", default=1, type=positive)
     memory = "memory of each GPU, or of this machine (that of hardware.gpu, or this machine's)"
-    add_number(parser, "--memory-gb", memory, 0.0, type=float, metavar="GB")
+    add_number(parser, "--memory-gb", memory, default=0.0, type=amount, metavar="GB")
     tokens = "tokens of a context on average (engine.max_tokens, the most there can be)"
-    add_number(parser, "--context-tokens", tokens, 0)
+    add_number(parser, "--context-tokens", tokens, default=0)
     rate = "10^12 operations a second that were measured (what the GPU's data sheet says)"
-    add_number(parser, "--tflops", rate, 0.0, type=float, metavar="RATE")
+    add_number(parser, "--tflops", rate, default=0.0, type=amount, metavar="RATE")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -32,6 +32,7 @@ def run(given: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: the run would not fit; or the hardware is not known.
+        PolicyError: the policy's shape is unknown, or it cannot be trained as configured.
     """
     from mage_async.assembly import check
     from mage_async.config import config_file
