@@ -39,7 +39,9 @@ class Restriction(Protocol):
         ...
 
     def allowed(self, node: int) -> np.ndarray:
-        """Return the tokens that may follow, ascending: int32 [at least 1]."""
+        """Return the tokens that may follow a node at which no sequence ends, ascending: int32
+        [at least 1].
+        """
         ...
 
     def forced(self, node: int) -> tuple[list[int], int]:
@@ -81,7 +83,9 @@ class TokenTrie:
         return not self._children[node]
 
     def allowed(self, node: int) -> np.ndarray:
-        """Return the tokens that may follow, ascending: int32 [at least 1]."""
+        """Return the tokens that may follow a node at which no sequence ends, ascending: int32
+        [at least 1].
+        """
         if node not in self._sets:
             self._sets[node] = np.array(sorted(self._children[node]), np.int32)
         return self._sets[node]
@@ -138,7 +142,7 @@ class AllowedSets:
     def __iter__(self) -> Iterator[np.ndarray | None]:
         """Yield the set of each sampled token, or `None`."""
         for number in self.index.tolist():
-            yield None if number == FREE else self.set(number)
+            yield None if number == FREE else self.set_of(number)
 
     def fault(self, sampled: np.ndarray) -> str | None:
         """Return why these cannot be the sets of a segment's sampled tokens, int32 [N]; or `None`.
@@ -175,6 +179,6 @@ class AllowedSets:
             return "a sampled token lies in its allowed set, got one that does not"
         return None
 
-    def set(self, number: int) -> np.ndarray:
+    def set_of(self, number: int) -> np.ndarray:
         """Return a set by its number: int32 [at least 2]."""
         return self.tokens[self.offsets[number] : self.offsets[number + 1]]

@@ -35,8 +35,8 @@ class Session:
     context; "" if none was.
     """
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Returns a context manager within which a call waits for the policy's answer. The time spent
-    in it does not count towards the program's deadline.
+    """Returns a context manager within which a call waits for the policy's answer. `CallRunner`
+    sets it, and does not count the time spent in it towards the program's deadline.
     """
 
 
@@ -94,17 +94,17 @@ class AgentProgram(Callee):
         try:
             return _answered(request, self.run(*given))
         except Exception:  # the border to foreign code; raised again
-            return self._failed(request)
+            return self._zero_if_full(request)
 
     async def _perform_async(self, request: Request, given: tuple[Any, ...]) -> Answered:
         """Run a program whose `run` is a coroutine function."""
         try:
-            reward = self.run(*given)
-            return _answered(request, await reward if inspect.isawaitable(reward) else reward)
+            reward: Any = self.run(*given)
+            return _answered(request, await reward)
         except Exception:  # the border to foreign code; raised again
-            return self._failed(request)
+            return self._zero_if_full(request)
 
-    def _failed(self, request: Request) -> Answered:
+    def _zero_if_full(self, request: Request) -> Answered:
         """Return a reward of 0 if a call was refused for its length; else raise again the exception
         that is being handled.
         """

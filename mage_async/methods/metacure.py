@@ -18,8 +18,8 @@ counts n of what followed an action in a state:
 
 with the members of the batch as prior. Counts of a member leave out the trial that is judged, which
 would identify itself. p(o | s, a) includes it: it is the same for all members, and without the
-trial it is 0 / 0 where nobody else did a in s. The authors' configurations have the weight 0.2 in
-eight of ten, 0.1 in one and 3 in one, beside the explorer's own reward in full.
+trial it is 0 / 0 where nobody else did a in s. The authors' ten configurations pay the explorer
+its own reward in full, and the bonus with the weight 0.2 (eight of them), 0.1 (one) or 3 (one).
 
 The bonus is paid in every episode but the last, which is to be won and not to be learned from. The
 bonus stays in the episode that earned it, whatever `credit.kind` does with other rewards:
@@ -135,6 +135,7 @@ class MetaCure(Method):
                 "and no versions of the policy: set population.rivals = 0 or "
                 "methods.metacure.information_bonus = 0"
             )
+        # Methods with a share of self-play, in which the opponent is no member of the environment.
         if others := overriding(self.config, "self_play_share"):
             raise ConfigError(
                 "methods.metacure.information_bonus is for one agent against the environment: set "

@@ -21,7 +21,8 @@ LABELS = {
 """Labels of the arms in charts and tables."""
 COLOURS = {"own": "heldout", "blind": "blind", "retry": "train", "swapped": "swapped"}
 """CSS class of each arm that the chart draws; the classes are named after the evaluation sets of
-other pages.
+other pages. `noise` stands in the table alone: those pages have no fifth set, and it has a return
+of the last episode only.
 """
 COMPARED = {
     "first": "the first episode",
@@ -29,7 +30,7 @@ COMPARED = {
     "retry": "retry, mean of all tries",
     "noise": "noise",
     "swapped": "swapped",
-    "all": "their mean",
+    "all": "mean of the five above",
 }
 """Labels of the rows of the table of differences: the last episode is compared with each of these.
 The keys are those of `certificate.DIFFERENCES` and `certificate.ALL` in `mage_async/results`.

@@ -293,10 +293,10 @@ def _searching_opponent(name: str, simulations: object) -> tuple[str, ...]:
 
 
 # The hidden opponents follow. Most are functions of the board, and their moves have known
-# probabilities; a search by sampling (`mcts-N`) has not. A careless opponent also looks at the
-# agent's first cell: if that is one of the three that it takes lightly, it goes through its list of
-# cells for the whole game; otherwise it plays perfectly, with its list deciding between moves of
-# equal value. It makes no random moves.
+# probabilities; the moves of a search by sampling (`mcts-N`) have none. A careless opponent also
+# looks at the agent's first cell: if that is one of the three that it takes lightly, it goes
+# through its list of cells for the whole game; otherwise it plays perfectly, with its list deciding
+# between moves of equal value. It makes no random moves.
 
 
 Weights = Mapping[int, float]
@@ -311,9 +311,9 @@ _PREFERRED = {
 }
 """For each opponent of this kind, its cells in order of preference."""
 TRAIN = ("random", *(f"preferred-{each}" for each in ("centre", "edges", "diagonal", "reverse")))
-"""Opponents to train on, beside the one that searches."""
+"""Opponents to train on, in addition to `mcts-N`."""
 HELDOUT = ("preferred-corners", "preferred-antidiagonal", "minimax")
-"""Held-out opponents, beside the one that searches."""
+"""Held-out opponents, in addition to `mcts-N`."""
 _LISTS = ("centre", "corners", "edges", "reverse")
 """Names of the preference lists of the careless opponents."""
 _HELDOUT_SHAPES = ((0, 1, 3), (0, 2, 4), (0, 3, 6))

@@ -77,7 +77,7 @@ than to send."""
 
 @dataclass(slots=True)
 class PlayedGroup:
-    """A group while it is played."""
+    """Hold a group while it is played."""
 
     grant: GroupGrant
     episodes: dict[int, FinishedEpisodes]
@@ -89,7 +89,7 @@ class PlayedGroup:
 
 @dataclass(slots=True)
 class Weights:
-    """The version that the engine samples with, and the tasks that wait for a newer one."""
+    """Hold the version that the engine samples with, and let tasks wait for a newer one."""
 
     version: int = -1
     """-1 until the engine has loaded weights."""
@@ -133,13 +133,13 @@ async def here(path: Path) -> Path:
 
 
 class Actor:
-    """Plays groups until the learner's goodbye.
+    """Play groups until the learner's goodbye.
 
     Args:
-        stage: begins trials, with the engine and the workers.
-        name: name of the actor in messages to the learner.
-        played: called after each group that was played to its end.
-        bring: copies a file of the run to this machine, and returns its path there.
+        stage: Begins trials, with the engine and the workers.
+        name: Name of the actor in messages to the learner.
+        played: Called after each group that was played to its end.
+        bring: Copies a file of the run to this machine, and returns its path there.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Actor:
         Cancellation abandons every trial; the learner grants their groups again.
 
         Args:
-            first: the learner's first message.
+            first: The learner's first message.
         """
         async with asyncio.TaskGroup() as tasks:
             return await beating(self._channel, self._heartbeat, self._receive(first, tasks))
@@ -317,9 +317,9 @@ class Actor:
     async def _trial(self, stage: Stage, group: PlayedGroup, task: Task, index: int) -> None:
         """Play a trial and send it, with that of the other seat if the policy plays both.
 
-        After a fault of the environment the same trial is played again, from the last episode that
-        was kept on, while the group's other trials go on. Cancellation abandons the trial, unless
-        it has ended.
+        After a fault of the environment the same trial is played again, beginning after the last
+        finished episode that was kept, while the group's other trials go on. Cancellation abandons
+        the trial, unless it has ended.
 
         Raises:
             TrialFault: the last retry has failed too; or the trial does not fit into a message, as
@@ -373,11 +373,12 @@ class Actor:
     def _heartbeat(self) -> Heartbeat:
         """Return the engine's counters and the seconds in each state so far."""
         statistics = self._stage.engine.statistics()
-        seconds = self._shares(statistics.forward_s)
+        seconds = self._book_seconds(statistics.forward_s)
         return Heartbeat(name=self._name, counters=statistics.counters(), blocked_s=seconds)
 
-    def _shares(self, engine_s: float) -> dict[str, float]:
-        """Return the seconds in each state, with "playing" split into four parts.
+    def _book_seconds(self, engine_s: float) -> dict[str, float]:
+        """Add the seconds since the last call to the parts of "playing", and return the seconds in
+        each state, with these four parts in place of "playing".
 
         The parts are the engine's forward passes, this thread's work on trials, the calls of the
         environment, and "other" (handing over between threads, and waiting for a core). Of parts
@@ -385,7 +386,7 @@ class Actor:
         the seconds of playing.
 
         Args:
-            engine_s: seconds of the engine's forward passes since it started.
+            engine_s: Seconds of the engine's forward passes since it started.
         """
         seconds = self.time.seconds()
         playing_s = seconds.pop("playing", 0.0)
@@ -430,8 +431,8 @@ async def play(
     returned. Cancellation abandons every trial.
 
     Args:
-        policy: directory of the model.
-        bring: copies a file of the run to this machine, and returns its path there.
+        policy: Directory of the model.
+        bring: Copies a file of the run to this machine, and returns its path there.
     """
     welcome = await channel.receive()
     unready = partial(Heartbeat, name=name, counters={}, blocked_s={})

@@ -34,7 +34,7 @@ MAX_RETRY_PAUSE_S = 30.0
 
 
 class Retries:
-    """Decides whether a trial is played again after a fault of its environment or engine.
+    """Decide whether a trial is played again after a fault of its environment or engine.
 
     A fault says nothing about the agent. If every fault dropped the trial's group, faults would
     choose what is trained: long trials, which make more calls, would be lost more often than short
@@ -42,8 +42,8 @@ class Retries:
     is played again with fresh objects of the environment.
 
     Args:
-        most: largest number of retries of a trial (`environment.retries`).
-        say: takes a line for people.
+        most: Largest number of retries of a trial (`environment.retries`).
+        say: Takes a line for people.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Retries:
         """Return when the trial can be played again. Cancellation ends the wait.
 
         Args:
-            num_retries: retries of the trial so far.
+            num_retries: Retries of the trial so far.
 
         Raises:
             InfrastructureFault: the last retry has failed; of the type of `fault`, with the number
@@ -97,7 +97,7 @@ it."""
 
 
 class Played(NamedTuple):
-    """A trial that was played to its end."""
+    """Hold a trial that was played to its end."""
 
     run: TrialInProgress
     duration_s: float
@@ -107,7 +107,7 @@ class Played(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Holds what trials share (environment, settings, chat format, engine), and begins trials."""
+    """Hold what trials share (environment, settings, chat format, engine), and begin trials."""
 
     environment: Environment
     config: TrialConfig
@@ -128,10 +128,10 @@ class Stage:
         """Return a trial that is ready to be played.
 
         Args:
-            index: index of the trial in its group.
-            name: beginning of the names of its sequences on the engine.
-            swap: task of the last episode, for the control `swapped`; None: the same task.
-            after: finished episodes of the trial, after which it continues; None: it begins anew.
+            index: Index of the trial in its group.
+            name: Beginning of the names of its sequences on the engine.
+            swap: Task of the last episode, for the control `swapped`; None: the same task.
+            after: Finished episodes of the trial, after which it continues; None: it begins anew.
         """
         return begin_trial(
             self.environment,
@@ -206,9 +206,9 @@ async def play_retried(
     as often as `retries` allows.
 
     Args:
-        begin: creates the trial, with fresh objects and the same names of its sequences: the engine
+        begin: Creates the trial, with fresh objects and the same names of its sequences: the engine
             has released those of the try before.
-        between: see `Between`.
+        between: See `Between`.
 
     Raises:
         InfrastructureFault: the last retry has failed too.
@@ -229,7 +229,7 @@ async def make_calls(
     """Make the environment calls that a trial waits for. Cancellation abandons the current one.
 
     Args:
-        between: see `Between`; the next episode begins when the call has returned.
+        between: See `Between`; the next episode begins when the call has returned.
     """
     while True:
         if between is not None and run.is_between_episodes:
@@ -253,8 +253,8 @@ async def play_all(
     (`Trial.cut_at`) and is returned like the others. Cancellation aborts all of them.
 
     Args:
-        begins: functions that create the trials; each is called again for a retry.
-        on_end: called after each trial.
+        begins: Functions that create the trials; each is called again for a retry.
+        on_end: Called after each trial.
 
     Raises:
         ExceptionGroup: of other faults than those.

@@ -1,4 +1,4 @@
-"""Run the `mage` command line, and print the error of any command in one line.
+"""Run the `mage` command line, and print the error of a command without a traceback.
 
 Without a command `mage` trains: `mage --config scout` is `mage train --config scout`. Building the
 tree imports no torch, so that help is quick; a command imports what it computes with when it runs.

@@ -63,7 +63,7 @@ class Message(msgspec.Struct, frozen=True):
         """Return the text of the message.
 
         Raises:
-            BadRequest: it holds anything else, such as an image.
+            BadRequest: the content holds something other than text, such as an image.
         """
         return text_of(self.content)
 
@@ -200,7 +200,7 @@ def text_of(content: str | Sequence[Part] | None) -> str:
     and a policy reads its own words from the tokens that it sampled.
 
     Raises:
-        BadRequest: it holds anything else, such as an image.
+        BadRequest: the content holds something other than text, such as an image.
     """
     if content is None or isinstance(content, str):
         return content or ""

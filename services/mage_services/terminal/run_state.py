@@ -43,8 +43,9 @@ class RunState:
     phase: Phase = "starting"
     phase_began: float = 0.0
     warm_start: Event = field(default_factory=dict)
-    """Keys `step`, `steps`, `loss`, and `gate`, the loss on observations of the last episode over
-    that of the first; later `origin`, where the weights came from, and `warm_start_s`."""
+    """Keys `step`, `steps`, `loss`, and `gate`, the loss on observations of the last episode
+    divided by the loss on those of the first; later `origin`, where the weights came from, and
+    `warm_start_s`."""
     steps: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_STEPS_KEPT))
     """Metrics of each step."""
     curve: list[Event] = field(default_factory=list)
@@ -208,8 +209,8 @@ class RunState:
 def _shares(old: dict[str, float], new: dict[str, float]) -> dict[str, float]:
     """Return the shares of states in the seconds since `old`, the largest first.
 
-    `old` and `new` are totals by state. If one has shrunk, the process was restarted: then all of
-    `new` counts.
+    `old` and `new` are totals by state. If one has shrunk (the process was restarted), or none has
+    grown (`old` and `new` are of the same event), all of `new` counts.
     """
     spent = {state: seconds - old.get(state, 0.0) for state, seconds in new.items()}
     if min(spent.values(), default=0.0) < 0 or sum(spent.values()) <= 0:
