@@ -76,7 +76,9 @@ def test_harder_tasks_are_scored_beside_those_as_trained(tmp_path: Path) -> None
 
     def written(version: int, **more: Any) -> dict[str, Any]:
         environment = environment_of(CONFIG)
-        write_evaluation(run, sets, environment, version, {}, msgspec.to_builtins(more))
+        write_evaluation(
+            run, sets, environment, version, blocked_s={}, more=msgspec.to_builtins(more)
+        )
         return json.loads(run.evaluation.read_text())
 
     assert written(3, diversity=spread)["diversity"]["repeats"] == 8

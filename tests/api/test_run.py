@@ -1,6 +1,7 @@
 """A recorded run, looked at and talked to from Python."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ import time
 import pytest
 
 import mage_async as mage
+from mage_async.config import config_file
 from mage_services.api.evaluation import evaluate, folder_of
 from mage_services.api.run import framed
 from tests.helpers.recorded_runs import unpack
@@ -70,8 +72,20 @@ def test_a_policy_is_talked_to_beside_a_running_loop_and_remembers(run):
 def test_an_evaluation_costs_the_processor_time_since_its_call(tmp_path):
     began = time.process_time()
     assert began > 0
-    _, _, summary = evaluate(unpack("finished", tmp_path), trials=2, episodes=2)
+    place, config, summary = evaluate(unpack("finished", tmp_path), trials=2, episodes=2)
     assert 0 < summary["processor_s"] <= time.process_time() - began
+    assert config.evaluation.episodes == 2
+    assert config_file.load_recorded(place.config) == config
+
+
+def test_an_evaluation_keeps_the_costs_of_training_that_were_recorded(tmp_path):
+    run = unpack("finished", tmp_path)
+    recorded = json.loads(run.summary.read_text())
+    del recorded["processor_s"]
+    run.summary.write_text(json.dumps(recorded))
+    _, _, summary = evaluate(run, trials=2)
+    assert summary["wall_s"] == recorded["wall_s"]
+    assert "processor_s" not in summary
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

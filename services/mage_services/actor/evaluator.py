@@ -242,12 +242,14 @@ def write_evaluation(
     sets: dict[str, Score],
     environment: Environment,
     version: int,
-    blocked_s: dict[str, float],
+    *,
+    blocked_s: Mapping[str, float],
     more: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the final evaluation, with reference values and the time accounting of its process.
 
     Args:
+        blocked_s: Seconds of the evaluator's process by state; {} if they were not measured.
         more: "diversity" and "harder", where they were measured. Where they were not, those of an
             earlier evaluation of the same version stay.
     """
@@ -530,7 +532,7 @@ class CurveEvaluator:
 
         num_trials = self._config.evaluation.final_trials
         sets = await evaluator.final(num_trials, at_intervals(REPORT_S, report))
-        write_evaluation(self._run, sets, environment, version, self.time.seconds())
+        write_evaluation(self._run, sets, environment, version, blocked_s=self.time.seconds())
 
     async def _sample(self, evaluator: Evaluator, version: int) -> None:
         """Write a few held-out trials, of the same tasks for the first and the last version."""

@@ -72,7 +72,8 @@ def evaluate(
         assignments: Changes to the configuration for that environment, as `a.b=c`.
 
     Returns:
-        Where the results are, the configuration that was played, and the summary.
+        Where the results are, the configuration that was played (`episodes`, and a context with
+        room for them, in place of the run's own), and the summary.
 
     Raises:
         ConfigError: there is no such environment or ladder, or the policy lacks its words.
@@ -93,25 +94,25 @@ def evaluate(
     if environment:
         check_words(config, policy)
     began, began_processor = time.monotonic(), time.process_time()
-    roomy = _roomy(config, episodes, times_as_long(config, ladder))
+    config = _roomy(config, episodes, times_as_long(config, ladder))
     # Guidance is text that a method such as graph memory puts before a trial. It was learned about
     # the environment of training, so trials of another one begin without it.
     guidance = no_guidance if environment else recorded_guidance(run, config, version)
-    playing = _play(roomy, policy, trials, diversity, episodes, ladder, guidance)
+    playing = _play(config, policy, trials, diversity, ladder, guidance)
     sets, more = run_to_end(playing)
     target, is_as_trained = replace(run, root=folder), folder == run.root
     if not is_as_trained:
         folder.mkdir(exist_ok=True, parents=True)
         target.config.write_text(config_file.dump(config))
-    # {}: the seconds by state of an evaluator process, which this process does not measure.
-    write_evaluation(target, sets, environment_of(config), version, {}, more)
-    costs = {
+    # Only the process of an evaluator measures its seconds by state.
+    write_evaluation(target, sets, environment_of(config), version, blocked_s={}, more=more)
+    costs: dict[str, Any] = {
         "wall_s": time.monotonic() - began,
         "processor_s": time.process_time() - began_processor,
     }
     # The summary of the run itself keeps the costs of its training.
     if is_as_trained and "wall_s" in (recorded := read_document(run.summary)):
-        costs = {name: recorded[name] for name in costs}
+        costs = {name: recorded.get(name) for name in costs}
     summary = summarise(target, **costs)
     if not is_as_trained:  # the folder has no metrics: the training was the run's
         summary |= {"steps": version, "complete": version >= config.learner.steps}
@@ -131,8 +132,8 @@ def folder_of(environment: str, assignments: Sequence[str]) -> str:
 
 
 def _roomy(config: Config, episodes: int, length_ratio: float) -> Config:
-    """Return the configuration with a larger engine context, for more or longer episodes than the
-    run's own trials have.
+    """Return the configuration for trials of `episodes`, with a larger engine context if these are
+    more or longer than the episodes of the run's own trials.
 
     Args:
         length_ratio: Factor by which the longest episode exceeds the run's own; at least 1.
@@ -140,7 +141,8 @@ def _roomy(config: Config, episodes: int, length_ratio: float) -> Config:
     own = max(config.trial.episodes, config.evaluation.episodes)
     max_tokens = math.ceil(config.engine.max_tokens * max(1.0, episodes / own) * length_ratio)
     engine = msgspec.structs.replace(config.engine, max_tokens=max_tokens)
-    return msgspec.structs.replace(config, engine=engine)
+    evaluation = msgspec.structs.replace(config.evaluation, episodes=episodes)
+    return msgspec.structs.replace(config, engine=engine, evaluation=evaluation)
 
 
 async def _play(
@@ -148,7 +150,6 @@ async def _play(
     policy: Path,
     num_trials: int,
     repeats: int | None,
-    episodes: int,
     ladder: Ladder | None,
     guidance: GuidanceOf,
 ) -> tuple[dict[str, "Score"], dict[str, Any]]:
@@ -165,6 +166,7 @@ async def _play(
         Scores by set, and a mapping with "diversity" and "harder", as far as they were measured.
     """
     chat = load_chat(policy, thinking=config.transcript.thinking)
+    episodes = config.evaluation.episodes
     made, more = make_engine(config, policy, "evaluate"), dict[str, Any]()
     async with made as engine, CallRunner.of(config.environment) as workers:
         evaluator = Evaluator(config, environment_of(config), chat, engine, workers, episodes)
