@@ -269,13 +269,14 @@ def _failures_in(error: BaseException) -> Iterator[BaseException]:
 def _fail(status: Status, code: int, error: BaseException) -> NoReturn:
     """Report a failure, and end this process with an exit code."""
     reason = str(error) if isinstance(error, MageError) else f"{type(error).__name__}: {error}"
-    if (
-        os.strerror(errno.ENOSPC) in reason and "make room" not in reason
-    ):  # libraries raise it as other types than OSError
+    # The text is searched, because libraries raise other types than OSError.
+    is_disk_full = os.strerror(errno.ENOSPC) in reason
+    if is_disk_full and "make room" not in reason:  # the error may give the advice already
         reason += "; make room on the disk, then go on with --resume"
     status.send("failed", reason=reason)
     with suppress(OSError):  # a log on a full disk
         print(reason, file=sys.stderr, flush=True)
+    # People read the reason above; the threads that remain are not reported too.
     end_despite_threads(code, lambda text: None)
     sys.exit(code)
 
