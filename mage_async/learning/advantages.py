@@ -103,7 +103,7 @@ class Advantage(Variant, tag_field="estimator"):
         if self.penalise == "score" and not self.has_score:
             raise ConfigError(
                 'advantage.penalise = "score" needs the estimator "gigpo", the only one with a '
-                f'score beside the return; with {self.kind!r} write "return" or "advantage"'
+                f'score in addition to the return; with {self.kind!r} write "return" or "advantage"'
             )
         for limit in ("max_action_tokens", "max_reflection_tokens"):
             if self.length_penalty and getattr(config.transcript, limit) < 2:
