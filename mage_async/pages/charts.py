@@ -332,7 +332,7 @@ STATE_COLOURS = {
     "environment": "work2",
     "publishing": "work3",
     "checkpoint": "work4",
-    "parity": "work5",
+    "log-prob check": "work5",
     "playing": "work1",
     "loading": "work4",
     "preparing": "work4",

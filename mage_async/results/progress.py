@@ -222,6 +222,8 @@ _DOING = {
     "publishing": "publishes its weights",
     "journal sync": "writes the journal",
     "checkpoint": "writes a checkpoint",
+    "log-prob check": "compares its log-probs with those of the engines, once, after the last step",
+    "peer gone": "waits for actors that have lost their connection",
 }
 """States of the learner in the words of `sentence`; others are printed as they are."""
 

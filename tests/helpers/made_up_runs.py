@@ -171,7 +171,12 @@ def _learner(steps):
         "dropped_by_reason": {},
         "granted_again": 0,
         "blocked_s": {
-            "learner": {"training": 22.0, "batch not full": 5.5, "publishing": 2.0, "parity": 0.5},
+            "learner": {
+                "training": 22.0,
+                "batch not full": 5.5,
+                "publishing": 2.0,
+                "log-prob check": 0.5,
+            },
             **{f"actor-{number}": actor for number in range(4)},
         },
     }

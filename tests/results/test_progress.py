@@ -107,6 +107,9 @@ def test_a_sentence_leaves_out_what_is_not_known() -> None:
     assert sentence(replace(unknown, doing="training")).startswith(
         "step 1/60 trains on its batch, for 41 s: "
     )
+    assert sentence(replace(unknown, step=60, doing="log-prob check")).startswith(
+        "step 60/60 compares its log-probs with those of the engines, once, after the last step, f"
+    )
 
 
 @pytest.mark.parametrize(("number", "text"), [(41.3, "41 s"), (312, "5:12 min"), (7265, "2:01 h")])

@@ -6,7 +6,8 @@ import pytest
 
 from mage_async.doctor import Doctor
 from mage_services.view.index import RunReader
-from mage_services.view.run_pages import _records, config_of, examined
+from mage_services.view.page_request import PageRequest
+from mage_services.view.run_pages import _records, config_of, examined, overview
 from tests.helpers.recorded_runs import unpack
 from tests.view.conftest import build
 
@@ -44,6 +45,14 @@ def test_a_step_is_examined_once_and_what_was_found_stays(looked_at):
     append(run, loss=0.1)
     assert "not_finite" in findings(run)
     assert shown == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_steps_of_a_run_are_known_before_its_index_is_built(looked_at):
+    run, _ = looked_at
+    RunReader(run)  # makes an empty index
+    page = overview(PageRequest("/token/", {"run": run}, "run", {}, {}, None))
+    assert "step 4 of 4" in page
+    assert "Before the first step" not in page
 
 
 def test_a_run_that_began_anew_is_examined_anew(looked_at):

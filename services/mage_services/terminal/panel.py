@@ -29,7 +29,7 @@ STATE_STYLES = {
     "environment": "deep_sky_blue3",
     "publishing": "medium_purple2",
     "checkpoint": "orchid3",
-    "parity": "plum3",
+    "log-prob check": "plum3",
     "batch not full": "orange3",
     "no grant": "orange3",
     "no fresh weights": "gold3",

@@ -34,7 +34,7 @@ from mage_services.processes.run_lock import is_held
 from mage_services.view import trial_pages
 from mage_services.view.index import RunReader, file_state
 from mage_services.view.page_request import PageRequest
-from mage_services.view.run_watcher import history_of, state_of
+from mage_services.view.run_watcher import history_of, last_line, state_of
 from mage_services.view.trial_pages import TrialFilter, group_rows
 
 MAX_POINTS = 120
@@ -56,7 +56,9 @@ def overview(request: PageRequest) -> Markup:
     with RunReader(run) as reader:
         frame = request.frame(reader, request.name, tab="")  # "" is the tab of this page
         records = _records(reader, config)
-        step, findings = reader.last_step(), examined(reader, records)
+        # The index of a run that was not opened before has to be built first.
+        step = max(reader.last_step(), last_line(run.metrics).get("step", 0))
+        findings = examined(reader, records)
         selection = selection_of(run)
         groups = reader.untrained_groups(MAX_GROUPS)
         listed = reader.trials_of([group.number for group in groups])
