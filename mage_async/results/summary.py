@@ -47,7 +47,8 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
     steps, mismatches are in nats. Rates are means over the training time, including waits.
 
     Args:
-        wall_s: seconds from the command to its end, including warm start and evaluation.
+        wall_s: seconds from the command to its end, including warm start and evaluation; of a
+            resumed run the sum over its commands.
         processor_s: seconds of CPU cores that all processes of the run used: its cost on a machine
             that does other things too. `None` if it is not known.
     """

@@ -8,6 +8,8 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.results.run_directory import RunDirectory, checkpoint_at
+from mage_async.results.run_files import read_document
+from mage_async.results.summary import summarise, write_summary
 from mage_services.api import start_to_report
 from mage_services.processes.supervisor import Supervisor
 
@@ -26,6 +28,25 @@ class Lines:
 
     def close(self, summary: dict[str, Any] | None) -> None:
         pass
+
+
+def test_the_costs_of_a_resumed_run_are_those_of_all_its_starts(
+    make_run: Callable[..., RunDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(steps=12)
+    run.root.joinpath("sockets").mkdir()
+    config = config_file.load(run.config)
+    write_summary(run, summarise(run, wall_s=1000.0, processor_s=2000.0))
+
+    async def until_signalled(supervisor: Supervisor) -> None:
+        return None
+
+    monkeypatch.setattr(start_to_report, "until_signalled", until_signalled)
+    assert start_to_report.run_to_end(run, config, num_actors=1, view=Lines()) == 0
+    summary = read_document(run.summary)
+    assert 1000.0 < summary["wall_s"] < 1100.0
+    assert summary["processor_s"] > 2000.0
+    assert "wall time" in run.report.read_text()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 Start = Callable[..., "subprocess.Popen[str]"]
+RECORDS = ("learner.json", "summary.json")
 
 
 def test_every_granted_trial_is_trained_dropped_or_in_flight(summary: dict[str, Any]) -> None:
@@ -113,6 +114,7 @@ def test_evaluate_plays_more_episodes_than_training_did(
 def test_a_resumed_run_goes_on_where_it_stopped(
     finished: tuple[Path, str], environment: dict[str, str]
 ) -> None:
+    before = [json.loads((finished[0] / name).read_text()) for name in RECORDS]
     command = [sys.executable, "-m", "mage_async.launch", "--resume", "--actors", "1"]
     command += ["--run-dir", str(finished[0]), "--set", "learner.steps=6"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
@@ -122,6 +124,9 @@ def test_a_resumed_run_goes_on_where_it_stopped(
         for line in (finished[0] / "metrics.jsonl").read_text().splitlines()
     ]
     assert steps == [1, 2, 3, 4, 5, 6]
+    learner, summary = (json.loads((finished[0] / name).read_text()) for name in RECORDS)
+    assert learner["warm_start_s"] == before[0]["warm_start_s"]
+    assert summary["wall_s"] > before[1]["wall_s"]
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def warm_start(step, gate=NAN):
     return "learner", {"event": "warm_start", "step": step, "steps": 150, "loss": 1.5, "gate": gate}
 
 
-POLICY = ("learner", {"event": "policy", "origin": "warm-started here", "warm_start_s": 14.7})
+POLICY = ("learner", {"event": "policy", "origin": "warm-started here", "prepared_s": 14.7})
 
 
 def step(number, blocked_s=None, faults=(), returns=(0.0, 0.4, 0.5)):

@@ -30,7 +30,13 @@ from mage_async.errors import ConfigError, Halted, MageError, RunError, RunFaile
 from mage_async.methods.method import overriding
 from mage_async.pages.report import render
 from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
-from mage_async.results.run_files import read_document, read_lines, read_records, write_whole
+from mage_async.results.run_files import (
+    Record,
+    read_document,
+    read_lines,
+    read_records,
+    write_whole,
+)
 from mage_async.results.summary import summarise, write_summary
 from mage_services.actor.preflight import run_preflight
 from mage_services.actor.rehearsal import rehearse_all
@@ -287,6 +293,7 @@ def run_to_end(
     """
     view = RecordedView(view or make_view(config, run, is_terminal=sys.stdout.isatty()), run)
     began, doctor = time.monotonic(), Doctor.of(config)
+    earlier = read_document(run.summary)  # of the starts before a resumption
     for record in read_lines(run.metrics):  # the steps before a resumed run's start
         doctor.step(record)
     with tracked(run, trackers_of(config.tracking), config.tracking.wait_s, view.line):
@@ -296,7 +303,7 @@ def run_to_end(
                     Supervisor(run, config, num_actors, address, view, doctor, start),
                     until,
                 )
-            _finish(run, doctor, view, time.monotonic() - began)
+            _finish(run, doctor, view, time.monotonic() - began, earlier)
         except MageError as error:
             view.close(None)
             raise RunFailed(str(error)) from error
@@ -358,14 +365,20 @@ def _what_a_resumed_run_does(run: RunDirectory) -> str:
     return f"{command}, which first trains {steps} again, from the journal: nothing is lost"
 
 
-def _finish(run: RunDirectory, doctor: Doctor, view: View, wall_s: float) -> None:
+def _finish(run: RunDirectory, doctor: Doctor, view: View, wall_s: float, earlier: Record) -> None:
     """Write the summary and the report of a run, finished or not.
+
+    Args:
+        wall_s: Seconds since this start of the run.
+        earlier: Summary of the starts before this one; empty for a new run.
 
     Raises:
         RunError: the disk is full, or a file of the run is damaged.
     """
     # The first four times are CPU seconds, user and system, of this process and of its children.
-    summary = summarise(run, wall_s=wall_s, processor_s=sum(os.times()[:4]))
+    costs = {"wall_s": wall_s, "processor_s": sum(os.times()[:4])}
+    costs = {name: seconds + (earlier.get(name) or 0.0) for name, seconds in costs.items()}
+    summary = summarise(run, **costs)
     page = render(run, summary)
     view.close(summary)
     for finding in doctor.conclude(read_records(run)):

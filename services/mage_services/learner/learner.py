@@ -21,7 +21,7 @@ from mage_async.errors import DeterministicFailure
 from mage_async.methods.method import Methods
 from mage_async.policy.warm_start import Progress
 from mage_async.protocol.journal_records import SegmentHeader
-from mage_async.results.run_files import sync
+from mage_async.results.run_files import read_document, sync
 from mage_async.tasks.league import League
 from mage_async.tasks.task_stream import MatchedTasks, TaskStream
 from mage_services.journal.writer import JournalFile
@@ -79,8 +79,11 @@ async def main(startup: Startup, status: Status) -> None:
         Gang(startup.run, config) as gang,
     ):
         began = time.monotonic()
+        is_resumed = startup.run.policy.exists()
         prepared = await _prepare(startup, status, trainer_thread, ledger, league, methods, gang)
-        warm_start_s = time.monotonic() - began
+        warm_start_s: float | None = time.monotonic() - began
+        if is_resumed:  # what was computed just now are the steps after the checkpoint
+            warm_start_s = read_document(startup.run.learner).get("warm_start_s")
         coordinator_config = CoordinatorConfig.of(config)
         header = segment_header(ledger, coordinator_config, league, methods)
         journal = open_journal_file(startup, prepared, header)
@@ -163,7 +166,7 @@ async def _prepare(
         # A learner that was killed may have written a checkpoint without making its name durable.
         await trainer_thread.call(sync, startup.run.checkpoints)
     status.send("fact", text=prepared.training.trainer.describe())
-    status.send("policy", origin=prepared.origin, warm_start_s=time.monotonic() - began)
+    status.send("policy", origin=prepared.origin, prepared_s=time.monotonic() - began)
     if num_skipped:
         note(f"warm start: {num_skipped} steps were skipped, whose gradients were not finite")
     if prepared.lost_bytes:
@@ -189,7 +192,7 @@ async def _run_tasks(
             tasks.create_task(gang.watch(), name="ranks"),
             tasks.create_task(loop.publisher.run(), name="publish"),
         ]
-        # "Parity" compares the log-probs of engine and learner after the last step.
+        # `parity`: differences between the log-probs of engine and learner after the last step.
         parity = await loop.train()
         for other in others:
             other.cancel()

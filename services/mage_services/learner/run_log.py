@@ -56,7 +56,7 @@ class RunLog:
         coordinator: Coordinator,
         training: Training,
         trainer_thread: TrainerThread,
-        warm_start_s: float,
+        warm_start_s: float | None,
         time_accounting: TimeAccounting,
     ) -> None:
         self._run, self._config = startup.run, startup.config

@@ -45,7 +45,7 @@ class RunState:
     warm_start: Event = field(default_factory=dict)
     """Keys `step`, `steps`, `loss`, and `gate`, the loss on observations of the last episode
     divided by the loss on those of the first; later `origin`, where the weights came from, and
-    `warm_start_s`."""
+    `prepared_s`."""
     steps: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_STEPS_KEPT))
     """Metrics of each step."""
     curve: list[Event] = field(default_factory=list)
@@ -80,7 +80,7 @@ class RunState:
                 self.warm_start |= {key: event[key] for key in ("step", "steps", "loss", "gate")}
                 self._enter("warm start", now)
             case "policy":
-                self.warm_start |= {key: event[key] for key in ("origin", "warm_start_s")}
+                self.warm_start |= {key: event[key] for key in ("origin", "prepared_s")}
                 self._enter("training", now)
             case "step":
                 self._add_step(event["metrics"])

@@ -110,7 +110,7 @@ class PlainView:
     """Print lines for logs, pipes and CI: one for each phase, each note and each evaluation during
     training (a point of the curve), and for some steps. Nothing is ever overwritten.
 
-    Values are written `key=value`, with "_" for a space, so that they can be searched by grep.
+    Values are written `key=value`, so that they can be searched by grep.
     """
 
     def __init__(
@@ -131,8 +131,7 @@ class PlainView:
         if self._state.phase != phase:
             warm, origin = self._state.warm_start, ""
             if self._state.phase == "training" and "origin" in warm:
-                policy = warm["origin"].replace(" ", "_")
-                origin = f" policy={policy} warm_start_s={warm['warm_start_s']:.1f}"
+                origin = f" prepared_s={warm['prepared_s']:.1f} policy: {warm['origin']}"
             self.line(f"phase={self._state.phase.replace(' ', '_')}{origin}")
             self._printed_step, self._printed_at, self._progress_at = 0, now, now
         if (text := lasting_line(process, event)) is not None:
