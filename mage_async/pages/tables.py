@@ -22,6 +22,11 @@ from mage_async.results.return_rows import (
 )
 from mage_async.tasks.league import version_of
 
+MOST_MEMBERS = 40
+"""Largest number of members of a split that a table lists; of more it has those with the lowest and
+the highest returns. A class without members has 1,024 tasks, with a few trials each.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
@@ -94,18 +99,17 @@ def sets_tables(
     rows = [*set_rows(evaluation).values(), *reference_rows(summary)]
     return {
         "sets": episode_table("set", rows, bound=bound),
-        "wins": episode_table(
-            "share", _win_rows(heldout, evaluation.get("heldout_blind")), percent
-        ),
+        "wins": _wins_table(heldout, evaluation.get("heldout_blind")),
         "seats": episode_table("seat", seat_rows, bound=bound) if len(seats) > 1 else None,
         "cut": _cut_short(evaluation),
         "probes": episode_table("set", probes.values(), percent) if probes else None,
     }
 
 
-def _win_rows(heldout: Mapping[str, Any], blind: Mapping[str, Any] | None) -> list[EpisodeRow]:
+def _wins_table(heldout: Mapping[str, Any], blind: Mapping[str, Any] | None) -> Table | None:
     """Return the shares of held-out tasks that were won, drawn and lost in each episode, and of
-    those won in any episode so far.
+    those won in any episode so far; None if every episode was won, or none, even without memory:
+    `wins_above` then tells no good play from bad.
 
     The share won so far never decreases, even without learning. So a last row shows it for the same
     policy without its earlier episodes in the context (`blind`): what independent retries reach.
@@ -120,7 +124,11 @@ def _win_rows(heldout: Mapping[str, Any], blind: Mapping[str, Any] | None) -> li
         EpisodeRow("won at least once so far", heldout["won_within"]),
     ]
     retries = "the same by independent retries"
-    return [*rows, *([EpisodeRow(retries, blind["won_within"])] if blind else [])]
+    shares = [*won, *(blind["won_by_episode"] if blind else [])]
+    if {percent(share) for share in shares} in ({percent(0.0)}, {percent(1.0)}):
+        return None
+    rows += [EpisodeRow(retries, blind["won_within"])] if blind else []
+    return episode_table("share", rows, percent)
 
 
 def _cut_short(evaluation: Mapping[str, Any]) -> str:
@@ -144,8 +152,10 @@ def environment_tables(summary: Mapping[str, Any]) -> list[dict[str, Table | str
     return tables
 
 
-def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, Table | str]]:
-    """Return the tables of held-out and train returns by family and by member."""
+def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, Table | str | int]]:
+    """Return the tables of held-out and train returns by family and by member, at most
+    `MOST_MEMBERS` of each split.
+    """
 
     def table(head: str, returns: Mapping[str, Sequence[float]]) -> Table:
         rows = [EpisodeRow(*item) for item in returns.items()]
@@ -155,11 +165,23 @@ def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, Table
         {
             "label": SETS[name].label,
             "families": table("family", sets[name]["by_family"]),
-            "members": table("member", sets[name]["by_member"]),
+            "members": table("member", _extreme(sets[name]["by_member"])),
+            "num_members": len(sets[name]["by_member"]),
         }
         for name in ("heldout", "train")
         if name in sets
     ]
+
+
+def _extreme(returns: Mapping[str, Sequence[float]]) -> Mapping[str, Sequence[float]]:
+    """Return the members with the lowest and the highest returns of the last episode, in order; all
+    members, as they are, if they are few.
+    """
+    if len(returns) <= MOST_MEMBERS:
+        return returns
+    ordered = sorted(returns, key=lambda member: returns[member][-1])
+    half = MOST_MEMBERS // 2
+    return {member: returns[member] for member in (*ordered[:half], *ordered[-half:])}
 
 
 def diversity_table(diversity: Mapping[str, Any]) -> Table:

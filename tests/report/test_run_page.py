@@ -57,6 +57,18 @@ def test_a_page_is_whole_and_reaches_for_nothing_outside_itself(make_run):
     assert "@import" not in page
 
 
+def test_a_page_says_which_of_many_members_it_lists(make_run):
+    run = make_run()
+    assert "of which these" not in page_of(run)
+    evaluation = json.loads(run.evaluation.read_text())
+    many = {str(number): [0.1, 0.2, 0.3] for number in range(256)}
+    evaluation["sets"]["heldout"]["by_member"] = many
+    run.evaluation.write_text(json.dumps(evaluation))
+    page = page_of(run)
+    checked(page)
+    assert "256 held-out members, of which these 40 have the lowest and the highest" in page
+
+
 def test_the_line_of_the_staleness_bound_includes_the_lag_of_the_weights(make_run):
     page = page_of(make_run(settings=["admission.lag=3"]))
     _, _, after = page.partition("<title>staleness of the tokens of each step, in steps</title>")

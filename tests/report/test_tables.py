@@ -1,7 +1,16 @@
 """Tables of returns and of shares by episode."""
 
+import pytest
+
 from mage_async.pages.charts import MINUS, percent
-from mage_async.pages.tables import _win_rows, episode_table, harder_tables
+from mage_async.pages.tables import (
+    MOST_MEMBERS,
+    Table,
+    _wins_table,
+    episode_table,
+    family_tables,
+    harder_tables,
+)
 from mage_async.results.return_rows import EpisodeRow
 
 
@@ -22,5 +31,38 @@ def test_returns_of_harder_tasks_have_a_sign() -> None:
 
 def test_rounding_leaves_no_share_of_draws() -> None:
     heldout = {"won_by_episode": [0.9, 0.5], "lost_by_episode": [0.1, 0.25]}
-    rows = _win_rows(heldout | {"won_within": [0.9, 0.95]}, None)
-    assert [percent(share) for share in rows[1].values] == [percent(0.0), percent(0.25)]
+    table = _wins_table(heldout | {"won_within": [0.9, 0.95]}, None)
+    assert table is not None
+    assert [cell.text for cell in table.rows[1].cells] == [percent(0.0), percent(0.25)]
+
+
+@pytest.mark.parametrize(
+    ("heldout", "blind", "is_shown"),
+    [(0.999, 1.0, False), (0.0, 0.0, False), (0.999, 0.9, True), (0.6, 0.6, True)],
+)
+def test_wins_that_tell_no_good_play_from_bad_are_not_shown(
+    heldout: float, blind: float, is_shown: bool
+) -> None:
+    played = {
+        "won_by_episode": [heldout] * 2,
+        "lost_by_episode": [0.0] * 2,
+        "won_within": [1.0] * 2,
+    }
+    assert bool(_wins_table(played, played | {"won_by_episode": [blind] * 2})) == is_shown
+
+
+def test_of_many_members_those_with_the_lowest_and_the_highest_returns_are_listed() -> None:
+    returns = {f"task {number}": [0.0, float(number % 256)] for number in range(300, 44, -1)}
+    scores = {"heldout": {"by_family": {}, "by_member": returns}}
+    (found,) = family_tables(scores, 256.0)
+    members = found["members"]
+    assert isinstance(members, Table)
+    last = [row.cells[-1].text for row in members.rows]
+    assert len(last) == MOST_MEMBERS
+    assert last == sorted(last, key=lambda text: float(text.replace(MINUS, "-")))
+    assert (last[0], last[-1]) == ("0.00", "+255.00")
+    assert found["num_members"] == 256
+    few = dict(list(returns.items())[:3])
+    (found,) = family_tables({"train": {"by_family": {}, "by_member": few}}, 256.0)
+    assert isinstance(found["members"], Table)
+    assert [row.label for row in found["members"].rows] == list(few)
