@@ -92,6 +92,48 @@ def test_what_is_written_passes_its_own_tests_and_the_check(
         assert part in said
 
 
+OTHER = """
+class Vault:
+    \"\"\"Say the hidden letter.\"\"\"
+
+    legal_actions = ("a", "b", "c")
+    words = (*legal_actions, "say", "right", "wrong")
+    max_turns = 2
+
+    def members(self, split):
+        return ("a", "b") if split == "train" else ("c",)
+
+    def reset(self, seed, task):
+        self.letter = task
+        return "say"
+
+    def step(self, action):
+        is_right = action == self.letter
+        return "right" if is_right else "wrong", float(is_right), is_right, False, {}
+"""
+
+
+def test_all_written_tests_but_the_first_hold_for_another_class(vault: Path) -> None:
+    def run_tests() -> str:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE"]
+        # Python compares times of change in whole seconds, so bytecode could be that of before.
+        kept = {"PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            command, cwd=vault, capture_output=True, text=True, env=os.environ | kept
+        )
+        return done.stdout
+
+    (vault / "vault.py").write_text(OTHER)
+    said = run_tests()
+    assert "1 failed, 4 passed" in said
+    assert "FAILED test_vault.py::test_the_hidden_buttons_pay" in said
+    unknown = OTHER.replace('"wrong")', '"no")')
+    (vault / "vault.py").write_text(unknown)
+    assert "FAILED test_vault.py::test_only_declared_words_are_said" in run_tests()
+    (vault / "vault.py").write_text(OTHER.replace('else ("c",)', 'else ("b",)'))
+    assert "FAILED test_vault.py::test_no_task_is_both_trained_on" in run_tests()
+
+
 def test_the_name_of_a_new_environment_is_that_of_a_module(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
