@@ -56,7 +56,7 @@ def render_certificate(document: Mapping[str, Any]) -> str:
         sentence=document["sentence"],
         warnings=document["warnings"],
         margin=document["margin"],
-        carried=" as the model's own notes" if document["memory"] == "notes" else "",
+        carried=" as the model's own reflections" if document["memory"] == "reflection" else "",
         differences=_differences(document),
         charts=[("return by episode", _chart(returns))],
         returns=_returns(returns, {}, document["episodes"]),
@@ -81,7 +81,7 @@ def warnings_of(
         turns: For each game, the number of actions, of invalid actions, of trials, and of trials
             that were cut short.
         costs: Value of `costs` in the document.
-        limits: Largest numbers of tokens of a completion: of an action, and of notes.
+        limits: Largest numbers of tokens of a completion: of an action, and of a reflection.
     """
     found = []
     for label, (num_turns, invalid, trials, cut) in turns.items():

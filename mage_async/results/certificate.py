@@ -38,7 +38,7 @@ class TaskReturns(msgspec.Struct, frozen=True):
     member: str
     """Name of the hidden task variant. Tasks of the same variant are not independent evidence."""
     own: list[float]
-    """Return of each episode, with the history (or the model's notes) carried over."""
+    """Return of each episode, with the history (or the model's reflections) carried over."""
     blind: list[float]
     """Return of each episode, without history."""
     retry: list[float]

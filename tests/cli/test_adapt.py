@@ -134,7 +134,7 @@ def test_a_class_that_repeats_has_no_chance_so_the_best_of_several_is_luck(tmp_p
     assert document["luck"]["mean"] > 0.05  # 0.2 ± 0.04, by the order in which requests arrive
 
 
-def test_notes_replace_the_history(tmp_path: Path) -> None:
+def test_reflections_replace_the_history(tmp_path: Path) -> None:
     contexts = []
 
     def reply(messages: list[dict[str, str]]) -> str:
@@ -143,7 +143,7 @@ def test_notes_replace_the_history(tmp_path: Path) -> None:
         return "<remark> red left </remark>" if "<remark>" in said else "<action> left </action>"
 
     with ChatServer(reply).in_thread() as url:
-        assert adapt(url, tmp_path, "--memory", "notes", "--episodes", "2") == 0
+        assert adapt(url, tmp_path, "--memory", "reflection", "--episodes", "2") == 0
     noted = [each for each in contexts if "remark 1: red left" in each[0]["content"]]
     assert len(noted) == 12 * 4 * 3  # the second episode of own, swapped and noise
     assert all("needs" not in each[0]["content"] for each in noted)
@@ -153,8 +153,8 @@ def test_notes_replace_the_history(tmp_path: Path) -> None:
     ("given", "limits"),
     [
         ((), "at 1 tokens"),
-        (("--memory", "notes"), "at 1 or 3 tokens"),
-        (("--memory", "notes", "--max-tokens", "1"), "at 1 tokens"),
+        (("--memory", "reflection"), "at 1 or 3 tokens"),
+        (("--memory", "reflection", "--max-tokens", "1"), "at 1 tokens"),
     ],
 )
 def test_a_model_directory_that_is_cut_off_names_the_limits_it_has(

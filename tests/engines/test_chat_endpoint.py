@@ -124,7 +124,7 @@ def test_an_answer_without_choices_is_asked_for_again() -> None:
 
 def refused(server: ChatServer, use: Callable[[ChatEndpoint], Awaitable[object]]) -> str:
     with pytest.raises(MageError) as caught:
-        served(server, use, patience_s=5.0)
+        served(server, use, patience_s=0.05)
     return str(caught.value)
 
 
@@ -134,7 +134,7 @@ def refused(server: ChatServer, use: Callable[[ChatEndpoint], Awaitable[object]]
         (refusing(401, "no key"), "HTTP 401: no key; put the key into OPENAI_API_KEY"),
         (refusing(404, "no model player"), "check the URL, which usually ends with /v1"),
         (refusing(400, "temperature must be 1"), "must be 1; change the request with --request"),
-        (refusing(500, "boom"), "has not answered in 8 tries: HTTP 500: boom"),
+        (refusing(500, "boom"), "has not answered for 0 s: HTTP 500: boom"),
         (
             refusing(429, "tomorrow", **{"Retry-After": "86400"}),
             "HTTP 429: tomorrow; it asks for a pause of 86400 s",
@@ -155,6 +155,32 @@ def test_an_endpoint_that_is_down_is_given_up_after_its_patience() -> None:
 
     with pytest.raises(RunError, match="has not answered for 0 s: no connection: Cannot connect"):
         asyncio.run(run())
+
+
+def test_an_endpoint_that_is_down_for_many_tries_is_not_given_up_before_its_patience() -> None:
+    down = dict.fromkeys(range(2 * chat_endpoint.MAX_TRIES), refusing(502, "bad gateway"))
+    assert served(ChatServer(lambda messages: "yes", down), text_of)[0] == "yes"
+
+
+def test_a_call_that_fails_again_and_again_ends_the_work_although_others_are_answered() -> None:
+    async def answer(request: chat_server.web.Request) -> chat_server.web.Response:
+        bad = "bad" in (await request.json())["messages"][0]["content"]
+        return await (refusing(500, "boom") if bad else answering("yes"))(request)
+
+    async def both(engine: ChatEndpoint) -> None:
+        async def others() -> None:
+            while True:
+                await engine.complete(prompt("good"))
+
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            group.create_task(others())
+            await engine.complete(prompt("bad"))
+
+    with pytest.raises(ExceptionGroup) as caught:
+        served(ChatServer(lambda messages: "", {-1: answer}), both)
+    assert "to answer one call, while it answered others: HTTP 500: boom" in str(
+        caught.value.exceptions[0]
+    )
 
 
 def test_a_prompt_that_is_too_long_ends_the_trial_only() -> None:

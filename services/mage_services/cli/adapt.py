@@ -64,8 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--episodes", "episodes of a task (3)", 3, type=_two_or_more, metavar="K")
     paper = ", ".join(f"{number} with --games {name}" for name, (_, number) in PAPERS.items())
     add_number(parser, "--trials", f"tasks of each game ({TRIALS}; {paper})", type=positive)
-    carried = "what a later episode sees: the history, or notes that the model wrote (history)"
-    parser.add_argument("--memory", choices=("history", "notes"), default="history", help=carried)
+    carried = "what a later episode sees: the history, or the model's reflections on it (history)"
+    memories = ("history", "reflection")
+    parser.add_argument("--memory", choices=memories, default="history", help=carried)
     out = "where the record, certificate.json and certificate.html are written (adapt/MODEL)"
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
     margin = "the least adaptation that matters, as a share of the range of returns (0.1)"
@@ -258,8 +259,6 @@ def _assignments(
         tomli_w.dumps({key: value}, multiline_strings=False).strip()
         for key, value in options.items()
     )
-    # The configuration calls the notes that a model writes between episodes reflections.
-    memory = "history" if given.memory == "history" else "reflection"
     longest = max_tokens or given.max_tokens
     lengths = [
         f"transcript.max_{kind}_tokens={longest}" for kind in ("action", "reflection") if longest
@@ -268,7 +267,7 @@ def _assignments(
         f"environment.name={json.dumps(name)}",
         f"environment.options={{{table}}}",
         f"trial.episodes={given.episodes}",
-        f"trial.memory={memory}",
+        f"trial.memory={given.memory}",
         "trial.turn_budget=0",  # every trial plays all its episodes
         *lengths,
     ]

@@ -7,7 +7,8 @@ begin another message.
 
 The endpoint may fail: it is down, slow, limits its rate, cuts its answers or returns nothing. Such
 a call is repeated, after as long a pause as the endpoint asks for, until nothing at all has come
-back for `patience_s`. Errors that no repetition cures, such as a wrong key, end the run at once.
+back for `patience_s`, or until one call fails again and again while others are answered. Errors
+that no repetition cures, such as a wrong key, end the run at once.
 """
 
 import asyncio
@@ -42,7 +43,8 @@ _MARKS = {"<|user|>": USER, "<|assistant|>": ASSISTANT}
 _ROLES = {USER: "user", ASSISTANT: "assistant"}
 _MARK = re.compile("|".join(map(re.escape, _MARKS)))
 MAX_TRIES = 8
-"""Number of failed tries of one call that end the run although other calls succeed."""
+"""Number of failed tries of one call that end the run, each with an answer to another call since
+the last one: an endpoint that answers nothing at all has as long as `Endpoint.patience_s`."""
 MAX_EMPTY_TRIES = 3
 """Number of empty answers to one call after which it is not repeated: the last one counts, as an
 answer without an action."""
@@ -225,7 +227,8 @@ class ChatEndpoint(Engine):
 
         Raises:
             ContextFull: the model's context does not hold the prompt.
-            RunError: the endpoint refuses the work, or has answered nothing for too long.
+            RunError: the endpoint refuses the work, has answered nothing for too long, or fails
+                at this call again and again.
         """
         self._check_runs()
         body = {
@@ -250,19 +253,27 @@ class ChatEndpoint(Engine):
 
         The text is empty if it was so in `MAX_EMPTY_TRIES` tries.
         """
-        num_tries = num_empty = 0
+        num_tries = num_alone = num_empty = 0
         spent = Usage()
         await self._wait_for_rate()
-        began = time.monotonic()
+        began = failed_at = time.monotonic()
         while True:
             try:
                 text, usage = await self._call(body)
             except _Again as fault:
-                num_tries += fault.pause_s is None
+                if fault.pause_s is None:
+                    num_tries += 1
+                    num_alone += self._answered_at > failed_at
+                    failed_at = time.monotonic()
+                if num_alone == MAX_TRIES:
+                    raise RunError(
+                        f"{self._endpoint.url} has failed {num_tries} times to answer one call, "
+                        f"while it answered others: {fault}"
+                    ) from None
                 pause_s = fault.pause_s or _growing_pause(max(0, num_tries - 1))
                 # Silence is counted from the last answer to any call, or from the beginning of this
                 # call if that is later: before it, perhaps nobody asked.
-                await self._rest(fault, pause_s, num_tries, max(began, self._answered_at))
+                await self._rest(fault, pause_s, max(began, self._answered_at))
             else:
                 self._answered_at, self._num_limited = time.monotonic(), 0
                 if text or num_empty + 1 == MAX_EMPTY_TRIES:
@@ -370,20 +381,17 @@ class ChatEndpoint(Engine):
                 "new one into another --out, or continue this one when the old one is back"
             )
 
-    async def _rest(
-        self, fault: _Again, pause_s: float, num_tries: int, silent_since: float
-    ) -> None:
+    async def _rest(self, fault: _Again, pause_s: float, silent_since: float) -> None:
         """Report a failure, unless one of its kind was reported, and pause. Safe to cancel.
 
         Raises:
-            RunError: nothing has come back for too long, or this call has failed too often.
+            RunError: nothing has come back for too long.
         """
         now, endpoint = time.monotonic(), self._endpoint
         silent = now - silent_since
-        if silent + pause_s > endpoint.patience_s or num_tries == MAX_TRIES:
-            for_s = f"for {silent:.0f} s" if num_tries < MAX_TRIES else f"in {num_tries} tries"
+        if silent + pause_s > endpoint.patience_s:
             asks = f"; it asks for a pause of {pause_s:.0f} s" if fault.pause_s else ""
-            raise RunError(f"{endpoint.url} has not answered {for_s}: {fault}{asks}")
+            raise RunError(f"{endpoint.url} has not answered for {silent:.0f} s: {fault}{asks}")
         # What comes after the colon is the endpoint's own text, which may hold an id of the call.
         kind = str(fault).partition(":")[0]
         if kind not in self._reported:
