@@ -19,7 +19,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from mage_async.config.defaults import WITH_TINY
+from mage_async.config.defaults import (
+    MASTERS,
+    ON_CORES,
+    ON_GPU,
+    WITH_FOREIGN_ENVIRONMENT,
+    WITH_TINY,
+)
 from mage_async.config.error_messages import successor
 from mage_async.config.schema import Config
 from mage_async.config.section import Section
@@ -30,12 +36,20 @@ from mage_async.config.tables import (
     kind_key,
     kinds,
     may_be_absent,
+    merged,
     table_class,
 )
 from mage_async.errors import ConfigError
 from mage_async.methods.registry import METHODS, method_class
 from mage_async.registry import did_you_mean
 
+OTHER_DEFAULTS: Mapping[str, Table] = {
+    "tiny": WITH_TINY,
+    "own class": WITH_FOREIGN_ENVIRONMENT,
+    "CPU": ON_CORES,
+    "GPU": merged(ON_GPU, MASTERS, Config),
+}
+"""Defaults that replace those of the schema, by the words that stand before them."""
 WIDTH = 100
 """Columns of a line that `as_lines` writes."""
 INTRODUCTION = """\
@@ -46,11 +60,20 @@ This page is generated from the schema by
     python -m mage_async.config.reference > docs/configuration.md
 
 and `mage config` prints the same. A file contains the keys that it changes; every other key has its
-default. Defaults suit a pretrained model; those of `policy.kind = "tiny"` follow "tiny:" where they
-differ. With `--set` a key is written with its section: `--set learner.steps=60`. A table that has a
-key `kind` or `estimator` may be written as that kind alone: `learner.correction = "tis"`. The kinds
-of corrections, credits, estimators, matchmakers, weight transports and trackers may also be a class
-of your own, `"module:Class"`.
+default. Some defaults depend on the run, and follow in brackets:
+
+- "tiny:" with `policy.kind = "tiny"`;
+- "own class:" with such a policy, in an environment that is not one of this package;
+- "CPU:" with a pretrained policy whose learner and engine compute on processor cores;
+- "GPU:" with a pretrained policy whose learner computes on a GPU (`learner.float32_masters` only
+  where all weights are trained, not adapters alone).
+
+On processors that multiply in bfloat16, "CPU:" also has `engine.arithmetic = "bfloat16"` and, with
+adapters, `policy.dtype = "bfloat16"`. `mage train --set policy.source=DIR --print-config` shows the
+values of a run. With `--set` a key is written with its section: `--set learner.steps=60`. A table
+that has a key `kind` or `estimator` may be written as that kind alone, as in
+`learner.correction = "tis"`. The kinds of corrections, credits, estimators, matchmakers, weight
+transports and trackers may also be a class of your own, `"module:Class"`.
 """
 
 
@@ -62,7 +85,7 @@ class Key:
     type_in_words: str
     """Type of the value in words, such as "whole number, at least 1"."""
     default: str
-    """Default as a file writes it; that of a tiny policy follows "tiny:" where it differs."""
+    """Default as a file writes it, followed by those of `OTHER_DEFAULTS` in brackets."""
     sentence: str
     """What the key means: its docstring in the schema."""
 
@@ -94,7 +117,7 @@ def sections(prefix: str = "") -> list[Described]:
     Raises:
         ConfigError: there is no such section or key.
     """
-    every = [*_described("", {"": Config}, WITH_TINY)]
+    every = [*_described("", {"": Config}, OTHER_DEFAULTS)]
     for name in METHODS:
         settings = method_class(name).Settings
         if settings.__struct_fields__:
@@ -157,7 +180,7 @@ def as_markdown(found: Sequence[Described]) -> str:
 def _described(
     path: str,
     variants: Mapping[str, type[Section]],
-    tiny: Table,
+    others: Mapping[str, Table],
     presence_note: str = "",
     kind_key_row: Sequence[Key] = (),
 ) -> Iterator[Described]:
@@ -166,7 +189,7 @@ def _described(
     Args:
         variants: class of the table by its kind, such as "tiny" and "pretrained"; a table without
             kinds has one class, by the name "".
-        tiny: defaults of the table with a tiny policy, where they differ.
+        others: other defaults of the table, by the words that stand before them.
         presence_note: sentence that says whether the table is there by default, or "".
         kind_key_row: description of the key that states the kind, which is listed first.
     """
@@ -174,7 +197,7 @@ def _described(
     # descriptions differ, and each is listed with its own kinds.
     owners: dict[Key, list[str]] = {}
     for name, variant in variants.items():
-        for key in _keys(variant, tiny):
+        for key in _keys(variant, others):
             owners.setdefault(key, []).append(name)
     only_with = {key: f" Only with {', '.join(names)}." for key, names in owners.items()}
     keys = [
@@ -182,36 +205,45 @@ def _described(
         for key, names in owners.items()
     ]
     # The closest class that all kinds inherit describes the table, and has the tables inside it.
-    first, *others = variants.values()
-    shared = next(each for each in first.__mro__ if all(issubclass(kind, each) for kind in others))
+    first, *more = variants.values()
+    shared = next(each for each in first.__mro__ if all(issubclass(kind, each) for kind in more))
     yield Described(path, _doc(shared) + presence_note, [*kind_key_row, *keys])
     defaults = shared()
     for name, hint in hints_of(shared).items():
         full, choices = f"{path}.{name}".strip("."), kinds(hint)
+        inside_of = {label: table.get(name) for label, table in others.items()}
+        others_inside = {label: each for label, each in inside_of.items() if isinstance(each, dict)}
         inside = table_class(hint)
         if choices:
             default = getattr(defaults, name)
             meaning = " ".join(f'"{kind}": {_doc(variant)}' for kind, variant in choices.items())
             kind = json.dumps(default.kind if default else NONE)
-            if kind_of_tiny := tiny.get(name, {}).get(kind_key(hint)):
-                kind += f" (tiny: {json.dumps(kind_of_tiny)})"
+            kind += _in_brackets(kind_key(hint), others_inside)
             row_inside = [Key(kind_key(hint), "one of the following", kind, meaning)]
-            yield from _described(full, choices, tiny.get(name, {}), kind_key_row=row_inside)
+            yield from _described(full, choices, others_inside, kind_key_row=row_inside)
         elif inside is not None:
-            with_tiny = " but for a tiny policy" if name in tiny else ""
-            absent = f' Absent by default{with_tiny}; `{name} = "none"` leaves it out.'
+            present = "".join(f" ({label}: present)" for label in others_inside)
+            absent = f' Absent by default{present}; `{name} = "none"` leaves it out.'
             note_inside = absent if may_be_absent(hint) else ""
-            yield from _described(full, {"": inside}, tiny.get(name, {}), note_inside)
+            yield from _described(full, {"": inside}, others_inside, note_inside)
 
 
-def _keys(section: type[Section], tiny: Table) -> Iterator[Key]:
+def _keys(section: type[Section], others: Mapping[str, Table]) -> Iterator[Key]:
     """Describe a table's own keys, without the tables inside."""
     sentences, defaults = _sentences(section), section()
     for name, hint in hints_of(section).items():
         if table_class(hint) is None:
             default = json.dumps(msgspec.to_builtins(getattr(defaults, name)))
-            default += f" (tiny: {json.dumps(tiny[name])})" if name in tiny else ""
+            default += _in_brackets(name, others)
             yield Key(name, in_words(hint), default, sentences[name])
+
+
+def _in_brackets(name: str, others: Mapping[str, Table]) -> str:
+    """Return the other defaults of a key, such as ` (tiny: 160; CPU: 2048)`, or ""."""
+    found = [
+        f"{label}: {json.dumps(table[name])}" for label, table in others.items() if name in table
+    ]
+    return f" ({'; '.join(found)})" if found else ""
 
 
 def _doc(section: type[Section]) -> str:

@@ -1,12 +1,21 @@
 """What `mage config` prints, and the page made of it."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mage_async.config.config_file import find
-from mage_async.config.reference import _described, as_lines, as_markdown, sections
+from mage_async.config.reference import (
+    OTHER_DEFAULTS,
+    _described,
+    as_lines,
+    as_markdown,
+    sections,
+)
 from mage_async.config.section import Section
+from mage_async.config.tables import Table
 from mage_async.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +35,7 @@ def test_every_key_has_a_sentence() -> None:
 def test_one_section_is_found_with_those_below_it() -> None:
     assert [each.path for each in sections("learner")] == ["learner", "learner.correction"]
     lines = "\n".join(as_lines(sections("engine")))
-    assert "max_tokens = 8192 (tiny: 160)" in lines
+    assert "max_tokens = 8192 (tiny: 160; own class: 512; CPU: 2048)" in lines
     assert "Only with sglang." in lines
 
 
@@ -41,9 +50,22 @@ class Outer(Section):
     """A name that a section above all has too."""
 
 
-def test_a_table_is_present_for_a_tiny_policy_only_with_a_default_at_its_own_place() -> None:
-    said = [[*_described("", {"": Outer}, tiny)][1].sentence for tiny in ({}, {"learner": {}})]
-    assert ["but for a tiny policy" in each for each in said] == [False, True]
+def test_a_table_is_present_on_a_cpu_only_with_a_default_at_its_own_place() -> None:
+    tables: list[Table] = [{}, {"learner": {}}]
+    said = [[*_described("", {"": Outer}, {"CPU": table})][1].sentence for table in tables]
+    assert ["(CPU: present)" in each for each in said] == [False, True]
+
+
+def test_the_page_has_every_default_that_depends_on_the_run() -> None:
+    def leaves(table: Table, path: str = "") -> Iterator[tuple[str, object]]:
+        for name, value in table.items():
+            full = f"{path}.{name}".strip(".")
+            yield from leaves(value, full) if isinstance(value, dict) else [(full, value)]
+
+    for label, table in OTHER_DEFAULTS.items():
+        for path, value in leaves(table):
+            keys = sections(path)[0].keys
+            assert any(f"{label}: {json.dumps(value)}" in key.default for key in keys), path
 
 
 def test_an_unknown_section_is_answered_with_the_known_ones() -> None:
