@@ -255,7 +255,8 @@ ARMS = {
             "methods.scaling_inter.steps=5",
         ),
     ),
-    "information_bonus": Arm("information_bonus"),
+    # The baseline was measured when the preset had 0.1.
+    "information_bonus": Arm("information_bonus", ("methods.metacure.information_bonus=0.1",)),
     "graph_memory": Arm("graph_memory", (JOINTLY,), warm_start="told"),
     "sge": Arm(
         "sge", ('trial.strategy="episode"', "methods.sge.reflected=0"), warm_start="strategies"
