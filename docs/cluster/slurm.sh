@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A run on the nodes of a Slurm allocation: sbatch docs/cluster/slurm.sh --config gpu8 --actors 12
-# mage_async[cluster] must be installed in the same environment on every node.
+# The extra `cluster` must be installed in the same environment on every node.
 #SBATCH --job-name=mage
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -24,5 +24,14 @@ if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
 fi
 until [ "$(ray status --address "$address:6379" | grep -c '^ *1 node_')" -ge "$SLURM_JOB_NUM_NODES" ]; do sleep 2; done
 
-mage doctor --cluster "$address:6379" --config quickstart
+# The doctor checks the nodes for the run that follows, so it gets those of its options that it has too.
+checked=()
+given=("$@")
+for ((i = 0; i < ${#given[@]}; i++)); do
+  case ${given[i]} in
+    --config | --actors | --set) checked+=("${given[i]}" "${given[i + 1]}") ;;
+    --config=* | --actors=* | --set=*) checked+=("${given[i]}") ;;
+  esac
+done
+mage doctor --cluster "$address:6379" "${checked[@]}"
 mage train --cluster "$address:6379" --run-dir "runs/slurm-$SLURM_JOB_ID" "$@"
