@@ -11,8 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the section or key."""
     parser.epilog = (
         "In brackets are the defaults of a tiny policy (tiny), of such a policy with an "
-        "environment of your own (own class), and of a pretrained policy on processor cores (CPU) or a GPU. "
-        "`mage train --print-config` prints the configuration that a run would have."
+        "environment of your own (own class), and of a pretrained policy on processor cores (CPU) "
+        "or a GPU. `mage train --print-config` prints the configuration that a run would have."
     )
     text = "a section such as learner or learner.correction, or a key such as learner.steps (all)"
     parser.add_argument("section", nargs="?", default="", metavar="SECTION", help=text)
