@@ -1,18 +1,29 @@
 """What a batch says of its engine's work: reuse by episode, and how versions are known."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mage_async.environments import catalogue
 from mage_async.policy_version import VersionRun
-from mage_async.results.metrics import batch_metrics, check_names, injections_by_source
+from mage_async.results.metrics import (
+    as_markdown,
+    batch_metrics,
+    check_names,
+    injections_by_source,
+)
 from mage_async.tasks.league import name_of
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
 
 BOXES = catalogue.load("boxes")
 """An environment whose unit is an episode."""
+
+
+def test_the_page_of_metrics_is_what_the_code_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert page == as_markdown(), "python -m mage_async.results.metrics > docs/metrics.md"
 
 
 def turn(episode: int, start: int, num_reused: int) -> Turn:
