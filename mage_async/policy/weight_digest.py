@@ -5,7 +5,8 @@ A digest is computed on the weights' own device, and only sums leave the device:
 tensor's bytes, as a signed integer, times the key of its place, added modulo 2^64. Integer addition
 does not depend on the order, so devices, blocks and shards of a tensor agree to the bit. A change
 of one word always changes the sum, because keys are odd; accidental changes of several keep it in
-about one of 2^32 cases. The digest does not protect against somebody who chooses the weights.
+about one of 2^32 cases. (Words of 8 bytes would not do: the sum of two odd keys is even, so two
+changed highest bits add 2^63 times an even number, which is 0 modulo 2^64.) The digest does not protect against somebody who chooses the weights.
 """
 
 from functools import lru_cache
@@ -30,8 +31,8 @@ ROWS_AT_ONCE = {"cpu": 4, "cuda": 64}
 """Number of rows that are summed at once: on a CPU 2 MiB of products, which stay in its cache; on a
 GPU more, for fewer kernel launches.
 """
-WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer type of a word, by the size of an element in bytes."""
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+"""Integer type of a word, by the size of an element in bytes; 8 bytes are two words."""
 
 
 def tensor_digests(model: nn.Module) -> dict[str, str]:
@@ -77,8 +78,9 @@ def word_sum(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
         first: If `tensor` is a part of a tensor, the number of elements before it. The sums of all
             parts add up to the sum of the whole.
     """
-    words = tensor.contiguous().reshape(-1).view(WORDS[tensor.element_size()])
-    rows_before, before = divmod(first, ROW)
+    word = WORDS[tensor.element_size()]
+    words = tensor.contiguous().reshape(-1).view(word)
+    rows_before, before = divmod(first * tensor.element_size() // word.itemsize, ROW)
     if before:
         words = torch.cat([words.new_zeros(before), words])
     rows, rest = divmod(len(words), ROW)

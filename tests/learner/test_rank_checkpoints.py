@@ -35,7 +35,7 @@ def test_two_ranks_four_two_and_one_process_take_over_from_each_other(tmp_path: 
             assert_equal(began, on_one(run, checkpoint=checkpoint))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_word_sums_of_parts_add_up(dtype: torch.dtype) -> None:
     whole = torch.randn(3 * ROW + 7).to(dtype)
     cuts = [0, 1, ROW - 1, ROW, 2 * ROW + 5, len(whole), len(whole)]
