@@ -310,13 +310,21 @@ class UserObject(Callee):
         """
         if (pattern := self._optional("legal_pattern")) is None:
             return None
+        what = (
+            f"{place} must be followed by a legal_pattern that is a regular expression or None, "
+            f"got {pattern!r:.60}"
+        )
+        text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+        # `re` compiles bytes too.
+        if not isinstance(text, str):
+            raise CallFault(f"{what}: give it as a text")
         try:
-            text: str = re.compile(pattern).pattern
-        except (re.error, TypeError) as error:
-            raise CallFault(
-                f"{place} must be followed by a legal_pattern that is a regular expression or "
-                f"None, got {pattern!r:.60}: {error}"
-            ) from error
+            flags = re.compile(text).flags
+        except re.error as error:
+            raise CallFault(f"{what}: {error}") from error
+        # Only the text is sent to the sampler; other flags of a compiled pattern would be lost.
+        if isinstance(pattern, re.Pattern) and pattern.flags != flags:
+            raise CallFault(f"{what}: write its flags into the text, such as (?i)")
         if fault := pattern_fault(text):
             raise CallFault(f"{place}: {fault}")
         return text

@@ -230,6 +230,11 @@ LEGAL = "    def legal_actions(self):\n        return "
             "turn 1: step('1'): legal_actions listed '1' when the action was asked for, and ('2',",
         ),
         ("    legal_pattern = '('", "by a legal_pattern that is a regular expression or None, got"),
+        (
+            "    legal_pattern = __import__('re').compile('yes|no', 2)",
+            "re.IGNORECASE): write its flags into the text, such as (?i)",
+        ),
+        ("    legal_pattern = b'ab'", "expression or None, got b'ab': give it as a text"),
         ("    legal_pattern = 'a+'", "episode 1: reset(): the legal_pattern 'a+' never ends"),
         ("    legal_pattern = 'a?'", "reset(): the legal_pattern 'a?' matches an empty action"),
         ("    legal_pattern = '(?=a)ab'", "the legal_pattern '(?=a)ab' cannot be read: "),
