@@ -9,6 +9,7 @@ import pytest
 import mage_async as mage
 from mage_services.api import start_to_report
 from mage_services.api.start_to_report import start_run
+from mage_services.api.training import Relay
 from tests.end_to_end.conftest import SMALL
 
 KEYS = dict(each.split("=") for each in SMALL)
@@ -60,6 +61,27 @@ def test_a_run_is_trained_beside_a_running_loop_stopped_by_a_callback_and_resume
     assert seen[-1] == 4
     assert again.summary["complete"]
     assert {number: signal.getsignal(number) for number in handlers} == handlers
+
+
+def test_a_run_that_ends_while_it_is_stopped_raises_nothing():
+    """Otherwise the exception of `on_step`, for which it is stopped, would be lost."""
+
+    class Ending(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(self, *given, **more):
+            self.close()
+            return super().call_soon_threadsafe(*given, **more)
+
+    class Unending:
+        async def supervise(self):
+            await asyncio.Event().wait()
+
+    relay, loop = Relay(), Ending()
+    task = loop.create_task(relay.until_stopped(Unending()))
+    loop.call_soon(loop.stop)
+    loop.run_forever()  # begins the task
+    relay.stop()
+    assert loop.is_closed()
+    task._log_destroy_pending = False
 
 
 @pytest.mark.parametrize("says_which", [True, False])

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +148,9 @@ class Relay:
     def stop(self) -> None:
         """End the run, from any thread; has no effect if it has ended."""
         self._is_stopped = True
-        if self._loop is not None and self._task is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._task.cancel)
+        if self._loop is not None and self._task is not None:
+            with suppress(RuntimeError):  # the loop is closed: the run has ended
+                self._loop.call_soon_threadsafe(self._task.cancel)
 
     async def until_stopped(self, supervisor: Supervisor) -> int | None:
         """Supervise until the end, or until `stop`, which counts as Ctrl-C."""
