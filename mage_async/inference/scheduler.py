@@ -46,6 +46,9 @@ class Statistics:
     """
 
     num_completions: int = 0
+    """Number of completions, those of a single legal action included; the fields below leave these
+    out, because nothing is computed for them.
+    """
     num_prompt_tokens: int = 0
     num_reused_tokens: int = 0
     """Number of prompt tokens whose keys and values were in the cache."""
@@ -277,6 +280,7 @@ class Scheduler:
         ]
         for prompt, _ in forced:
             del self._waiting[prompt.context]
+        self._totals.num_completions += len(forced)
         version = self._cache.versions[-1]
         return [
             (

@@ -108,6 +108,7 @@ def test_a_single_legal_action_is_completed_without_a_forward(scheduler) -> None
     found = completed(scheduler, TokenTrie([(3, 4, END)]))
     assert found.tokens.tolist() == [3, 4, END]
     assert not found.is_sampled().any()
+    assert scheduler.statistics().num_completions == 1
     assert scheduler.statistics().num_forwards == 0
     # The sequence goes on from there.
     tokens = np.concatenate([text(1, 9), found.tokens, text(2, 5)])
