@@ -29,12 +29,11 @@ Tensors = dict[str, torch.Tensor]
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     """Hold one transformer layer: norms and biases in float32, matrices as `Arithmetic.matrix`
-    prepares them.
+    prepares them. A norm or bias that the model's family does not have is None.
     """
 
     input_norm: torch.Tensor | None
-    """[D]: of the input of attention; None if the family has no such norm (so for
-    every `None` of this class)."""
+    """[D]: of the input of attention."""
     qkv: torch.Tensor
     """[(N + 2K) H, D]"""
     qkv_bias: torch.Tensor | None
@@ -99,12 +98,14 @@ class Weights:
     """
 
     def num_bytes(self) -> int:
-        """Return the memory of all tensors, in bytes."""
-        layers = self.layers + self.second_role
-        parts = [self.embedding, self.norm, *(part for each in layers for part in each.parts())]
-        if self.head is not self.embedding:
-            parts.append(self.head)
-        return sum(part.nbytes for part in parts)
+        """Return the memory of all tensors, in bytes; of tensors in the same memory once."""
+        parts = [self.embedding, self.norm, self.head]
+        for layer in self.layers + self.second_role:
+            parts += layer.parts()
+        for adapters in self.adapters:
+            for adapter in adapters.values():
+                parts += [adapter.down, *(up for _, _, up in adapter.ups)]
+        return sum({part.data_ptr(): part.nbytes for part in parts}.values())
 
 
 def read_weights(
@@ -148,7 +149,7 @@ def as_weights(
     }
     try:
         weights = _assemble(tensors, architecture, arithmetic, like)
-    except (KeyError, RuntimeError) as error:
+    except _WrongTensor as error:
         raise PolicyError(
             f"{where}: weights of another model than config.json's: {error}"
         ) from error
@@ -209,6 +210,7 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
     Raises:
         UnreadableWeights: a file cannot be read.
+        PolicyError: the directory's index cannot be read.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(path):
@@ -231,7 +233,8 @@ def check_shapes(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
 
     Raises:
         UnreadableWeights: a file cannot be read.
-        PolicyError: the weights are another model's; the text names the first wrong tensor.
+        PolicyError: the directory's index cannot be read; or the weights are another model's, and
+            the text names the first wrong tensor.
     """
     found = tensor_shapes(path)
     for name in sorted(expected.keys() | found.keys()):
@@ -274,6 +277,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
     Raises:
         UnreadableWeights: a file cannot be read.
+        PolicyError: the directory's index cannot be read.
     """
     for file in weight_files(path):
         with _reading(file):
@@ -288,6 +292,13 @@ def _reading(file: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
+
+
+class _WrongTensor(Exception):
+    """A tensor is not that of the architecture.
+
+    It is no RuntimeError, as torch's are, such as that for want of memory.
+    """
 
 
 def _assemble(
@@ -319,7 +330,7 @@ def _second_role_layers(
     names = [name for name in tensors if name.startswith(SECOND_ROLE)]
     own = {name.removeprefix(SECOND_ROLE): tensors.pop(name) for name in names}
     if strange := own.keys() - tensors.keys():
-        raise RuntimeError(f"the first role has no {min(strange)}")
+        raise _WrongTensor(f"the first role has no {min(strange)}")
     return _layers(tensors | own, shape, arithmetic) if own else ()
 
 
@@ -404,8 +415,14 @@ def unpaired(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def _take(tensors: Tensors, name: str, *shape: int) -> torch.Tensor:
-    """Remove a tensor from `tensors`, and return it; raise if it has another shape."""
+    """Remove a tensor from `tensors`, and return it.
+
+    Raises:
+        _WrongTensor: it is missing, or has another shape.
+    """
+    if name not in tensors:
+        raise _WrongTensor(f"{name} is missing")
     tensor = tensors.pop(name)
     if tensor.shape != shape:
-        raise RuntimeError(f"{name} has shape {list(tensor.shape)}, not {list(shape)}")
+        raise _WrongTensor(f"{name} has shape {list(tensor.shape)}, not {list(shape)}")
     return tensor

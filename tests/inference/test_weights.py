@@ -1,6 +1,7 @@
 """What can be known of weights from the headers of their files."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,16 @@ import torch
 from safetensors.torch import save_file
 
 from mage_async.errors import PolicyError
-from mage_async.inference.weights import check_shapes, tensor_shapes
+from mage_async.inference.architecture import read_architecture
+from mage_async.inference.arithmetic import Arithmetic
+from mage_async.inference.weights import (
+    Adapter,
+    as_weights,
+    check_shapes,
+    read_tensors,
+    read_weights,
+    tensor_shapes,
+)
 
 OURS = {"model.norm.weight": torch.ones(4), "model.embed_tokens.weight": torch.ones(8, 4)}
 
@@ -57,3 +67,29 @@ def test_an_index_that_names_no_files_is_one_sentence(tmp_path: Path, index: str
     (tmp_path / "model.safetensors.index.json").write_bytes(index.encode("latin-1"))
     with pytest.raises(PolicyError, match=r"index\.json: cannot be read as an index of weights: "):
         tensor_shapes(tmp_path)
+
+
+def test_a_tensor_that_is_missing_is_named(reference) -> None:
+    tensors = dict(read_tensors(reference.directory))
+    del tensors["model.norm.weight"]
+    said = "w: weights of another model than config.json's: model.norm.weight is missing"
+    with pytest.raises(PolicyError, match=re.escape(said) + "$"):
+        as_weights(tensors.items(), read_architecture(reference.directory), "w")
+
+
+def test_a_machine_without_memory_is_not_called_another_model(reference) -> None:
+    class Full(Arithmetic):
+        def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("can't allocate memory")
+
+    with pytest.raises(RuntimeError, match="^can't allocate memory$"):
+        read_weights(reference.directory, read_architecture(reference.directory), Full())
+
+
+def test_the_memory_of_weights_counts_shared_tensors_once_and_adapters_too(reference) -> None:
+    weights = read_weights(reference.directory, read_architecture(reference.directory))
+    shared = replace(weights, second_role=weights.layers)
+    assert shared.num_bytes() == weights.num_bytes()
+    adapter = Adapter(torch.ones(2, 8), ((slice(0, 4), slice(0, 2), torch.ones(4, 2)),))
+    adapted = replace(weights, adapters=({"down": adapter},))
+    assert adapted.num_bytes() == weights.num_bytes() + 4 * (16 + 8)
