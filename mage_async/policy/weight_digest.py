@@ -6,7 +6,8 @@ tensor's bytes, as a signed integer, times the key of its place, added modulo 2^
 does not depend on the order, so devices, blocks and shards of a tensor agree to the bit. A change
 of one word always changes the sum, because keys are odd; accidental changes of several keep it in
 about one of 2^32 cases. (Words of 8 bytes would not do: the sum of two odd keys is even, so two
-changed highest bits add 2^63 times an even number, which is 0 modulo 2^64.) The digest does not protect against somebody who chooses the weights.
+changed highest bits add 2^63 times an even number, which is 0 modulo 2^64.) The digest does not
+protect against somebody who chooses the weights.
 """
 
 from functools import lru_cache

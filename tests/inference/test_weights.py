@@ -82,7 +82,7 @@ def test_a_machine_without_memory_is_not_called_another_model(reference) -> None
         def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
             raise RuntimeError("can't allocate memory")
 
-    with pytest.raises(RuntimeError, match="^can't allocate memory$"):
+    with pytest.raises(RuntimeError, match=r"^can't allocate memory$"):
         read_weights(reference.directory, read_architecture(reference.directory), Full())
 
 
