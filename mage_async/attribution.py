@@ -2,8 +2,8 @@
 
 `steps_of` reads the records of a journal once, in order, and yields the groups that each step
 trained; only trials in flight are in memory. `attributed` computes the values of their turns by the
-learner's own functions (`mage_async/learning/packing.py`) on the same batch, so that
-all CPUs get the same bits. `n` is the number of sampled tokens of a turn.
+learner's own functions (`mage_async/learning/packing.py`) on the same batch; computed on a CPU, the
+values are the same on every CPU, bit by bit. `n` is the number of sampled tokens of a turn.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -236,7 +236,8 @@ def token_columns(attributed_trial: AttributedTrial) -> dict[str, list[np.ndarra
     """Return the values of every token of a trial, by name; one array per segment.
 
     Versions, staleness and advantages are 0 where the policy did not sample the token, and the
-    latter two also where no step trained it.
+    latter two also where no step trained it; advantages also where a part of the batch of its step
+    is no longer in the journal.
     """
     segments = attributed_trial.trial.segments
     columns: dict[str, list[np.ndarray]] = {

@@ -16,6 +16,7 @@ def main() -> None:
     from mage_services.cli.main import leave
     from mage_services.cli.main import main as run_command
 
+    # `leave` ends the process even if a user's environment has left a thread running.
     leave(run_command(sys.argv[1:]))
 
 

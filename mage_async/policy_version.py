@@ -61,5 +61,5 @@ def tokens_by_provenance(
 
 
 def oldest(runs: Iterable[VersionRun]) -> int:
-    """Return the oldest policy version of at least one run."""
+    """Return the oldest policy version of some runs, of which there must be at least one."""
     return min(run.policy for run in runs)

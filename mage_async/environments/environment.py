@@ -64,8 +64,8 @@ class Facts:
     loses_below: float = 0.0
     """Return below which an episode is lost; an episode that is neither won nor lost is drawn."""
     win_reward: float | None = None
-    """Least reward of the turn that wins an episode, more than any other turn earns. Episodes
-    without such a turn are lost. None: the return decides, by `wins_above` and `loses_below`.
+    """Threshold on a turn's reward: an episode is won if one of its turns earns at least this, and
+    otherwise lost. None: the return decides, by `wins_above` and `loses_below`.
 
     No bound on the return tells wins from losses if penalties can take more from a win than other
     turns pay without one.
@@ -443,7 +443,9 @@ Splits = Mapping[Split, Mapping[str, V]]
 
 
 def hold_out(variants: Mapping[str, V]) -> Splits[V]:
-    """Divide task variants into the two splits; the first quarter is held out."""
+    """Divide task variants into the two splits; the first quarter is held out, rounded down: of
+    fewer than four variants none.
+    """
     items = list(variants.items())
     num_heldout = len(items) // HELDOUT_EVERY
     return {"train": dict(items[num_heldout:]), "heldout": dict(items[:num_heldout])}

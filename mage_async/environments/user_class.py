@@ -180,9 +180,12 @@ class UserObject(Callee):
     """Hold an object of a user's class. The first call creates it, as a constructor may be as slow
     as a step.
 
-    The object is closed exactly once: by the call `close`; or, if `close` was requested before
-    `reset` had returned, after `reset`; or by `late_close`, if the class's `close` is a coroutine
-    function and the last call was a plain one.
+    The object is closed exactly once:
+
+    - by the call `close`;
+    - after `reset`, if `close` was requested before `reset` had returned;
+    - by `late_close`, if the class's `close` is a coroutine function and the last call was a plain
+      one that could not await it, or one that raised after `close` was requested.
     """
 
     def __init__(self, environment: "ResetStep") -> None:

@@ -3,7 +3,8 @@
 For the embedded engine, the learner of a policy with adapters publishes only the adapters. Every
 engine has the frozen weights, its *base*: the model directory that the run began from. The base
 stays mapped from its files, so that the processes of one machine share its pages. The merged
-weights are those that the learner computes, bit for bit: both sides call `with_adapter`.
+weights are those that the learner computes, because both sides call `with_adapter`: bit for bit on
+the same kind of processor (a GPU rounds otherwise: `MERGED_ROW_TOLERANCES`).
 
 Shapes: a layer's weight has `O` outputs and `I` inputs; `R` is the rank of its adapter.
 """

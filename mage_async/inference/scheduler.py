@@ -163,6 +163,7 @@ class Scheduler:
         """Queue a prompt for the next forward.
 
         Raises:
+            ContextFull: it leaves no room for a completion.
             RunError: it cannot be served; the text says why.
         """
         if prompt.context in self._waiting or self._cache.slot(prompt.context) in self._running:
@@ -488,6 +489,9 @@ def play_trials(
 
     Raises:
         CallFault: a call of the environment failed, or has to wait.
+        EnvironmentFault: what the environment returned cannot be played.
+        ContextFull: a trial outgrew the engine's longest context.
+        RunError: an engine cannot serve a prompt.
     """
     by_version: dict[int | None, Scheduler] = {None: engine}
     by_version.update((version, each) for version, each in (past_policies or {}).items())

@@ -65,7 +65,11 @@ class ScalingInter(Method):
             )
 
     def horizon(self, version: int, horizon: Horizon) -> Horizon:
-        """Return the horizon of the stage that a version lies in."""
+        """Return the horizon of the stage that a version lies in.
+
+        Args:
+            horizon: The configured horizon; a stage without a value of its own keeps it.
+        """
         settings = self.settings
         stage = version // settings.steps
         return Horizon(

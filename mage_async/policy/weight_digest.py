@@ -131,7 +131,8 @@ def probe_logprobs(model: PreTrainedModel) -> torch.Tensor:
         they are computed.
     """
     tokens = probe_tokens(model.config.vocab_size)
+    # With two roles, the second half of the tokens belongs to the second role.
     laid = with_both_roles(tokens) if has_roles(model) else tokens
     row = TokenRow.of([laid], model.device, predicted=[np.arange(1, len(tokens))])
-    logprobs, _ = token_logprobs(model, row, 1.0)
+    logprobs, _ = token_logprobs(model, row, temperature=1.0)
     return logprobs.float()

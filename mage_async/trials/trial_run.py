@@ -2,7 +2,8 @@
 
 Actors, evaluators and scripts drive it. `duels.py` joins two runs, one for each side, into a game
 between two policies. There, the outcome of an action is `PENDING` until the other side has acted,
-and a game of the policy against itself ends as two trials.
+and a game of the policy against itself ends as two trials. An action in a slow environment is
+`PENDING` until its call has returned.
 
 The environment decides whether an action is legal (`Outcome.is_valid`); an illegal one uses up its
 turn and costs `advantage.format_penalty` in training, and where the environment names its legal
@@ -192,7 +193,10 @@ class TrialRun:
         return closings
 
     def next_prompt(self) -> Prompt | None:
-        """Return the next prompt; `None` when the trial is over."""
+        """Return the next prompt; `None` when the trial is over.
+
+        A second call before `receive` returns the same prompt.
+        """
         if self.is_over:
             return None
         if self._last_message is not None:
@@ -223,7 +227,9 @@ class TrialRun:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last action has no outcome yet: another seat acts first (`duels.py`)."""
+        """Whether the last action has no outcome yet: another seat acts first (`duels.py`), or the
+        call of a slow environment has not returned.
+        """
         return self._pending_action is not None
 
     @property
@@ -389,8 +395,11 @@ class TrialRun:
             self._next_episode(outcome.observation)
 
     def _episodes_left(self, episode: int) -> int:
-        """Return how many more episodes the trial has turns for after `episode` ones, if each takes
-        the most turns; see `TrialConfig.episodes_left`.
+        """Return how many of the remaining episodes the turn budget covers, counting each at its
+        largest number of turns; see `TrialConfig.episodes_left`.
+
+        Args:
+            episode: Number of finished episodes.
         """
         num_actions = sum(turn.kind is Kind.ACT for turn in self._turns)
         return self._config.episodes_left(episode, num_actions, self._facts)
@@ -426,6 +435,7 @@ class TrialRun:
         observation = prompts.layout(self._play.observation)
         self._counts.num_injections += self._chat.holds_special_token(observation)
         self._send_first(last_message, observation)
+        # An episode may use an even share of the tokens left; beyond that it is cut.
         self._contexts.limit_episode(observation, self.episode, self._episodes_left(self.episode))
 
     def _send_first(self, last_message: str, observation: str) -> None:
@@ -651,7 +661,8 @@ def _first_of_action(tokens: Sequence[int], chat: ChatFormat, parser: ActionPars
     if parser.has_tools or parser.prefill(Kind.ACT):
         return 0
     tag, text = f"<{NAMES[Kind.ACT]}>", chat.decode(tokens)
-    # A tag inside thinking is no action; without thinking, `rfind` gives -1, and the search 0.
+    # A tag inside thinking is no action; without thinking `rfind` gives -1, so the search begins
+    # at 0.
     before = text.find(tag, text.rfind("</think>") + 1) + len(tag)
     # The least number of tokens whose text reaches to the end of the tag.
     lengths = range(len(tokens) + 1)

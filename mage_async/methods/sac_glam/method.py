@@ -31,7 +31,8 @@ class Settings(Section):
     one, the log of the number of valid actions; its learning rate is `critic_rate`. 0: the
     coefficient is fixed."""
     target_steps: Count = 1
-    """Recorded steps whose rewards a target of the critic adds up before the value that follows."""
+    """`n` of the critic's n-step targets: rewards of so many recorded steps, then the value of the
+    state that follows."""
     batch: Count = 64
     """Trials that an update draws from the replay buffer; a step makes `learner.minibatches`
     updates."""

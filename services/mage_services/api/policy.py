@@ -23,6 +23,10 @@ class Policy:
             "engine.max_tokens=4096", written over it.
         path: HuggingFace folder of the model, with its tokenizer and chat template.
         version: Number of steps that the model was trained for.
+
+    Raises:
+        RunError: the directory is no run, or the run has no policy yet.
+        ConfigError: an assignment is wrong.
     """
 
     def __init__(self, run: RunDirectory, assignments: Sequence[str] = ()) -> None:

@@ -18,12 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method", metavar="NAME", help="set the keys of a published method, before --set"
     )
-    add_number(parser, "--actors", "actor processes (1)", default=1, type=positive)
-    memory = "memory of each GPU, or of this machine (that of hardware.gpu, or this machine's)"
+    add_number(parser, "--actors", "actor processes (default: 1)", default=1, type=positive)
+    memory = "memory of each GPU, or of this machine (default: hardware.gpu's, or what it has)"
     add_number(parser, "--memory-gb", memory, default=0.0, type=amount, metavar="GB")
-    tokens = "tokens of a context on average (engine.max_tokens, the most there can be)"
+    tokens = "tokens of a context on average (default: engine.max_tokens, the most there can be)"
     add_number(parser, "--context-tokens", tokens, default=0)
-    rate = "10^12 operations a second that were measured (what the GPU's data sheet says)"
+    rate = "measured speed in 10^12 operations a second (default: what the GPU's data sheet says)"
     add_number(parser, "--tflops", rate, default=0.0, type=amount, metavar="RATE")
 
 

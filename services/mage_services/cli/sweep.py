@@ -88,7 +88,7 @@ def _matrix(
     from mage_async.results.matrix import Subject
     from mage_async.results.sweep import sweep_cells
 
-    subject = Subject(", ".join(axis.key for axis in axes), axes[0].key)
+    subject = Subject(heading=", ".join(axis.key for axis in axes), axis=axes[0].key)
     return matrix_of(given, sweep_cells(settings, seeds), subject, given.over)
 
 

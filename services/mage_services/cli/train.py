@@ -62,6 +62,12 @@ def run(given: argparse.Namespace) -> int:
 
     Returns:
         0; `EXIT_HALTED` if the doctor ended the run; 128 + N if signal N did.
+
+    Raises:
+        ConfigError: the configuration cannot be run as written, or not on this system.
+        RunError: the directory holds another run, is in use or cannot be written, or holds no run
+            to resume.
+        RunFailed: the run failed after it had begun.
     """
     from mage_async.assembly import check_keys
     from mage_async.config import config_file
@@ -92,7 +98,8 @@ def _config(given: argparse.Namespace) -> "Config":
     from mage_async.config import config_file
     from mage_services.api.start_to_report import resumed_config
 
-    # Of two assignments to a key the later one holds: --set overrides --agent, --seed overrides it.
+    # Of two assignments to a key the later one holds: --agent yields to --set, and --set to --seed
+    # and --learner.
     assignments = [*given.set]
     assignments += [] if given.seed is None else [f"seed={given.seed}"]
     if given.agent is not None:

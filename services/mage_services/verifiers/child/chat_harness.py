@@ -19,7 +19,9 @@ class ChatHarnessConfig(vf.HarnessConfig):
 class ChatHarness(vf.Harness[ChatHarnessConfig]):
     """Sends the conversation to the endpoint of its rollout."""
 
+    # Tasks with a system prompt are accepted; it is the first message.
     APPENDS_SYSTEM_PROMPT = True
+    # For every turn verifiers calls `launch` again, with the whole conversation so far in `data`.
     SUPPORTS_RESUME = True
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
@@ -43,6 +45,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
             messages.append({"role": "user", "content": prompt})
         else:
             messages += [message_to_wire(each) for each in prompt or ()]
+        # No timeout: a completion may take long, and the actor's deadline ends the rollout.
         async with httpx.AsyncClient(timeout=None) as http:
             answer = await http.post(
                 f"{endpoint}/chat/completions",
@@ -50,4 +53,8 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
                 json={"model": ctx.model, "messages": messages},
             )
         is_answered = answer.status_code == httpx.codes.OK
-        return vf.ProgramResult(0 if is_answered else 1, "", "" if is_answered else answer.text)
+        return vf.ProgramResult(
+            exit_code=0 if is_answered else 1,
+            stdout="",
+            stderr="" if is_answered else answer.text,
+        )
