@@ -93,7 +93,8 @@ class TokenPattern:
         """Return the node that a token leads to."""
         if (node, token) not in self._children:
             matcher = self._matchers[node].deep_copy()
-            assert matcher.consume_token(token), "the token was not allowed"
+            is_allowed = matcher.consume_token(token)  # moves the automaton
+            assert is_allowed, "the token was not allowed"
             self._children[node, token] = len(self._matchers)
             self._matchers.append(matcher)
             self._depths.append(self._depths[node] + 1)
@@ -231,5 +232,7 @@ def _longest(pattern: str) -> int:
 @lru_cache(maxsize=4)
 def _tokenizer(chat: ChatFormat) -> LLTokenizer:
     if chat.tokenizer_file is None:
-        raise EnvironmentFault("a legal_pattern needs a model with a tokenizer.json")
+        raise EnvironmentFault(
+            "sampling from a pattern or a form of answers needs a model with a tokenizer.json"
+        )
     return LLTokenizer(chat.tokenizer_file())

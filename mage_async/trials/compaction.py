@@ -106,9 +106,16 @@ class Contexts:
         """
         return self._send(self._transcript.add_message, message, observation, turn)
 
-    def is_full_with(self, message: str, turn: NextTurn) -> bool:
-        """Return whether the context has no room for another message and a turn that answers it."""
+    def is_full_with(self, message: str, turn: NextTurn, tool_answers: Sequence[str] = ()) -> bool:
+        """Return whether the context has no room for another message and a turn that answers it.
+
+        Args:
+            tool_answers: sent in place of the message, each as a message of its own, if there are
+                any.
+        """
         limit = self._prompt_limit if self._config.compaction == "none" else self._longest_prompt()
+        if tool_answers:
+            return self._transcript.length_with_tool_answers(tool_answers) > limit
         return self._length_with(message, turn) > limit
 
     def compact(self, outcome: str, observation: str, turn: NextTurn) -> Kind | None:

@@ -114,11 +114,17 @@ class Transcript:
         forced = f"</{NAMES[Kind.ACT]}>"
         return len(self._chat.answer(-1, forced, message, self._parser.prefill(kind)))
 
+    def length_with_tool_answers(self, answers: Sequence[str]) -> int:
+        """Return the number of tokens that the context would have with `add_tool_answers`."""
+        return self.num_tokens + len(self._tool_answers(answers))
+
     def add_tool_answers(self, answers: Sequence[str]) -> None:
         """Append the answers to the last turn's tool calls to the current context."""
-        last = self._segments[-1].tokens[-1]
-        self._append(self._chat.tool_answers(last, answers))
+        self._append(self._tool_answers(answers))
         self._kind = Kind.ACT
+
+    def _tool_answers(self, answers: Sequence[str]) -> tuple[int, ...]:
+        return self._chat.tool_answers(self._segments[-1].tokens[-1], answers)
 
     def close(self, message: str) -> None:
         """Close the current context with a last user message that has no answer."""

@@ -350,16 +350,18 @@ class TrialRun:
         )
         self._index_in_episode += 1
         is_last = self._index_in_episode == self._config.max_turns
+        # A request for a strategy is a user message, which the tools' answers go into.
+        answers = () if self._wants_strategy() else outcome.tool_answers
         if outcome.is_done or is_last or not self._episodes_left(self.episode):
             self._end_episode(outcome)
-        elif self._contexts.is_full_with(outcome.observation, turn := self._next_turn()):
+        elif self._contexts.is_full_with(outcome.observation, turn := self._next_turn(), answers):
             if not self._compact("", outcome.observation):
                 # The observation is dropped too, because it may be what does not fit.
                 self._counts.num_cut_episodes += 1
                 self._end_episode(replace(outcome, observation="", tool_answers=()))
-        elif outcome.tool_answers and not self._wants_strategy():
+        elif answers:
             self.kind = Kind.ACT
-            self._transcript.add_tool_answers(outcome.tool_answers)
+            self._transcript.add_tool_answers(answers)
         else:
             message = outcome.observation
             self.kind = self._contexts.append(message, message, turn)

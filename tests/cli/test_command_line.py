@@ -117,6 +117,11 @@ def test_the_default_matrix_of_an_ablation_and_what_each_rule_guarantees_are_in_
         (["--learner", "2", "--set", "policy.lora.rank=4"], "mage: learner.ranks = 2: policy.lora"),
         (["config", "larner"], "mage config: "),
         (["--resume"], "mage: --resume needs --run-dir, the run to go on with"),
+        (
+            ["--resume", "--run-dir", "a", "--config", "scout"],
+            "mage: --resume takes the run's own configuration, got --config scout: leave it out",
+        ),
+        (["doctor", "a", "--actors", "2"], "mage doctor: --config, --actors and --set need --clus"),
         (["evaluate"], "mage evaluate: the following arguments are required: run_dir; see `mage"),
         (["evaluate", "a", "--trials", "two"], "must be a whole number above 0, got 'two'; see"),
         (["serve", "a", "--port", "70000"], "--port: must be a whole number from 0 to 65535, 0 fo"),

@@ -103,7 +103,7 @@ def test_a_run_without_a_step_says_what_it_waits_for_and_what_was_dropped(
     view.event(*in_view(5, [drop], dropped={"missed its deadline": 1}))
     assert main(["doctor", str(run.root)]) == 1
     said = capsys.readouterr().out
-    assert f"{run.root}: no steps, no findings\n  it ended " in said
+    assert f"{run.root}: no steps, no findings, 1 note\n  it ended " in said
     assert "step 1/60 waits for trials, for 8 s: 5 of 128 trials are in" in said
     assert "1 groups dropped (1 missed its deadline)" in said
     assert f"  note: learner: {drop}\n" in said

@@ -51,15 +51,21 @@ def chat(tmp_path: Path) -> ChatFormat:
     return chat_of(tmp_path, "qwen3.jinja")
 
 
-def trial_of(kind: type, chat: ChatFormat, *said: str) -> Trial:
-    """A trial of two episodes on the scripted engine, as an actor plays it."""
+def trial_of(
+    kind: type, chat: ChatFormat, *said: str, max_tokens: int = 4096, room: list[int] | None = None
+) -> Trial:
+    """A trial of two episodes on the scripted engine, as an actor plays it; add to `room` what each
+    prompt leaves of the context.
+    """
     given = ["policy.kind=pretrained", "policy.source=none", "transcript.max_action_tokens=400"]
-    given += ["engine.max_tokens=4096"]  # this tokenizer writes bytes
+    given += [f"engine.max_tokens={max_tokens}"]  # this tokenizer writes bytes
     config = config_file.load(config_file.find(None), given)
     environment = ResetStep(with_step(kind), {})
     rules = trial_config_of(config, environment, chat, 2)
 
     def answers(prompt: Prompt, turn: int) -> Answer:
+        if room is not None:
+            room.append(max_tokens - len(prompt.tokens))
         return Answer(chat.encode(said[turn % len(said)]), 0.0)
 
     async def main() -> Trial:
@@ -115,6 +121,17 @@ def test_an_answer_of_a_tool_forges_no_turn(chat: ChatFormat) -> None:
         assert plain == forged
     assert Forging.forged in chat.decode(trials[1].segments[0].tokens.tolist())
     assert [each.num_injections for each in trials] == [0, 2]
+
+
+def test_answers_of_tools_are_counted_with_the_template_around_each(chat: ChatFormat) -> None:
+    looks = call("look", box=1) * 16 + "<|im_end|>"
+    room: list[int] = []
+    trial_of(Boxes, chat, looks, "box 2<|im_end|>", max_tokens=8192, room=room)
+    needed = 8192 - room[3] + 400  # of the last prompt, and the longest action
+    for max_tokens in range(needed - 32, needed + 8, 8):  # they fit, or just do not
+        room.clear()
+        trial_of(Boxes, chat, looks, "box 2<|im_end|>", max_tokens=max_tokens, room=room)
+        assert min(room) >= 400, max_tokens
 
 
 def test_a_template_without_tools_is_refused(tmp_path: Path) -> None:

@@ -81,9 +81,12 @@ class SacGlam(Method):
         """Refuse keys that would be ignored, and environments whose actions cannot be scored."""
         for key, value, allowed in _needs(self.config):
             if value not in allowed:
+                preset = self.presets["sac_glam"]
+                is_preset = key in preset or f"{key}.kind" in preset
+                sets = "--method sac_glam sets the key" if is_preset else "set the key to that"
                 raise ConfigError(
                     f"methods.sac_glam: {key} must be {' or '.join(map(_shown, allowed))}, got "
-                    f"{_shown(value)}: --method sac_glam sets the key, or leave the table out"
+                    f"{_shown(value)}: {sets}, or leave the table out"
                 )
         ignored = ("horizon", "advisers", "turn_rewards", "loss_term", "self_play_share", "roles")
         others = [name for hook in ignored for name in overriding(self.config, hook)]

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster", metavar="ADDRESS", help=cluster)
     parser.add_argument("--config", help="with --cluster: what is to be trained (quickstart)")
     actors = "with --cluster: actor processes (1)"
-    add_number(parser, "--actors", actors, default=1, type=positive)
+    add_number(parser, "--actors", actors, type=positive)
     add_set(parser, "with --cluster: change a key")
 
 
@@ -42,6 +42,8 @@ def run(given: argparse.Namespace) -> int:
     """
     if bool(given.run_dir) == bool(given.cluster):
         raise ConfigError("give runs, or --cluster ADDRESS")
+    if given.run_dir and (given.config or given.set or given.actors is not None):
+        raise ConfigError("--config, --actors and --set need --cluster; a run has its own")
     return _nodes(given) if given.cluster else _all_runs(given)
 
 
@@ -57,7 +59,7 @@ def _nodes(given: argparse.Namespace) -> int:
     check(config)
     check_placed(config)
     began = time.monotonic()
-    facts, needs = examine(given.cluster, config, given.actors)
+    facts, needs = examine(given.cluster, config, given.actors or 1)
     faults = faults_of(facts, needs)
     nodes = _counted(1 + len(facts.others) + len(facts.silent), "node")
     seconds = time.monotonic() - began
@@ -79,18 +81,18 @@ def _all_runs(given: argparse.Namespace) -> int:
         for place in _runs(given.run_dir):
             records = read_records(place)
             findings = examine(records)
-            num_found += len(findings)
-            steps = _counted(len(records.metrics), "step")
-            print(f"{place.root}: {steps}, {_counted(len(findings), 'finding')}")
-            for finding in findings:
-                print(f"  {finding.sentence()}")
+            lines = []
             if not records.metrics:
                 times, events = read_document(place.times), read_lines(place.events)
                 lines = before_first_step(times, events, is_held(place.lock), time.time())
-                # The other lines only say how far the run is.
-                num_found += sum(line.startswith("note: ") for line in lines)
-                for line in lines:
-                    print(f"  {printable(line)}")
+            # The other lines only say how far the run is.
+            num_notes = sum(line.startswith("note: ") for line in lines)
+            num_found += len(findings) + num_notes
+            counts = [_counted(len(records.metrics), "step"), _counted(len(findings), "finding")]
+            counts += [_counted(num_notes, "note")] if num_notes else []
+            print(f"{place.root}: {', '.join(counts)}")
+            for line in (*(finding.sentence() for finding in findings), *map(printable, lines)):
+                print(f"  {line}")
     return EXIT_FOUND if num_found else 0
 
 

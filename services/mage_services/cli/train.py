@@ -116,4 +116,9 @@ def _config(given: argparse.Namespace) -> "Config":
         return config_file.load(file, assignments, given.method)
     if given.run_dir is None:
         raise ConfigError("--resume needs --run-dir, the run to go on with")
+    if given.config is not None:
+        raise ConfigError(
+            f"--resume takes the run's own configuration, got --config {given.config}: leave it "
+            "out, and change keys with --set"
+        )
     return resumed_config(given.run_dir, assignments, given.method)
