@@ -67,6 +67,26 @@ def environment_of(config: Config) -> Environment:
     return mix
 
 
+def has_steady_tasks(config: Config) -> bool:
+    """Return whether all steps of a run draw their tasks alike, so that their returns can be
+    compared.
+
+    They do not on a ladder, against past policies or itself, if members are chosen by the returns
+    that they gave, if groups are replaced because of their returns, or if a method changes the
+    length of trials. A user's own matchmaker or method, which is not imported, may do so too.
+    """
+    population = config.population
+    return not (
+        config.environment.ladder
+        or population.rivals
+        or population.matchmaker.kind not in ("decks", "fixed", "resampled")
+        or config.admission.replaced_groups
+        or any(":" in name for name in config.methods)
+        or overriding(config, "horizon")
+        or overriding(config, "self_play_share")
+    )
+
+
 def named_parts(config: Config) -> list[tuple[str, Environment]]:
     """Return the environment, or each component of a mix, with its name in the configuration."""
     environment = environment_of(config)

@@ -421,6 +421,7 @@ SignatureName = Literal[
     "engine_mismatch",
     "over_bound",
     "format_gaming",
+    "return_collapse",
     "member_failing",
     "selection",
     "disk_soon_full",

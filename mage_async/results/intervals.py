@@ -2,6 +2,7 @@
 many trials, Wilson's interval for shares.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,14 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def standard_error(values: Sequence[float]) -> float:
     """Return the standard error of the mean; NaN for one value."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def noise(values: Sequence[float]) -> float:
+    """Return the standard deviation of single values around a mean that changes slowly, from the
+    differences of neighbours; 0 for one value.
+    """
+    differences = [later - sooner for sooner, later in itertools.pairwise(values)]
+    return math.hypot(*differences) / math.sqrt(2 * max(1, len(differences)))
 
 
 def half_width(values: Sequence[float]) -> float:

@@ -66,7 +66,8 @@ SICKNESSES: dict[str, Sickness] = {
     "off_policy": lambda r, k: {"effective_share": max(0.05, 0.9 - 0.15 * k)},
     "engine_mismatch": _unlike_what_was_said,
     "over_bound": lambda r, k: {"over_bound_by_actor": {"actor-2": 0.05}},
-    "format_gaming": lambda r, k: {"valid_action_share": 0.99, **_returning(r, 0.2)},
+    "format_gaming": lambda r, k: {"valid_action_share": 0.99, **_returning(r, 0.5)},
+    "return_collapse": lambda r, k: _returning(r, 0.3 + 0.01 * (k % 3)),
     "member_failing": lambda r, k: {"dropped_by_member": {"beat-rock": 1}},
     "selection": _losing_long_groups,
     "disk_soon_full": lambda r, k: {"disk_free_bytes": 30_000_000_000 - 1_500_000_000 * k},
@@ -76,6 +77,7 @@ SICKNESSES: dict[str, Sickness] = {
 }
 """A sickness for each signature that steps show."""
 BEFORE = {
+    "no_variance": {"return_by_episode": [-0.9, -0.8, -0.8]},
     "format_gaming": {"valid_action_share": 0.85},
     "disk_soon_full": {"disk_free_bytes": 30_000_000_000},
 }

@@ -3,13 +3,15 @@
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from mage_async.config import config_file
 from mage_async.config.schema import SignatureName
-from mage_async.doctor import SIGNATURES, Finding
+from mage_async.doctor import SIGNATURES, Doctor, Finding
 from tests.doctor.sick_runs import ONSET, SICKNESSES, Record, doctor, healthy, made_sick
 
 SOON = 10
@@ -150,3 +152,90 @@ def test_control_characters_of_a_name_do_not_reach_the_terminal() -> None:
 def test_entropy_that_a_bonus_alone_raises_is_put_down_to_the_lack_of_advantages() -> None:
     sick = [record | {"zero_advantage_share": 1.0} for record in made_sick("entropy_runaway")]
     assert {each.name for each in found_in(sick)} == {"no_variance"}
+
+
+@pytest.mark.parametrize(("tokens", "names"), [(12, ["entropy_collapse"]), (200, [])])
+def test_entropy_after_a_warm_start_has_collapsed_once_whole_trials_are_alike(
+    tokens: int, names: list[str]
+) -> None:
+    """It fell from 0.21 to 0.018 nats a token: to more than a twentieth, and above 0.01."""
+    stuck = {"return_by_episode": [0.1, 0.5, 0.5], "trials_per_s": 10.0, "entropy": 0.21}
+    lower = {"generated_tokens_per_s": 10.0 * tokens, "entropy": 0.018}
+    records = [each | stuck | (lower if each["step"] > 10 else {}) for each in healthy()]
+    assert [each.name for each in found_in(records)] == names
+
+
+def returns_of(last: np.ndarray, first: float = 0.0) -> list[Record]:
+    """Steps with these returns of the last of two episodes."""
+    return [
+        {"step": step, "return_by_episode": [first, float(each)]}
+        for step, each in enumerate(last, 1)
+    ]
+
+
+def collapses_in(
+    records: list[Record], *assignments: str, knows_bounds: bool = True
+) -> list[Finding]:
+    config = config_file.load(config_file.find("quickstart"), list(assignments))
+    looks = Doctor(config, (-1.0, 1.0) if knows_bounds else None)
+    return [each for record in records for each in looks.step(record)]
+
+
+NOISES: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
+    "normal": lambda random: random.normal(0, 0.1, 150),
+    "seldom won": lambda random: random.binomial(64, 0.03, 150) / 64,
+    "nearly always won": lambda random: random.binomial(64, 0.97, 150) / 64,
+    "with outliers": lambda random: 0.05 * random.standard_t(3, 150),
+}
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_around_a_flat_or_a_rising_return_is_no_collapse(name: str) -> None:
+    for seed in range(10):
+        noise = NOISES[name](np.random.default_rng(seed))
+        for rise in (0.0, 0.5):
+            records = returns_of(noise + rise * np.linspace(0, 1, len(noise)))
+            assert collapses_in(records, knows_bounds=False) == []
+
+
+@pytest.mark.parametrize(("fall", "noise"), [(0.3, 0.03), (0.6, 0.1)])
+def test_a_fall_of_the_return_is_found_within_ten_steps(fall: float, noise: float) -> None:
+    for seed in range(10):
+        last = np.clip(np.arange(120) / 40, 0, 0.9)
+        last[70:] -= fall
+        last += np.random.default_rng(seed).normal(0, noise, 120)
+        first, *others = collapses_in(returns_of(last))
+        assert (first.name, others) == ("return_collapse", [])
+        assert 61 <= first.onset <= 72
+        assert first.found <= 71 + SOON
+
+
+def test_a_return_that_recovers_within_ten_steps_or_loses_a_tenth_has_not_collapsed() -> None:
+    dip, lower = np.full(80, 0.9), np.full(80, 0.9)
+    dip[:15] = lower[:15] = 0.0
+    dip[40:45], lower[40:] = 0.2, 0.8
+    ripple = 0.01 * (np.arange(80) % 3)
+    assert collapses_in(returns_of(dip + ripple)) == collapses_in(returns_of(lower + ripple)) == []
+
+
+def test_a_run_that_is_resumed_with_more_episodes_of_a_trial_is_examined() -> None:
+    records = returns_of(np.full(20, 0.5))
+    for record in records[5:]:
+        record["return_by_episode"] = [0.0, 0.5, 0.5]
+    assert collapses_in(records) == []
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "population.rivals=0.3",
+        "population.matchmaker=progress",
+        "admission.replaced_groups=4",
+        "methods.scaling_inter.steps=5",
+        "methods.both_seats.share=0.3",
+    ],
+)
+def test_a_return_on_tasks_that_grow_harder_may_fall(assignment: str) -> None:
+    last = np.repeat([0.0, 0.9, 0.2], 20) + 0.01 * (np.arange(60) % 3)
+    assert [each.name for each in collapses_in(returns_of(last))] == ["return_collapse"]
+    assert collapses_in(returns_of(last), assignment) == []
