@@ -380,7 +380,7 @@ class Learner(Section):
     checkpoint_every: Count = 20
     """Steps between checkpoints."""
     keep_checkpoints: Count = 2
-    """Number of checkpoints that are kept."""
+    """Number of newest checkpoints that are kept; the best one is kept too."""
     device: Annotated[str, Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     """"cpu", or a GPU: "cuda:0"."""
     threads: Count = 4

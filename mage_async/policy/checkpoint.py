@@ -6,7 +6,8 @@ If the learner has several ranks, each rank writes its shards
 alone, as peft reads them; the merged model is added at the last step, and on demand
 (`whole_policy`). A checkpoint is written under a temporary name, synced, and renamed when it is
 complete. So a crash leaves the last good checkpoint, and journal segments before it may be
-deleted. `complete_checkpoint` renames it, and deletes the oldest checkpoints if there are too many.
+deleted. `complete_checkpoint` renames it, and deletes the oldest checkpoints if there are too many,
+except the best one (`best_checkpoint` of `mage_async/results/summary.py`).
 """
 
 import json
@@ -28,15 +29,19 @@ from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import export_hf
 from mage_async.policy.lora import holds_adapters, load_trained, save_adapters
 from mage_async.policy.sharded_files import read_state
-from mage_async.results.run_directory import checkpoint_at, checkpoints
+from mage_async.results.run_directory import (
+    COUNTERS,
+    OPTIMIZER,
+    SHARDS,
+    checkpoint_at,
+    checkpoints,
+)
 from mage_async.results.run_files import sync
 
-OPTIMIZER, COUNTERS, MERGED = "optimizer.pt", "counters.json", "merged"
-"""Names of files of a checkpoint, and of the folder of its merged model."""
+MERGED = "merged"
+"""Name of the folder of a checkpoint's merged model."""
 MERGE_AGAIN = "make room, then repeat the command"
 """Advice where the disk is full while adapters are merged."""
-SHARDS = "optimizer"
-"""Name of the folder that several ranks write in place of `OPTIMIZER`."""
 STATE = "optimizer_state"
 """Key of the counters for `learner.optimizer_state`, the way in which the optimizer stores its
 moments.
@@ -63,11 +68,13 @@ def save_checkpoint(
     counters: dict[str, Any],
     keep: int,
     *,
+    best: Path | None = None,
     is_last: bool = False,
 ) -> Path:
     """Write `folder/step_N` and delete all but the newest `keep` checkpoints.
 
     Args:
+        best: A checkpoint that is not deleted.
         is_last: Whether to write the merged model too, if the model has adapters.
     """
     working = new_checkpoint(folder, trainer.version)
@@ -79,7 +86,7 @@ def save_checkpoint(
         export_hf(trainer.model, chat_source, working)
     torch.save(trainer.state(), working / OPTIMIZER)
     kept = counters | {"version": trainer.version, STATE: trainer.optimizer_state}
-    return complete_checkpoint(working, kept, keep)
+    return complete_checkpoint(working, kept, keep, best)
 
 
 def new_checkpoint(folder: Path, version: int) -> Path:
@@ -90,14 +97,19 @@ def new_checkpoint(folder: Path, version: int) -> Path:
     return working
 
 
-def complete_checkpoint(working: Path, counters: dict[str, Any], keep: int) -> Path:
-    """Write the counters, make a checkpoint durable, and delete all but the newest `keep`."""
+def complete_checkpoint(
+    working: Path, counters: dict[str, Any], keep: int, best: Path | None
+) -> Path:
+    """Write the counters, make a checkpoint durable, and delete all but `best` and the newest
+    `keep`.
+    """
     # `.step_N.part`, as `new_checkpoint` names it, becomes `step_N`.
     final, folder = working.with_name(working.name[1:].removesuffix(".part")), working.parent
     (working / COUNTERS).write_text(json.dumps(counters, indent=2))
     _rename_durably(working, final)
     for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+        if old != best:
+            shutil.rmtree(old)
     return final
 
 

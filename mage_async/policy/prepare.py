@@ -54,6 +54,7 @@ from mage_async.policy.warm_start import (
     win_stay_examples,
 )
 from mage_async.registry import source_digest
+from mage_async.results.run_directory import COUNTERS, NOT_OF_MODEL
 from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import (
@@ -117,7 +118,11 @@ def _write(
         source = source_directory(policy.source)
         for tools in (part.tools for _, part in named_parts(config) if part.tools):
             load_chat(source).offering(tools)  # raises if the template offers no tools
-        directory.symlink_to(source, target_is_directory=True)
+        if (source / COUNTERS).is_file() or (source.parent / COUNTERS).is_file():
+            # A checkpoint, or its merged model, which its run may delete.
+            shutil.copytree(source, directory, ignore=shutil.ignore_patterns(*NOT_OF_MODEL))
+        else:
+            directory.symlink_to(source, target_is_directory=True)
         return f"{policy.source}, as it is"
     cached = cache_folder() / policy_key(config)
     if warm and warm.cache and (cached / "config.json").is_file():

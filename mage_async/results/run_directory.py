@@ -7,6 +7,13 @@ from pathlib import Path
 
 from mage_async.errors import RunError
 
+OPTIMIZER, COUNTERS, SHARDS = "optimizer.pt", "counters.json", "optimizer"
+"""Names of two files of a checkpoint, and of the folder that several ranks write in place of the
+first.
+"""
+NOT_OF_MODEL = (OPTIMIZER, COUNTERS, SHARDS)
+"""Files and folders of a checkpoint that only training reads."""
+
 
 class _Below:
     """Descriptor: an attribute of `RunDirectory` whose value is the path `root / name`."""

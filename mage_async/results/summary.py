@@ -1,21 +1,28 @@
-"""Summarise a run as one JSON document.
+"""Summarise a run as one JSON document, and choose its best checkpoint.
 
 The summary of an interrupted run has only the keys that can be known, and `complete` is false.
 """
 
 import json
+import math
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from mage_async.assembly import environment_of
+from mage_async.assembly import environment_of, has_steady_tasks
+from mage_async.config.schema import Config
+from mage_async.results.intervals import noise
 from mage_async.results.metrics import injections_by_source, prefix_rates
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.results.run_files import (
     Record,
     RunRecords,
     read_document,
+    read_lines,
     read_records,
     write_whole,
 )
@@ -226,3 +233,92 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     total = sum(weights)
     pairs = zip(values, weights, strict=True)
     return sum(value * weight for value, weight in pairs) / total if total else 0.0
+
+
+NEAR = 5
+"""Number of steps before a checkpoint, and after it, whose training returns measure it."""
+CLEAR_ERRORS, CLEAR_SHARE = 3.3, 0.1
+"""Number of standard errors, and share of what was gained since the beginning, by which a
+checkpoint must exceed the newest one to be called better.
+"""
+Returns = dict[int, tuple[float, float]]
+"""Mean return of the last episode and its standard error, by version of the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class BestCheckpoint:
+    """The checkpoint of a run with the largest return of the last episode."""
+
+    path: Path
+    reason: str
+    """Clause with its return and that of the newest checkpoint; "" if it is the newest, or not
+    clearly better."""
+
+
+def best_checkpoint(run: RunDirectory, config: Config) -> BestCheckpoint | None:
+    """Return the best checkpoint of a run; None if it has none.
+
+    Two checkpoints are compared by their held-out evaluations, if both were played, else by the
+    returns of the training steps around them. If the tasks of training change, the later one counts
+    as the better one then.
+
+    Raises:
+        RunError: a file of the run is damaged.
+    """
+    found = {step_of(folder): folder for folder in checkpoints(run.checkpoints)}
+    if not found:
+        return None
+    played = [*read_lines(run.curve), read_document(run.evaluation)]
+    heldout = {
+        each["version"]: (score["return_by_episode"][-1], score["ci95_by_episode"][-1] / 1.96)
+        for each in played
+        if (score := each.get("sets", {}).get("heldout"))
+    }
+    trained = _training_returns(run, [0, *found]) if has_steady_tasks(config) else {}
+
+    def returns_of(one: int, other: int) -> tuple[str, Returns]:
+        """Return the returns by which two checkpoints are compared, and where they were earned."""
+        if heldout.keys() >= {one, other}:
+            return "on held-out tasks", heldout
+        return "in training", trained if trained.keys() >= {one, other} else {}
+
+    newest = best = max(found)
+    for step in sorted(found, reverse=True):
+        _, returns = returns_of(step, best)
+        if returns and returns[step][0] > returns[best][0]:
+            best = step
+    kind, returns = returns_of(best, newest)
+    reason = _advantage(returns, best, newest, kind) if best != newest else ""
+    return BestCheckpoint(found[best], reason)
+
+
+def _training_returns(run: RunDirectory, versions: Sequence[int]) -> Returns:
+    """Return the training returns of the steps around some versions of the policy."""
+    returns = {each["step"]: each["return_by_episode"][-1] for each in read_lines(run.metrics)}
+    near = {
+        version: [
+            returns[step]
+            for step in range(version - NEAR + 1, version + NEAR + 1)
+            if step in returns
+        ]
+        for version in versions
+    }
+    return {
+        version: (statistics.fmean(values), noise(values) / math.sqrt(len(values)))
+        for version, values in near.items()
+        if len(values) >= NEAR
+    }
+
+
+def _advantage(returns: Returns, best: int, newest: int, kind: str) -> str:
+    """Return how much better one checkpoint is than the newest; "" if it is not clearly better."""
+    (high, high_error), (low, low_error) = returns[best], returns[newest]
+    least = CLEAR_ERRORS * math.hypot(high_error, low_error)
+    if 0 in returns:
+        least = max(least, CLEAR_SHARE * (high - returns[0][0]))
+    if high - low <= least:
+        return ""
+    return (
+        f"the last episode earned {high:+.3f} {kind} there, and {low:+.3f} at step {newest}, "
+        "the newest"
+    )

@@ -2,16 +2,23 @@
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import mage_async as mage
 from mage_async.config import config_file
+from mage_async.doctor import Doctor
+from mage_async.results.run_files import read_records
+from mage_services.api import start_to_report
 from mage_services.api.evaluation import evaluate, folder_of
+from mage_services.api.hub import write_folder
 from mage_services.api.run import framed
+from mage_services.cli.main import main
 from tests.helpers.recorded_runs import unpack
 
 
@@ -86,6 +93,71 @@ def test_an_evaluation_keeps_the_costs_of_training_that_were_recorded(tmp_path):
     _, _, summary = evaluate(run, trials=2)
     assert summary["wall_s"] == recorded["wall_s"]
     assert "processor_s" not in summary
+
+
+@pytest.fixture
+def fallen(tmp_path):
+    """A run whose checkpoint of step 2 is better than its newest one, of step 4."""
+    files = unpack("finished", tmp_path)
+    shutil.copytree(files.checkpoints / "step_000004", files.checkpoints / "step_000002")
+    better, *others = (json.loads(line) for line in files.curve.read_text().splitlines()[1:])
+    assert (better["version"], others) == (2, [])
+    better["sets"]["heldout"]["return_by_episode"][-1] = 0.9
+    files.curve.write_text(json.dumps(better) + "\n")
+    return files
+
+
+def test_a_checkpoint_is_chosen_by_its_step_or_as_the_best_one(fallen):
+    run = mage.load(fallen.root)
+    versions = [run.policy(checkpoint=each).version for each in ("newest", "best", 4, 2)]
+    assert versions == [4, 2, 4, 2]
+    with pytest.raises(mage.MageError, match=r"no checkpoint of step 3; .+ of steps 2, 4$"):
+        run.policy(checkpoint=3)
+
+
+def test_an_older_checkpoint_is_evaluated_into_a_folder_of_its_own_and_pushed_with_that(
+    fallen, tmp_path
+):
+    before = fallen.evaluation.read_text(), fallen.summary.read_text()
+    mage.load(fallen.root).evaluate(2, checkpoint="best")
+    assert (fallen.evaluation.read_text(), fallen.summary.read_text()) == before
+    assert json.loads((fallen.root / "step_2" / "evaluation.json").read_text())["version"] == 2
+    assert write_folder(fallen, tmp_path / "pushed", checkpoint="best") == 2
+    scores = json.loads((tmp_path / "pushed" / "summary.json").read_text())["evaluation"]
+    assert scores["heldout"]["num_trials"] == 2
+
+
+def test_a_run_ends_with_its_best_checkpoint_if_the_newest_is_worse(fallen):
+    records, said = read_records(fallen), list[str]()
+    view = SimpleNamespace(close=lambda summary: None, line=said.append)
+    start_to_report._finish(fallen, Doctor.recorded(records), view, 1.0, {})
+    (line,) = (each for each in said if each.startswith("best checkpoint"))
+    assert line.startswith("best checkpoint: step 2: the last episode earned +0.900 on held-out")
+    assert f"`mage train --from {fallen.root} --checkpoint 2`" in line
+
+
+def test_a_new_run_begins_with_the_configuration_and_a_checkpoint_of_another(fallen, capsys):
+    command = ["train", "--from", str(fallen.root), "--print-config"]
+    assert main([*command, "--checkpoint", "best", "--set", "learner.learning_rate=1e-4"]) == 0
+    config, recorded = config_file.loads(capsys.readouterr().out), mage.load(fallen.root).config
+    assert config.policy.source == str(fallen.checkpoints / "step_000002")
+    assert (config.warm_start, config.learner.learning_rate) == (None, 1e-4)
+    assert (config.environment, config.sampling) == (recorded.environment, recorded.sampling)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--from", "RUN", "--resume"], "leave out --resume"),
+        (["--from", "RUN", "--config", "scout"], "leave out --config"),
+        (["--from", "RUN", "--checkpoint", "3"], "no checkpoint of step 3"),
+        (["--resume", "--run-dir", "RUN", "--checkpoint", "best"], "--from RUN_DIR"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(options, sentence, run, capsys):
+    options = [str(run.path) if each == "RUN" else each for each in options]
+    assert main(["train", *options]) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

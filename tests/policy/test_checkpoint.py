@@ -1,5 +1,6 @@
 """Checkpoints of whole models and of adapters: what they hold, and how training goes on."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -23,6 +24,7 @@ from mage_async.policy.lora import load_trained
 from mage_async.policy.weight_digest import overall, tensor_digests
 from mage_async.results.run_directory import RunDirectory, checkpoint_at, checkpoints, step_of
 from mage_services.actor.evaluator import model_directory
+from mage_services.learner.trainer_thread import Training
 from tests.helpers.random_models import random_model, sequence
 
 ADAPTERS = ("policy.lora.rank=4", "learner.kl=0.1")
@@ -141,6 +143,20 @@ def test_the_newest_checkpoint_has_the_highest_step_however_many_digits_it_has(
     for step in (999_999, 1_000_000, 7):
         checkpoint_at(tmp_path, step).mkdir()
     assert [step_of(each) for each in checkpoints(tmp_path)] == [7, 999_999, 1_000_000]
+
+
+def test_the_best_checkpoint_is_kept_and_one_at_most(policy: Path, tmp_path: Path) -> None:
+    config = config_file.load(config_file.find(None), ["learner.keep_checkpoints=1"])
+    run = RunDirectory(tmp_path)
+    training, kept = Training(begin(config, policy), run, config, {}), []
+    returns = {step: 1.0 if 10 < step <= 30 else 0.1 for step in range(1, 61)}
+    for version in (10, 20, 40, 60):
+        lines = [{"step": step, "return_by_episode": [returns[step]]} for step in returns]
+        run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines[:version]))
+        training.trainer.version = version
+        training.checkpoint({}).result()
+        kept.append([step_of(each) for each in checkpoints(run.checkpoints)])
+    assert kept == [[10], [10, 20], [20, 40], [20, 60]]
 
 
 def test_an_error_without_text_is_named_by_its_class() -> None:

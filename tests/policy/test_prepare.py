@@ -414,3 +414,19 @@ def test_a_model_is_warm_started_on_data_that_must_be_there(tmp_path: Path) -> N
     assert len(said) == 2
     with pytest.raises(ConfigError, match=r"warm_start.path = '': no data set is there"):
         check_keys(config_file.load(config_file.find(None), given))
+
+
+@pytest.mark.parametrize("inside", ["", "merged"])
+def test_a_run_that_begins_from_a_checkpoint_outlives_it(inside: str, tmp_path: Path) -> None:
+    tiny, checkpoint = config_file.load(QUICKSTART, ["warm_start=none"]), tmp_path / "step_000020"
+    checkpoint.mkdir()
+    prepare_policy(tiny, tmp_path / "tiny", print)
+    shutil.copytree(tmp_path / "tiny", checkpoint / inside, dirs_exist_ok=True)
+    for name in ("counters.json", "optimizer.pt"):
+        (checkpoint / name).write_text("{}")
+    config = config_file.load(QUICKSTART, [f"policy.source={checkpoint / inside}"])
+    prepare_policy(config, tmp_path / "policy", print)
+    shutil.rmtree(checkpoint)
+    files = [{each.name for each in (tmp_path / name).iterdir()} for name in ("policy", "tiny")]
+    assert files[0] == files[1]
+    assert load_policy(tmp_path / "policy", "float32", "cpu")

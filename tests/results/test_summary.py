@@ -4,11 +4,17 @@ import json
 
 import pytest
 
+from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.pages.report import render
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory, checkpoint_at, step_of
 from mage_async.results.run_files import read_records
-from mage_async.results.summary import summarise, unplayed_note, write_summary
+from mage_async.results.summary import (
+    best_checkpoint,
+    summarise,
+    unplayed_note,
+    write_summary,
+)
 
 
 def test_a_finished_run_has_every_key_of_the_specification(make_run, learned):
@@ -162,3 +168,62 @@ def test_the_summary_is_written_as_json_and_leaves_no_draft(make_run):
     write_summary(run, summary)
     assert json.loads(run.summary.read_text()) == summary
     assert set(run.root.iterdir()) == before | {run.summary}
+
+
+def best_of(run, last_returns, heldout, *assignments):
+    """The step of the best checkpoint of 20, 40 and 60, and the reason, in a run with these returns
+    of the last episode by step, and held-out by version.
+    """
+    for step in (20, 40, 60):
+        checkpoint_at(run.checkpoints, step).mkdir(parents=True, exist_ok=True)
+    lines = [
+        {"step": step, "return_by_episode": [0.0, value]}
+        for step, value in enumerate(last_returns, 1)
+    ]
+    points = [
+        {
+            "version": version,
+            "sets": {"heldout": {"return_by_episode": [0.0, mean], "ci95_by_episode": [0.1, 0.05]}},
+        }
+        for version, mean in heldout.items()
+    ]
+    for file, records in ((run.metrics, lines), (run.curve, points)):
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    best = best_checkpoint(run, config_file.load(config_file.find(None), list(assignments)))
+    return step_of(best.path), best.reason
+
+
+RIPPLE = [0.01 * (step % 3) for step in range(60)]
+UNLEARNED = [min(step / 30, 1.0) - 0.6 * (step > 50) + RIPPLE[step] for step in range(60)]
+LEARNED = [min(step / 30, 1.0) + RIPPLE[step] for step in range(60)]
+
+
+def test_the_best_checkpoint_has_the_best_training_returns_around_it(tmp_path):
+    step, reason = best_of(RunDirectory(tmp_path), UNLEARNED, {})
+    assert step == 40
+    assert reason == (
+        "the last episode earned +1.011 in training there, and +0.412 at step 60, the newest"
+    )
+
+
+def test_a_checkpoint_that_is_hardly_better_than_the_newest_is_not_called_so(tmp_path):
+    lower = [value - 0.05 * (step > 50) for step, value in enumerate(LEARNED)]
+    assert best_of(RunDirectory(tmp_path), lower, {}) == (40, "")
+
+
+def test_held_out_returns_of_two_checkpoints_decide_before_those_of_training(tmp_path):
+    run = RunDirectory(tmp_path)
+    step, reason = best_of(run, LEARNED, {0: 0.0, 20: 0.8, 40: 0.7, 60: 0.5})
+    assert (step, "+0.800 on held-out tasks there, and +0.500" in reason) == (20, True)
+    # The newest has not been played yet.
+    assert best_of(run, LEARNED, {0: 0.0, 20: 0.8, 40: 0.7}) == (60, "")
+
+
+def test_training_returns_of_tasks_that_change_choose_no_checkpoint(tmp_path):
+    run = RunDirectory(tmp_path)
+    assert best_of(run, UNLEARNED, {}, "population.rivals=0.5") == (60, "")
+    assert best_of(run, UNLEARNED, {20: 0.8, 60: 0.5}, "population.rivals=0.5")[0] == 20
+
+
+def test_a_run_without_a_checkpoint_has_no_best_one(tmp_path):
+    assert best_checkpoint(RunDirectory(tmp_path), config_file.load(config_file.find(None))) is None

@@ -17,6 +17,7 @@ from mage_async.environments.mix import component_of
 from mage_async.environments.user_calls import Call
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
+from mage_async.results.summary import best_checkpoint
 from mage_async.tasks.league import name_of, version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.duels import PastPolicySide
@@ -55,17 +56,22 @@ def check_policy(run: RunDirectory) -> None:
 
 
 def prepare(
-    run: RunDirectory, member: str | None, seed: int | None, episodes: int | None
+    run: RunDirectory,
+    member: str | None,
+    seed: int | None,
+    episodes: int | None,
+    checkpoint: str = "newest",
 ) -> PlaySession:
-    """Return a session of a run's newest policy and a task.
+    """Return a session of a run's policy and a task.
 
     Args:
         member: name of the hidden task variant; None: any held-out one.
         seed: seed of the task; None: a new one.
         episodes: episodes of the trial; None: as in training.
+        checkpoint: as for `chosen_policy`.
 
     Raises:
-        RunError: the run has no policy.
+        RunError: the run has no policy, or not that checkpoint.
         ConfigError: there is no such member.
     """
     check_policy(run)
@@ -80,7 +86,7 @@ def prepare(
     from mage_services.engines.engine import make_engine
 
     task = drawn_task(environment, member, seed)
-    policy, version = newest_policy(run, config)
+    policy, version = chosen_policy(run, config, checkpoint)
     chat = load_chat(policy, thinking=config.transcript.thinking)
     trial_config = trial_config_of(config, environment, chat, episodes or config.trial.episodes)
 
@@ -112,16 +118,38 @@ def drawn_task(environment: Environment, member: str | None, seed: int | None) -
     return Task(environment.facts.name, chosen, seed, source.choice(seats))
 
 
-def newest_policy(run: RunDirectory, config: Config) -> tuple[Path, int]:
-    """Return the newest checkpoint as a model directory, and its version; without a checkpoint, the
-    policy that the run began with, and 0.
+def chosen_policy(run: RunDirectory, config: Config, checkpoint: str) -> tuple[Path, int]:
+    """Return a checkpoint as a model directory, and its version.
+
+    Args:
+        checkpoint: "newest", "best" (`best_checkpoint`), or the number of a step. In a run without
+            a checkpoint the first two are the policy that the run began with, version 0.
+
+    Raises:
+        RunError: the run has no checkpoint of that step.
     """
-    found = checkpoints(run.checkpoints)
-    if not found:
+    found = {str(step_of(folder)): folder for folder in checkpoints(run.checkpoints)}
+    if checkpoint == "newest" and found:
+        checkpoint = list(found)[-1]
+    elif checkpoint == "best" and (best := best_checkpoint(run, config)):
+        checkpoint = str(step_of(best.path))
+    if checkpoint in ("newest", "best"):
         return run.policy, 0
+    if checkpoint not in found:
+        raise RunError(
+            f"{run.root}: no checkpoint of step {checkpoint}; the run has kept those of steps "
+            f"{', '.join(found) or 'none'}"
+        )
     from mage_services.actor.evaluator import model_directory
 
-    return model_directory(run, config, found[-1]), step_of(found[-1])
+    return model_directory(run, config, found[checkpoint]), int(checkpoint)
+
+
+def evaluation_folder(run: RunDirectory, version: int) -> Path:
+    """Return the folder with the evaluation of a version: the run's own for its newest policy."""
+    found = checkpoints(run.checkpoints)
+    is_newest = not found or version == step_of(found[-1])
+    return run.root if is_newest else run.root / f"step_{version}"
 
 
 Ask = Callable[[HumanPrompt], str]

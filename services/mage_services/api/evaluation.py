@@ -1,4 +1,4 @@
-"""Evaluate a run's newest checkpoint on fixed sets of tasks, with controls."""
+"""Evaluate a checkpoint of a run on fixed sets of tasks, with controls."""
 
 import json
 import math
@@ -34,7 +34,7 @@ from mage_services.actor.evaluator import (
     times_as_long,
     write_evaluation,
 )
-from mage_services.actor.play_session import check_policy, newest_policy
+from mage_services.actor.play_session import check_policy, chosen_policy, evaluation_folder
 from mage_services.api.background import run_to_end
 from mage_services.engines.engine import make_engine
 from mage_services.environments.call_runner import CallRunner
@@ -55,11 +55,13 @@ def evaluate(
     harder: str | None = None,
     environment: str | None = None,
     assignments: Sequence[str] = (),
+    checkpoint: str = "newest",
 ) -> tuple[RunDirectory, Config, dict[str, Any]]:
     """Play the final sets, fixed tasks of training and held-out ones, with the controls `blind` and
     `swapped`; write evaluation, summary and report.
 
-    With another environment or number of episodes, they are written into a subfolder of the run.
+    With an older checkpoint, another environment or another number of episodes, they are written
+    into a subfolder of the run.
 
     Args:
         trials: Number of trials of each set.
@@ -70,6 +72,7 @@ def evaluate(
             declares; "" for its first one, None to play none.
         environment: Name of an environment other than that of training.
         assignments: Changes to the configuration for that environment, as `a.b=c`.
+        checkpoint: See `chosen_policy`.
 
     Returns:
         Where the results are, the configuration that was played (`episodes`, and a context with
@@ -77,20 +80,21 @@ def evaluate(
 
     Raises:
         ConfigError: there is no such environment or ladder, or the policy lacks its words.
-        RunError: the run has no policy.
+        RunError: the run has no policy, or not that checkpoint.
     """
     check_policy(run)
-    folder, changes = run.root, list[str]()
+    subfolders, changes = list[str](), list[str]()
     if environment:
-        folder /= folder_of(environment, assignments)
+        subfolders += [folder_of(environment, assignments)]
         name = f"environment.name={json.dumps(environment)}"
         changes = [name, "environment.options={}", *assignments]
     config = config_file.load_recorded(run.config, changes)
     episodes = episodes or config.evaluation.episodes
     if episodes != config.evaluation.episodes:
-        folder /= f"episodes_{episodes}"
+        subfolders += [f"episodes_{episodes}"]
     ladder = None if harder is None else ladder_of(config, harder)
-    policy, version = newest_policy(run, config)
+    policy, version = chosen_policy(run, config, checkpoint)
+    folder = evaluation_folder(run, version).joinpath(*subfolders)
     if environment:
         check_words(config, policy)
     began, began_processor = time.monotonic(), time.process_time()

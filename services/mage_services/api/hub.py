@@ -14,12 +14,10 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config, Pretrained
 from mage_async.errors import RunError, first_line
 from mage_async.results import return_rows
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import NOT_OF_MODEL, RunDirectory
 from mage_async.results.run_files import read_document
-from mage_services.actor.play_session import check_policy, newest_policy
+from mage_services.actor.play_session import check_policy, chosen_policy, evaluation_folder
 
-LEFT_OUT = ("optimizer.pt", "counters.json", "optimizer")
-"""Files and folders of a checkpoint that only training reads."""
 # The class of an absent network is that of the library with which the hub is called: httpx, or
 # httpx2 from version 2 of the hub on. The hub's own errors inherit from it.
 _HTTPError: type[Exception] = next(
@@ -27,27 +25,32 @@ _HTTPError: type[Exception] = next(
 )
 
 
-def write_folder(run: RunDirectory, folder: Path, license_id: str = "") -> int:
-    """Write the newest checkpoint as a HuggingFace folder, with `README.md`, and the run's
-    `config.toml` and `summary.json`.
+def write_folder(
+    run: RunDirectory, folder: Path, license_id: str = "", checkpoint: str = "newest"
+) -> int:
+    """Write a checkpoint as a HuggingFace folder, with `README.md`, the run's `config.toml`, and
+    the `summary.json` with the checkpoint's evaluation.
 
     Args:
         folder: Folder to write; it must be empty or not exist yet.
         license_id: Licence of the model, such as "apache-2.0"; if "", that which the card of the
             base model names, if any.
+        checkpoint: See `chosen_policy`.
 
     Returns:
         The version of the model: the number of steps that it was trained for.
 
     Raises:
-        RunError: the run has no policy, or the folder holds something.
+        RunError: the run has no policy or not that checkpoint, or the folder holds something.
     """
     check_policy(run)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} is no empty folder: choose another one")
     config = config_file.load_recorded(run.config, imports=False)
-    source, version = newest_policy(run, config)
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
+    source, version = chosen_policy(run, config, checkpoint)
+    shutil.copytree(
+        source, folder, ignore=shutil.ignore_patterns(*NOT_OF_MODEL), dirs_exist_ok=True
+    )
     base = base_folder(run, config)
     hub_id = hub_id_of(base, config)
     if isinstance(config.policy, Pretrained) and not hub_id:
@@ -59,15 +62,23 @@ def write_folder(run: RunDirectory, folder: Path, license_id: str = "") -> int:
         )
     else:
         shutil.copy(run.config, folder)
-    if run.summary.is_file():
-        shutil.copy(run.summary, folder)
+    measured = RunDirectory(evaluation_folder(run, version))
+    if measured.summary.is_file():
+        shutil.copy(measured.summary, folder)
     license_id = license_id or base_license(base)
-    text = card(config, read_document(run.summary), version, license_id, hub_id)
+    text = card(config, read_document(measured.summary), version, license_id, hub_id)
     (folder / "README.md").write_text(text)
     return version
 
 
-def push(run: RunDirectory, repo: str, *, license_id: str = "", is_private: bool = False) -> str:
+def push(
+    run: RunDirectory,
+    repo: str,
+    *,
+    license_id: str = "",
+    is_private: bool = False,
+    checkpoint: str = "newest",
+) -> str:
     """Upload a run's model to a repository, which is created if it is not there.
 
     Returns:
@@ -81,7 +92,8 @@ def push(run: RunDirectory, repo: str, *, license_id: str = "", is_private: bool
     api = HfApi()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
-        message = f"Step {write_folder(run, folder, license_id)} of {run.root.name}"
+        version = write_folder(run, folder, license_id, checkpoint)
+        message = f"Step {version} of {run.root.name}"
         try:
             api.create_repo(repo, private=is_private, exist_ok=True)
             done = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)

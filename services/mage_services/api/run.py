@@ -87,8 +87,9 @@ class Run:
         episodes: int | None = None,
         environment: type | str | None = None,
         keys: Mapping[str, Any] | None = None,
+        checkpoint: int | str = "newest",
     ) -> Any:
-        """Play the newest checkpoint on fixed tasks with both controls; what `mage evaluate` does.
+        """Play a checkpoint on fixed tasks with both controls; what `mage evaluate` does.
 
         The control "blind" removes earlier episodes from the context, and "swapped" hides another
         task variant in the last episode.
@@ -98,6 +99,7 @@ class Run:
             episodes: Number of episodes of a trial; None for that of the run's own evaluation.
             environment: Another environment than in training, by its name or as a class.
             keys: Keys of that environment, such as {"environment.options.size": 5}.
+            checkpoint: "newest", "best", or the number of a step that the run has kept.
 
         Returns:
             A row for each set and episode: `set`, `episode`, `return`, `ci95`; as `steps`. The
@@ -105,7 +107,7 @@ class Run:
 
         Raises:
             ConfigError: keys are given without an environment, or cannot be played.
-            RunError: the run has no policy yet.
+            RunError: the run has no policy yet, or not that checkpoint.
         """
         from mage_services.api.evaluation import evaluate
 
@@ -118,6 +120,7 @@ class Run:
             episodes=episodes,
             environment=name,
             assignments=assignments_of(keys or {}),
+            checkpoint=str(checkpoint),
         )
         return framed(score_rows(summary["evaluation"]))
 
@@ -138,19 +141,22 @@ class Run:
         chat = load_chat(self._files.policy)
         return (trial_row(each, chat) for each in journaled_trials(self._files, chat, step=step))
 
-    def policy(self, keys: Mapping[str, Any] | None = None) -> "Policy":
-        """Return the newest checkpoint as a policy to load, or to talk to.
+    def policy(
+        self, keys: Mapping[str, Any] | None = None, checkpoint: int | str = "newest"
+    ) -> "Policy":
+        """Return a checkpoint as a policy to load, or to talk to.
 
         Args:
             keys: Keys to write over the recorded configuration, such as {"engine.max_tokens":
                 4096}.
+            checkpoint: "newest", "best", or the number of a step that the run has kept.
 
         Raises:
-            RunError: the run has no policy yet.
+            RunError: the run has no policy yet, or not that checkpoint.
         """
         from mage_services.api.policy import Policy
 
-        return Policy(self._files, assignments_of(keys or {}))
+        return Policy(self._files, assignments_of(keys or {}), str(checkpoint))
 
     def resume(
         self,

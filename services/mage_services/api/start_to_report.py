@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
@@ -37,7 +38,7 @@ from mage_async.results.run_files import (
     read_records,
     write_whole,
 )
-from mage_async.results.summary import summarise, write_summary
+from mage_async.results.summary import best_checkpoint, summarise, write_summary
 from mage_services.actor.preflight import run_preflight
 from mage_services.actor.rehearsal import rehearse_all
 from mage_services.engines.sglang.arguments import installed
@@ -381,8 +382,15 @@ def _finish(run: RunDirectory, doctor: Doctor, view: View, wall_s: float, earlie
     summary = summarise(run, **costs)
     page = render(run, summary)
     view.close(summary)
-    for finding in doctor.conclude(read_records(run)):
+    records = read_records(run)
+    for finding in doctor.conclude(records):
         view.line(f"doctor: {finding.sentence()}")
+    if (best := best_checkpoint(run, records.config)) and best.reason:
+        step, place = step_of(best.path), shlex.quote(str(run.root))
+        view.line(
+            f"best checkpoint: step {step}: {best.reason}. Measure it: `mage evaluate {place} "
+            f"--checkpoint {step}`; go on from it: `mage train --from {place} --checkpoint {step}`"
+        )
     try:
         write_summary(run, summary)
         run.report.write_text(page)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mage_async.errors import ConfigError, MageError, RunFailed
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.options import add_number, add_set, amount, positive
+from mage_services.cli.options import add_checkpoint, add_number, add_set, amount, positive
 
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
@@ -49,9 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model = (
         "openai:URL#NAME, a chat endpoint with OpenAI's protocol; DIR, a HuggingFace model "
-        "directory; or RUN_DIR, whose newest checkpoint plays"
+        "directory; or RUN_DIR, a checkpoint of which plays"
     )
     parser.add_argument("--model", required=True, help=model)
+    add_checkpoint(parser, "of a run: newest, best, or the number of a step (newest)")
     games = (
         f"names as environment.name, separated by commas ({GAMES}; of a run, its own); "
         f"{' or '.join(PAPERS)} is that paper's test"
@@ -219,14 +220,14 @@ def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
 
 
 def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
-    """Return the newest policy of a run."""
+    """Return a policy of a run."""
     from mage_async.config import config_file
-    from mage_services.actor.play_session import check_policy, newest_policy
+    from mage_services.actor.play_session import check_policy, chosen_policy
     from mage_services.api.evaluation import check_words
 
     check_policy(run)
     own = config_file.load_recorded(run.config)
-    policy, version = newest_policy(run, own)
+    policy, version = chosen_policy(run, own, given.checkpoint)
     own_name = own.environment.name
     games = _named(given.games or own_name, given.option)
     games = [

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mage_services.cli.options import add_number, add_set, positive
+from mage_services.cli.options import add_checkpoint, add_number, add_set, positive
 
 HELP = "Talk with a run's policy, which remembers what was said."
 
@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`/reset` begins another conversation; Ctrl-D ends it."
     )
     parser.add_argument("run_dir", type=Path)
+    add_checkpoint(parser)
     tokens = "longest answer, in tokens (that of an action in training)"
     add_number(parser, "--max-tokens", tokens, type=positive)
     parser.add_argument(
@@ -33,7 +34,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_services.api.policy import Policy
     from mage_services.gateway.chat_completions import BadRequest
 
-    policy = Policy(RunDirectory(given.run_dir.resolve()), given.set)
+    policy = Policy(RunDirectory(given.run_dir.resolve()), given.set, given.checkpoint)
     print(f"version {policy.version} of {given.run_dir.name}; /reset forgets, Ctrl-D ends")
     with policy.chat() as chat:
         while True:

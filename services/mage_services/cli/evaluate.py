@@ -1,7 +1,8 @@
-"""`mage evaluate`: play a run's newest checkpoint on fixed sets of tasks, with controls.
+"""`mage evaluate`: play a checkpoint of a run on fixed sets of tasks, with controls.
 
 The results are printed as a table. Evaluation, summary and report of the run are written again;
-with another environment or number of episodes they are written into a folder of the run.
+with an older checkpoint, another environment or another number of episodes they are written into a
+folder of the run.
 """
 
 import argparse
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from mage_async.errors import ConfigError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.options import add_number, add_set, positive
+from mage_services.cli.options import add_checkpoint, add_number, add_set, positive
 
 HELP = "Measure a run's policy on fixed sets of train and held-out tasks, with controls."
 REPEATS = 16
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "else is hidden from the last episode on). Adaptation is what the controls take away."
     )
     parser.add_argument("run_dir", type=Path)
+    add_checkpoint(parser)
     add_number(parser, "--trials", "trials per set (1024)", 1024, type=positive)
     episodes = "episodes of a trial, which may be others than in training"
     add_number(parser, "--episodes", episodes, type=positive, metavar="K")
@@ -68,6 +70,7 @@ def run(given: argparse.Namespace) -> int:
         harder=given.harder,
         environment=given.environment,
         assignments=given.set,
+        checkpoint=given.checkpoint,
     )
     # A view prints the table when it is closed.
     make_view(config, target, is_terminal=sys.stdout.isatty()).close(summary)

@@ -62,6 +62,25 @@ def add_number(
     parser.add_argument(name, default=default, help=text, **{"type": int, "metavar": "N", **more})
 
 
+def add_checkpoint(parser: argparse.ArgumentParser, text: str = "") -> None:
+    """Declare `--checkpoint`, which chooses a policy of a run (`chosen_policy`)."""
+    choice = text or "newest, best, or the number of a step that the run has kept (newest)"
+    parser.add_argument(
+        "--checkpoint", default="newest", type=_checkpoint, metavar="STEP", help=choice
+    )
+
+
+def _checkpoint(text: str) -> str:
+    """Parse the choice of a checkpoint, as the `type` of an argument."""
+    if text in ("newest", "best"):
+        return text
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"must be newest, best, or the number of a step, got {text!r}"
+        )
+    return str(int(text))
+
+
 def positive(text: str) -> int:
     """Parse a whole number above 0, as the `type` of an argument."""
     try:

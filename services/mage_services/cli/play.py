@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mage_async.errors import RunFailed
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.options import add_number, positive
+from mage_services.cli.options import add_checkpoint, add_number, positive
 
 if TYPE_CHECKING:
     from mage_async.trials.human_play import HumanPrompt
@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the run and the trial."""
     parser.epilog = "The opponent is hidden. With --watch only the agent plays."
     parser.add_argument("run_dir", type=Path)
+    add_checkpoint(parser)
     parser.add_argument("--watch", action="store_true", help="let the agent play")
     member = (
         "whom you play against (any held-out one, hidden); or a version that the run has kept, "
@@ -59,7 +60,7 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
     from mage_services.actor.play_session import play_person_and_agent, prepare
     from mage_services.weights.weight_store import WeightFiles
 
-    session = prepare(run, given.member, given.seed, given.episodes)
+    session = prepare(run, given.member, given.seed, given.episodes, given.checkpoint)
     task, ask = session.task, None if given.watch else ask_in_terminal
     playing = play_person_and_agent(session.make, task, WeightFiles(run.weights), ask)
     rewards, trial = uvloop.run(playing)

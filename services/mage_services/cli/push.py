@@ -6,6 +6,8 @@ The card is made from the run: its configuration, its returns and the controls.
 import argparse
 from pathlib import Path
 
+from mage_services.cli.options import add_checkpoint
+
 HELP = "Publish a run's model on the HuggingFace hub, with a card made from the run."
 
 
@@ -16,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("repo", nargs="?", default="", metavar="REPO", help="such as me/scout-0.6b")
+    add_checkpoint(parser)
     parser.add_argument("--to", type=Path, metavar="DIR", help="write the folder, upload nothing")
     parser.add_argument("--private", action="store_true", help="create a private repository")
     licence = "licence of the model (default: that of the base model, if its card names one)"
@@ -37,8 +40,9 @@ def run(given: argparse.Namespace) -> int:
     if bool(given.repo) == bool(given.to):
         raise ConfigError("give a repository, such as me/scout-0.6b, or --to DIR")
     if given.to:
-        write_folder(run_dir, given.to, given.license)
+        write_folder(run_dir, given.to, given.license, given.checkpoint)
         print(f"written to {given.to}")
     else:
-        print(push(run_dir, given.repo, license_id=given.license, is_private=given.private))
+        more = {"license_id": given.license, "is_private": given.private}
+        print(push(run_dir, given.repo, checkpoint=given.checkpoint, **more))
     return 0

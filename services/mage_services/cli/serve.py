@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mage_services.cli.options import add_number, add_set, port, positive
+from mage_services.cli.options import add_checkpoint, add_number, add_set, port, positive
 
 HELP = "Serve a run's policy over OpenAI's chat completions."
 
@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "there is no authentication. Ctrl-C ends it."
     )
     parser.add_argument("run_dir", type=Path)
+    add_checkpoint(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=port, default=8000, help="port; 0 takes a free one (8000)")
     sessions = "most conversations that are remembered at once (64)"
@@ -44,7 +45,7 @@ async def _serve(given: argparse.Namespace) -> None:
     from mage_services.serving.session import serve
 
     run = RunDirectory(given.run_dir.resolve())
-    policy = Policy(run, given.set)
+    policy = Policy(run, given.set, given.checkpoint)
 
     def say(address: str) -> None:
         print(f"serving version {policy.version} of {run.root.name} at {address}/v1", flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mage_async.errors import ConfigError
-from mage_services.cli.options import add_config, add_number, add_set
+from mage_services.cli.options import add_checkpoint, add_config, add_number, add_set
 
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", metavar="NAME", help=method)
     add_number(parser, "--seed", "the same as --set seed=N")
     parser.add_argument("--resume", action="store_true", help="go on from --run-dir's checkpoint")
+    origin = (
+        "begin a new run with the configuration of this one and the weights of its --checkpoint; "
+        "the optimizer and the number of steps begin anew"
+    )
+    parser.add_argument("--from", dest="origin", type=Path, metavar="RUN_DIR", help=origin)
+    add_checkpoint(parser, "of --from: newest, best, or the number of a step (newest)")
     whole = "print the whole configuration and end"
     parser.add_argument("--print-config", action="store_true", help=whole)
 
@@ -71,6 +77,8 @@ def run(given: argparse.Namespace) -> int:
     """
     from mage_async.assembly import check_keys
     from mage_async.config import config_file
+    from mage_async.results.run_directory import RunDirectory
+    from mage_async.results.run_files import read_document
     from mage_services.api.start_to_report import start_run
 
     config = _config(given)
@@ -78,10 +86,13 @@ def run(given: argparse.Namespace) -> int:
         check_keys(config)
         print(config_file.dump(config), end="")
         return 0
+    actors = given.actors
+    if given.origin and actors is None:  # as many as that run
+        actors = read_document(RunDirectory(given.origin).launch).get("actors")
     _, code = start_run(
         config,
         run_dir=given.run_dir,
-        actors=given.actors,
+        actors=actors,
         is_resumed=given.resume,
         cluster=given.cluster,
         say=partial(print, flush=True),
@@ -94,6 +105,9 @@ def _config(given: argparse.Namespace) -> "Config":
 
     A run's configuration is resolved here and nowhere else: every process of the run receives the
     result. A resumed run starts from the configuration that it recorded.
+
+    Raises:
+        ConfigError: a key is wrong, or options contradict one another.
     """
     from mage_async.config import config_file
     from mage_services.api.start_to_report import resumed_config
@@ -109,6 +123,13 @@ def _config(given: argparse.Namespace) -> "Config":
             assignments.insert(0, f"environment.options.{option}={json.dumps(value)}")
             assignments.insert(0, f"environment.name=agent:{option}")
     assignments += [] if given.learner is None else [f"learner.ranks={given.learner}"]
+    if given.origin:
+        return _config_from(given, assignments)
+    if given.checkpoint != "newest":
+        raise ConfigError(
+            f"--checkpoint {given.checkpoint} is for --from RUN_DIR, which begins a new run: "
+            "--resume goes on from the newest checkpoint alone"
+        )
     if not given.resume:
         file = config_file.find(given.config)
         if note := config_file.note_on_preset(file, assignments, given.method):
@@ -122,3 +143,27 @@ def _config(given: argparse.Namespace) -> "Config":
             "out, and change keys with --set"
         )
     return resumed_config(given.run_dir, assignments, given.method)
+
+
+def _config_from(given: argparse.Namespace, assignments: list[str]) -> "Config":
+    """Return the configuration of the run of `--from`, with its checkpoint as the initial policy.
+
+    Raises:
+        ConfigError: another configuration is named too.
+        RunError: the run has no policy, or not that checkpoint.
+    """
+    from mage_async.config import config_file
+    from mage_async.results.run_directory import RunDirectory
+    from mage_services.actor.play_session import check_policy, chosen_policy
+
+    if given.resume or given.config:
+        raise ConfigError(
+            "--from begins a new run with the configuration of another one: leave out "
+            f"{'--resume' if given.resume else '--config'}"
+        )
+    run = RunDirectory(given.origin.resolve())
+    check_policy(run)
+    recorded = config_file.load_recorded(run.config)
+    policy, _ = chosen_policy(run, recorded, given.checkpoint)
+    source = f"policy.source={json.dumps(str(policy))}"
+    return config_file.load_recorded(run.config, [source, *assignments], given.method)

@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 from mage_async.inference.weight_fingerprint import WeightFingerprint
 from mage_async.learning.rank_orders import Publish, Ranks, Save
 from mage_async.learning.trainer import Trainer
-from mage_async.policy.checkpoint import SHARDS, STATE, complete_checkpoint, new_checkpoint, writing
+from mage_async.policy.checkpoint import STATE, complete_checkpoint, new_checkpoint, writing
 from mage_async.policy.load import WEIGHTS, export_without_weights
 from mage_async.policy.sharded_files import (
     WeightShards,
@@ -32,6 +32,7 @@ from mage_async.policy.sharded_files import (
     write_state,
 )
 from mage_async.policy.snapshot import Place, fingerprint_of, head_of, part_of
+from mage_async.results.run_directory import SHARDS
 
 T = TypeVar("T")
 
@@ -206,7 +207,13 @@ class ShardedFiles:
         )
 
     def checkpoint(
-        self, chat_source: Path, folder: Path, counters: dict[str, Any], keep: int, digest: str
+        self,
+        chat_source: Path,
+        folder: Path,
+        counters: dict[str, Any],
+        keep: int,
+        best: Path | None,
+        digest: str,
     ) -> "Future[Path]":
         """Begin a checkpoint of the current version on all ranks; returns its folder once durable.
 
@@ -215,6 +222,7 @@ class ShardedFiles:
             folder: Folder of all checkpoints of the run.
             counters: Counters that the checkpoint keeps for the learner (`Training.counters`).
             keep: Number of newest checkpoints that are kept.
+            best: A checkpoint that is kept too.
             digest: Digest of the weights, by which a reader checks that they are whole.
         """
         trainer = self._trainer
@@ -226,7 +234,7 @@ class ShardedFiles:
         kept = {"version": trainer.version, STATE: trainer.optimizer_state, "digest": digest}
         order = Save(str(working), len(head))
         self._joined.ranks.send_all(order)
-        return self.save(order, lambda: complete_checkpoint(working, counters | kept, keep))
+        return self.save(order, lambda: complete_checkpoint(working, counters | kept, keep, best))
 
     def save(self, order: Save, then: Callable[[], T]) -> "Future[T]":
         """Write this rank's shards of weights and optimizer state into the ordered folder.

@@ -37,6 +37,7 @@ from mage_async.policy.weight_digest import (
 )
 from mage_async.protocol.journal_records import Commit
 from mage_async.results.run_directory import RunDirectory
+from mage_async.results.summary import best_checkpoint
 from mage_async.trajectory import Group
 from mage_services.processes.process import append_lines
 from mage_services.weights.weight_store import weights_file
@@ -263,15 +264,23 @@ class Training:
             RunError: it cannot be written.
         """
         folder, keep = self.run.checkpoints, self.config.learner.keep_checkpoints
+        best = best_checkpoint(self.run, self.config)
+        kept = best.path if best else None
         if self.sharded:
             digest = self.digest()
-            return self.sharded.checkpoint(self.run.policy, folder, counters, keep, digest)
+            return self.sharded.checkpoint(self.run.policy, folder, counters, keep, kept, digest)
         # The last checkpoint also has the model with its adapters merged, which only one rank has.
         is_last, written = self.trainer.version == self.config.learner.steps, Future[Path]()
         with writing(f"a checkpoint to {folder}"):
             written.set_result(
                 save_checkpoint(
-                    self.trainer, self.run.policy, folder, counters, keep, is_last=is_last
+                    self.trainer,
+                    self.run.policy,
+                    folder,
+                    counters,
+                    keep,
+                    best=kept,
+                    is_last=is_last,
                 )
             )
         return written
