@@ -11,6 +11,7 @@ import pytest
 from mage_async.results.metrics import returns_by_environment
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
+from mage_services.api.evaluation import folder_of
 
 pytestmark = pytest.mark.slow
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -65,10 +66,12 @@ def test_all_environments_are_measured_in_the_curve_and_at_the_end(
 def test_a_run_is_evaluated_in_an_environment_that_is_named(mixed: tuple[Path, str]) -> None:
     """With the words of the mix, also in one that was never trained on."""
     before = (mixed[0] / "evaluation.json").read_bytes()
-    done = evaluated(mixed[0], "maze", "--set", "environment.options.turns=16")
+    option = "environment.options.turns=16"
+    done = evaluated(mixed[0], "maze", "--set", option)
     assert done.returncode == 0, done.stderr
     assert "explorer without memory" in done.stdout
-    document = json.loads((mixed[0] / "environment_maze" / "evaluation.json").read_text())
+    folder = mixed[0] / folder_of("maze", [option])
+    document = json.loads((folder / "evaluation.json").read_text())
     assert document["environment"]["max_turns"] == 16
     assert document["sets"]["heldout"]["num_trials"] == 4
     assert (mixed[0] / "evaluation.json").read_bytes() == before
