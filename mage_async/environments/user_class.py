@@ -74,7 +74,7 @@ _RESET = ("seed", "task", "episode")
 """Names of the parameters of `reset`, in the order in which they are passed."""
 _CHANGING_PARTS = ("legal_actions", "legal_pattern", "anchor")
 """Optional parts that an object's methods may set."""
-_PARTS = (
+OPTIONAL_PARTS = (
     *_CHANGING_PARTS,
     *("words", "script", "members", "max_turns", "rules", "references", "min_return", "max_return"),
     *("family", "swaps", "belief", "ladders", "close", "units", "wins_above", "loses_below"),
@@ -562,8 +562,8 @@ def _misspelt_parts(kind: type) -> Iterator[tuple[str, str]]:
     code = [each.__code__ for owner in (*owners, module) for each in _functions(owner)]
     read = {name for each in code for name in _names_in(each, "LOAD")}
     stored = {name for each in code for name in _names_in(each, "STORE")}
-    for names, parts in ((declared, _PARTS), (stored - declared, _CHANGING_PARTS)):
-        for name in sorted(names - read - {*_PARTS, "reset", "step"}):
+    for names, parts in ((declared, OPTIONAL_PARTS), (stored - declared, _CHANGING_PARTS)):
+        for name in sorted(names - read - {*OPTIONAL_PARTS, "reset", "step"}):
             missing = [each for each in parts if not hasattr(kind, each) and each not in stored]
             for meant in difflib.get_close_matches(name, missing, n=1, cutoff=_LIKENESS):
                 yield name, meant

@@ -131,3 +131,14 @@ def checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first."""
     # Not in the order of their names, in which step_1000000 precedes step_999999.
     return sorted(folder.glob("step_*"), key=step_of)
+
+
+def distinct_name(safe: str, text: str) -> str:
+    """Return the name of a folder for `text`.
+
+    Args:
+        safe: The part of the text that a folder's name may have. If it is not the whole text, a
+            digest of the text follows, so that two texts never share a name.
+    """
+    digest = blake2s(text.encode(), digest_size=3).hexdigest()
+    return safe if safe == text else f"{safe}-{digest}"

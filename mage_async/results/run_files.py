@@ -86,6 +86,33 @@ def read_lines(file: Path) -> list[Record]:
     return [_parsed(file, line, f", line {n}") for n, line in enumerate(lines, 1) if line.strip()]
 
 
+TAIL_BYTES = 1 << 16
+"""Number of bytes at the end of a file in which its last line is looked for first."""
+
+
+def last_line(file: Path) -> Record:
+    """Read the last finished line of a file of JSON lines; return an empty dict if there is none.
+
+    Raises:
+        RunError: the line is damaged.
+    """
+    if not file.is_file():
+        return {}
+    with file.open("rb") as source:
+        size, tail = source.seek(0, 2), TAIL_BYTES  # 2 seeks from the end
+        while True:
+            source.seek(max(0, size - tail))
+            *lines, _ = source.read().split(b"\n")
+            # The first piece lacks its beginning, unless it is the first line of the file.
+            if len(lines) > 1 or tail >= size:
+                break
+            tail *= 4
+    try:
+        return json.loads(lines[-1]) if lines else {}
+    except ValueError as error:
+        raise RunError(f"{file}: damaged in its last line: {error}") from error
+
+
 def _text(file: Path) -> str:
     """Return the text of a file; raise a `RunError` if it is not UTF-8."""
     try:

@@ -11,10 +11,10 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2s
 
 from mage_async.errors import ConfigError
 from mage_async.results.matrix import Cell, Setting
+from mage_async.results.run_directory import distinct_name
 
 LONGEST_FOLDER = 120
 """Largest number of characters of a folder's name."""
@@ -149,9 +149,7 @@ def combination(axes: Sequence[Axis], values: Sequence[str]) -> Setting:
 
 def _folder(text: str) -> str:
     """Return a text as a file name; a digest keeps texts apart that would be spelled alike."""
-    safe = _UNSAFE.sub("_", text)[:LONGEST_FOLDER]
-    digest = blake2s(text.encode(), digest_size=3).hexdigest()
-    return safe if safe == text else f"{safe}-{digest}"
+    return distinct_name(_UNSAFE.sub("_", text)[:LONGEST_FOLDER], text)
 
 
 def _place_on_axis(axis: Axis, value: str) -> float:

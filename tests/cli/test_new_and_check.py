@@ -13,7 +13,7 @@ from mage_async import assembly
 from mage_async.config import config_file
 from mage_async.environments.catalogue import load
 from mage_async.environments.rehearsal import compare_heldout
-from mage_async.environments.user_class import ResetStep
+from mage_async.environments.user_class import OPTIONAL_PARTS, ResetStep
 from mage_async.errors import CallFault, ConfigError
 from mage_services.cli import check
 from mage_services.cli.main import EXIT_USAGE, main
@@ -374,3 +374,7 @@ def test_a_training_of_what_is_written_starts_and_ends(vault: Path) -> None:
     done = subprocess.run(command, cwd=vault, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "2 steps" in done.stdout
+
+
+def test_every_part_that_is_listed_is_known_where_misspelt_ones_are_refused() -> None:
+    assert {name for name, _, _ in check.PARTS} <= {*OPTIONAL_PARTS}

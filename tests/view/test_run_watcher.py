@@ -4,8 +4,9 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+from mage_async.results.run_files import TAIL_BYTES, last_line
 from mage_services.view.indexer import ReadRun
-from mage_services.view.run_watcher import TAIL_BYTES, RunWatcher, find_runs, last_line
+from mage_services.view.run_watcher import RunWatcher, find_runs
 
 
 class Indexer:

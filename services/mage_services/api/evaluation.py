@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from hashlib import blake2s
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from mage_async.config.schema import Config, Tiny
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
 from mage_async.pages.report import render
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory, distinct_name
 from mage_async.results.run_files import read_document
 from mage_async.results.summary import summarise, write_summary
 from mage_services.actor.evaluator import (
@@ -130,9 +129,7 @@ def folder_of(environment: str, assignments: Sequence[str]) -> str:
     A digest keeps apart other options, and names that cannot be folders' names.
     """
     safe = re.sub(r"[^A-Za-z0-9._-]", "-", environment)
-    named = ",".join((environment, *assignments))
-    digest = blake2s(named.encode(), digest_size=3).hexdigest()
-    return f"environment_{safe}" + ("" if safe == named else f"-{digest}")
+    return f"environment_{distinct_name(safe, ','.join((environment, *assignments)))}"
 
 
 def _roomy(config: Config, episodes: int, length_ratio: float) -> Config:

@@ -33,6 +33,7 @@ from mage_async.pages.report import render
 from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.results.run_files import (
     Record,
+    last_line,
     read_document,
     read_lines,
     read_records,
@@ -358,8 +359,9 @@ def _what_a_resumed_run_does(run: RunDirectory) -> str:
         RunError: the metrics are damaged.
     """
     command = f"go on with `{run.resume_command}`"
-    first = step_of(checkpoints(run.checkpoints)[-1]) + 1 if checkpoints(run.checkpoints) else 1
-    last = next((record["step"] for record in reversed(read_lines(run.metrics))), 0)
+    saved = checkpoints(run.checkpoints)
+    first = step_of(saved[-1]) + 1 if saved else 1
+    last = last_line(run.metrics).get("step", 0)
     if last < first:
         return command
     steps = f"step {last}" if first == last else f"steps {first} to {last}"

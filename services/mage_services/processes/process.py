@@ -252,9 +252,7 @@ def first_failure(error: BaseException) -> BaseException:
     """Return the first exception in a tree of exception groups, or the exception if it is no
     group.
     """
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    return next(_failures_in(error))
 
 
 def _failures_in(error: BaseException) -> Iterator[BaseException]:

@@ -29,12 +29,12 @@ from mage_async.results.dropped_bias import Selection
 from mage_async.results.progress import before_first_step
 from mage_async.results.return_rows import SETS
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.run_files import RunRecords, read_document, read_lines
+from mage_async.results.run_files import RunRecords, last_line, read_document, read_lines
 from mage_services.processes.run_lock import is_held
 from mage_services.view import trial_pages
 from mage_services.view.index import RunReader, file_state
 from mage_services.view.page_request import PageRequest
-from mage_services.view.run_watcher import history_of, last_line, state_of
+from mage_services.view.run_watcher import history_of, state_of
 from mage_services.view.trial_pages import TrialFilter, group_rows
 
 MAX_POINTS = 120

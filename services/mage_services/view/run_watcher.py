@@ -6,7 +6,6 @@ notified page fetches itself again, at most every 1.25 s (`LEAST_MS` in `static/
 """
 
 import asyncio
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from mage_async.errors import MageError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import (
     RunHistory,
+    last_line,
     read_document,
     read_lines,
     run_history,
@@ -155,8 +155,6 @@ class ListedRun:
 
 MAX_DEPTH = 3
 """Number of levels of folders below the root in which runs are looked for."""
-TAIL_BYTES = 1 << 16
-"""Number of bytes at the end of a file in which its last line is looked for first."""
 _listed: dict[Path, tuple[Any, ListedRun]] = {}
 """For each run: the state of its files, and its entry in the list. Threads share this table: an
 entry is replaced as a whole and never removed.
@@ -250,26 +248,3 @@ def state_of(run: RunDirectory, history: RunHistory) -> str:
     """Return the present state of a run, in one or two words."""
     is_complete = bool(read_document(run.summary).get("complete"))
     return run_state(is_held(run.lock), is_complete, history)
-
-
-def last_line(file: Path) -> dict[str, Any]:
-    """Read the last finished line of a file of JSON lines; return an empty dict if there is none.
-
-    Raises:
-        RunError: the line is damaged.
-    """
-    if not file.is_file():
-        return {}
-    with file.open("rb") as source:
-        size, tail = source.seek(0, 2), TAIL_BYTES  # 2 seeks from the end
-        while True:
-            source.seek(max(0, size - tail))
-            *lines, _ = source.read().split(b"\n")
-            # The first piece lacks its beginning, unless it is the first line of the file.
-            if len(lines) > 1 or tail >= size:
-                break
-            tail *= 4
-    try:
-        return json.loads(lines[-1]) if lines else {}
-    except ValueError as error:
-        raise RunError(f"{file}: damaged in its last line: {error}") from error
