@@ -21,8 +21,7 @@ from mage_async.trials.agent_run import AgentRun
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TrialInProgress, begin_trial
 from mage_async.trials.trial_config import TrialConfig
-from mage_services.engines.engine import Engine
-from mage_services.engines.sampler import Sampler, complete_in_time
+from mage_services.engines.engine import Engine, Sampler, complete_in_time
 from mage_services.environments.call_runner import CallRunner, print_to_stderr
 
 RETRY_PAUSE_S = 1.0

@@ -1,20 +1,49 @@
-"""Define the base class of engines, which sample completions, and make the configured engine."""
+"""Define what engines, which sample completions, have in common, and make the configured engine.
+
+This module imports no torch: processes that call users' environments load it, and the supervisor,
+which starts a second earlier without torch.
+"""
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from hashlib import blake2s
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from mage_async.completion import Completion, Prompt
 from mage_async.config.schema import Config, Embedded
-from mage_async.errors import RunError
+from mage_async.errors import RunError, TurnOverdue
 
-# The supervisor imports this module, and starts a second earlier without torch.
 if TYPE_CHECKING:
     from mage_async.inference.scheduler import Statistics
     from mage_async.inference.weight_fingerprint import AcceptedWeights
+
+
+class Sampler(Protocol):
+    """The part of an engine that a trial needs."""
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """Sample the completion of a prompt."""
+        ...
+
+    def release(self, context: str) -> None:
+        """Forget a sequence, by the `context` of its prompts."""
+        ...
+
+
+async def complete_in_time(prompt: Prompt, engine: Sampler) -> Completion:
+    """Sample a completion within the deadline of its prompt. Cancellation aborts it.
+
+    Raises:
+        TurnOverdue: it was not complete after `prompt.deadline_s` seconds, and was aborted.
+    """
+    try:
+        async with asyncio.timeout(None if math.isinf(prompt.deadline_s) else prompt.deadline_s):
+            return await engine.complete(prompt)
+    except TimeoutError:
+        raise TurnOverdue(f"a completion was not sampled within {prompt.deadline_s:g} s") from None
 
 
 class Engine(ABC):
@@ -164,7 +193,6 @@ def make_engine(config: Config, directory: Path, name: str, base: Path | None = 
 
     if isinstance(config.engine, Embedded):
         return EmbeddedEngine(directory, config.engine, name, base)
-    # Not imported at the top: the supervisor imports this module, and needs no torch.
     import torch
 
     # Every engine of a run samples with random numbers of its own.

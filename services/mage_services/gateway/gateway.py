@@ -29,7 +29,7 @@ from mage_async.errors import (
     TrialFault,
 )
 from mage_async.trials.agent_run import AgentRun, Choice, Message, Pending, PolicyCall
-from mage_services.engines.sampler import Sampler, complete_in_time
+from mage_services.engines.engine import Sampler, complete_in_time
 from mage_services.gateway.anthropic_messages import (
     MessagesRequest,
     anthropic_error,
