@@ -129,7 +129,7 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_async": DECIDING,
     "mage_async.config": DECIDING | {"tomli_w"},
     "mage_async.environments": DECIDING | {"pyspiel"},
-    "mage_async.environments.user_class": DECIDING | {"llguidance"},
+    "mage_async.environments.legal_pattern": DECIDING | {"llguidance"},
     "mage_async.environments.loaders": DECIDING | {"aiohttp", "gymnasium"},
     "mage_async.trials": DECIDING | {"llguidance"},
     "mage_async.pages": DECIDING | {"jinja2", "markupsafe"},

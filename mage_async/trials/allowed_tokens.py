@@ -15,7 +15,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from mage_async.environments.environment import Play
-from mage_async.environments.user_class import lengths, pattern_fault
+from mage_async.environments.legal_pattern import lengths, pattern_fault
 from mage_async.errors import EnvironmentFault
 from mage_async.restriction import Restriction, TokenTrie
 from mage_async.trajectory import Kind

@@ -12,8 +12,8 @@ from typing import Any
 
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import AGENT, Environment, Play
+from mage_async.environments.legal_pattern import DrawnTexts
 from mage_async.environments.user_calls import Call, SlowPlay, calls_of
-from mage_async.environments.user_class import DrawnTexts
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import PastPolicySide, SidePlay

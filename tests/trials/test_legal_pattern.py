@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from mage_async.environments.user_class import NUM_TEXTS, matching_texts
+from mage_async.environments.legal_pattern import NUM_TEXTS, matching_texts
 from mage_async.errors import EnvironmentFault
 from mage_async.trials import allowed_tokens
 from mage_async.trials.action_parser import ActionParser

@@ -14,6 +14,7 @@ from mage_async.assembly import WORDS, environment_of, named_parts
 from mage_async.config.schema import Config, Tiny
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
+from mage_async.environments.legal_pattern import matching_texts
 from mage_async.environments.rehearsal import (
     Longest,
     Rehearsal,
@@ -22,7 +23,7 @@ from mage_async.environments.rehearsal import (
     whole_rehearsal,
 )
 from mage_async.environments.user_calls import Answered, Call
-from mage_async.environments.user_class import ResetStep, matching_texts
+from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError, EnvironmentFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer

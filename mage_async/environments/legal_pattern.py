@@ -1,0 +1,135 @@
+"""Read the pattern of legal actions that a class declares (`legal_pattern`): list or draw texts
+that match it, and refuse one from which actions cannot be sampled.
+"""
+
+import itertools
+import random
+import re
+
+# `re` does not say how long the texts that match are; its parser has done so since Python 2.
+import re._parser  # type: ignore[import-not-found]
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+MAX_CHARACTERS = 1000
+"""Longest action that a pattern may describe."""
+NUM_TEXTS = 256
+"""Largest number of texts of a pattern that are listed; of more, so many are drawn."""
+
+
+@lru_cache(maxsize=256)
+def pattern_fault(pattern: str) -> str:
+    """Return why actions cannot be sampled from a pattern, in a sentence; "" if they can."""
+    where = f"the legal_pattern {pattern!r:.100}"
+    try:
+        shortest, longest = lengths(pattern)
+    except re.error as error:
+        return f"{where} cannot be read: {error}"
+    if longest > MAX_CHARACTERS:
+        return (
+            f"{where} never ends: an action may have more than {MAX_CHARACTERS:,} characters. "
+            "Bound its repetitions, such as {1,8} instead of +"
+        )
+    if not shortest:
+        return f"{where} matches an empty action. Let it have at least one character"
+    if (matcher := _byte_matcher(pattern)).is_error():
+        return f"{where} cannot be read: {' '.join(matcher.get_error().split()):.200}"
+    return ""
+
+
+def lengths(pattern: str) -> tuple[int, int]:
+    """Return the fewest and the most characters of a text that a pattern matches.
+
+    Raises:
+        re.error: it is no regular expression.
+    """
+    shortest, longest = re._parser.parse(pattern).getwidth()
+    return int(shortest), int(longest)
+
+
+class DrawnTexts(tuple[str, ...]):
+    """Texts that were drawn from those that match a pattern; `in` is true for all that match."""
+
+    is_whole = False
+    """More actions are legal than are listed (`Play.legal_actions`)."""
+    pattern: str
+
+    def __new__(cls, texts: Iterable[str], pattern: str) -> "DrawnTexts":
+        made = super().__new__(cls, texts)
+        made.pattern = pattern
+        return made
+
+    def __contains__(self, action: object) -> bool:
+        """Return whether an action is legal."""
+        return isinstance(action, str) and re.fullmatch(self.pattern, action) is not None
+
+
+@lru_cache(maxsize=1024)
+def matching_texts(pattern: str, words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return all texts that match a pattern, sorted, if there are at most `NUM_TEXTS`; otherwise so
+    many that are drawn from them, always the same ones.
+
+    Players without a model choose among these texts as among listed actions.
+
+    Args:
+        pattern: One without a `pattern_fault`.
+        words: Words of the environment, which are drawn whole where they match, as the tiny model
+            writes them.
+    """
+    matcher = _byte_matcher(pattern)
+    found = tuple(itertools.islice(_all_texts(matcher), NUM_TEXTS + 1))
+    if len(found) <= NUM_TEXTS:
+        return found
+    source, encoded = random.Random(pattern), [word.encode() for word in words]
+    return DrawnTexts((_drawn(matcher, encoded, source) for _ in range(NUM_TEXTS)), pattern)
+
+
+def _byte_matcher(pattern: str) -> LLMatcher:
+    """Return the automaton of a pattern, whose tokens are bytes; it is that of `allowed_tokens`,
+    from which a policy samples.
+    """
+    return LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_regex(f"(?:{pattern})"))
+
+
+def _next_bytes(matcher: LLMatcher) -> list[int]:
+    """Return the bytes that may follow, ascending."""
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    tokens: list[int] = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
+    return [token for token in tokens if token < 256]  # the others are special tokens
+
+
+def _all_texts(matcher: LLMatcher) -> Iterator[str]:
+    """Yield all texts that an automaton accepts, sorted by their bytes."""
+    # Automata that were reached, and those that one more byte leads to.
+    waiting = [(matcher, b"", b"")]
+    while waiting:
+        before, text, byte = waiting.pop()
+        after, text = before.deep_copy(), text + byte
+        after.consume_tokens(list(byte))
+        if after.is_accepting():
+            yield text.decode()
+        following = reversed(_next_bytes(after))
+        waiting.extend((after, text, bytes([each])) for each in following)
+
+
+def _drawn(matcher: LLMatcher, words: Sequence[bytes], source: random.Random) -> str:
+    """Draw a text that an automaton accepts: each time, uniformly from its end, the next bytes and,
+    where a word may begin, the words.
+    """
+    matcher, text = matcher.deep_copy(), b""
+    while True:
+        following = _next_bytes(matcher)
+        # Of all that "." matches, people and models hardly ever write anything but ASCII.
+        following = [each for each in following if 32 <= each < 127] or following
+        pieces = [bytes([each]) for each in following]
+        if not text or text.endswith(b" "):
+            pieces += [each for each in words if matcher.validate_tokens(list(each)) == len(each)]
+        if matcher.is_accepting():
+            pieces.append(b"")
+        if not (piece := source.choice(pieces)):
+            return text.decode()
+        matcher.consume_tokens(list(piece))
+        text += piece
