@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mage_async.admission.ledger import Ledger
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.errors import RunError
+from mage_async.errors import DeterministicFailure, RunError
 from mage_async.learning.trainer import Trainer
 from mage_async.methods.method import Methods
 from mage_async.policy.weight_digest import overall, tensor_digests
@@ -25,7 +25,7 @@ from mage_async.protocol.journal_records import (
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.league import League
 from mage_services.learner import resume
-from mage_services.learner.trainer_thread import Training
+from mage_services.learner.trainer_thread import Training, less_memory
 
 
 class Journal:
@@ -47,10 +47,8 @@ class Journal:
         return iter([head, self._commit])
 
 
-@pytest.fixture
-def training(tmp_path: Path, request: pytest.FixtureRequest) -> Training:
-    """Training on a device, with a step that changes nothing."""
-    config = config_file.load(config_file.find(None), [f"learner.device={request.param}"])
+def small_model() -> Qwen3ForCausalLM:
+    """A model whose steps take no time."""
     shape = Qwen3Config(
         vocab_size=32,
         hidden_size=8,
@@ -59,8 +57,14 @@ def training(tmp_path: Path, request: pytest.FixtureRequest) -> Training:
         num_attention_heads=1,
         num_key_value_heads=1,
     )
-    trainer = Trainer(Qwen3ForCausalLM(shape), config)
-    made = Training(trainer, RunDirectory(tmp_path), config, {})
+    return Qwen3ForCausalLM(shape)
+
+
+@pytest.fixture
+def training(tmp_path: Path, request: pytest.FixtureRequest) -> Training:
+    """Training on a device, with a step that changes nothing."""
+    config = config_file.load(config_file.find(None), [f"learner.device={request.param}"])
+    made = Training(Trainer(small_model(), config), RunDirectory(tmp_path), config, {})
     made.step = lambda groups: {"loss": 0.0}  # type: ignore[method-assign]
     return made
 
@@ -114,3 +118,51 @@ def test_a_learner_on_a_gpu_launches_its_kernels_there(
     with pytest.raises(Chosen):
         Training.of(RunDirectory(tmp_path), config, None)
     assert chosen == ["cuda:7"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        MemoryError(),
+    ],
+)
+def test_a_step_without_enough_memory_names_the_keys_that_help(
+    error: Exception, tmp_path: Path
+) -> None:
+    config = config_file.load(config_file.find(None), ["engine.max_tokens=300"])
+    trainer, failures = Trainer(small_model(), config), [error]
+    training = Training(trainer, RunDirectory(tmp_path), config, {})
+
+    def train(groups: Any) -> dict[str, float]:
+        raise failures[0]
+
+    trainer.train = train  # type: ignore[method-assign]
+    training.snapshot()  # of the policy that the run begins with
+    with pytest.raises(
+        DeterministicFailure, match=r"^step 1 does not fit into the memory of cpu"
+    ) as caught:
+        training.step([])
+    for words in (
+        "learner.max_tokens_per_microbatch = 300",
+        "learner.activation_checkpointing = true",
+        "policy.lora.rank",
+        f"mage train --resume --run-dir {tmp_path} --set",
+    ):
+        assert words in str(caught.value)
+    # After a step that fitted, the cause may be memory in pieces, which a restart gives back.
+    training.snapshot()
+    with pytest.raises(RunError, match="does not fit") as later:
+        training.step([])
+    assert not later.value.is_deterministic
+    failures[0] = RuntimeError("shapes do not match")
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        training.step([])
+
+
+def test_keys_that_are_set_already_are_not_named_against_a_lack_of_memory() -> None:
+    assignments = ["learner.activation_checkpointing=true", "policy.lora.rank=8"]
+    assignments += ["engine.max_tokens=300", "learner.max_tokens_per_microbatch=300"]
+    advice = less_memory(config_file.load(config_file.find(None), assignments))
+    assert advice == "let no other program use the memory of this machine, or take a larger one"

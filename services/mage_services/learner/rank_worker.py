@@ -77,12 +77,14 @@ class RankWorker:
                     on_own_device(config_file.from_tables(order.tables), self._number)
                 )
             case Step():
-                trainer.follow_step(order)
+                with self._training.limited_memory():
+                    trainer.follow_step(order)
             case Forward():
                 trainer.join_forwards(order.num_forwards)
             case Digest():
                 files.digests()
             case Publish():
+                self._training.num_published += 1
                 files.publish(order).add_done_callback(self._end_if_failed)
             case Save():
                 files.save(order, lambda: None).add_done_callback(self._end_if_failed)

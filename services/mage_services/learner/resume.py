@@ -36,7 +36,7 @@ from mage_async.trajectory import Group
 from mage_services.journal.reader import JournalOnDisk, open_journal
 from mage_services.journal.writer import make_durable
 from mage_services.learner.gang import Gang
-from mage_services.learner.trainer_thread import Training, is_on_gpu
+from mage_services.learner.trainer_thread import Training, is_on_gpu, limited_memory
 from mage_services.processes.startup import Startup
 
 Item = TypeVar("Item")
@@ -98,16 +98,18 @@ def prepare(
         gang: the other ranks of the learner.
 
     Raises:
-        DeterministicFailure: as `recover`.
+        DeterministicFailure: as `recover`, or the memory does not suffice (`limited_memory`).
         RunError: the checkpoint is not whole, or the journal is damaged.
     """
     config, run = startup.config, startup.run
     run.journal.mkdir(exist_ok=True)
-    origin = "as prepared before"
-    if not run.policy.exists():
-        origin = prepare_policy(config, run.policy, report, in_time)
-    newest = next(reversed(checkpoints(run.checkpoints)), None)
-    training = Training.of(run, config, newest, gang.begin(config, newest))
+    origin, newest = "as prepared before", next(reversed(checkpoints(run.checkpoints)), None)
+    is_new = not run.policy.exists()
+    what = "the warm start" if is_new and config.warm_start else "the policy"
+    with limited_memory(what, config, run, is_first=True):
+        if is_new:
+            origin = prepare_policy(config, run.policy, report, in_time)
+        training = Training.of(run, config, newest, gang.begin(config, newest))
     if newest:
         origin = f"from checkpoint {newest.name}"
     journal = open_journal(run.journal)

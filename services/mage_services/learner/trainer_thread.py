@@ -7,8 +7,9 @@ an actor or the evaluator.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from mage_async.admission.replay import Committed, first_difference
 from mage_async.attribution import JournalStep, attributed, trial_row
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded
-from mage_async.errors import DeterministicFailure, RunError
+from mage_async.errors import DeterministicFailure, RunError, first_line
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.packing import training_sequences
 from mage_async.learning.rank_orders import Adopt, Digest, Order
@@ -72,8 +73,10 @@ class Training:
         """
         self.sharded = joined.files(trainer) if joined else None
         """Writes the model's files if the model lies on several ranks; None on one rank."""
-        self._has_published = False
-        """Whether this process has copied weights for publication; its first copy is scored."""
+        self.num_published = 0
+        """Number of versions whose weights this process has copied for publication: the one that it
+        began with, whose copy is scored, and one more for each step that it has trained and that
+        the journal did not have."""
         self._base: AdapterBase | None = None
         """What published adapters are added to; None before the first, and if whole weights are
         published."""
@@ -189,12 +192,24 @@ class Training:
         return commit, snapshot
 
     def step(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """Train one batch and return its metrics."""
+        """Train one batch and return its metrics.
+
+        Raises:
+            RunError: the memory did not suffice.
+        """
         began = time.monotonic()
-        metrics = self.trainer.train(groups)
+        with self.limited_memory():
+            metrics = self.trainer.train(groups)
         trials = [trial for group in groups for trial in group.trials]
         of_methods = Methods(self.trainer.config).batch_metrics(trials)
         return metrics | of_methods | {"train_s": time.monotonic() - began}
+
+    def limited_memory(self) -> AbstractContextManager[None]:
+        """Return the context in which a step is trained: see `limited_memory`."""
+        # The first version was published before the first new step.
+        is_first = self.num_published < 2
+        what = f"step {self.trainer.version + 1}"
+        return limited_memory(what, self.trainer.config, self.run, is_first=is_first)
 
     def parity(self, groups: Sequence[Group]) -> dict[str, float]:
         """Compare the engine's log-probs with the learner's, at equal version.
@@ -218,8 +233,9 @@ class Training:
         has_rows = isinstance(self.trainer.config.engine, Embedded) and not self.sharded
         is_due = is_scored(version, has_row_checksums=has_rows)
         # Weights sent to process groups are always scored: the engines have no digests to compare.
-        scores = is_due or is_sent or not self._has_published
-        self._has_published, model = True, self.trainer.model
+        scores = is_due or is_sent or not self.num_published
+        self.num_published += 1
+        model = self.trainer.model
         if self._base is None and publishes_adapters(self.config):
             self._base = base_of(model)
         if not self.sharded:
@@ -300,6 +316,57 @@ class Training:
         step = JournalStep(version, groups, self.trainer.config, is_whole=True)
         row = trial_row(next(attributed(step, chat.decode)), chat)
         self.record(self.run.samples, row | {"version": version})
+
+
+@contextmanager
+def limited_memory(
+    what: str, config: Config, run: RunDirectory, *, is_first: bool
+) -> Iterator[None]:
+    """Turn an allocation that fails within the context into an error that names the keys which
+    help.
+
+    Args:
+        what: Subject of the error's sentence, such as "step 3".
+        is_first: Whether this process has trained no new step yet.
+
+    Raises:
+        DeterministicFailure: `is_first`, so a restarted process would fail in the same way.
+        RunError: earlier steps fitted, so a restart may help: it gives back fragmented memory.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # torch has a class of its own only for a GPU's memory, and not for all errors of that.
+        is_full = isinstance(error, MemoryError) or any(
+            phrase in str(error) for phrase in ("out of memory", "can't allocate memory")
+        )
+        if not is_full:
+            raise
+        kind = DeterministicFailure if is_first else RunError
+        raise kind(
+            f"{what} does not fit into the memory of {config.learner.device} "
+            f"({first_line(error)}): {less_memory(config)}. Keys of [learner] can be changed by "
+            f"`{run.resume_command} --set KEY=VALUE`, those of [policy] for a new run"
+        ) from error
+
+
+def less_memory(config: Config) -> str:
+    """Return a clause that names the keys by which a step needs less memory."""
+    learner, longest = config.learner, config.engine.max_tokens
+    budget, ways = learner.max_tokens_per_microbatch, list[str]()
+    if not learner.correction.needs_whole_minibatch and not 0 < budget <= longest:
+        now = f"{budget:,}" if budget else "0, no bound"
+        ways.append(
+            f"set learner.max_tokens_per_microbatch = {longest} (it is {now}), so that fewer "
+            "trials are computed at a time"
+        )
+    if not learner.activation_checkpointing:
+        ways.append("set learner.activation_checkpointing = true")
+    if config.policy.lora is None:
+        ways.append("train adapters (policy.lora.rank = 16)")
+    place = "GPU" if is_on_gpu(config) else "machine"
+    ways.append(f"let no other program use the memory of this {place}, or take a larger one")
+    return "; ".join(ways)
 
 
 def is_on_gpu(config: Config) -> bool:
