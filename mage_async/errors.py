@@ -20,6 +20,7 @@ MageError
 ├── PeerRefused         the learner refused this process: another build, configuration or key
 └── RunError            a run cannot begin, go on or be read
     ├── DeterministicFailure  a run cannot go on, and no retry can change that
+    ├── MissingField        a record in a file of a run lacks a field
     ├── RunFailed           a run, or a replay, that had begun ended badly
     └── Halted              the doctor ended a run; it can be resumed
 """
@@ -136,6 +137,15 @@ class PeerRefused(MageError):
 
 class RunError(MageError):
     """A run cannot begin, go on or be read."""
+
+
+class MissingField(RunError, KeyError):
+    """A record in a file of a run lacks a field: the file is damaged, or of another version.
+
+    It is a `KeyError` too, because records are used as dicts.
+    """
+
+    __str__ = Exception.__str__  # that of a KeyError quotes the sentence
 
 
 class DeterministicFailure(RunError):

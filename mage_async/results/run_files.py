@@ -5,16 +5,35 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.errors import RunError
+from mage_async.errors import MissingField, RunError
 from mage_async.results.run_directory import RunDirectory
 
 Record = dict[str, Any]
 """A JSON object of a run's files: one line or one whole document."""
+
+
+class _FileRecord(dict[str, Any]):
+    """A record, or an object in a record, which knows its file.
+
+    So a damaged file is told from a mistake of this program, which is a plain `KeyError`.
+    """
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: Path, content: Mapping[str, Any]) -> None:
+        super().__init__(content)
+        self._file = file
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise MissingField(
+            f"{self._file} lacks {key!r}: it is damaged, or another version wrote it"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +84,12 @@ def read_records(run: RunDirectory) -> RunRecords:
 
 
 def read_document(file: Path) -> Record:
-    """Read a file of one JSON document; return an empty dict if there is no file.
+    """Read a file of one JSON document; return an empty record if there is no file.
 
     Raises:
         RunError: the file is damaged.
     """
-    return _parsed(file, _text(file), "") if file.is_file() else {}
+    return parsed(file, _text(file)) if file.is_file() else _FileRecord(file, {})
 
 
 def read_lines(file: Path) -> list[Record]:
@@ -83,7 +102,7 @@ def read_lines(file: Path) -> list[Record]:
         return []
     # A killed process may leave a last line without its newline: it counts as not written.
     *lines, _ = _text(file).split("\n")
-    return [_parsed(file, line, f", line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    return [parsed(file, line, f", line {n}") for n, line in enumerate(lines, 1) if line.strip()]
 
 
 TAIL_BYTES = 1 << 16
@@ -91,13 +110,13 @@ TAIL_BYTES = 1 << 16
 
 
 def last_line(file: Path) -> Record:
-    """Read the last finished line of a file of JSON lines; return an empty dict if there is none.
+    """Read the last finished line of a file of JSON lines; return an empty record if there is none.
 
     Raises:
         RunError: the line is damaged.
     """
     if not file.is_file():
-        return {}
+        return _FileRecord(file, {})
     with file.open("rb") as source:
         size, tail = source.seek(0, 2), TAIL_BYTES  # 2 seeks from the end
         while True:
@@ -107,10 +126,9 @@ def last_line(file: Path) -> Record:
             if len(lines) > 1 or tail >= size:
                 break
             tail *= 4
-    try:
-        return json.loads(lines[-1]) if lines else {}
-    except ValueError as error:
-        raise RunError(f"{file}: damaged in its last line: {error}") from error
+    if not lines:
+        return _FileRecord(file, {})
+    return parsed(file, lines[-1], ", last line")
 
 
 def _text(file: Path) -> str:
@@ -121,11 +139,20 @@ def _text(file: Path) -> str:
         raise RunError(f"{file}: damaged: byte {error.start} is no text") from None
 
 
-def _parsed(file: Path, text: str, where: str) -> Record:
-    """Parse a document or line; `where` names the line in the error."""
+def parsed(file: Path, text: str | bytes, where: str = "") -> Record:
+    """Parse a document or line of a file of a run.
+
+    A field that the result or an object in it lacks raises `MissingField` where it is read.
+
+    Args:
+        where: names the line in errors.
+
+    Raises:
+        RunError: the text is no JSON.
+    """
     try:
-        record: Record = json.loads(text)
-    except json.JSONDecodeError as error:
+        record: Record = json.loads(text, object_hook=partial(_FileRecord, file))
+    except ValueError as error:
         raise RunError(f"{file}{where}: damaged: {error}") from None
     return record
 

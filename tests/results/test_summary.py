@@ -8,7 +8,7 @@ from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.pages.report import render
 from mage_async.results.run_directory import RunDirectory, checkpoint_at, step_of
-from mage_async.results.run_files import read_records
+from mage_async.results.run_files import read_document, read_records
 from mage_async.results.summary import (
     best_checkpoint,
     summarise,
@@ -155,6 +155,22 @@ def test_a_damaged_line_is_named(make_run):
     run.metrics.write_text("\n".join([first, "{oops", *rest]) + "\n")
     with pytest.raises(RunError, match=r"metrics\.jsonl, line 2: damaged"):
         read_records(run)
+
+
+def test_a_field_that_a_record_lacks_is_named_with_its_file(make_run):
+    run = make_run(steps=3)
+    run.evaluation.write_text('{"sets": {"heldout": {}}}')
+    records = read_records(run)
+    missing = {
+        "metrics.jsonl lacks 'gone'": lambda: records.metrics[0]["gone"],
+        "evaluation.json lacks 'gone'": lambda: records.evaluation["sets"]["heldout"]["gone"],
+        "summary.json lacks 'gone'": lambda: read_document(run.summary)["gone"],
+    }
+    for sentence, read in missing.items():
+        with pytest.raises(RunError, match=f"{sentence}: it is damaged, or another version") as got:
+            read()
+        assert isinstance(got.value, KeyError)
+    assert records.metrics[0].get("gone") is None
 
 
 def test_a_directory_without_a_configuration_is_no_run(tmp_path):

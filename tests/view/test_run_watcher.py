@@ -4,9 +4,10 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import TAIL_BYTES, last_line
 from mage_services.view.indexer import ReadRun
-from mage_services.view.run_watcher import RunWatcher, find_runs
+from mage_services.view.run_watcher import RunWatcher, find_runs, listed_run
 
 
 class Indexer:
@@ -29,6 +30,13 @@ async def looked_once(root, opened):
         await asyncio.get_running_loop().run_in_executor(threads, int)  # behind the look
         await asyncio.sleep(0)  # what follows the look is called before this goes on
     return {name for name, queue in told.items() if not queue.empty()}, watcher.indexer.said
+
+
+def test_a_run_whose_curve_lacks_a_field_is_listed_with_the_reason(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.config.write_text("seed = 1")
+    run.curve.write_text('{"sets": {"heldout": {"return_by_episode": [1.0]}}}\n')
+    assert "evaluations.jsonl lacks 'version'" in listed_run("run", run).fault
 
 
 def test_a_run_that_is_looked_at_is_told_of_by_its_index_and_others_at_once(tmp_path):

@@ -174,6 +174,17 @@ def test_what_cannot_be_shown_is_one_sentence(server, place):
         assert "Traceback" not in text
 
 
+def test_a_mistake_of_the_server_is_not_taken_for_a_damaged_run(monkeypatch):
+    monkeypatch.setattr(server_module, "refusal", lambda *_: "")
+
+    async def mistaken(_):
+        return {}["nowhere"]
+
+    guard = server_module.Server(None, None, "token")._guard
+    with pytest.raises(KeyError, match="nowhere"):
+        asyncio.run(guard(None, mistaken))
+
+
 def test_only_files_of_ours_are_served(server):
     for name in ("view.js", "view.css", "style.css", "icon.svg"):
         assert server.get(f"static/{name}")[0] == 200

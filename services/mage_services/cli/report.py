@@ -40,14 +40,8 @@ def write_report(named: Sequence[RunDirectory], output: Path | None) -> None:
         print("a run that is named twice is taken once")
     runs = [read_run(place) for place in places]
     is_single = len(runs) == 1
-    try:
-        page = render(places[0], runs[0].summary) if is_single else compare(runs)
-        rows = [] if is_single else lines(runs)
-    except KeyError as error:
-        raise RunError(
-            f"a file of {' or '.join(str(place.root) for place in places)} lacks {error}: it is "
-            "damaged, or another version wrote it; `mage evaluate` writes the summary anew"
-        ) from error
+    page = render(places[0], runs[0].summary) if is_single else compare(runs)
+    rows = [] if is_single else lines(runs)
     width = max((len(row["arm"]) for row in rows), default=0)
     for row in rows:
         print(

@@ -5,7 +5,6 @@ cache. One process writes it (`indexer.py`); any number may read at the same tim
 """
 
 import fcntl
-import json
 import os
 import sqlite3
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import msgspec
 from mage_async.errors import RunError, WireError
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import Record, parsed
 from mage_async.tasks.task_stream import num_seats
 from mage_async.trajectory import Trial
 from mage_services.journal.record_bytes import PREFIX_BYTES, decode_record, whole_records
@@ -166,7 +166,6 @@ class ListedTrial:
     member: str | None
 
 
-Record = dict[str, Any]
 _REWARDS = msgspec.json.Decoder(list[float])
 """Decoder of the column `rewards`, a JSON list."""
 _GROUPS = ", ".join(each.name for each in fields(ListedGroup))
@@ -219,7 +218,7 @@ class RunReader:
     def newest_metrics(self, at_most: int) -> list[Record]:
         """Return the metrics of the newest steps, oldest first."""
         rows = "SELECT record FROM steps ORDER BY number DESC LIMIT ?"
-        found = [_record(row[0]) for row in self._index.execute(rows, (at_most,))]
+        found = [_record(self.run.metrics, row[0]) for row in self._index.execute(rows, (at_most,))]
         return found[::-1]
 
     def step(self, number: int) -> Record:
@@ -331,7 +330,8 @@ class RunReader:
         """Return the records of a table by their numbers, in order."""
         marks = ",".join("?" * len(numbers))
         rows = f"SELECT record FROM {table} WHERE number IN ({marks}) ORDER BY number"
-        return [_record(row[0]) for row in self._index.execute(rows, numbers)]
+        file = self.run.metrics if table == "steps" else self.run.curve
+        return [_record(file, row[0]) for row in self._index.execute(rows, numbers)]
 
     def _one(self, query: str, values: Sequence[Any] = ()) -> Any:
         """Return the first row of a query; None if there is none."""
@@ -339,12 +339,11 @@ class RunReader:
 
 
 @lru_cache(maxsize=1024)
-def _record(line: str) -> Record:
+def _record(file: Path, line: str) -> Record:
     """Parse a line of metrics or of the curve. Callers must not change the result: it is cached,
     because pages that follow a run need the same lines every second.
     """
-    record: Record = json.loads(line)
-    return record
+    return parsed(file, line)
 
 
 def file_state(file: Path) -> tuple[int, int]:

@@ -217,6 +217,15 @@ def _read_entry(name: str, run: RunDirectory) -> ListedRun:
         curve = read_lines(run.curve)
         last = last_line(run.metrics)
         state = state_of(run, history_of(run))
+        heldout = [
+            (
+                line["version"],
+                score["return_by_episode"][-1],
+                (score.get("ci95_by_episode") or [0.0])[-1],
+            )
+            for line in curve
+            if (score := line["sets"].get("heldout"))
+        ]
     except MageError as error:
         return ListedRun(name, fault=str(error))
     return ListedRun(
@@ -226,15 +235,7 @@ def _read_entry(name: str, run: RunDirectory) -> ListedRun:
         state,
         last.get("step", 0),
         config.learner.steps,
-        [
-            (
-                line["version"],
-                score["return_by_episode"][-1],
-                (score.get("ci95_by_episode") or [0.0])[-1],
-            )
-            for line in curve
-            if (score := line["sets"].get("heldout"))
-        ],
+        heldout,
         file_state(run.metrics)[1],
     )
 

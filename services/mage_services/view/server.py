@@ -128,9 +128,6 @@ class Server:
             return self._sentence(f"Nothing is at this address ({error.reason}).", error.status)
         except (RunError, ConfigError) as error:
             return self._sentence(str(error), 404)
-        except KeyError as error:
-            text = f"A file of this run lacks {error}: it is damaged, or another version wrote it."
-            return self._sentence(text, 404)
         except sqlite3.Error as error:
             text = f"The index of this run cannot be read: {error}; delete index.sqlite."
             return self._sentence(text, 410)
