@@ -6,14 +6,12 @@ policy (`mage_async/trials/agent_run.py`).
 """
 
 import inspect
-import math
-import numbers
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from mage_async.environments.environment import Outcome
+from mage_async.environments.environment import Outcome, is_finite
 from mage_async.environments.user_calls import Answered, Call, Callee, Method, Request
 from mage_async.environments.user_class import ResetStep, ResetStepPlay
 from mage_async.errors import CallFault, RunError
@@ -117,7 +115,7 @@ class AgentProgram(Callee):
 
 def _answered(request: Request, value: Any) -> Answered:
     """Return the outcome of an episode; raise a `CallFault` if the reward is not finite."""
-    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+    if not is_finite(value):
         raise CallFault(f"{request.place} must return a finite reward, got {value!r:.60}")
     return Answered(Outcome("", float(value), is_done=True))
 

@@ -9,11 +9,13 @@ and records its draws, so that an episode can be written down, compared and repe
 Environments know nothing of tokens, chat formats or models.
 """
 
+import math
+import numbers
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeGuard, TypeVar
 
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
@@ -145,6 +147,14 @@ MAX_OBSERVATION_CHARS = 100_000
 """Largest number of characters of an observation. No context holds more, and every process would
 have to copy it.
 """
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Return whether a value, such as a reward, is a finite number, in the range of floats."""
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # of a whole number with hundreds of digits
+        return False
 
 
 def observation_fault(value: object) -> str | None:

@@ -11,7 +11,6 @@ environments share (`tests/environments/test_every_environment.py`).
 compares how tasks answer the same actions with the same seed.
 """
 
-import math
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeGuard
 
 from mage_async.environments.agent import AgentTasks
-from mage_async.environments.environment import Environment, Outcome
+from mage_async.environments.environment import Environment, Outcome, is_finite
 from mage_async.environments.user_calls import (
     Call,
     SlowPlay,
@@ -124,7 +123,7 @@ def _want(name: str, holds: bool, what: str, wanted: str, got: object) -> None:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and is_finite(value)
 
 
 def _are_names(value: object) -> bool:

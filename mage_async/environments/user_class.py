@@ -8,7 +8,6 @@ within an episode, such as `legal_actions`, may also be attributes that the obje
 import difflib
 import dis
 import inspect
-import math
 import numbers
 import random
 import re
@@ -29,6 +28,7 @@ from mage_async.environments.environment import (
     Play,
     Script,
     Split,
+    is_finite,
     observation_fault,
 )
 from mage_async.environments.legal_pattern import matching_texts, pattern_fault
@@ -380,7 +380,7 @@ def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, 
     observation, reward, terminated, *rest = value
     defaults: tuple[Any, ...] = (False, {})
     truncated, info = *rest, *defaults[len(rest) :]
-    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
+    if not is_finite(reward):
         raise CallFault(f"{place} must return a finite reward, got {_short(reward)}")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         # NumPy's `bool_`, which NumPy 2 calls `bool`, is no subclass of Python's.
@@ -409,7 +409,7 @@ def _example(listed: Any) -> str:
 def _short(value: Any) -> str:
     """Return a number as text, and of anything else the type: its text may be long, or raise."""
     is_number = isinstance(value, numbers.Real)
-    return str(value) if is_number else f"a value of type {type(value).__name__}"
+    return f"{value!s:.60}" if is_number else f"a value of type {type(value).__name__}"
 
 
 # The functions below find misspelt names of optional parts.
@@ -612,6 +612,7 @@ class ResetStep(Environment):
     @cached_property
     def _declaring_object(self) -> Any:
         """Object whose optional attributes and methods are read; it plays no episode."""
+        # It is never closed: it had no `reset`, on which `close` may rely.
         return self.make()
 
     def _check_methods(self) -> None:

@@ -11,8 +11,6 @@ actions, it cannot be sampled (`allowed_tokens.py`). `compaction.py` keeps conte
 the engine.
 """
 
-import math
-import numbers
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from mage_async.environments.environment import (
     Environment,
     Outcome,
     Play,
+    is_finite,
     observation_fault,
 )
 from mage_async.environments.mix import component_of
@@ -602,9 +601,8 @@ def _task_text(task: Task) -> str:
 
 def _outcome_fault(outcome: Outcome) -> str | None:
     """Return why an outcome is invalid, or `None`."""
-    reward: object = outcome.reward
-    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-        return f"must return a finite reward, got {reward!r:.60}"
+    if not is_finite(outcome.reward):
+        return f"must return a finite reward, got {outcome.reward!r:.60}"
     if len(outcome.info) > MAX_INFO_CHARS:
         return f"gave {len(outcome.info):,} characters of info: at most {MAX_INFO_CHARS:,} fit"
     return observation_fault(outcome.observation)

@@ -251,6 +251,7 @@ LEGAL = "    def legal_actions(self):\n        return "
         (STEP + "'on', 0.0", " terminated[, truncated, info], got 2 values"),
         (STEP + "'on', math.nan, False", " must return a finite reward, got nan"),
         (STEP + "'on', -math.inf, False", " must return a finite reward, got -inf"),
+        (STEP + "'on', 10**400, False", " must return a finite reward, got 1000"),
         (STEP + "'on', '1', False", " must return a finite reward, got a value of type str"),
         (STEP + "'on', 1.0, None", " must return True or False as terminated, got None"),
         (STEP + "'x' * 10_000_000, 0, False", " returned 10,000,000 characters of text: at most"),

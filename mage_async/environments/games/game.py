@@ -3,7 +3,6 @@ episodes of a single player; scripted players of a whole trial; and boards (dire
 rows and columns, sets of cells as integers, boards as text).
 """
 
-import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from mage_async.environments.environment import (
     Split,
     Splits,
     V,
+    is_finite,
 )
 from mage_async.environments.scripted_returns import NUM_TRIALS, scripted_returns
 from mage_async.errors import EnvironmentFault
@@ -73,7 +73,7 @@ def is_number(value: object) -> TypeGuard[float]:
     """Return whether an option is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value)
+    return is_finite(value)
 
 
 def num_equal(one: Sequence[object], other: Sequence[object]) -> int:
