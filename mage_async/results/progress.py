@@ -123,6 +123,13 @@ _KINDS = [
         ),
     ),
     (
+        r"the adviser raised \w+",
+        DropKind(
+            "the adviser raised",
+            "Mend the adviser of the method: the reason names the task and the turn.",
+        ),
+    ),
+    (
         r"raised \w+",
         DropKind(
             "the environment raised",

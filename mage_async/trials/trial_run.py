@@ -312,7 +312,8 @@ class TrialRun:
             self._pending_action = _PendingAction(
                 start, completion, action or "", self._play.anchor
             )
-            self._record_alternative(start, completion, action or "")
+        self._record_alternative(start, completion, action or "")
+        with environment_code(self._task, self._turn_name()):
             outcome = self._play.act(action or "")
         if outcome is not PENDING:
             self.observe(outcome)
@@ -322,7 +323,8 @@ class TrialRun:
         if self._adviser is None:
             return
         done = [turn.action for turn in self._turns if turn.is_act_of(self.episode)]
-        wanted = self._adviser.action(self.play, self.episode, done)
+        with environment_code(self._task, self._turn_name(), "the adviser "):
+            wanted = self._adviser.action(self.play, self.episode, done)
         if wanted is not None:
             tokens, parser = completion.tokens.tolist(), self._config.parser
             alternative = Alternative(len(self._turns), wanted)
@@ -577,13 +579,14 @@ def turn_seed(task_seed: int, trial: int, turn: int) -> int:
 
 
 @contextmanager
-def environment_code(task: Task, turn: str = "") -> Iterator[None]:
+def environment_code(task: Task, turn: str = "", whose: str = "") -> Iterator[None]:
     """Turn any exception of an environment's code into an `EnvironmentFault` that names the task.
 
     Such a fault costs one group.
 
     Args:
         turn: the episode and turn, if they are known.
+        whose: words for the code, before "raised"; "" for the environment's own.
     """
     try:
         yield
@@ -591,7 +594,8 @@ def environment_code(task: Task, turn: str = "") -> Iterator[None]:
         raise EnvironmentFault(f"{_task_text(task)}{turn}: {fault}") from fault
     except Exception as error:  # the code may be a user's, and raise anything
         where = _task_text(task) + turn
-        raise EnvironmentFault(f"{where}: raised {type(error).__name__}: {error}") from error
+        raised = f"{whose}raised {type(error).__name__}: {error}"
+        raise EnvironmentFault(f"{where}: {raised}") from error
 
 
 def _task_text(task: Task) -> str:

@@ -179,6 +179,10 @@ REASONS = {
         "environment.step_deadline_s",
     ),
     "lock:Lock against 'a', seed 7: raised KeyError: 'x'": ("the environment raised", "mage play"),
+    "lock:Lock against 'a', seed 7, episode 1, turn 2: the adviser raised KeyError: 'x'": (
+        "the adviser raised",
+        "adviser of the method",
+    ),
     "trial 3 cannot be sent: a text of 40,000 characters": ("too large to send", "trial.episodes"),
 }
 

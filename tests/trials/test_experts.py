@@ -154,3 +154,13 @@ def test_nobody_is_asked_against_a_version_of_the_policy(chat: ChatFormat) -> No
         run.receive(Completion(tokens, np.zeros(1, np.float32), (VersionRun(0, 0, 0),), "stop", 0))
     assert run.trial().alternatives == ()
     assert scripted(RPS, TASK, 0) is not None
+
+
+def test_what_an_adviser_raises_is_not_the_environments_mistake(chat: ChatFormat) -> None:
+    class Raising:
+        def action(self, play: object, episode: int, done: object) -> str:
+            raise ValueError("no idea")
+
+    how = replace(rules(chat), advisers=lambda environment, task, index: Raising())
+    with pytest.raises(EnvironmentFault, match=r"seed 3.*: the adviser raised ValueError: no idea"):
+        played(how, chat, " rock")
