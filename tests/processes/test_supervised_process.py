@@ -214,8 +214,8 @@ def test_a_silent_child_is_noted_long_before_it_is_killed(
         began = asyncio.get_running_loop().time()
         note = await anext(events)
         assert note["text"] == (
-            f"silent for {NOTICE_S:g} s; after supervision.silence_s = 20 s it is killed and "
-            "started again"
+            f"silent for {NOTICE_S:g} s; after supervision.silence_s = 20 s it is killed, and "
+            "started again if supervision.max_restarts allows it"
         )
         assert note["at"] - began < HEALTHY_S  # 3 s where a machine does nothing else
         os.kill(child.pid, signal.SIGCONT)
@@ -238,6 +238,23 @@ def test_a_child_that_stays_silent_in_foreign_code_is_said_where_it_is(
         assert texts[2].startswith("still silent: it is at ")
         assert "child_0.py, line 8, in main" in texts[2]
         child.kill()
+
+    run(main)
+
+
+def test_a_silent_child_whose_log_was_deleted_is_noted_and_killed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised_process, "NOTICE_S", 0.2)
+
+    async def main(site: Site) -> None:
+        child = await site.start("time.sleep(3600)")
+        child.spec.log.unlink()
+        events, code = await life(child, silence_s=1.0)
+        assert events[1]["text"].startswith("silent for 0.2 s; ")
+        assert child.epitaph(code) == (
+            f"actor-0 said nothing for too long and was killed; see {child.spec.log}"
+        )
 
     run(main)
 

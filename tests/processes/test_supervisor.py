@@ -32,7 +32,7 @@ def test_an_actor_that_fails_is_started_again_and_the_others_are_not(
     site.plan("actor-0", "fails", "dies", "ends well")
     site.supervise()
     failed, died = site.view.restarts()
-    assert failed == "actor-0 ended with exit code 2: the disk is full"
+    assert failed == "actor-0 ended with exit code 2: the disk is full. It is started again"
     assert died.startswith("actor-0 was killed by SIGKILL")
     assert len(site.lives("actor-0")) == 3
     assert len(site.lives("learner")) == len(site.lives("evaluator")) == 1
@@ -180,6 +180,7 @@ def test_kills_without_any_progress_end_the_run(
         site.supervise(max_restarts=1)
     (reason,) = caught.value.exceptions
     assert "supervision.max_restarts = 1" in str(reason)
+    assert "started again" not in str(reason)
     assert f"--resume --run-dir {site.run.root}" in str(reason)
 
 
@@ -238,7 +239,10 @@ def test_a_long_log_is_reported_once(site: Site, monkeypatch: pytest.MonkeyPatch
     assert "the environment prints too much" in notes[0]
 
 
-def test_a_silent_process_is_killed_and_started_again(site: Site) -> None:
+def test_a_silent_process_is_killed_and_started_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)
     site.plan("actor-0", "blocks", "ends well")
     assignments = ["supervision.silence_s=1.5"]
     config = config_file.load(config_file.find(None), assignments)

@@ -496,11 +496,25 @@ def members(group: int) -> list[str]:
     return found
 
 
+def log_bytes(log: Path) -> int:
+    """Return the number of bytes of a log; 0 if somebody has deleted it."""
+    with suppress(FileNotFoundError):
+        return log.stat().st_size
+    return 0
+
+
+def _log_text(log: Path) -> str:
+    """Return the text of a log; "" if somebody has deleted it."""
+    with suppress(FileNotFoundError):
+        return log.read_text(errors="replace")
+    return ""
+
+
 def place_in_foreign_code(log: Path) -> str:
     """Return the place at which a process was in code of neither this program nor a library, by the
     stacks that `faulthandler` printed at the end of its log; "" if there is none.
     """
-    lines = log.read_text(errors="replace")[-MAX_STACK_CHARS:].splitlines()
+    lines = _log_text(log)[-MAX_STACK_CHARS:].splitlines()
     stacks = takewhile(lambda line: _STACK_LINE.match(line), reversed(lines))
     own = (*LIBRARIES, str(Path(mage_async.__file__).parent), str(Path(__file__).parents[1]))
     for line in reversed(list(stacks)):
@@ -515,7 +529,7 @@ def last_line(log: Path) -> str:
     """Return the last line of a log that is neither empty nor part of a stack that `faulthandler`
     printed, cut to 500 characters; "" if there is none.
     """
-    lines = reversed(log.read_text(errors="replace").splitlines())
+    lines = reversed(_log_text(log).splitlines())
     return next((line.strip()[:500] for line in lines if not _STACK_LINE.match(line)), "")
 
 

@@ -21,6 +21,7 @@ from mage_services.processes.child_process import (
     SHOW_STACKS,
     ChildProcess,
     end_in_words,
+    log_bytes,
     members,
     module_command,
     place_in_foreign_code,
@@ -209,18 +210,18 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         """Return the first note on a silent process, and let the process print its stacks."""
         # The stacks are printed long before the kill, whose epitaph names the place too: on a busy
         # machine minutes may pass until then, because waiting for a core is not silence.
-        self._log_bytes = self.spec.log.stat().st_size
+        self._log_bytes = log_bytes(self.spec.log)
         self._show_stacks()
         return (
             f"silent for {NOTICE_S:g} s; after supervision.silence_s = {silence_s:g} s it is "
-            "killed and started again"
+            "killed, and started again if supervision.max_restarts allows it"
         )
 
     def _place_note(self) -> str:
         """Return a note on where the process is, from the stacks that it printed since the first
         note; "" if it is not in foreign code.
         """
-        if self.spec.log.stat().st_size == self._log_bytes:  # it is stopped, and printed nothing
+        if log_bytes(self.spec.log) == self._log_bytes:  # it is stopped, and printed nothing
             return ""
         place = place_in_foreign_code(self.spec.log)
         cure = "" if self.spec.name == "learner" else OWN_PROCESS

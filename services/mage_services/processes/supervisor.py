@@ -26,6 +26,7 @@ from mage_async.errors import DeterministicFailure, Halted, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import write_whole
 from mage_services.processes import process
+from mage_services.processes.child_process import log_bytes
 from mage_services.processes.process import EXIT_DETERMINISTIC, TimeAccounting, append_lines
 from mage_services.processes.supervised_process import (
     OWN_PROCESS,
@@ -61,10 +62,13 @@ PRINT_LESS = "the environment prints too much, and the disk fills up; let it pri
 
 # Advice that is appended to the line which says how a process ended.
 OUT_OF_MEMORY = (
-    ". It is started again. Unless somebody killed it, the kernel had no memory left (see "
-    "`dmesg`): start fewer --actors"
+    ". Unless somebody killed it, the kernel had no memory left (see `dmesg`): start fewer --actors"
 )
 """Explanation of the end of a process that was killed from outside."""
+SMALLER_STEP = (
+    ", or lower learner.max_tokens_per_microbatch, or set learner.activation_checkpointing = true"
+)
+"""Continuation of `OUT_OF_MEMORY` for the learner."""
 UNASKED = ". Nobody asked it to end: the environment may call os._exit"
 """Explanation of the end of a process that exited without an error."""
 
@@ -144,7 +148,7 @@ class Supervisor:
             self._check_folder()
             for name in {child.spec.name for child in self._children} - self._long_logs:
                 log = self.run.log_of(name)
-                if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
+                if log_bytes(log) > MAX_LOG_BYTES:
                     self._long_logs.add(name)
                     text = f"{name} has printed {MAX_LOG_BYTES / 1e6:g} MB into {log}: {PRINT_LESS}"
                     self._show("supervisor", {"event": "note", "text": text})
@@ -185,7 +189,8 @@ class Supervisor:
                     f"supervision.max_restarts = {most}. Mend the cause, then go on with "
                     f"`{self.run.resume_command}`"
                 )
-            self._show("supervisor", {"event": "restarting", "text": epitaph})
+            text = f"{epitaph.rstrip('.')}. It is started again"
+            self._show("supervisor", {"event": "restarting", "text": text})
             # A single kill from outside needs no back-off, because its cause is over. The cause of
             # several kills, or of a failure, may last.
             if waits := num_early if is_from_outside else count:
@@ -331,7 +336,7 @@ def _advice(spec: ProcessSpec, code: int, *, was_silent: bool) -> str:
     process of its own (`OWN_PROCESS`).
     """
     if code == -signal.SIGKILL and not was_silent:
-        return OUT_OF_MEMORY
+        return OUT_OF_MEMORY + (SMALLER_STEP if spec.name == "learner" else "")
     if spec.name == "learner" or code > 0:
         return ""
     return OWN_PROCESS if code else UNASKED + OWN_PROCESS
