@@ -9,7 +9,7 @@ import pytest
 
 from mage_async.assembly import environment_of
 from mage_async.config import config_file
-from mage_async.protocol.messages import Goodbye, Hello, Publication
+from mage_async.protocol.messages import Goodbye, Hello, Message, Publication, Welcome
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
 from mage_async.trials.action_parser import ActionParser
@@ -31,37 +31,58 @@ class Noted(Status):
     def __init__(self) -> None:
         super().__init__()
         self.events: list[dict[str, Any]] = []
+        self._changed = asyncio.Event()
 
     def send(self, event: str, **fields: Any) -> None:
         self.events.append({"event": event, **fields})
+        self._changed.set()
+
+    async def measured(self, num_points: int) -> None:
+        """Wait for this many points of the curve."""
+        while sum(each["event"] == "curve" for each in self.events) < num_points:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+async def follow(
+    tmp_path: Path, chat: ChatFormat, *messages: Message, version: int = 0, num_points: int = 0
+) -> list[dict[str, Any]]:
+    """Let an evaluator that has loaded a version follow a run of 30 steps; return its events.
+
+    The learner says goodbye when the evaluator has measured `num_points` points.
+    """
+    channel, status = MemoryLearnerChannel(), Noted()
+    hello = Hello(role="evaluator", name="e", build="test", config_digest="test", group_quota=0)
+    peer = channel.connect(hello)
+    who, _ = await channel.receive()
+    config = config_file.load(config_file.find(None), list(KEYS))
+    startup = Startup(RunDirectory(tmp_path), config, "test", "test", "e", "")
+    environment, late = environment_of(config), CurveEvaluator(startup, status, peer)
+    words = UniformWords(chat, ActionParser("both"), ("rock", "paper", "scissors"))
+    async with CallRunner() as workers:
+        engine = ScriptedEngine(words)
+        evaluator = Evaluator(config, environment, chat, engine, workers, 3)
+        for message in messages:
+            channel.send(who, message)
+        async with asyncio.timeout(60.0), asyncio.TaskGroup() as tasks:
+            tasks.create_task(late.follow(evaluator, engine, environment, version))
+            await status.measured(num_points)
+            channel.send(who, Goodbye(reason="the run is complete"))
+    return status.events
+
+
+def publication(version: int) -> Publication:
+    return Publication(version=version, path="no-weights", digest="none")
 
 
 def test_it_plays_the_final_sets_first_and_says_what_is_left(
     tmp_path: Path, chat: ChatFormat
 ) -> None:
-    async def main() -> list[dict[str, Any]]:
-        channel, status, run = MemoryLearnerChannel(), Noted(), RunDirectory(tmp_path)
-        hello = Hello(role="evaluator", name="e", build="test", config_digest="test", group_quota=0)
-        peer = channel.connect(hello)
-        who, _ = await channel.receive()
-        config = config_file.load(config_file.find(None), list(KEYS))
-        startup = Startup(run, config, "test", "test", "e", "")
-        environment, late = environment_of(config), CurveEvaluator(startup, status, peer)
-        words = UniformWords(chat, ActionParser("both"), ("rock", "paper", "scissors"))
-        async with CallRunner() as workers:
-            engine = ScriptedEngine(words)
-            evaluator = Evaluator(config, environment, chat, engine, workers, 3)
-            for version in (10, 20, 30):
-                channel.send(who, Publication(version=version, path="no-weights", digest="none"))
-            channel.send(who, Goodbye(reason="the run is complete"))
-            async with asyncio.timeout(60.0):
-                await late.follow(evaluator, engine, environment, 0)
-        assert json.loads(run.evaluation.read_text())["version"] == 30
-        assert [line["version"] for line in read_lines(run.curve)] == [0, 10, 20]
-        assert {line["version"] for line in read_lines(run.samples)} == {0, 30}
-        return status.events
-
-    events = asyncio.run(main())
+    run = RunDirectory(tmp_path)
+    events = asyncio.run(follow(tmp_path, chat, *map(publication, (10, 20, 30))))
+    assert json.loads(run.evaluation.read_text())["version"] == 30
+    assert [line["version"] for line in read_lines(run.curve)] == [0, 10, 20]
+    assert {line["version"] for line in read_lines(run.samples)} == {0, 30}
     found = [(each["event"], each.get("version")) for each in events]
     assert found == [
         ("curve", 0),
@@ -71,6 +92,29 @@ def test_it_plays_the_final_sets_first_and_says_what_is_left(
         ("curve", 20),
     ]
     assert "evaluation.json is written; 2 points of the curve are still to be" in events[2]["text"]
+
+
+@pytest.mark.parametrize("num_points", [0, 3])
+def test_a_due_version_that_a_restarted_learner_names_in_its_welcome_alone_is_measured_once(
+    tmp_path: Path, chat: ChatFormat, num_points: int
+) -> None:
+    # The learner was killed before it announced version 20, and was restarted three times.
+    welcomes = [Welcome(version=version, weights_path="no-weights") for version in (20, 20, 25)]
+    messages = publication(10), *welcomes, publication(30)
+    asyncio.run(follow(tmp_path, chat, *messages, num_points=num_points))
+    run = RunDirectory(tmp_path)
+    assert json.loads(run.evaluation.read_text())["version"] == 30
+    assert [line["version"] for line in read_lines(run.curve)] == [0, 10, 20]
+
+
+def test_a_restarted_evaluator_measures_the_version_that_it_is_welcomed_with_unless_it_has(
+    tmp_path: Path, chat: ChatFormat
+) -> None:
+    curve = RunDirectory(tmp_path).curve
+    curve.write_text('{"version": 0}\n{"version": 10}\n')
+    for version in (10, 20, 25):
+        asyncio.run(follow(tmp_path, chat, publication(30), version=version))
+    assert [line["version"] for line in read_lines(curve)] == [0, 10, 20]
 
 
 def test_a_final_evaluation_reports_how_many_trials_are_played(chat: ChatFormat) -> None:

@@ -157,9 +157,43 @@ def test_weights_of_an_earlier_life_stay_until_its_peers_are_back_or_forgotten()
         site = Site(weights=WeightStore(MemoryWeights(1, 2)))
         site.coordinator.open(publication(2))
         assert site.coordinator.unused([1, 2]) == []
-        site.now += SILENCE_S + 1
-        site.coordinator.tick()
+        site.pass_time(10 * SILENCE_S)
+        assert site.coordinator.unused([1, 2]) == []  # the evaluator has not come yet
+        await site.say(await site.connect("evaluator"), Loaded(version=2))
+        site.pass_time(1)
         assert site.coordinator.unused([1, 2]) == [1]
+
+    run(main)
+
+
+def test_versions_that_the_evaluator_has_queued_stay_after_a_restart_until_it_loads_them() -> None:
+    async def main(_: Site) -> None:
+        # The evaluator plays version 10, and has queued 20 and 30.
+        site = Site(weights=WeightStore(MemoryWeights(10, 20, 30)))
+        site.coordinator.open(publication(30))
+        evaluator = await site.connect("evaluator")
+        site.pass_time(SILENCE_S + 1)
+        assert site.coordinator.unused([10, 20, 30]) == []
+        await site.say(evaluator, Loaded(version=20))
+        assert site.coordinator.unused([10, 20, 30]) == [10]
+        await site.say(evaluator, Loaded(version=30))
+        assert site.coordinator.unused([10, 20, 30]) == [10, 20]
+
+    run(main)
+
+
+def test_a_version_that_an_actor_is_loading_stays_when_the_learner_restarts() -> None:
+    async def main(_: Site) -> None:
+        site = Site(weights=WeightStore(MemoryWeights(3, 4, 5), lag=1))
+        site.coordinator.open(publication(4), publication(5))
+        actor, evaluator = await site.connect(group_quota=0), await site.connect("evaluator")
+        await site.say(evaluator, Loaded(version=5))
+        site.pass_time(SILENCE_S + 1)
+        assert site.coordinator.unused([3, 4, 5]) == []
+        await site.say(actor, Loaded(version=3), Loaded(version=4))
+        assert site.coordinator.unused([3, 4, 5]) == [3]
+        site.coordinator.publish(publication(6))  # the actor waits for nothing older than its next
+        assert (await read(actor))[-1] == publication(5)
 
     run(main)
 

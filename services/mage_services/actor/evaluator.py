@@ -410,14 +410,15 @@ class CurveEvaluator:
         self.time = TimeAccounting("preparing")
 
     async def begin(self, evaluator: Evaluator, version: int) -> None:
-        """Measure the curve's first point, and write sample trials of the untrained policy.
+        """Measure the point of the version that the evaluator begins with, if the curve lacks it,
+        and write sample trials of the untrained policy, version 0.
 
-        Does neither if the version is not 0, because the evaluator was restarted during training.
+        A later version means that the evaluator was restarted during training.
         """
         self.time.enter("playing")
         if version == 0:
             await self._sample(evaluator, version)
-            await self._point(evaluator, version)
+        await self._point(evaluator, version)
 
     async def follow(
         self, evaluator: Evaluator, engine: Engine, environment: Environment, version: int
@@ -429,18 +430,18 @@ class CurveEvaluator:
         """
         curve = self._curve(evaluator, engine, version)
         version, waiting = await beating(self._channel, self._heartbeat, curve)
-        for newest in waiting[-1:]:
-            version = newest.version
-            await self.load(engine, version, Path(newest.path))
+        if waiting:
+            version = max(waiting)
+            await self.load(engine, version, waiting[version])
         await self.finish(evaluator, environment, version)
-        if points := [each for each in waiting if each.version < version]:
+        if points := [each for each in waiting if self._lacks(each)]:
             text = (
                 f"{self._run.evaluation.name} is written; {len(points)} points of the curve are "
                 "still to be played. To do without them, end the run with Ctrl-C"
             )
             self._status.send("note", text=text)
         for each in points:
-            await self._load_and_measure(evaluator, engine, each)
+            await self._load_and_measure(evaluator, engine, each, waiting[each])
 
     async def wait_for_end(self, version: int) -> None:
         """Receive messages until the learner's goodbye, without loading any weights. Safe to
@@ -459,28 +460,32 @@ class CurveEvaluator:
 
     async def _curve(
         self, evaluator: Evaluator, engine: Engine, version: int
-    ) -> tuple[int, list[Publication]]:
+    ) -> tuple[int, dict[int, Path]]:
         """Measure points of the curve until the learner's goodbye.
 
         Returns:
-            The version that the engine has, and newer ones that were not loaded, oldest first.
+            The version that the engine has, and the paths of newer ones that were not loaded,
+            oldest first.
         """
-        waiting: list[Publication] = []
+        waiting: dict[int, Path] = {}
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._receive(), name="messages of the learner")
             await self.begin(evaluator, version)
             self.time.enter("no version")
             while not isinstance(message := await self._messages.get(), Goodbye):
                 match message:
-                    case Publication() if self._is_over:
-                        waiting.append(message)  # the final sets come first
-                    case Publication():
-                        version = message.version
-                        await self._load_and_measure(evaluator, engine, message)
-                    case Welcome() if message.weights_path and message.version > version:
-                        version = message.version  # the learner was restarted
-                        await self.load(engine, version, Path(message.weights_path))
-                    case Welcome():  # a restarted learner without newer weights
+                    # A restarted learner welcomes the evaluator with its newest weights, which it
+                    # may not have announced before.
+                    case (
+                        Publication(version=newer, path=path)
+                        | Welcome(version=newer, weights_path=str(path))
+                    ) if newer > version:
+                        if self._is_over:
+                            waiting[newer] = Path(path)  # the final sets come first
+                        else:
+                            version = newer
+                            await self._load_and_measure(evaluator, engine, newer, Path(path))
+                    case Publication() | Welcome():
                         await self._channel.send(Loaded(version=version))
                     case _:
                         raise RunError(f"an evaluator cannot take {type(message).__name__}")
@@ -501,12 +506,12 @@ class CurveEvaluator:
         self._messages.put_nowait(message)
 
     async def _load_and_measure(
-        self, evaluator: Evaluator, engine: Engine, publication: Publication
+        self, evaluator: Evaluator, engine: Engine, version: int, path: Path
     ) -> None:
         """Load published weights and measure their point of the curve."""
-        await self.load(engine, publication.version, Path(publication.path))
+        await self.load(engine, version, path)
         self.time.enter("playing")
-        await self._point(evaluator, publication.version)
+        await self._point(evaluator, version)
 
     async def load(self, engine: Engine, version: int, path: Path) -> None:
         """Load weights, and tell the learner, which may then delete older ones."""
@@ -539,11 +544,19 @@ class CurveEvaluator:
         lines = await evaluator.samples("heldout", 6, version)
         append_lines(self._run.samples, (line | {"split": "heldout"} for line in lines))
 
-    async def _point(self, evaluator: Evaluator, version: int) -> None:
-        """Measure a point of the curve; does nothing for the last version, which the final sets
-        measure, and without a curve.
+    def _lacks(self, version: int) -> bool:
+        """Return whether the curve lacks a point of a version: it is due, and was not measured.
+
+        The last version is measured by the final sets, and without a curve no version is.
         """
-        if version == self._config.learner.steps or not self._config.evaluation.every:
+        evaluation, last = self._config.evaluation, self._config.learner.steps
+        if version == last or not evaluation.every or not evaluation.is_due(version, last):
+            return False
+        return all(line["version"] != version for line in read_lines(self._run.curve))
+
+    async def _point(self, evaluator: Evaluator, version: int) -> None:
+        """Measure a point of the curve, unless the curve needs none of this version."""
+        if not self._lacks(version):
             return
         evaluator.guidance = recorded_guidance(self._run, self._config, version)
         sets = await evaluator.curve(self._config.evaluation.trials)

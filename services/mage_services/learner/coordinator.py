@@ -430,9 +430,8 @@ class Coordinator:
 
     def _welcome(self, peer: Peer) -> None:
         """Tell a peer which weights to sample with, and which groups are its own."""
-        newest = self.weights.for_role(self.peers[peer].hello.role)
+        newest = self.weights.welcome(peer, self.peers[peer].hello.role)
         keeps = self.ledger.played_by(peer)
-        self.weights.leases.announce(peer, newest.version)
         self._send(peer, Welcome(version=newest.version, weights_path=newest.path, keeps=keeps))
 
     def _note_sign_of_life(self, peer: Peer, known: KnownPeer) -> None:
@@ -469,9 +468,15 @@ class Coordinator:
                 self._remove(peer)
 
     def _forget_peers_of_earlier_process(self, now: float) -> None:
-        """Take groups from peers that have not come back after a restart of the learner."""
+        """Take groups and leases from peers that have not come back after a restart of the
+        learner.
+
+        The evaluator is waited for, however long it is busy: without the weights that it has queued
+        it would fail. The supervisor restarts it if it has ended.
+        """
         if self.weights.is_open and now - self._opened_at > SILENCE_S:
-            self.weights.leases.release(EARLIER)  # leases of peers of an earlier learner process
+            if any(not known.is_actor for known in self.peers.values()):
+                self.weights.leases.release(EARLIER)
             for owner in self.ledger.playing_peers() - self.peers.keys():
                 self.note(f"{owner}: has not come back after the learner's restart")
                 self.ledger.peer_gone(owner)

@@ -43,6 +43,15 @@ class WeightLeases:
         """Give a peer a lease of a version that was announced to it."""
         self._announced.setdefault(peer, []).append(version)
 
+    def inherit(self, peer: str, newest: int) -> None:
+        """Give a peer the leases that `EARLIER` holds of versions up to `newest`.
+
+        The peer's next report of a loaded version ends those of this and older versions.
+        """
+        for version in self._announced.get(EARLIER, ()):
+            if version <= newest:
+                self.announce(peer, version)
+
     def loaded(self, peer: str, version: int) -> None:
         """Record that a peer has loaded a version: a lease of it replaces the peer's leases of this
         and older announcements, and of what it had loaded before.
@@ -146,6 +155,17 @@ class WeightStore:
     def for_role(self, role: str) -> Publication:
         """Return the version that a peer of this role begins with."""
         return self._published[0 if role == "actor" else -1]
+
+    def welcome(self, peer: str, role: str) -> Publication:
+        """Return the version that a peer begins with, and give the peer a lease of it.
+
+        An earlier learner process may have announced versions that the peer has not read yet: an
+        actor is loading one, or the evaluator has queued some. The peer gets leases of them too.
+        """
+        newest = self.for_role(role)
+        self.leases.inherit(peer, newest.version)
+        self.leases.announce(peer, newest.version)
+        return newest
 
     def next_for(self, actor: str) -> Publication | None:
         """Return the version that an actor has to load; None if nothing is published yet, or the
