@@ -266,16 +266,20 @@ def test_a_class_with_tools_needs_a_pretrained_model_even_if_it_has_words(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (vault / "bad.py").write_text(TOOLS)
-    assert main(["check", "bad:Shelf"]) == 0
-    said = capsys.readouterr().out
-    assert "words         open text: only a pretrained model can play" in said
-    assert "nothing is played: no model is on this machine" in said
-    assert "ready: " in said
-    tiny = ["environment.name=bad:Shelf", "policy.kind=tiny"]
     refusal = (
         "environment 'bad:Shelf' has tools, whose calls only a pretrained model can write: set "
         "policy.kind=pretrained and policy.source"
     )
+    # `mage train` refuses the same keys, so the class is shown but not called ready.
+    assert main(["check", "bad:Shelf"]) == EXIT_USAGE
+    said, error = capsys.readouterr()
+    assert "words         open text: only a pretrained model can play" in said
+    assert "nothing is played: no model is on this machine" in said
+    assert "ready: " not in said
+    assert refusal in error
+    assert main(["check", "bad:Shelf", "--set", "policy.source=a/model"]) == 0
+    assert "ready: " in capsys.readouterr().out
+    tiny = ["environment.name=bad:Shelf", "policy.kind=tiny"]
     with pytest.raises(ConfigError, match=re.escape(refusal)):
         assembly.check(config_file.load(config_file.find(None), tiny))
     assert main(["check", "bad:Shelf", "--set", "policy.kind=tiny"]) == EXIT_USAGE
@@ -286,8 +290,10 @@ def test_a_class_without_any_declaration_is_checked_for_a_pretrained_model(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (vault / "open_text.py").write_text(OPEN)
-    assert main(["check", "open_text:Open"]) == 0
-    said = capsys.readouterr().out
+    assert main(["check", "open_text:Open"]) == EXIT_USAGE
+    said, error = capsys.readouterr()
+    assert "ready: " not in said
+    assert 'has no `words`, of which policy.kind = "tiny" is built' in error
     assert "words         open text: only a pretrained model can play" in said
     assert "no turns are shown: random play needs to know what an action may be" in said
     assert "  win-stay not played: " in said
@@ -300,7 +306,7 @@ def test_what_a_class_declares_as_none_is_not_declared(
 ) -> None:
     none = "    legal_actions = None\n\n    def script(self, source):\n        return None\n"
     (vault / "open_text.py").write_text(OPEN + "\n" + none)
-    assert main(["check", "open_text:Open"]) == 0
+    assert main(["check", "open_text:Open", "--set", "policy.source=a/model"]) == 0
     said = capsys.readouterr().out
     assert "legal_actions any text is an action" in said
     assert "script        no warm start by a script" in said

@@ -100,7 +100,7 @@ def start_run(
             f"a run needs Linux, which ends its processes when their parent dies, and this system "
             f"is {platform.system()}: start the run on a machine or in a container with Linux"
         )
-    check_keys(config)
+    check_start(config, is_resumed=is_resumed)
     name = f"{file_name(config.environment.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = RunDirectory((run_dir or Path("runs") / name).resolve())
     if not is_resumed:
@@ -120,12 +120,9 @@ def start_run(
     # The default number of actors gets no warning, even on fewer cores.
     if isinstance(config.engine, Embedded) and num_actors > max(cores, DEFAULT_ACTORS):
         say(f"--actors {num_actors}: each computes, and this process may use {cores} cores")
-    trackers_of(config.tracking)  # raises if a tracker's package is not installed
-    check_installed(config.learner)
     rehearse_all(config, say)
     check_context_length(config)
     if not is_resumed:  # a resumed run keeps the policy that it began with
-        check_source(config.policy)
         # With longer deadlines and a smaller batch, where the policy needs them.
         config = run_preflight(config, num_actors, say=say)
     with ExitStack() as held:
@@ -140,6 +137,20 @@ def start_run(
             ) from error
         code = run_to_end(directory, config, num_actors=num_actors, cluster=cluster, **more)
     return directory, code
+
+
+def check_start(config: Config, *, is_resumed: bool = False) -> None:
+    """Make the checks of a start that play no trial; `mage check` makes them too.
+
+    Raises:
+        ConfigError: the configuration cannot be run as written, or a package is not installed.
+        PolicyError: a new run has no source of its pretrained policy.
+    """
+    check_keys(config)
+    trackers_of(config.tracking)  # raises if a tracker's package is not installed
+    check_installed(config.learner)
+    if not is_resumed:
+        check_source(config.policy)
 
 
 def _write_start(

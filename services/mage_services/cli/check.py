@@ -75,9 +75,10 @@ def run(given: argparse.Namespace) -> int:
     """
     from mage_async.assembly import check_context_length, check_keys, named_parts
     from mage_services.actor.rehearsal import rehearse_all
+    from mage_services.api.start_to_report import check_start
     from mage_services.terminal import printing
 
-    config = _config(given)
+    wanted, config = _configs(given)
     with printing():
         check_keys(config)
         rehearse_all(config, print)
@@ -89,15 +90,18 @@ def run(given: argparse.Namespace) -> int:
                     _print_turns(config, part, chat)
                     _print_returns(config, part, chat)
             _print_heldout(part)
+        # What a run lacks is said last, so that an environment can be looked at without a model.
+        check_start(wanted)
         print("ready: `mage train` with these keys can start")
     return 0
 
 
-def _config(given: argparse.Namespace) -> "Config":
-    """Return the configuration of the command line.
+def _configs(given: argparse.Namespace) -> "tuple[Config, Config]":
+    """Return the configuration of the command line, with which a run would start, and the one that
+    is rehearsed.
 
-    If the tiny policy cannot play the environment, the policy is a pretrained one instead, unless
-    the command line says otherwise.
+    They differ if the tiny policy cannot play the environment, and the command line does not name
+    the policy: a pretrained one is rehearsed.
     """
     from mage_async.assembly import named_parts, tiny_fault
     from mage_async.config import config_file
@@ -108,11 +112,10 @@ def _config(given: argparse.Namespace) -> "Config":
     )
     load = partial(config_file.load, config_file.find(given.config))
     config = load([*name, *given.set])
-    more = []
     if isinstance(config.policy, Tiny) and any(tiny_fault(part) for _, part in named_parts(config)):
-        more.append("policy.kind=pretrained")
-    # The keys of the command line come last, so that they override this one.
-    return load([*name, *more, *given.set]) if more else config
+        # The keys of the command line come last, so that they override this one.
+        return config, load([*name, "policy.kind=pretrained", *given.set])
+    return config, config
 
 
 def _print_declared(environment: "Environment") -> None:
