@@ -15,6 +15,7 @@ from mage_async.config.section import Section
 from mage_async.config.tables import (
     NONE,
     Table,
+    fields_of,
     hints_of,
     in_full,
     kind_key,
@@ -250,7 +251,7 @@ def _with_kinds(tree: Table, section: type[Section]) -> Table:
     that of the schema's default.
     """
     whole = dict(tree)
-    for field in msgspec.structs.fields(section):
+    for field in fields_of(section):
         key, hint = field.name, hints_of(section)[field.name]
         if kinds(hint) and field.default is not None:  # None: the table is absent by default
             table = whole.setdefault(key, {})

@@ -34,12 +34,19 @@ def joined(names: Iterable[str]) -> str:
 
 
 @cache
+def fields_of(section: type[Section]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Return the fields of a table."""
+    return msgspec.structs.fields(section)
+
+
+@cache
 def hints_of(section: type[Section]) -> dict[str, Any]:
     """Return the types of a table's keys, without the key that states its kind."""
     hints = get_type_hints(section, include_extras=True)
     return {key: hints[key] for key in section.__struct_fields__}
 
 
+@cache
 def kinds(hint: Any) -> dict[str, type[Variant]]:
     """Return the classes among which a table of this type chooses, by kind; empty if the type is no
     table or has only one class.
@@ -48,6 +55,7 @@ def kinds(hint: Any) -> dict[str, type[Variant]]:
     return {part.__struct_config__.tag: part for part in parts} if len(parts) > 1 else {}
 
 
+@cache
 def kind_key(hint: Any) -> str:
     """Return the key that states the kind of a table, such as "kind"; "" without a choice."""
     return next((str(each.__struct_config__.tag_field) for each in kinds(hint).values()), "")
@@ -84,6 +92,12 @@ def table_class(hint: Any, value: Any = None, *, imports: bool = False) -> type[
         if imports:
             return component_class(registry, kind)
         return _stand_in(key, kind, tuple(name for name in value if name != key))
+    return _first_class(hint)
+
+
+@cache
+def _first_class(hint: Any) -> type[Section] | None:
+    """Return the first class of a table that a type names; None for other types."""
     return next((part for part in (hint, *get_args(hint)) if _is(part, Section)), None)
 
 
