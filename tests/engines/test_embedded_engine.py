@@ -15,6 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mage_async.completion import Prompt, Sampling
 from mage_async.config.schema import Embedded as EngineRules
 from mage_async.errors import ContextFull, PolicyError, RunError
+from mage_services.engines import embedded
 from mage_services.engines.embedded import MAX_IDLE, EmbeddedEngine
 
 RULES = EngineRules(
@@ -94,20 +95,20 @@ def test_concurrent_trials_share_every_forward(directory) -> None:
     assert done.num_extension_faults == 0
 
 
-def test_the_event_loop_runs_on_while_a_forward_computes(directory) -> None:
+def test_the_event_loop_runs_on_while_a_forward_computes(directory, monkeypatch) -> None:
+    began, may_go_on = threading.Event(), threading.Event()
+    advance = embedded._advance
+
+    def slow(schedulers):
+        began.set()
+        assert may_go_on.wait(10)
+        return advance(schedulers)
+
+    monkeypatch.setattr(embedded, "_advance", slow)
+
     async def scenario(engine):
-        began = threading.Event()
-        may_go_on = threading.Event()
-        advance = engine._scheduler.advance
-
-        def slow():
-            began.set()
-            assert may_go_on.wait(10)
-            return advance()
-
-        engine._scheduler.advance = slow
         asking = asyncio.ensure_future(engine.complete(prompt("a")))
-        await asyncio.get_running_loop().run_in_executor(None, began.wait, 10)
+        assert await asyncio.get_running_loop().run_in_executor(None, began.wait, 10)
         late = asyncio.ensure_future(engine.complete(prompt("b")))  # heard during the forward
         await asyncio.sleep(0)
         may_go_on.set()
