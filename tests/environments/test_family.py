@@ -32,8 +32,8 @@ def played(family: Family, member: str, source: random.Random) -> float:
 
 def test_there_are_eight_structures_to_train_on_and_three_others() -> None:
     assert (len(TRAINED), len(HELD_OUT)) == (8, 3)
-    structures = {Family().family(each) for each in Family().members("train")}
-    assert structures == set(TRAINED)
+    family = Family()
+    assert {family.family(each) for each in family.members("train")} == set(TRAINED)
     other = Family(heldout="structures")
     assert {other.family(each) for each in other.members("heldout")} == set(HELD_OUT)
     named = Family(["trap", "arm"], heldout="structures")
