@@ -11,6 +11,7 @@ import pytest
 import mage_async as mage
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.inference.chat_files import load_chat
+from mage_async.policy import prepare
 from mage_async.policy.prepare import prepare_policy
 from mage_async.policy.warm_start import TRIED_WEIGHT, win_stay_examples
 from mage_async.trajectory import Guidance
@@ -79,10 +80,10 @@ class Hangs(Arms):
 
 
 class Slow(Arms):
-    """Take as long as a call of a server."""
+    """Take a hundredth of a second: 0.12 s for the 12 steps of a trial."""
 
     def step(self, action):
-        time.sleep(0.04)
+        time.sleep(0.01)
         return super().step(action)
 
 
@@ -160,16 +161,20 @@ def test_actions_that_are_only_tried_have_little_weight(chat):
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"),
+    ("kind", "limits", "why"),
     [
-        (Hangs, "8 of 8 trials of random play failed or hang"),
-        (Raises, "failed or hang"),
-        (Slow, "took over"),
-        (Luck, "no more than random play"),
+        (Hangs, {"LATE_S": 0.5}, "8 of 8 trials of random play failed or hang"),
+        (Raises, {}, "failed or hang"),
+        (Slow, {"QUICK_S": 0.1}, "took over 0.1 s"),
+        (Luck, {}, "no more than random play"),
     ],
 )
-def test_a_run_begins_without_a_warm_start_where_there_is_nothing_to_clone(tmp_path, kind, why):
+def test_a_run_begins_without_a_warm_start_where_there_is_nothing_to_clone(
+    tmp_path, monkeypatch, kind, limits, why
+):
     random.seed(0)
+    for name, seconds in limits.items():
+        monkeypatch.setattr(prepare, name, seconds)
     origin = prepare_policy(configured(kind), tmp_path / "policy", lambda progress: None, in_time)
     assert origin.startswith("without a warm start: ")
     assert why in origin
