@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -31,6 +32,7 @@ from mage_async.plan.model_shape import shape_of
 from mage_async.policy.headers import outline_of
 from mage_async.policy.load import build_tiny
 from mage_async.trials.duels import make_calls
+from mage_services.actor import preflight
 from mage_services.actor.preflight import run_preflight
 
 GB = 10**9
@@ -326,10 +328,11 @@ class Lock:
 def test_a_policy_is_looked_at_in_a_class_that_waits_and_has_no_script(
     directory: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By what the child process runs, here in the process of the test."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "waiting_lock.py").write_text(LOCK)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    said: list[str] = []
-    run_preflight(pretrained(directory, "environment.name=waiting_lock:Lock"), 1, say=said.append)
-    assert any("actions were valid; here is one" in line for line in said)
+    config = pretrained(directory, "environment.name=waiting_lock:Lock")
+    found = preflight._preflight(config, 1, time.monotonic(), print)
+    assert "actions were valid; here is one" in found.sentence
