@@ -140,9 +140,8 @@ def test_a_pretrained_model_is_warm_started_on_the_learners_device(
     )
     monkeypatch.setattr(prepare, "load_policy", load)
     monkeypatch.chdir(tmp_path)
-    config = config_file.load(
-        QUICKSTART, [*changes, "warm_start.kind=script", "warm_start.cache=false"]
-    )
+    few = ("warm_start.kind=script", "warm_start.trials=4", "warm_start.cache=false")
+    config = config_file.load(QUICKSTART, [*changes, *few])
     with pytest.raises(Stop, match=device):
         prepare_policy(config, tmp_path / "policy", lambda progress: None)
 
