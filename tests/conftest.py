@@ -45,6 +45,16 @@ def pytest_cmdline_main(config):
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker's torch would use all cores
 
 
+@pytest.fixture(autouse=True, scope="session")
+def cache_folder(tmp_path_factory):
+    """Give the tests of a process a cache of their own: no test finds what an earlier session
+    stored, and none writes into the cache of the person who runs them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def chat(tmp_path_factory):
     """How the quickstart's policy reads and writes."""
