@@ -31,7 +31,12 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.mark.parametrize(
-    "method", [(), ("--method", "stepagent_implicit"), ("--method", "mage_population")]
+    "method",
+    [
+        (),
+        pytest.param(("--method", "stepagent_implicit"), marks=pytest.mark.slow),
+        pytest.param(("--method", "mage_population"), marks=pytest.mark.slow),
+    ],
 )
 def test_an_asynchronous_run_makes_the_weights_that_one_process_makes(
     start: Start, tmp_path: Path, method: tuple[str, ...]

@@ -32,6 +32,7 @@ def _ended(process: Any, within_s: float = 60.0) -> str:
     return output
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_everything(
     start: Start, tmp_path: Path, processes_of: Callable[[Path], list[int]]
 ) -> None:
@@ -49,6 +50,7 @@ def test_ctrl_c_ends_everything(
     assert processes_of(tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_children_die_with_a_killed_supervisor(
     start: Start, tmp_path: Path, processes_of: Callable[[Path], list[int]]
 ) -> None:
