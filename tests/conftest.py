@@ -1,5 +1,6 @@
 """Fixtures of the core's tests, and the number of processes that run the whole suite."""
 
+import gc
 import os
 import sys
 
@@ -43,6 +44,19 @@ def pytest_cmdline_main(config):
     if num_workers > 1:
         options.numprocesses, options.dist = num_workers, "worksteal"
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker's torch would use all cores
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect tests without the garbage collector, which would look at all modules and tests again
+    and again although they live until the end; from then on it leaves them out.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
