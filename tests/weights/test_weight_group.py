@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -13,7 +14,7 @@ import torch
 from mage_async.errors import PolicyError, RunError
 from mage_async.inference.weight_fingerprint import joined
 from mage_async.policy.snapshot import Place, Snapshot
-from mage_services.weights import weight_sender
+from mage_services.weights import weight_group, weight_sender
 from mage_services.weights.weight_group import Manifest, Receiver, is_manifest, on_disk
 from mage_services.weights.weight_sender import WeightSender, buckets_of
 
@@ -167,7 +168,8 @@ def test_each_gpu_of_an_engine_gets_all_of_the_weights(tmp_path: Path) -> None:
     assert got == [published.data.tolist()] * 2
 
 
-def test_a_learner_that_is_gone_is_said_in_one_sentence(tmp_path) -> None:
+def test_a_learner_that_is_gone_is_said_in_one_sentence(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(weight_group, "CONNECT_TIMEOUT", timedelta(seconds=0.2))
     Manifest(3, 1, "gloo", ()).write(tmp_path / "v3.json")
     with pytest.raises(PolicyError, match=r"no weights from 127\.0\.0\.1:1"):
         Receiver().receive(Manifest.read(tmp_path / "v3.json"))
