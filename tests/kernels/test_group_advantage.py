@@ -137,7 +137,7 @@ def test_a_line_says_what_computes_advantages(device: str, request: pytest.Fixtu
     assert advantage_report(torch.device(device)) == f"advantages by {way} on {device}"
 
 
-def batch(seed: int, num_trials: int = 24, *, is_equal: bool = False) -> TurnTable:
+def batch(seed: int, num_trials: int = 16, *, is_equal: bool = False) -> TurnTable:
     """Groups of eight ragged trials, remarks and invalid actions among their turns; equal trials
     have a single episode with an action, so that their scores are equal too.
     """
