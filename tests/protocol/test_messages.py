@@ -90,7 +90,7 @@ def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
     assert decode([bytes(frame) for frame in encode(message)]) == message
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=200))
 def test_a_header_of_any_bytes_is_a_message_or_a_wire_error(packed: bytes) -> None:
     try:
@@ -100,7 +100,7 @@ def test_a_header_of_any_bytes_is_a_message_or_a_wire_error(packed: bytes) -> No
     assert decode(encode(message)) == message
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(messages, st.data())
 def test_a_header_with_one_byte_changed_is_a_message_or_a_wire_error(
     message: Message, data: st.DataObject

@@ -214,7 +214,7 @@ def with_header(change: Callable[[dict], object]) -> list[bytes]:
     return sealed([PROTOCOL, msgspec.msgpack.encode(fields), *frames[2:-1]])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(results())
 def test_a_trial_arrives_as_it_was_sent(result: TrialResult) -> None:
     assert plain(decode(frames_of(result))) == plain(result)
@@ -285,7 +285,7 @@ def damaged(draw: st.DrawFn, frames: list[bytes]) -> list[bytes]:
     return frames
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.data())
 def test_damaged_frames_are_an_equal_trial_or_a_wire_error(data: st.DataObject) -> None:
     result = example()
@@ -297,7 +297,7 @@ def test_damaged_frames_are_an_equal_trial_or_a_wire_error(data: st.DataObject) 
     assert plain(message) == plain(result)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.data())
 def test_damage_under_a_fitting_checksum_is_a_sound_trial_or_a_wire_error(
     data: st.DataObject,
