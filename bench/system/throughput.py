@@ -56,7 +56,7 @@ from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.trial_config import TrialConfig, prompts_for
-from mage_services.actor.actor import Actor
+from mage_services.actor.actor import Actor, receiving
 from mage_services.actor.rollout import Stage
 from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
 from mage_services.transport.channels import LearnerChannel, PeerChannel
@@ -118,7 +118,8 @@ async def act(address: str, stage: Stage, number: int) -> None:
         group_quota=SHAPE.groups_per_actor,
     )
     with PeerChannel(address, hello) as channel:
-        await Actor(channel, stage, name).run(await channel.receive())
+        async with receiving(channel) as messages:
+            await Actor(channel, stage, name).run(await messages.get(), messages)
 
 
 async def learn(coordinator: Coordinator, train_s: float) -> ScheduleTiming:

@@ -1,17 +1,19 @@
 """An actor plays what it is granted, and sends every trial until that is acknowledged."""
 
 import asyncio
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from mage_async.completion import Prompt
-from mage_async.protocol.messages import (
-    Unwanted,
-)
+from mage_async.protocol.messages import Hello, Unwanted
 from mage_async.trajectory import Task
 from mage_services.actor import actor
+from mage_services.transport.channels import AccessControl
 from tests.helpers.actor_site import (
     MEMBER,
+    TRIALS,
     Run,
     Site,
     acknowledge,
@@ -152,6 +154,37 @@ def test_an_actor_says_what_it_draws_with_after_each_load_and_to_a_learner_that_
         assert [await site.loaded() for _ in range(3)] == [1, 2, 2]
 
     run(main)
+
+
+def test_an_actor_that_is_loading_weights_is_known_to_a_restarted_learner_and_keeps_its_groups(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "HEARTBEAT_S", 0.02)
+
+    async def main(site: Site) -> None:
+        assert await site.loaded() == 0
+        site.say(grant(0), grant(1))
+        await site.results(TRIALS)
+        is_loading, may_load = asyncio.Event(), asyncio.Event()
+        load = site.engine.load
+
+        async def load_slowly(version: int, path: Path) -> None:
+            is_loading.set()
+            await may_load.wait()
+            await load(version, path)
+
+        monkeypatch.setattr(site.engine, "load", load_slowly)
+        site.say(publication(1))
+        await is_loading.wait()
+        site.learner.access = AccessControl("test", "test")  # the learner restarts
+        _, hello = await site.learner.receive()
+        assert isinstance(hello, Hello)
+        site.say(msgspec.structs.replace(welcome(1), keeps=((0, 0),)), grant(0))
+        may_load.set()
+        assert [await site.loaded(), await site.loaded()] == [1, 1]
+        assert groups_being_played() == {"group 0"}
+
+    run(main, pace=slow(0))
 
 
 def test_an_unwanted_trial_is_forgotten(run: Run) -> None:

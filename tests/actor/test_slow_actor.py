@@ -22,7 +22,7 @@ from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.trial_config import TrialConfig, prompts_for
-from mage_services.actor.actor import Actor
+from mage_services.actor.actor import Actor, receiving
 from mage_services.actor.rollout import Stage
 from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
 from mage_services.weights.weight_store import WeightStore
@@ -57,7 +57,8 @@ async def _inbox(channel: MemoryLearnerChannel, coordinator: Coordinator) -> Non
 async def _act(channel: MemoryLearnerChannel, stage: Stage, name: str) -> None:
     hello = Hello(role="actor", name=name, build="test", config_digest="test", group_quota=3)
     peer = channel.connect(hello)
-    await Actor(peer, stage, name).run(await peer.receive())
+    async with receiving(peer) as messages:
+        await Actor(peer, stage, name).run(await messages.get(), messages)
 
 
 async def _learn(coordinator: Coordinator) -> list[list[Group]]:

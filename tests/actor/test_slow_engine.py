@@ -1,4 +1,4 @@
-"""An actor whose engine takes long to make: reading a large model's weights blocks no heartbeat."""
+"""An actor whose engine takes long to make: reading a large model's weights blocks no message."""
 
 import asyncio
 import threading
@@ -16,13 +16,14 @@ from mage_async.protocol.messages import Heartbeat, Hello, Welcome
 from mage_services.actor import actor as actor_module
 from mage_services.actor.actor import play
 from mage_services.processes.process import Status
+from mage_services.transport.channels import AccessControl
 from tests.helpers.actor_site import PATIENCE_S
 from tests.helpers.memory_channels import MemoryLearnerChannel
 
 HEARTBEATS = 3
 
 
-def test_heartbeats_reach_the_learner_while_the_engine_is_made(
+def test_heartbeats_and_a_hello_to_a_restarted_learner_are_sent_while_the_engine_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tokenizer(build_tokenizer([*load("rps").facts.words, *WORDS]), tmp_path)
@@ -47,6 +48,9 @@ def test_heartbeats_reach_the_learner_while_the_engine_is_made(
         for _ in range(HEARTBEATS):
             _, message = await channel.receive()
             assert isinstance(message, Heartbeat)
+        channel.access = AccessControl("test", "test")  # the learner restarts
+        _, message = await channel.receive()
+        assert isinstance(message, Hello)
         are_heard.set()
         with pytest.raises(ExceptionGroup) as caught:
             await playing

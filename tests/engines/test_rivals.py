@@ -105,9 +105,6 @@ class Wire:
         self.inbox: asyncio.Queue[Message] = asyncio.Queue()
         self.results: asyncio.Queue[Trial] = asyncio.Queue()
 
-    async def receive(self) -> Message:
-        return await self.inbox.get()
-
     async def send(self, message: Message) -> None:
         assert not isinstance(message, TrialResult), "results are sent as frames"
 
@@ -149,7 +146,8 @@ def played(
             actor = Actor(wire, Stage(environment, rules, chat, engine), "a")
             for each in grants:
                 await wire.inbox.put(each)
-            living = asyncio.create_task(actor.run(Welcome(version=0, weights_path=str(policy))))
+            welcome = Welcome(version=0, weights_path=str(policy))
+            living = asyncio.create_task(actor.run(welcome, wire.inbox))
             waiting = asyncio.gather(*(wire.results.get() for _ in range(NUM_TRIALS * len(grants))))
             await asyncio.wait({living, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if not living.done():

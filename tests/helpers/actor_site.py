@@ -25,7 +25,7 @@ from mage_async.protocol.messages import (
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_config import TrialConfig, prompts_for
-from mage_services.actor.actor import Actor
+from mage_services.actor.actor import Actor, receiving
 from mage_services.actor.rollout import Retries, Stage
 from mage_services.environments.call_runner import CallRunner
 from tests.helpers.memory_channels import MemoryLearnerChannel
@@ -104,7 +104,11 @@ class Site:
         self.workers = CallRunner(step_deadline_s, num_processes)
         retrying = Retries(retries)
         self.stage = Stage(environment, rules, chat, self.engine, self.workers, retrying)
-        self.actor = asyncio.ensure_future(Actor(self._peer, self.stage, "actor-0").run(welcome()))
+        self.actor = asyncio.ensure_future(self._act())
+
+    async def _act(self) -> str:
+        async with receiving(self._peer) as messages:
+            return await Actor(self._peer, self.stage, "actor-0").run(welcome(), messages)
 
     def say(self, *messages: Message) -> None:
         for message in messages:

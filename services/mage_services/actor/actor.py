@@ -4,7 +4,8 @@ A group is some trials of one task. The learner grants it to one actor and, if t
 another one; the epoch of a grant is how often the group was granted before.
 
 task        waits for                       then
-receive     the learner's next message      loads weights, starts a group, forgets a trial
+receive     the learner's next message      queues it; answers WhoAreYou of a restarted learner
+handle      the next queued message         loads weights, starts a group, forgets a trial
 group N     weights as new as its grant     plays its trials, each a task, until they end or the
                                             learner takes the group away
 trial N.i   completions of the engine       sends the result, keeps it until acknowledged
@@ -127,6 +128,27 @@ async def _beat(channel: PeerChannel, heartbeat: Callable[[], Heartbeat]) -> Non
         await channel.send(heartbeat())
 
 
+@asynccontextmanager
+async def receiving(channel: PeerChannel) -> AsyncIterator[asyncio.Queue[Message]]:
+    """Context manager: a task queues the learner's messages until its goodbye.
+
+    The actor handles no message while it makes its engine or loads weights. But a restarted learner
+    waits only `SILENCE_S` (`learner/coordinator.py`) for the Hello with which the channel answers
+    its `WhoAreYou`, and then grants the actor's groups to others. Cancellation ends the task.
+    """
+    messages = asyncio.Queue[Message]()
+
+    async def receive() -> None:
+        message: Message | None = None
+        while not isinstance(message, Goodbye):
+            messages.put_nowait(message := await channel.receive())
+
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(receive(), name="messages of the learner")
+        yield messages
+        task.cancel()
+
+
 async def here(path: Path) -> Path:
     """Return the path unchanged: the file is on this machine already."""
     return path
@@ -170,18 +192,22 @@ class Actor:
         """Totals that `_playing_s` has been computed from so far: seconds of playing, of the
         engine's forward passes, of this thread's CPU time and of environment calls."""
 
-    async def run(self, first: Message) -> str:
+    async def run(self, first: Message, messages: asyncio.Queue[Message]) -> str:
         """Serve the learner until its goodbye, whose reason is returned.
 
         Cancellation abandons every trial; the learner grants their groups again.
 
         Args:
             first: The learner's first message.
+            messages: The later ones, as `receiving` queues them.
         """
         async with asyncio.TaskGroup() as tasks:
-            return await beating(self._channel, self._heartbeat, self._receive(first, tasks))
+            handling = self._handle(first, messages, tasks)
+            return await beating(self._channel, self._heartbeat, handling)
 
-    async def _receive(self, message: Message, tasks: asyncio.TaskGroup) -> str:
+    async def _handle(
+        self, message: Message, messages: asyncio.Queue[Message], tasks: asyncio.TaskGroup
+    ) -> str:
         """Handle the learner's messages from this one to its goodbye, whose reason is returned."""
         group_tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
 
@@ -215,7 +241,7 @@ class Actor:
                     self._unacknowledged.pop((message.grant, message.trial), None)
                 case _:
                     raise RunError(f"an actor cannot take {type(message).__name__}")
-            message = await self._channel.receive()
+            message = await messages.get()
 
     async def _welcome(self, welcome: Welcome) -> None:
         """Answer a learner that has accepted this actor, perhaps after a restart.
@@ -434,35 +460,36 @@ async def play(
         policy: Directory of the model.
         bring: Copies a file of the run to this machine, and returns its path there.
     """
-    welcome = await channel.receive()
-    unready = partial(Heartbeat, name=name, counters={}, blocked_s={})
-    policy = await beating(channel, unready, bring(policy))
-    environment = environment_of(config)
-    chat = load_chat(policy, thinking=config.transcript.thinking)
-    trial_config = trial_config_of(
-        config,
-        environment,
-        chat,
-        config.trial.episodes,
-        stops_on_success=config.trial.stop_on_success,
-        advisers=Methods(config, environment).advisers(),
-    )
-    # In a thread, while heartbeats go on: reading and arranging the weights of a large model takes
-    # longer than the silence after which the learner takes an actor for dead.
-    making = asyncio.to_thread(make_engine, config, policy, name)
-    # A note appears in the terminal at once, and not only in the log of this process.
-    say = partial(_note, status)
-    async with (
-        await beating(channel, unready, making) as engine,
-        CallRunner.of(config.environment, say) as workers,
-        asyncio.TaskGroup() as tasks,
-    ):
-        engine_report = tasks.create_task(_report_engine(engine, status), name="engine report")
-        retries = Retries(config.environment.retries, say)
-        stage = Stage(environment, trial_config, chat, engine, workers, retries)
-        actor = Actor(channel, stage, name, partial(status.send, "played"), bring)
-        reason = await actor.run(welcome)
-        engine_report.cancel()  # the run may end before the engine has described itself
+    async with receiving(channel) as messages:
+        welcome = await messages.get()
+        unready = partial(Heartbeat, name=name, counters={}, blocked_s={})
+        policy = await beating(channel, unready, bring(policy))
+        environment = environment_of(config)
+        chat = load_chat(policy, thinking=config.transcript.thinking)
+        trial_config = trial_config_of(
+            config,
+            environment,
+            chat,
+            config.trial.episodes,
+            stops_on_success=config.trial.stop_on_success,
+            advisers=Methods(config, environment).advisers(),
+        )
+        # In a thread, while heartbeats go on: reading and arranging the weights of a large model
+        # takes longer than the silence after which the learner takes an actor for dead.
+        making = asyncio.to_thread(make_engine, config, policy, name)
+        # A note appears in the terminal at once, and not only in the log of this process.
+        say = partial(_note, status)
+        async with (
+            await beating(channel, unready, making) as engine,
+            CallRunner.of(config.environment, say) as workers,
+            asyncio.TaskGroup() as tasks,
+        ):
+            engine_report = tasks.create_task(_report_engine(engine, status), name="engine report")
+            retries = Retries(config.environment.retries, say)
+            stage = Stage(environment, trial_config, chat, engine, workers, retries)
+            actor = Actor(channel, stage, name, partial(status.send, "played"), bring)
+            reason = await actor.run(welcome, messages)
+            engine_report.cancel()  # the run may end before the engine has described itself
     return reason
 
 
