@@ -19,6 +19,8 @@ of tokens received when new weights arrived, so it may be wrong for the tokens s
 `reply`: only the version at the end of the reply is known, and is assumed for all its tokens.
 """
 PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
+OLDEST_AGE = 8
+"""Staleness in steps from which on metrics report all tokens together."""
 
 
 @dataclass(frozen=True, slots=True)

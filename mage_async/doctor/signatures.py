@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mage_async.admission.staleness_metrics import OLDEST_AGE
 from mage_async.assembly import environment_of, has_steady_tasks
 from mage_async.config.schema import Config
 from mage_async.environments.catalogue import names
+from mage_async.policy_version import OLDEST_AGE
 from mage_async.results.dropped_bias import Ratio, Selection, ratio_text
 from mage_async.results.intervals import noise
 from mage_async.results.progress import printable

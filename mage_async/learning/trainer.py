@@ -1,26 +1,23 @@
-"""Train the policy: one step turns a batch of sequences into new weights and metrics.
-
-The metrics are means over the tokens of the step, the staleness of these tokens, and the difference
-between the engine's and the learner's log-probs.
+"""Train the policy: one step turns a batch of sequences into new weights and metrics
+(`step_metrics.py`).
 """
 
 import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.admission.staleness_metrics import TokenAges, staleness_metrics
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.learning.adapters import adapted_layers, backward, without_adapters
 from mage_async.learning.attention import attention_report
-from mage_async.learning.corrections import Surrogate, Vcpo
+from mage_async.learning.corrections import Vcpo
 from mage_async.learning.forward import checkpoint_activations, head_inputs
 from mage_async.learning.optimizer import (
     Masters,
@@ -37,6 +34,7 @@ from mage_async.learning.packing import (
     training_sequences,
 )
 from mage_async.learning.rank_orders import Ranks
+from mage_async.learning.step_metrics import TrainedMicroBatch, Update, mismatch, step_metrics
 from mage_async.learning.token_loss import CorrectedLoss, HeadInputs, LossTerm, corrected_loss
 from mage_async.methods.method import Methods
 from mage_async.trajectory import Group, Kind
@@ -45,31 +43,6 @@ from mage_kernels import advantage_report, backend_report
 
 BETA1 = 0.9
 """AdamW's decay of the first moment."""
-
-SUMS = ("loss", "entropy", "clipped_share", "mean_weight", "masked_share", "reference_k3")
-"""Sums over the tokens of a micro-batch, in this order; a metric is the mean over all tokens."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainedMicroBatch:
-    """A micro-batch whose gradient has been added, with the results that metrics need."""
-
-    batch: MicroBatch
-    sums: torch.Tensor
-    """float32 [len(SUMS)], on the learner's device."""
-    surrogate: Surrogate
-    """Result of the correction, without gradient."""
-    counted: Sequence[torch.Tensor] = ()
-    """A float32 vector for each loss term of a method: the numbers that its metrics are made of."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Update:
-    """The results of one optimizer update."""
-
-    micro_batches: Sequence[TrainedMicroBatch]
-    grad_norm: torch.Tensor
-    """[]: before clipping, on the learner's device."""
 
 
 class Trainer:
@@ -413,40 +386,6 @@ def trainer_of(
     return RankedTrainer(model, config, ranks)
 
 
-def step_metrics(
-    updates: Sequence[Update], computed: Sequence[Update], version: int, max_staleness: int
-) -> dict[str, float]:
-    """Return metrics by name of a step that began with the weights of `version`.
-
-    Args:
-        computed: The updates whose proximal log-probs a forward has computed.
-    """
-    trained = [each for update in updates for each in update.micro_batches]
-    batches = [each.batch for each in trained]
-    num_tokens = sum(each.num_tokens for each in batches)
-    # Summed within each update and then over updates, in float32: another order would change the
-    # last bits of the metrics.
-    sums = np.sum(
-        [np.sum([each.sums.cpu().numpy() for each in one.micro_batches], 0) for one in updates], 0
-    )
-    norms = [np.float32(update.grad_norm.item()) for update in updates]
-    metrics = {name: float(one / max(1, num_tokens)) for name, one in zip(SUMS, sums, strict=True)}
-    metrics["grad_norm"] = float(sum(norms) / len(updates))
-    metrics["skipped_updates"] = float(np.count_nonzero(~np.isfinite(norms)))
-    advantages = torch.cat([each.advantages for each in batches])
-    metrics["zero_advantage_share"] = float((advantages == 0).float().mean())
-    ages = TokenAges(
-        torch.cat([each.staleness for each in batches]).cpu().numpy(),
-        np.concatenate([each.sampled.episodes for each in batches]),
-        _log_ratios(batches),
-        torch.cat([each.surrogate.is_clipped for each in trained]).cpu().numpy(),
-        torch.cat([each.surrogate.is_masked for each in trained]).cpu().numpy(),
-        np.concatenate([each.sampled.provenances for each in batches]),
-    )
-    compared = [each.batch for update in computed for each in update.micro_batches]
-    return metrics | mismatch(compared, version) | staleness_metrics(ages, max_staleness)
-
-
 def interpolated(
     behaviour: torch.Tensor, current: torch.Tensor, staleness: torch.Tensor, progress: float
 ) -> torch.Tensor:
@@ -465,29 +404,3 @@ def interpolated(
     """
     age = staleness.clamp(min=0).to(current.dtype)
     return behaviour + age / (age + progress) * (current - behaviour)
-
-
-def mismatch(batches: Sequence[MicroBatch], version: int) -> dict[str, float]:
-    """Measure the absolute difference between the engine's and the learner's log-probs, in nats.
-
-    `logprob_gap` is over all tokens, so staleness is part of it. `logprob_mismatch` is over tokens
-    sampled with weights and a KV cache of `version`, so it is the engine's error alone.
-    """
-    kv_versions = np.concatenate([each.sampled.kv_versions for each in batches])
-    versions = np.concatenate([each.sampled.policy_versions for each in batches])
-    gap = np.abs(_log_ratios(batches))
-    is_equal = (versions == version) & (kv_versions == version)
-    metrics = {
-        "logprob_gap_mean": float(gap.mean()),
-        "equal_version_tokens": float(is_equal.sum()),
-    }
-    if is_equal.any():
-        metrics["logprob_mismatch_mean"] = float(gap[is_equal].mean())
-        metrics["logprob_mismatch_max"] = float(gap[is_equal].max())
-    return metrics
-
-
-def _log_ratios(batches: Sequence[MicroBatch]) -> np.ndarray:
-    """Return proximal minus behaviour log-probs in nats: float32 [N]."""
-    tokens = (each.correction_inputs() for each in batches)
-    return torch.cat([each.proximal - each.behaviour for each in tokens]).cpu().numpy()

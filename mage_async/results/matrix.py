@@ -15,10 +15,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mage_async.admission.staleness_metrics import OLDEST_AGE
 from mage_async.assembly import check, unused_warm_start, with_warm_start
 from mage_async.config import config_file
 from mage_async.config.schema import BOUND_OF, Config, check_source
+from mage_async.policy_version import OLDEST_AGE
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_document, read_records

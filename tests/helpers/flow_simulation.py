@@ -175,7 +175,7 @@ def simulate(policy: AdmissionPolicy, work: Workload, seed: int) -> FlowFigures:
 def exact_length_bias(started: Sequence[float], trained: Sequence[float]) -> float:
     """Return the longest tenth's share of the trained trials over its share of the started ones.
 
-    Like `staleness_metrics.length_bias`, but from all lengths instead of a histogram.
+    Like `dropped_bias.length_bias`, but from all lengths instead of a histogram.
     """
     if not len(started) or not len(trained):
         return 1.0

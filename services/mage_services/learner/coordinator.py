@@ -17,7 +17,6 @@ import msgspec
 
 from mage_async.admission.concurrency import Concurrency
 from mage_async.admission.ledger import ALIKE, OVER_AGE, Accepted, Ledger, Unknown
-from mage_async.admission.staleness_metrics import TrialDurations
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Evaluation
 from mage_async.errors import DeterministicFailure
@@ -40,6 +39,7 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
+from mage_async.results.dropped_bias import TrialDurations
 from mage_async.results.progress import ProgressCounts, drop_kind
 from mage_async.tasks.league import League, version_of
 from mage_async.tasks.task_stream import MatchedTasks

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from mage_async.admission import staleness_metrics as counted
-from mage_async.admission.staleness_metrics import DurationHistogram, TrialDurations, length_bias
+from mage_async.results import dropped_bias as counted
+from mage_async.results.dropped_bias import DurationHistogram, TrialDurations, length_bias
 from tests.helpers.flow_simulation import exact_length_bias
 
 
