@@ -1,5 +1,5 @@
-"""Write and read checkpoints. A checkpoint is a HuggingFace folder with the optimizer state and
-counters.
+"""Choose, write and read checkpoints. A checkpoint is a HuggingFace folder with the optimizer state
+and counters.
 
 If the learner has several ranks, each rank writes its shards
 (`mage_async/policy/sharded_files.py`). A checkpoint of a model with adapters holds the adapters
@@ -16,27 +16,29 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import is_zipfile
 
-import torch
 from safetensors import SafetensorError
 
 from mage_async.config.schema import Config
 from mage_async.errors import RunError, first_line
-from mage_async.learning.adapters import adapted_layers
-from mage_async.learning.trainer import Trainer
-from mage_async.policy.load import export_hf
-from mage_async.policy.lora import holds_adapters, load_trained, save_adapters
-from mage_async.policy.sharded_files import read_state
 from mage_async.results.run_directory import (
     COUNTERS,
     OPTIMIZER,
     SHARDS,
+    RunDirectory,
     checkpoint_at,
     checkpoints,
+    step_of,
 )
 from mage_async.results.run_files import sync
+from mage_async.results.summary import best_checkpoint
+
+# torch is imported in the functions that write and read weights: a command that names a checkpoint
+# which the run does not have is refused before that import, which takes seconds.
+if TYPE_CHECKING:
+    from mage_async.learning.trainer import Trainer
 
 MERGED = "merged"
 """Name of the folder of a checkpoint's merged model."""
@@ -46,6 +48,32 @@ STATE = "optimizer_state"
 """Key of the counters for `learner.optimizer_state`, the way in which the optimizer stores its
 moments.
 """
+
+
+def chosen_checkpoint(run: RunDirectory, config: Config, checkpoint: str) -> tuple[Path, int]:
+    """Return the folder of a checkpoint of a run, and its version: the one that is evaluated,
+    served, pushed, played or started from.
+
+    Args:
+        checkpoint: "newest", "best" (`best_checkpoint`), or the number of a step. In a run without
+            a checkpoint the first two are the policy that the run began with, version 0.
+
+    Raises:
+        RunError: the run has no checkpoint of that step.
+    """
+    found = {str(step_of(folder)): folder for folder in checkpoints(run.checkpoints)}
+    if checkpoint == "newest" and found:
+        checkpoint = list(found)[-1]
+    elif checkpoint == "best" and (best := best_checkpoint(run, config)):
+        checkpoint = str(step_of(best.path))
+    if checkpoint in ("newest", "best"):
+        return run.policy, 0
+    if checkpoint not in found:
+        raise RunError(
+            f"{run.root}: no checkpoint of step {checkpoint}; the run has kept those of steps "
+            f"{', '.join(found) or 'none'}"
+        )
+    return found[checkpoint], int(checkpoint)
 
 
 @contextmanager
@@ -62,7 +90,7 @@ def writing(what: str, advice: str = "make room, then --resume") -> Iterator[Non
 
 
 def save_checkpoint(
-    trainer: Trainer,
+    trainer: "Trainer",
     chat_source: Path,
     folder: Path,
     counters: dict[str, Any],
@@ -77,6 +105,12 @@ def save_checkpoint(
         best: A checkpoint that is not deleted.
         is_last: Whether to write the merged model too, if the model has adapters.
     """
+    import torch
+
+    from mage_async.learning.adapters import adapted_layers
+    from mage_async.policy.load import export_hf
+    from mage_async.policy.lora import save_adapters
+
     working = new_checkpoint(folder, trainer.version)
     if adapted_layers(trainer.model):
         save_adapters(trainer.model, working)
@@ -134,6 +168,9 @@ def whole_policy(config: Config, policy: Path, checkpoint: Path) -> Path:
     Raises:
         RunError: the adapters cannot be read, or the merged model cannot be written.
     """
+    from mage_async.policy.load import export_hf
+    from mage_async.policy.lora import holds_adapters, load_trained
+
     if not holds_adapters(checkpoint):
         return checkpoint
     final, working = checkpoint / MERGED, checkpoint / f".{MERGED}.part"
@@ -152,12 +189,16 @@ def whole_policy(config: Config, policy: Path, checkpoint: Path) -> Path:
     return final
 
 
-def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
+def restore_checkpoint(trainer: "Trainer", checkpoint: Path) -> dict[str, Any]:
     """Restore the optimizer state, and return the counters. The model is loaded separately.
 
     Raises:
         RunError: the checkpoint is incomplete, or stores moments otherwise than the trainer.
     """
+    import torch
+
+    from mage_async.policy.sharded_files import read_state
+
     try:
         counters: dict[str, Any] = json.loads((checkpoint / COUNTERS).read_text())
         if counters[STATE] != trainer.optimizer_state:

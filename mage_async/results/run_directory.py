@@ -89,6 +89,16 @@ class RunDirectory:
         if not self.config.is_file():
             raise RunError(f"{self.root}: no config.toml, so this is no run directory")
 
+    def check_policy(self) -> None:
+        """Check that this is a run with a policy.
+
+        Raises:
+            RunError: it has no configuration, or no policy.
+        """
+        self.check()
+        if not self.policy.exists():
+            raise RunError(f"{self.root}: the run has no policy yet")
+
     def check_is_new(self) -> None:
         """Check that no run has begun in this directory, which a new run would write over.
 
@@ -111,6 +121,14 @@ class RunDirectory:
         # The digest of its path tells a run from others of the same name, also after a resumption.
         name = blake2s(str(self.root.resolve()).encode(), digest_size=6).hexdigest()
         return Path("/dev/shm") / f"mage-{name}"
+
+    def evaluated_in(self, version: int) -> Path:
+        """Return the folder with the evaluation of a version: the run's own for its newest
+        policy.
+        """
+        found = checkpoints(self.checkpoints)
+        is_newest = not found or version == step_of(found[-1])
+        return self.root if is_newest else self.root / f"step_{version}"
 
     def log_of(self, process: str) -> Path:
         """Return the file with the output of a process."""

@@ -125,7 +125,7 @@ def test_a_person_and_the_agent_stand_in_one_table():
 
 
 def test_a_wrong_member_is_answered_with_the_closest_and_the_first_few(tmp_path, monkeypatch):
-    monkeypatch.setattr(play_session, "check_policy", lambda run: None)
+    monkeypatch.setattr(RunDirectory, "check_policy", lambda run: None)
     config = config_file.load(config_file.find(None), ["environment.name=scout"])
     monkeypatch.setattr(config_file, "load_recorded", lambda file: config)
     known = [name for split in ("train", "heldout") for name in load("scout").members(split)]

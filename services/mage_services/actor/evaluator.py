@@ -30,6 +30,7 @@ from mage_async.environments.options import harder
 from mage_async.errors import ConfigError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods, overriding
+from mage_async.policy.checkpoint import MERGE_AGAIN, MERGED, whole_policy, writing
 from mage_async.protocol.messages import Goodbye, Heartbeat, Loaded, Message, Publication, Welcome
 from mage_async.results.run_directory import RunDirectory, checkpoint_at
 from mage_async.results.run_files import read_document, read_lines, write_whole
@@ -643,15 +644,9 @@ def model_directory(run: RunDirectory, config: Config, checkpoint: Path) -> Path
     """Return a checkpoint as a model directory, with adapters merged into the weights. Wait while
     another process, such as `mage play`, merges the same ones.
     """
-    if config.policy.lora is None:
+    # The policy that the run began with has no adapters.
+    if config.policy.lora is None or checkpoint == run.policy:
         return checkpoint
-    from mage_async.policy.checkpoint import (  # brings transformers
-        MERGE_AGAIN,
-        MERGED,
-        whole_policy,
-        writing,
-    )
-
     merged = checkpoint / MERGED
     # No lock where nothing is left to merge: a run that may only be read can be played too.
     if merged.is_dir():

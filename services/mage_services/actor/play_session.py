@@ -16,8 +16,8 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.mix import component_of
 from mage_async.environments.user_calls import Call
 from mage_async.errors import ConfigError, RunError
-from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
-from mage_async.results.summary import best_checkpoint
+from mage_async.policy.checkpoint import chosen_checkpoint
+from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.league import name_of, version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.duels import PastPolicySide
@@ -44,17 +44,6 @@ class PlaySession:
     """Makes the stage, with an engine of its own."""
 
 
-def check_policy(run: RunDirectory) -> None:
-    """Check that a directory is a run with a policy.
-
-    Raises:
-        RunError: it has no configuration, or no policy.
-    """
-    run.check()
-    if not run.policy.exists():
-        raise RunError(f"{run.root}: the run has no policy yet")
-
-
 def prepare(
     run: RunDirectory,
     member: str | None,
@@ -68,13 +57,13 @@ def prepare(
         member: name of the hidden task variant; None: any held-out one.
         seed: seed of the task; None: a new one.
         episodes: episodes of the trial; None: as in training.
-        checkpoint: as for `chosen_policy`.
+        checkpoint: as for `chosen_checkpoint`.
 
     Raises:
         RunError: the run has no policy, or not that checkpoint.
         ConfigError: there is no such member.
     """
-    check_policy(run)
+    run.check_policy()
     config = config_file.load_recorded(run.config)
     environment = environment_of(config)
     if member is not None:
@@ -119,37 +108,16 @@ def drawn_task(environment: Environment, member: str | None, seed: int | None) -
 
 
 def chosen_policy(run: RunDirectory, config: Config, checkpoint: str) -> tuple[Path, int]:
-    """Return a checkpoint as a model directory, and its version.
-
-    Args:
-        checkpoint: "newest", "best" (`best_checkpoint`), or the number of a step. In a run without
-            a checkpoint the first two are the policy that the run began with, version 0.
+    """Return the checkpoint of a run that `chosen_checkpoint` returns, as a model directory, and
+    its version.
 
     Raises:
         RunError: the run has no checkpoint of that step.
     """
-    found = {str(step_of(folder)): folder for folder in checkpoints(run.checkpoints)}
-    if checkpoint == "newest" and found:
-        checkpoint = list(found)[-1]
-    elif checkpoint == "best" and (best := best_checkpoint(run, config)):
-        checkpoint = str(step_of(best.path))
-    if checkpoint in ("newest", "best"):
-        return run.policy, 0
-    if checkpoint not in found:
-        raise RunError(
-            f"{run.root}: no checkpoint of step {checkpoint}; the run has kept those of steps "
-            f"{', '.join(found) or 'none'}"
-        )
+    folder, version = chosen_checkpoint(run, config, checkpoint)
     from mage_services.actor.evaluator import model_directory
 
-    return model_directory(run, config, found[checkpoint]), int(checkpoint)
-
-
-def evaluation_folder(run: RunDirectory, version: int) -> Path:
-    """Return the folder with the evaluation of a version: the run's own for its newest policy."""
-    found = checkpoints(run.checkpoints)
-    is_newest = not found or version == step_of(found[-1])
-    return run.root if is_newest else run.root / f"step_{version}"
+    return model_directory(run, config, folder), version
 
 
 Ask = Callable[[HumanPrompt], str]

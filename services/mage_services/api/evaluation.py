@@ -33,7 +33,7 @@ from mage_services.actor.evaluator import (
     times_as_long,
     write_evaluation,
 )
-from mage_services.actor.play_session import check_policy, chosen_policy, evaluation_folder
+from mage_services.actor.play_session import chosen_policy
 from mage_services.api.background import run_to_end
 from mage_services.engines.engine import make_engine
 from mage_services.environments.call_runner import CallRunner
@@ -71,7 +71,7 @@ def evaluate(
             declares; "" for its first one, None to play none.
         environment: Name of an environment other than that of training.
         assignments: Changes to the configuration for that environment, as `a.b=c`.
-        checkpoint: See `chosen_policy`.
+        checkpoint: See `chosen_checkpoint`.
 
     Returns:
         Where the results are, the configuration that was played (`episodes`, and a context with
@@ -81,7 +81,7 @@ def evaluate(
         ConfigError: there is no such environment or ladder, or the policy lacks its words.
         RunError: the run has no policy, or not that checkpoint.
     """
-    check_policy(run)
+    run.check_policy()
     subfolders, changes = list[str](), list[str]()
     if environment:
         subfolders += [folder_of(environment, assignments)]
@@ -93,7 +93,7 @@ def evaluate(
         subfolders += [f"episodes_{episodes}"]
     ladder = None if harder is None else ladder_of(config, harder)
     policy, version = chosen_policy(run, config, checkpoint)
-    folder = evaluation_folder(run, version).joinpath(*subfolders)
+    folder = run.evaluated_in(version).joinpath(*subfolders)
     if environment:
         check_words(config, policy)
     began, began_processor = time.monotonic(), time.process_time()

@@ -16,7 +16,7 @@ from mage_async.errors import RunError, first_line
 from mage_async.results import return_rows
 from mage_async.results.run_directory import NOT_OF_MODEL, RunDirectory
 from mage_async.results.run_files import read_document
-from mage_services.actor.play_session import check_policy, chosen_policy, evaluation_folder
+from mage_services.actor.play_session import chosen_policy
 
 # The class of an absent network is that of the library with which the hub is called: httpx, or
 # httpx2 from version 2 of the hub on. The hub's own errors inherit from it.
@@ -35,7 +35,7 @@ def write_folder(
         folder: Folder to write; it must be empty or not exist yet.
         license_id: Licence of the model, such as "apache-2.0"; if "", that which the card of the
             base model names, if any.
-        checkpoint: See `chosen_policy`.
+        checkpoint: See `chosen_checkpoint`.
 
     Returns:
         The version of the model: the number of steps that it was trained for.
@@ -43,7 +43,7 @@ def write_folder(
     Raises:
         RunError: the run has no policy or not that checkpoint, or the folder holds something.
     """
-    check_policy(run)
+    run.check_policy()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} is no empty folder: choose another one")
     config = config_file.load_recorded(run.config, imports=False)
@@ -62,7 +62,7 @@ def write_folder(
         )
     else:
         shutil.copy(run.config, folder)
-    measured = RunDirectory(evaluation_folder(run, version))
+    measured = RunDirectory(run.evaluated_in(version))
     if measured.summary.is_file():
         shutil.copy(measured.summary, folder)
     license_id = license_id or base_license(base)

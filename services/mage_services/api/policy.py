@@ -8,7 +8,7 @@ from typing import Any, Self
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
 from mage_async.results.run_directory import RunDirectory
-from mage_services.actor.play_session import check_policy, chosen_policy
+from mage_services.actor.play_session import chosen_policy
 from mage_services.api.background import Background
 from mage_services.engines.engine import make_engine
 from mage_services.gateway.chat_completions import ChatRequest, Message
@@ -16,7 +16,7 @@ from mage_services.serving.chat_server import Conversations
 
 
 class Policy:
-    """Hold a checkpoint of a run (`chosen_policy`); before the first one, the initial policy.
+    """Hold a checkpoint of a run (`chosen_checkpoint`); before the first one, the initial policy.
 
     Attributes:
         config: The configuration that the run recorded, with `assignments`, texts such as
@@ -32,7 +32,7 @@ class Policy:
     def __init__(
         self, run: RunDirectory, assignments: Sequence[str] = (), checkpoint: str = "newest"
     ) -> None:
-        check_policy(run)
+        run.check_policy()
         self.config = config_file.load_recorded(run.config, assignments)
         self.path, self.version = chosen_policy(run, self.config, checkpoint)
 

@@ -222,10 +222,10 @@ def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
 def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
     """Return a policy of a run."""
     from mage_async.config import config_file
-    from mage_services.actor.play_session import check_policy, chosen_policy
+    from mage_services.actor.play_session import chosen_policy
     from mage_services.api.evaluation import check_words
 
-    check_policy(run)
+    run.check_policy()
     own = config_file.load_recorded(run.config)
     policy, version = chosen_policy(run, own, given.checkpoint)
     own_name = own.environment.name

@@ -63,7 +63,7 @@ def add_number(
 
 
 def add_checkpoint(parser: argparse.ArgumentParser, text: str = "") -> None:
-    """Declare `--checkpoint`, which chooses a policy of a run (`chosen_policy`)."""
+    """Declare `--checkpoint`, which chooses a policy of a run (`chosen_checkpoint`)."""
     choice = text or "newest, best, or the number of a step that the run has kept (newest)"
     parser.add_argument(
         "--checkpoint", default="newest", type=_checkpoint, metavar="STEP", help=choice

@@ -38,10 +38,8 @@ def run(given: argparse.Namespace) -> int:
         RunError: the run has no policy, or has not kept the weights of the opponent.
         ConfigError: there is no such member.
     """
-    from mage_services.actor.play_session import check_policy
-
     # An error names the folder as it was typed.
-    check_policy(RunDirectory(given.run_dir))
+    RunDirectory(given.run_dir).check_policy()
     try:
         _play(RunDirectory(given.run_dir.resolve()), given)
     # The engine has a task group, which wraps what is raised in it; `except*` takes both forms.

@@ -154,7 +154,7 @@ def _config_from(given: argparse.Namespace, assignments: list[str]) -> "Config":
     """
     from mage_async.config import config_file
     from mage_async.results.run_directory import RunDirectory
-    from mage_services.actor.play_session import check_policy, chosen_policy
+    from mage_services.actor.play_session import chosen_policy
 
     if given.resume or given.config:
         raise ConfigError(
@@ -162,7 +162,7 @@ def _config_from(given: argparse.Namespace, assignments: list[str]) -> "Config":
             f"{'--resume' if given.resume else '--config'}"
         )
     run = RunDirectory(given.origin.resolve())
-    check_policy(run)
+    run.check_policy()
     recorded = config_file.load_recorded(run.config)
     policy, _ = chosen_policy(run, recorded, given.checkpoint)
     source = f"policy.source={json.dumps(str(policy))}"
