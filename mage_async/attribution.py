@@ -85,7 +85,7 @@ _config = lru_cache(maxsize=2)(config_file.loads)
 
 
 class _PendingTrials(RecordsWithConfig):
-    """Iterates over records, and keeps the trials among them that no step has trained so far."""
+    """Iterate over records, and keep the trials among them that no step has trained so far."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         super().__init__(records)

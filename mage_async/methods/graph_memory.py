@@ -447,7 +447,7 @@ MAX_LISTED = 32
 
 
 class GraphMemory(Method):
-    """Draws guidance from a graph of strategies, and trains the graph on every batch.
+    """Draw guidance from a graph of strategies, and train the graph on every batch.
 
     The version of the graph is the number of steps that the graph has learned from.
     """

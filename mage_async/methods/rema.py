@@ -54,7 +54,7 @@ SEPARATE = SHARED | {
 
 
 class Rema(Method):
-    """Trains the two roles of every turn, together or alternately."""
+    """Train the two roles of every turn, together or alternately."""
 
     Settings = Settings
     presets: ClassVar = {"rema": SHARED, "rema_separate": SEPARATE}

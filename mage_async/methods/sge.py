@@ -56,7 +56,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sge(Method):
-    """Keeps two strategies of each task, and begins later trials of the task with them."""
+    """Keep two strategies of each task, and begin later trials of the task with them."""
 
     Settings = Settings
     presets: ClassVar = {

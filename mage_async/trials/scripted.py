@@ -101,7 +101,7 @@ MAX_PIECE = 4
 
 
 class NoteTaker:
-    """Writes the notes of one scripted trial."""
+    """Write the notes of one scripted trial."""
 
     def __init__(self, script: Script, chat: ChatFormat, source: random.Random) -> None:
         self._script, self._chat, self._source = script, chat, source

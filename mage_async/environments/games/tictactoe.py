@@ -65,7 +65,7 @@ _VIEWS = {
     "news": "You see who moves first, the cells that the opponent takes, and how the game ends.",
 }
 _WORDS = {"board": (MINE, THEIRS), "news": SEATS}
-"""Words of observations beside the cells and the result, by view."""
+"""Words of observations in addition to the cells and the result, by view."""
 
 
 class TicTacToeDuel(EngineDuel):

@@ -314,7 +314,7 @@ def losses(
 
 
 class SacTrainer(Trainer):
-    """Trains the policy and Q heads on its last hidden state, on draws from a replay buffer.
+    """Train the policy and Q heads on its last hidden state, on draws from a replay buffer.
 
     A step adds its batch to the buffer and makes `learner.minibatches` updates, each on trials
     drawn from the whole buffer. Policy and critic train the transformer together. The losses do

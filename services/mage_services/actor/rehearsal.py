@@ -151,7 +151,7 @@ class _LegalActions:
 
 
 class _Progress:
-    """Makes the calls of a rehearsal; prints a line whenever none was printed for `QUIET_S`."""
+    """Make the calls of a rehearsal; print a line whenever none was printed for `QUIET_S`."""
 
     def __init__(self, workers: CallRunner, deadline_s: float, say: Callable[[str], None]) -> None:
         self._workers, self._deadline_s, self._say, self._num_calls = workers, deadline_s, say, 0

@@ -197,7 +197,7 @@ class _Again(Exception):
 
 
 class ChatEndpoint(Engine):
-    """Samples completions at a chat endpoint.
+    """Sample completions at a chat endpoint.
 
     Args:
         say: takes a line for people.

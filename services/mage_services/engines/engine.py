@@ -47,7 +47,7 @@ async def complete_in_time(prompt: Prompt, engine: Sampler) -> Completion:
 
 
 class Engine(ABC):
-    """Samples completions, with weights that may change between any two tokens.
+    """Sample completions, with weights that may change between any two tokens.
 
     An engine is used as an async context manager: its tasks run inside the `async with` block. If a
     task fails, every call that waits raises the failure, and the block ends with it.

@@ -322,7 +322,7 @@ class WorkerPool:
 
 
 class Server:
-    """Makes the calls of the episodes that this process holds.
+    """Make the calls of the episodes that this process holds.
 
     task        waits for               then
     serve       the actor's messages    makes a call, or abandons one

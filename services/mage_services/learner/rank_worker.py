@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class RankWorker:
-    """Executes the orders of rank 0 on this rank's shards of the policy.
+    """Execute the orders of rank 0 on this rank's shards of the policy.
 
     Args:
         port: port of rank 0's store, through which ranks find one another.

@@ -164,7 +164,7 @@ class SharedSnapshot:
 
 
 class ShardedFiles:
-    """Writes the files of a sharded model, on every rank.
+    """Write the files of a sharded model, on every rank.
 
     Rank 0 calls `snapshot` and `checkpoint`, which send the others an order; these then call
     `publish` and `save` with it.

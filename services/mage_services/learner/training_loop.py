@@ -51,7 +51,7 @@ PARITY_PATIENCE_S = 5.0
 
 
 class TrainingLoop:
-    """Trains from the first batch to the last, and dismisses the peers at the end."""
+    """Train from the first batch to the last, and dismiss the peers at the end."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class TrainingLoop:
 
 
 class Publisher:
-    """Writes and announces weights while the next step is trained. `run` is its task.
+    """Write and announce weights while the next step is trained. `run` is its task.
 
     It takes one version at a time: the training loop waits while the version before is still being
     written, but never for an actor.
