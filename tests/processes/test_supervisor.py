@@ -38,7 +38,11 @@ def test_an_actor_that_fails_is_started_again_and_the_others_are_not(
     assert len(site.lives("learner")) == len(site.lives("evaluator")) == 1
 
 
-def test_an_actor_that_somebody_terminates_is_started_again(site: Site) -> None:
+def test_an_actor_that_somebody_terminates_is_started_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)
+
     def terminate_first(process: str, event: dict[str, Any]) -> None:
         if process == "actor-0" and event["event"] == "ready" and len(site.lives("actor-0")) == 1:
             os.kill(event["pid"], signal.SIGTERM)
