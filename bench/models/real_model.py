@@ -1,13 +1,14 @@
 """Train SmolLM2 by meta-RL and by single-episode RL, and check that it learns to adapt.
 
     python -m bench.models.real_model MODEL_DIR [--task rps] [--seeds 0 1 2] [--run-dir DIR]
-        [--parallel 1] [--only-report]
+        [--without-warm-start] [--parallel 1] [--only-report]
 
 It runs `configs/smollm2_boxes.toml`, or `configs/smollm2_rps.toml`. MODEL_DIR holds
 SmolLM2-135M-Instruct. Every run is `mage train` with one actor; its control has the same warm start
 and number of episodes, each a trial of its own. The program prints the held-out return of every
 episode and of its controls, seed by seed, then the checks. A run that was measured is not made
-again; `--only-report` makes none. The exit status is 1 if a threshold is missed.
+again; `--only-report` makes none. With `--without-warm-start` the model begins RL untrained, and no
+control is run. The exit status is 1 if a threshold is missed.
 """
 
 import argparse
@@ -34,10 +35,11 @@ SETS = ("train", "heldout", "heldout_blind", "heldout_swapped")
 def main() -> None:
     """Run the tasks, print the figures of each seed, and check the thresholds."""
     given = _arguments()
+    without = given.without_warm_start
     jobs = [
-        (_case(given.task, control, given.model), seed)
+        (_case(given.task, control, without, given.model), seed)
         for seed in given.seeds
-        for control in (False, True)
+        for control in ((False,) if without else (False, True))
     ]
     jobs = [
         job for job in jobs if not given.only_report or is_measured(run_dir_of(*job, given.run_dir))
@@ -56,14 +58,18 @@ def main() -> None:
         values = "  ".join(f"{value:8.4g}" for value in row["values"])
         print(f"{row['check']:40} {values}  {'ok' if row['ok'] else 'MISSED'}")
     by_run = {f"{name}, seed {seed}": summary for (name, seed), summary in summaries.items()}
-    baseline = "real_model" if given.task == "boxes" else f"real_model_{given.task}"
+    name = "real_model_untrained" if without else "real_model"
+    baseline = name if given.task == "boxes" else f"{name}_{given.task}"
     write_baseline(baseline, {"rows": rows, "summaries": by_run})
     sys.exit(not all(row["ok"] for row in rows))
 
 
-def _case(task: str, is_control: bool, model: Path) -> Case:
+def _case(task: str, is_control: bool, without_warm_start: bool, model: Path) -> Case:
     name = f"{task}_single_episode" if is_control else task
-    return Case(name, f"smollm2_{name}", (f"policy.source={model.resolve()}",), {})
+    changes = (f"policy.source={model.resolve()}",)
+    if without_warm_start:
+        changes += ("warm_start=none",)
+    return Case(name, f"smollm2_{name}", changes, {})
 
 
 def _print_run(name: str, seed: int, summary: Summary) -> None:
@@ -126,6 +132,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--task", choices=list(MOST_MINUTES), default="boxes")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--run-dir", type=Path, default=Path("runs/real_model"), metavar="DIR")
+    parser.add_argument(
+        "--without-warm-start", action="store_true", help="begin RL with the untrained model"
+    )
     parser.add_argument("--parallel", type=int, default=1, help="runs side by side")
     parser.add_argument("--only-report", action="store_true", help="of the runs there are")
     return parser.parse_args()
