@@ -602,6 +602,27 @@ class ResetStep(Environment):
         own = self._optional("references", {}, split, num_episodes)
         return {name: tuple(values) for name, values in own.items()}
 
+    @cached_property
+    def actions_of_every_turn(self) -> tuple[str, ...] | str | None:
+        """The legal actions, or a pattern of them, that the class declares as an attribute and that
+        none of its methods sets; `None` if they may change from turn to turn, or if any text is an
+        action.
+        """
+        code = [each.__code__ for own in self.kind.__mro__ for each in _functions(own)]
+        stored = {name for each in code for name in _names_in(each, "STORE")}
+        for name in ("legal_pattern", "legal_actions"):
+            found = getattr(self.kind, name, None)
+            if found is None and name not in stored:
+                continue
+            if name in stored or self.tools:
+                return None
+            if isinstance(found, re.Pattern):
+                return str(found.pattern)
+            if isinstance(found, str):
+                return found
+            return tuple(map(str, found)) if isinstance(found, list | tuple) else None
+        return None
+
     def _optional(self, name: str, default: Any, *given: Any) -> Any:
         """Return the result of an optional method of the class, or an optional attribute."""
         if not hasattr(self.kind, name):

@@ -40,12 +40,26 @@ def restriction_of(play: Play, chat: ChatFormat, parser: ActionParser) -> Restri
     if not parser.prefill(Kind.ACT):
         return None
     if pattern := getattr(play, "legal_pattern", None):
-        return pattern_restriction(pattern, chat, f"</{NAMES[Kind.ACT]}>")
+        return actions_restriction(pattern, chat, parser)
     actions = play.legal_actions()
     # A sequence with `is_whole = False` has more actions than it lists; see `Play.legal_actions`.
     if not actions or not getattr(actions, "is_whole", True):
         return None
-    return _trie(tuple(actions), chat, parser)
+    return actions_restriction(tuple(actions), chat, parser)
+
+
+def actions_restriction(
+    actions: tuple[str, ...] | str, chat: ChatFormat, parser: ActionParser
+) -> Restriction:
+    """Return the completions that are one of the actions, or that match a pattern of actions.
+
+    Raises:
+        EnvironmentFault: an action cannot be written with the tokens of this policy, or a pattern
+            cannot be used.
+    """
+    if isinstance(actions, str):
+        return pattern_restriction(actions, chat, f"</{NAMES[Kind.ACT]}>")
+    return _trie(actions, chat, parser)
 
 
 @lru_cache(maxsize=NUM_TRIES)

@@ -15,6 +15,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from mage_async.config import config_file
+from mage_async.environments.user_class import ResetStep
 from mage_async.errors import TurnLost
 from mage_services.gateway.chat_completions import BadRequest, ChatRequest, Message, read_request
 from mage_services.serving.chat_server import ChatServer, Conversations, said_in
@@ -138,6 +139,67 @@ def test_equal_requests_with_equal_answers_leave_one_context_open(tmp_path):
         assert engine.completions[-1][1].num_reused, "the context that is kept goes on"
 
     asyncio.run(main())
+
+
+class Constant:
+    """Say two words."""
+
+    legal_pattern = "(rock|paper) (scissors|rock)"
+
+    def reset(self, seed, task):
+        return "go"
+
+    def step(self, action):
+        return "on", 0.0, False
+
+
+class Listed(Constant):
+    legal_pattern = None
+    legal_actions = ("rock", "paper scissors")
+
+
+class Changing(Constant):
+    def step(self, action):
+        self.legal_pattern = None
+        return "on", 0.0, False
+
+
+class Property(Listed):
+    legal_actions = property(lambda self: ["rock"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "actions"),
+    [
+        (Constant, "(rock|paper) (scissors|rock)"),
+        (Listed, ("rock", "paper scissors")),
+        (Changing, None),
+        (Property, None),
+    ],
+)
+def test_an_answer_without_a_limit_is_a_legal_action_where_these_never_change(
+    kind, actions, tmp_path
+):
+    assert ResetStep(kind, {}).actions_of_every_turn == actions
+    chat = small_chat(tmp_path)
+    engine = scripted(chat, " rock")
+    # An action may have more tokens than the tiny model's default for an action, which is one.
+    config = config_file.load(config_file.find(None), [])
+    conversations = Conversations(config, chat, engine, actions=actions)
+
+    async def asked(**limits):
+        await conversations.answer(ChatRequest([Message("user", "a")], **limits))
+        return engine.completions[-1][0].restriction
+
+    if actions is None:
+        assert asyncio.run(asked()) is None
+        return
+    allowed, node = asyncio.run(asked()), 0
+    for token in chat.encode(" paper scissors</action>"):
+        assert token in allowed.allowed(node)
+        node = allowed.after(node, token)
+    assert allowed.is_end(node)
+    assert asyncio.run(asked(max_tokens=4)) is None
 
 
 def test_a_session_whose_messages_were_edited_begins_anew(tmp_path):

@@ -1,11 +1,16 @@
 """Load the policy of a run: its model, and conversations with it."""
 
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, Self
 
+from mage_async.assembly import environment_of
 from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_async.environments.user_class import ResetStep
+from mage_async.errors import MageError
 from mage_async.inference.chat_files import load_chat
 from mage_async.results.run_directory import RunDirectory
 from mage_services.actor.play_session import chosen_policy
@@ -62,7 +67,20 @@ class Policy:
         """
         chat = load_chat(self.path, thinking=self.config.transcript.thinking)
         async with make_engine(self.config, self.path, name) as engine:
-            yield Conversations(self.config, chat, engine, most)
+            yield Conversations(self.config, chat, engine, most, _actions_of(self.config))
+
+
+def _actions_of(config: Config) -> tuple[str, ...] | str | None:
+    """Return the legal actions of every turn of the run's environment, or a pattern of them; None
+    if they are not known.
+    """
+    try:
+        environment = environment_of(config)
+    except MageError as fault:  # a conversation needs no environment
+        text = f"answers are not restricted to legal actions: {fault}"
+        print(text, file=sys.stderr, flush=True)
+        return None
+    return environment.actions_of_every_turn if isinstance(environment, ResetStep) else None
 
 
 class Chat:

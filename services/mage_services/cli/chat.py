@@ -16,7 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("run_dir", type=Path)
     add_checkpoint(parser)
-    tokens = "longest answer, in tokens (that of an action in training)"
+    tokens = (
+        "longest answer, in tokens, which may then be any text (a legal action, where they are the "
+        "same in every turn; otherwise transcript.max_action_tokens)"
+    )
     add_number(parser, "--max-tokens", tokens, type=positive)
     parser.add_argument(
         "--temperature",

@@ -23,6 +23,7 @@ from mage_async.errors import ContextFull, InfrastructureFault, RunError
 from mage_async.methods.method import Methods
 from mage_async.trajectory import Kind
 from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.allowed_tokens import actions_restriction
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.engines.engine import Engine
 from mage_services.gateway.chat_completions import (
@@ -63,17 +64,29 @@ class Conversations:
 
     Args:
         most: Number of conversations to remember; beyond it, the least recently used is forgotten.
+        actions: Legal actions of every turn, or a pattern of them: an answer whose request does not
+            limit its tokens is one of them, as in training. None: any text is an answer.
 
     Raises:
         RunError: the policy has two roles, and a conversation could use only one of them.
     """
 
-    def __init__(self, config: Config, chat: ChatFormat, engine: Engine, most: int = 64) -> None:
+    def __init__(
+        self,
+        config: Config,
+        chat: ChatFormat,
+        engine: Engine,
+        most: int = 64,
+        actions: tuple[str, ...] | str | None = None,
+    ) -> None:
         if Methods(config).roles() is not None:
             raise RunError("the policy has two roles, of which a conversation has only one")
         self._chat, self._engine, self._most = chat, engine, most
         self._default_sampling = sampling_of(config, chat)
         self._parser = ActionParser(config.transcript.forced_tags)
+        # Where the policy writes the opening tag, trials are not restricted (`restriction_of`).
+        is_restricted = config.sampling.restricted and bool(self._parser.prefill(Kind.ACT))
+        self._actions = actions if is_restricted else None
         self._kept: OrderedDict[str | Texts, _Context] = OrderedDict()
         """Contexts by the name of their session or, without a session, by their messages; the least
         recently used is first."""
@@ -148,7 +161,12 @@ class Conversations:
             else:
                 tokens += self._chat.opening(words) + self._chat.encode(prefill)
         sampling, seed = self._sampling_for(request), self._seed(request)
-        prompt = Prompt(context.name, np.array(tokens, np.int32), sampling, seed)
+        restriction = None
+        if self._actions is not None and request.limit() is None:
+            restriction = actions_restriction(self._actions, self._chat, self._parser)
+        prompt = Prompt(
+            context.name, np.array(tokens, np.int32), sampling, seed, restriction=restriction
+        )
         completion = await self._engine.complete(prompt)
         sampled = completion.tokens.tolist()
         context.forced = self._parser.closing(Kind.ACT, self._chat.decode(sampled))
