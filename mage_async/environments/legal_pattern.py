@@ -37,7 +37,37 @@ def pattern_fault(pattern: str) -> str:
         return f"{where} matches an empty action. Let it have at least one character"
     if (matcher := _byte_matcher(pattern)).is_error():
         return f"{where} cannot be read: {' '.join(matcher.get_error().split()):.200}"
+    if text := _text_with_spaces(pattern):
+        return (
+            f"{where} matches {text!r:.60}, and not {text.strip()!r:.60}: spaces at the ends of an "
+            "action are removed before it is judged. Leave them out of the pattern"
+        )
     return ""
+
+
+def regex_form(pattern: str) -> str:
+    """Return the form of a text that a regular expression matches."""
+    # llguidance writes it between slashes in one line, so slashes and line breaks are escaped.
+    # An escape is one match, so a slash after an escaped backslash counts as not escaped.
+    escaped = {"/": r"\/", "\n": r"\n"}
+    body = re.sub(r"(?s)\\.|[/\n]", lambda found: escaped.get(found[0][-1], found[0]), pattern)
+    return f"/(?:{body})/"
+
+
+def _text_with_spaces(pattern: str) -> str:
+    """Return a text of a pattern that does not match any more once the spaces at its ends are
+    removed; "" if there is none, or the automaton that finds it would be too large.
+    """
+    # `CORE` is a text without spaces at its ends that does not match.
+    grammar = f"""start: FOUND
+FOUND: LEGAL & SPACED
+LEGAL: {regex_form(pattern)}
+CORE: ~LEGAL & /\\S((?s:.)*\\S)?/
+SPACED: /\\s*/ CORE /\\s*/
+"""
+    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(grammar))
+    # A grammar that no text matches is an error too.
+    return "" if matcher.is_error() else next(_all_texts(matcher), "")
 
 
 def lengths(pattern: str) -> tuple[int, int]:

@@ -23,12 +23,13 @@ import numpy as np
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.environments.agent import AgentTasks, Session
 from mage_async.environments.environment import Environment
+from mage_async.environments.legal_pattern import regex_form
 from mage_async.environments.mix import component_of, component_task
 from mage_async.environments.tools import InvalidCall, ToolCall, parse_calls
 from mage_async.environments.user_calls import Answered, Call
 from mage_async.errors import CallFault, ContextFull, RunError
 from mage_async.trajectory import FinishedEpisodes, Kind, Task, Trial, Turn
-from mage_async.trials.allowed_tokens import answer_restriction, json_form, regex_form, tool_form
+from mage_async.trials.allowed_tokens import answer_restriction, json_form, tool_form
 from mage_async.trials.chat_format import ChatFormat, Tools
 from mage_async.trials.chat_format import Message as ChatMessage
 from mage_async.trials.transcript import GrowingSegment

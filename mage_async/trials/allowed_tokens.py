@@ -15,7 +15,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from mage_async.environments.environment import Play
-from mage_async.environments.legal_pattern import lengths, pattern_fault
+from mage_async.environments.legal_pattern import lengths, pattern_fault, regex_form
 from mage_async.errors import EnvironmentFault
 from mage_async.restriction import Restriction, TokenTrie
 from mage_async.trajectory import Kind
@@ -192,15 +192,6 @@ def json_form(schema: dict[str, Any]) -> str:
     # With any spaces allowed, a policy may fill its answer with them, and then it is cut off.
     spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     return f"%json {json.dumps({'x-guidance': spaces} | schema)}"
-
-
-def regex_form(pattern: str) -> str:
-    """Return the form of a text that a regular expression matches."""
-    # llguidance writes it between slashes in one line, so slashes and line breaks are escaped.
-    # An escape is one match, so a slash after an escaped backslash counts as not escaped.
-    escaped = {"/": r"\/", "\n": r"\n"}
-    body = re.sub(r"(?s)\\.|[/\n]", lambda found: escaped.get(found[0][-1], found[0]), pattern)
-    return f"/(?:{body})/"
 
 
 @lru_cache(maxsize=256)

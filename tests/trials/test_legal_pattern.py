@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from mage_async.environments.legal_pattern import NUM_TEXTS, matching_texts
+from mage_async.environments.legal_pattern import NUM_TEXTS, matching_texts, pattern_fault
 from mage_async.errors import EnvironmentFault
 from mage_async.trials import allowed_tokens
 from mage_async.trials.action_parser import ActionParser
@@ -58,6 +58,21 @@ def test_texts_for_a_player_without_a_model_are_among_those_that_can_be_sampled(
             assert token in restriction.allowed(node)
             node = restriction.after(node, token)
         assert restriction.is_end(node)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("[1-4] (tea|coffee) ", "1 coffee "),
+        ("go| stay", " stay"),
+        ("[0-9]{2}[ a]", "00 "),
+        ("x/y|z ", "z "),
+        *((each, "") for each in (*PATTERNS, "[a-z ]{1,8}", ".{1,200}", " a|a", "[a-z]{5} b")),
+    ],
+)
+def test_texts_that_match_only_with_a_space_at_an_end_are_refused(pattern: str, text: str) -> None:
+    fault = pattern_fault(pattern)
+    assert fault == "" if not text else f"matches {text!r}, and not {text.strip()!r}" in fault
 
 
 def test_few_matching_texts_are_all_listed_and_of_more_some_are_drawn() -> None:
