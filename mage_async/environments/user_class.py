@@ -296,8 +296,23 @@ class UserObject(Callee):
             Outcome(observation, reward, is_valid, is_done, tool_answers, text),
             None if anchor is None else str(anchor),
             self._last_legal,
-            None if is_done else self._legal_pattern(request.place),
+            None if is_done else self._checked_pattern(request.place),
         )
+
+    def _checked_pattern(self, place: str) -> str | None:
+        """Return the pattern of the actions that are legal now; None if there is none.
+
+        Raises:
+            CallFault: it cannot be used, or the legal actions are listed too.
+        """
+        pattern = self._legal_pattern(place)
+        if pattern is not None and self._last_legal:
+            raise CallFault(
+                f"{place} is followed by both legal_actions, such as {self._last_legal[0]!r:.60}, "
+                f"and the legal_pattern {pattern!r:.60}, of which only one can hold: leave one "
+                "out, or let it be None for this turn"
+            )
+        return pattern
 
     def _legal_pattern(self, place: str) -> str | None:
         """Return the pattern of the actions that are legal now; None if there is none.

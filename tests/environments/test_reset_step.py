@@ -238,6 +238,10 @@ LEGAL = "    def legal_actions(self):\n        return "
         ("    legal_pattern = 'a+'", "episode 1: reset(): the legal_pattern 'a+' never ends"),
         ("    legal_pattern = 'a?'", "reset(): the legal_pattern 'a?' matches an empty action"),
         ("    legal_pattern = '(?=a)ab'", "the legal_pattern '(?=a)ab' cannot be read: "),
+        (
+            LEGAL + "['b 1']\n\n    legal_pattern = '[ab] 1'",
+            "reset() is followed by both legal_actions, such as 'b 1', and the legal_pattern '[ab]",
+        ),
         (LEGAL + "()", "episode 1, turn 1: Own.legal_actions lists no action, and the episode is"),
         (
             LEGAL + "'left'",
