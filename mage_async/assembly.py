@@ -26,7 +26,7 @@ from mage_async.config.schema import (
 )
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.catalogue import LOADERS, load
-from mage_async.environments.environment import Environment, check_disjoint
+from mage_async.environments.environment import Environment, check_disjoint, check_names
 from mage_async.environments.mix import Mix
 from mage_async.environments.options import curriculum
 from mage_async.environments.rehearsal import check_declared, is_rehearsed
@@ -447,6 +447,7 @@ def _check_population(config: Config, environment: Environment, self_play_share:
             "`max_return`: declare both"
         )
     check_disjoint(name, train, heldout)
+    check_names(name, (*train, *heldout))
     if taken := [each for each in (*train, *heldout) if is_policy(each)]:
         raise ConfigError(f"{name}: {taken[0]!r} is the name of a version of the policy")
     places = round((1 - population.rivals) * config.admission.groups_per_step)

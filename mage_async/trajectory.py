@@ -20,6 +20,8 @@ from mage_async.restriction import AllowedSets
 
 MIX = "mix"
 """Name of the environment that plays several others."""
+MAX_NAME_CHARS = 200
+"""Largest number of characters of the name of an environment, a task variant or a process."""
 
 
 class Kind(IntEnum):

@@ -12,13 +12,14 @@ Environments know nothing of tokens, chat formats or models.
 import math
 import numbers
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeGuard, TypeVar
 
 from mage_async.errors import ConfigError
-from mage_async.trajectory import Task
+from mage_async.trajectory import MAX_NAME_CHARS, Task
 
 Split = Literal["train", "heldout"]
 """Set of task variants: those to train on, or those held out."""
@@ -489,3 +490,20 @@ def check_disjoint(name: str, train: Sequence[str], heldout: Sequence[str]) -> N
             f"{name}: {min(shared)!r} cannot be trained on and held out: let `members(split)` "
             "return other names for each split"
         )
+
+
+def check_names(name: str, members: Iterable[str]) -> None:
+    """Check that the names of an environment's task variants can be sent in messages.
+
+    Raises:
+        ConfigError: one is empty, too long, or has half a character.
+    """
+    # Lone surrogates, which UTF-8 cannot encode, are half a character.
+    is_name = re.compile(rf"[^\ud800-\udfff]{{1,{MAX_NAME_CHARS}}}").fullmatch
+    for each in members:
+        if not is_name(each):
+            raise ConfigError(
+                f"{name}: a task's name has 1 to {MAX_NAME_CHARS} characters of Unicode, and "
+                f"{each[:60]!r} has {len(each)}: let `members(split)` list short texts, or objects "
+                "whose `__str__` returns one"
+            )

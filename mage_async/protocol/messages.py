@@ -11,7 +11,7 @@ from msgspec import Meta
 from mage_async.protocol.trial_frames import EpisodeHeader, TrialHeader
 from mage_async.protocol.trial_frames import EpisodeResult as EpisodeResult
 from mage_async.protocol.trial_frames import TrialResult as TrialResult
-from mage_async.trajectory import Guidance
+from mage_async.trajectory import MAX_NAME_CHARS, Guidance
 
 # A peer is an actor or the evaluator, by one connection: a restarted process is a new peer.
 #
@@ -31,7 +31,7 @@ from mage_async.trajectory import Guidance
 
 MAX_REASON_CHARS = 2000
 """Largest number of characters of a reason in a message; the sender cuts a longer one."""
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Digest = Annotated[str, Meta(min_length=1, max_length=128)]
 Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]

@@ -428,6 +428,18 @@ def test_two_tasks_with_one_text_or_a_task_without_text_are_refused(
         check(write(own(tasks)))
 
 
+@pytest.mark.parametrize(
+    ("task", "num_chars"), [("", 0), ("x" * 201, 201), ("half a character \ud83d", 18)]
+)
+def test_a_task_whose_name_fits_into_no_message_is_refused(
+    write: Callable[..., Config], task: str, num_chars: int
+) -> None:
+    tasks = f"['a', {task!r}] if split == 'train' else [5, 6]"
+    own_tasks = f"    def members(self, split):\n        return {tasks}\n"
+    with pytest.raises(ConfigError, match=f"1 to 200 characters of Unicode, .* has {num_chars}: "):
+        check(write(own(own_tasks)))
+
+
 def test_a_task_that_is_trained_on_is_not_held_out_too(write: Callable[..., Config]) -> None:
     # a number and its text have one name
     own_tasks = (

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.errors import RunError
+from mage_async.errors import RunError, WireError
 from mage_async.protocol.journal_records import (
     Dropped,
+    Granted,
     Record,
     SegmentHeader,
     first_segment_header,
 )
+from mage_async.protocol.messages import GroupGrant
 from mage_services.journal import writer as module
 from mage_services.journal.reader import open_journal
 from mage_services.journal.writer import JournalFile, make_durable, segment_file
@@ -24,6 +26,21 @@ LARGE = 10**9
 
 def dropped(number: int, size: int = 1) -> Dropped:
     return Dropped(grant=number, reason="x" * size)
+
+
+def grant(member: str) -> GroupGrant:
+    return GroupGrant(
+        grant=0,
+        epoch=0,
+        environment="rps",
+        member=member,
+        seat=0,
+        seed=0,
+        num_trials=2,
+        num_episodes=3,
+        version=0,
+        deadline_s=60.0,
+    )
 
 
 def made(
@@ -276,6 +293,39 @@ def test_another_fault_of_the_disk_ends_the_watch(
         with pytest.raises(RunError, match="cannot be written"):
             await journal.watch()
         journal.close()
+
+    run(main)
+
+
+def test_a_callback_that_raises_ends_the_watch_and_keeps_no_other_waiting(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ValueError("no such peer")
+
+    async def main() -> None:
+        journal, told = made(tmp_path), asyncio.Event()
+        journal.append(dropped(0), fail)
+        journal.append(dropped(1), told.set)
+        await journal.settled()
+        assert told.is_set()
+        with pytest.raises(ValueError, match="no such peer"):
+            await journal.watch()
+        journal.close()
+
+    run(main)
+
+
+def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    async def main() -> None:
+        journal = made(tmp_path)
+        with pytest.raises(
+            WireError, match=r"length <= 200 - at `\$\.grant\.member`; got .*member='xx"
+        ):
+            journal.append(Granted(peer="actor-0/1", version=0, grant=grant("x" * 201)))
+        with pytest.raises(WireError, match="surrogates not allowed; got"):
+            journal.append(Granted(peer="actor-0/1", version=0, grant=grant("\ud83d")))
+        await journal.durable(dropped(0))
+        journal.close()
+        assert on_disk(tmp_path) == [dropped(0)]
 
     run(main)
 

@@ -50,18 +50,33 @@ def encode_record(record: Record) -> list[Frame]:
     """Return the bytes of a record, in pieces; arrays of a trial are views, not copies.
 
     Raises:
-        WireError: a trial exceeds a limit, or the record exceeds `MAX_RECORD_BYTES`.
+        WireError: a field is out of bounds, a trial exceeds a limit, or the record exceeds
+            `MAX_RECORD_BYTES`.
     """
     if isinstance(record, TrialResult):
         # A trial that came from a peer is kept as it arrived; its frames were checked then.
         frames = record.frames or encode(record)
         pieces: list[Frame] = [bytes([_TRIAL]), _SIZES.pack(*map(len, frames)), *frames]
     else:
-        pieces = [bytes([_FIELDS]), _ENCODER.encode(record)]
+        pieces = [bytes([_FIELDS]), _packed(record)]
     length = sum(map(len, pieces))
     if length > MAX_RECORD_BYTES:
         raise WireError(f"a record has at most {MAX_RECORD_BYTES} bytes, got {length}")
     return [_PREFIX.pack(length, _checksum(length, pieces)), *pieces]
+
+
+def _packed(record: FieldsRecord) -> bytes:
+    """Return the fields of a record as msgpack, which `decode_record` can read.
+
+    Raises:
+        WireError: a field is out of bounds.
+    """
+    try:
+        packed = _ENCODER.encode(record)
+        _DECODER.decode(packed)  # msgspec checks the bounds of fields only when it decodes
+    except (*_DECODING_ERRORS, OverflowError, TypeError, UnicodeEncodeError) as fault:
+        raise WireError(f"a record cannot be written: {fault}; got {record!r:.500}") from fault
+    return packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class JournalFile:
         # The next attributes belong to the event loop.
         self._loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[None] = self._loop.create_future()
-        """Gets the error with which the thread ended, if the disk has failed."""
+        """Gets the error with which the thread ended, or which a callback has raised."""
         self._no_space_reason = ""
         """Why the last attempt to write failed for lack of space; "" if it did not."""
         self._checkpoint_version = -1
@@ -184,10 +184,12 @@ class JournalFile:
         self._delete_unneeded()
 
     async def watch(self) -> None:
-        """Wait for a failure of the disk other than a lack of space. Safe to cancel.
+        """Wait for a failure of the disk other than a lack of space, or of a callback. Safe to
+        cancel.
 
         Raises:
             RunError: the disk has failed.
+            Exception: what a callback has raised.
         """
         await asyncio.shield(self._failure)
 
@@ -239,7 +241,8 @@ class JournalFile:
                 if not all(self._write(part) for part in _split_at_segments(items)):
                     return  # `close` came while there was no space: no later record may be written
         except OSError as error:
-            self._call_on_loop(self._fail, f"{self.folder} cannot be written: {error}")
+            failure = RunError(f"{self.folder} cannot be written: {error}")
+            self._call_on_loop(self._fail, failure)
         finally:
             if self._file >= 0:
                 os.close(self._file)
@@ -308,17 +311,20 @@ class JournalFile:
         self._no_space_reason = ""
         for item in items:
             if item.then is not None:
-                item.then()
+                try:
+                    item.then()
+                except Exception as error:  # raised again by `watch`; later callbacks must not wait
+                    self._fail(error)
 
     def _report_no_space(self, reason: str) -> None:
         """Note that there is no space, and delete what can be spared."""
         self._no_space_reason = reason
         self._delete_unneeded()
 
-    def _fail(self, reason: str) -> None:
-        """Let `watch` raise a failure of the disk."""
+    def _fail(self, error: Exception) -> None:
+        """Let `watch` raise a failure of the disk or of a callback: the first one."""
         if not self._failure.done():
-            self._failure.set_exception(RunError(reason))
+            self._failure.set_exception(error)
 
 
 def _split_at_segments(items: list[_Item]) -> list[list[_Item]]:
