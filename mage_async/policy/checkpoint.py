@@ -5,9 +5,10 @@ If the learner has several ranks, each rank writes its shards
 (`mage_async/policy/sharded_files.py`). A checkpoint of a model with adapters holds the adapters
 alone, as peft reads them; the merged model is added at the last step, and on demand
 (`whole_policy`). A checkpoint is written under a temporary name, synced, and renamed when it is
-complete. So a crash leaves the last good checkpoint, and journal segments before it may be
-deleted. `complete_checkpoint` renames it, and deletes the oldest checkpoints if there are too many,
-except the best one (`best_checkpoint` of `mage_async/results/summary.py`).
+complete. So every folder under its final name is whole, a crash leaves the last good checkpoint,
+and journal segments before it may be deleted. `complete_checkpoint` renames it, and deletes the
+oldest checkpoints if there are too many, except the best one (`best_checkpoint` of
+`mage_async/results/summary.py`).
 """
 
 import json
@@ -124,9 +125,12 @@ def save_checkpoint(
 
 
 def new_checkpoint(folder: Path, version: int) -> Path:
-    """Make the empty folder in which a checkpoint is written."""
+    """Make the empty folder in which a checkpoint is written, and delete what earlier processes,
+    which were killed, have left of theirs.
+    """
+    for left in folder.glob(".step_*"):
+        shutil.rmtree(left)
     working = folder / f".{checkpoint_at(folder, version).name}.part"
-    shutil.rmtree(working, ignore_errors=True)
     working.mkdir(parents=True)
     return working
 
@@ -143,17 +147,21 @@ def complete_checkpoint(
     _rename_durably(working, final)
     for old in checkpoints(folder)[:-keep]:
         if old != best:
-            shutil.rmtree(old)
+            # Renamed first: a kill while it is deleted leaves no half of it under its name.
+            doomed = old.with_name(f".{old.name}.old")
+            os.replace(old, doomed)
+            shutil.rmtree(doomed)
     return final
 
 
 def _rename_durably(working: Path, final: Path) -> None:
-    """Rename a folder once all its files are synced, so that no crash leaves a torn one; replace
-    one that is there.
+    """Rename a folder once all its files are synced, so that no crash leaves a torn one.
+
+    Raises:
+        OSError: there is a folder of that name already, which no crash must lose.
     """
     for file in (*working.rglob("*"), working):
         sync(file)
-    shutil.rmtree(final, ignore_errors=True)
     os.replace(working, final)
     sync(final.parent)
 

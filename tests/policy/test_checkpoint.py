@@ -1,9 +1,12 @@
 """Checkpoints of whole models and of adapters: what they hold, and how training goes on."""
 
 import json
+import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import pytest
 import torch
@@ -157,6 +160,57 @@ def test_the_best_checkpoint_is_kept_and_one_at_most(policy: Path, tmp_path: Pat
         training.checkpoint({}).result()
         kept.append([step_of(each) for each in checkpoints(run.checkpoints)])
     assert kept == [[10], [10, 20], [20, 40], [20, 60]]
+
+
+class Killed(BaseException):
+    """The end of a process by SIGKILL."""
+
+
+def test_a_kill_at_any_moment_leaves_whole_checkpoints_alone_and_the_newest_of_them(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_file.load(config_file.find(None), ["learner.keep_checkpoints=1"])
+    num_left = 0  # calls that change the disk, until the kill
+
+    def killed_at(call: Callable[..., None]) -> Callable[..., None]:
+        def counted(*args: Any, **options: Any) -> None:
+            nonlocal num_left
+            num_left -= 1
+            if num_left < 0:
+                raise Killed
+            call(*args, **options)
+
+        return counted
+
+    for name in ("replace", "unlink", "rmdir"):
+        monkeypatch.setattr(os, name, killed_at(getattr(os, name)))
+    num_kills = 0
+    while True:
+        run = RunDirectory(tmp_path / f"{num_kills}")
+        training, num_left = Training(begin(config, policy), run, config, {}), 1000
+        for version in (10, 20):  # without metrics the oldest counts as the best
+            training.trainer.version = version
+            training.checkpoint({}).result()
+        num_left = num_kills
+        try:
+            training.checkpoint({}).result()  # as at the end of a run, and of one resumed there
+            training.trainer.version = 30
+            training.checkpoint({}).result()  # deletes the one of step 20
+        except Killed:
+            num_kills += 1
+            found = checkpoints(run.checkpoints)
+            assert step_of(found[-1]) >= 20
+            for each in found:
+                restore_checkpoint(training.trainer, each)
+                load_trained(config, policy, each, device="cpu")
+            num_left = 1000
+            training.trainer.version = 40
+            training.checkpoint({}).result()
+            assert checkpoint_at(run.checkpoints, 40).exists()
+            assert not [name for name in os.listdir(run.checkpoints) if name.startswith(".")]
+            continue
+        break
+    assert num_kills > 5
 
 
 def test_an_error_without_text_is_named_by_its_class() -> None:

@@ -37,7 +37,7 @@ from mage_async.policy.weight_digest import (
     tensor_digests,
 )
 from mage_async.protocol.journal_records import Commit
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory, checkpoint_at
 from mage_async.results.summary import best_checkpoint
 from mage_async.trajectory import Group
 from mage_services.processes.process import append_lines
@@ -270,7 +270,7 @@ class Training:
             self._ranks.send_all(order)
 
     def checkpoint(self, counters: dict[str, Any]) -> "Future[Path]":
-        """Write a checkpoint of the current version.
+        """Write a checkpoint of the current version, unless there is one.
 
         Returns:
             A future of the checkpoint's folder, done once the checkpoint is durable. With one rank
@@ -280,13 +280,17 @@ class Training:
             RunError: it cannot be written.
         """
         folder, keep = self.run.checkpoints, self.config.learner.keep_checkpoints
+        written, present = Future[Path](), checkpoint_at(folder, self.trainer.version)
+        if present.exists():  # it is whole; to write it again would put it at risk
+            written.set_result(present)
+            return written
         best = best_checkpoint(self.run, self.config)
         kept = best.path if best else None
         if self.sharded:
             digest = self.digest()
             return self.sharded.checkpoint(self.run.policy, folder, counters, keep, kept, digest)
         # The last checkpoint also has the model with its adapters merged, which only one rank has.
-        is_last, written = self.trainer.version == self.config.learner.steps, Future[Path]()
+        is_last = self.trainer.version == self.config.learner.steps
         with writing(f"a checkpoint to {folder}"):
             written.set_result(
                 save_checkpoint(
