@@ -221,8 +221,8 @@ class Trial:
     """
     cut_at: int | None = None
     """The first episode that was not finished, where an evaluated trial outgrew the engine's
-    context or had a call that failed in every try. None for a trial of training, whose group is
-    dropped instead.
+    context, or its environment or engine failed in every try. None for a trial of training, whose
+    group is dropped instead.
     """
     alternatives: tuple[Alternative, ...] = ()
     """Answers of the adviser, in order of turns; no entry for turns at which it knew no action."""

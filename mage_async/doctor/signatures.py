@@ -362,7 +362,7 @@ TRUNCATED = 0.1
 then lose one.
 """
 CUT_SHORT = 0.02
-"""Share of a set's trials that outgrew the engine's context, or had a call that failed, above which
+"""Share of a set's trials that outgrew the engine's context, or failed in every try, above which
 it counts.
 """
 
@@ -381,7 +381,7 @@ def truncated_trials(config: Config, evaluation: Record) -> Sightings:
     worst = max(shares, key=lambda name: shares[name], default="")
     if worst and shares[worst] > CUT_SHORT:
         trials = f"{shares[worst]:.0%} of the trials of {worst}"
-        yield Sighting(f"{trials} outgrew the engine's context, or had a call that failed")
+        yield Sighting(f"{trials} outgrew the engine's context, or failed in every try")
 
 
 GAMED_VALID, GAMED_LEAST = 0.05, 0.95

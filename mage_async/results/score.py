@@ -66,8 +66,9 @@ class PartScore(msgspec.Struct, frozen=True):
 class Score(PartScore, frozen=True):
     """Score a set of trials.
 
-    A trial that outgrew the engine's context, or had a call that failed, counts too: its unfinished
-    episodes, and the episodes that it could not begin, earn the least that the environment can pay.
+    A trial that outgrew the engine's context, or that its environment or engine failed in every
+    try, counts too: its unfinished episodes, and the episodes that it could not begin, earn the
+    least that the environment can pay.
     """
 
     best_within: list[float]
@@ -87,8 +88,8 @@ class Score(PartScore, frozen=True):
     """Share of an episode's actions that only gather information; 0 if the environment knows none.
     """
     cut_short: float
-    """Share of trials that outgrew the engine's context (raise `engine.max_tokens`), or had a call
-    that failed (see the evaluator's log).
+    """Share of trials that outgrew the engine's context (raise `engine.max_tokens`), or that their
+    environment or engine failed in every try (see the evaluator's log).
     """
 
 

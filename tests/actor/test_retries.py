@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Callable
-from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -236,17 +235,35 @@ def test_a_turn_that_the_engine_lost_or_missed_is_retried(
 
 def test_an_evaluated_trial_is_cut_after_the_last_try_alone(begin: Begin) -> None:
     async def main(site: Site) -> None:
-        begins = [
-            partial(site.stage.begin, Task("own", member, 5), 0, member)
-            for member in ("good", "bad")
-        ]
+        plans = [site.stage.plan(Task("own", member, 5), 0, member) for member in ("good", "bad")]
         sys.modules["flaky"].FAILING["reset"] = {1, 2}
-        good, bad = await play_all(begins, site.engine, site.workers, 2, site.stage.retries)
+        good, bad = await play_all(plans, site.engine, site.workers, 2, site.stage.retries)
         assert (good.cut_at, good.num_played()) == (None, 3)
         assert (bad.cut_at, len(bad.turns)) == (0, 1)
         assert site.engine.statistics().num_contexts == 0
 
     begin(main, "raise Fault('down')", retries=2)
+
+
+@pytest.mark.parametrize("fault", [TurnLost, TurnOverdue])
+def test_an_evaluated_trial_that_the_engine_fails_in_every_try_is_cut(
+    begin: Begin, capsys: pytest.CaptureFixture[str], fault: type[InfrastructureFault]
+) -> None:
+    async def main(site: Site) -> None:
+        complete = site.engine.complete
+
+        async def lose_bad(prompt: Prompt) -> Completion:
+            if prompt.context.startswith("bad"):
+                raise fault("the engine is gone")
+            return await complete(prompt)
+
+        site.engine.complete = lose_bad  # type: ignore[method-assign]
+        plans = [site.stage.plan(Task("own", "good", 5), 0, name) for name in ("good", "bad")]
+        good, bad = await play_all(plans, site.engine, site.workers, 2, site.stage.retries)
+        assert (good.cut_at, bad.cut_at) == (None, 0)
+
+    begin(main, retries=1)
+    assert "after 2 tries: the engine is gone" in capsys.readouterr().err
 
 
 def test_under_exact_arithmetic_faults_change_no_bit(
@@ -274,7 +291,7 @@ def played_embedded(config: Config, policy: Path, retries: Retries) -> list[Tria
         rules = trial_config_of(config, environment, chat, 3)
         async with EmbeddedEngine(policy, config.engine) as engine, CallRunner() as workers:
             stage = Stage(environment, rules, chat, engine, workers)
-            begins = [partial(stage.begin, tasks.task(n), 0, f"{n}.0.0") for n in range(8)]
-            return await play_all(begins, engine, workers, 8, retries)
+            plans = [stage.plan(tasks.task(n), 0, f"{n}.0.0") for n in range(8)]
+            return await play_all(plans, engine, workers, 8, retries)
 
     return asyncio.run(main())

@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import mean, pstdev
 
@@ -27,7 +26,7 @@ from mage_async.trials.action_parser import ActionParser, Forced
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_config import TrialConfig, prompts_for
 from mage_async.trials.trial_run import TrialRun
-from mage_services.actor.rollout import Begin, Retries, Stage, play_all, play_trial
+from mage_services.actor.rollout import Planned, Retries, Stage, play_all, play_trial
 from mage_services.environments.call_runner import CallRunner
 from tests.helpers.scripted_engine import (
     Answer,
@@ -71,12 +70,12 @@ def stage(chat: ChatFormat, pace: Pace = at_once, answers: Answers | None = None
 
 
 def runs(made: Stage, count: int) -> list[TrialRun]:
-    return [begin() for begin in begins(made, count)]
+    return [planned.begin() for planned in plans(made, count)]
 
 
-def begins(made: Stage, count: int) -> list[Begin]:
+def plans(made: Stage, count: int) -> list[Planned]:
     tasks = TaskStream(RPS, 0)
-    return [partial(made.begin, tasks.task(number), 0, f"{number}.0.0") for number in range(count)]
+    return [made.plan(tasks.task(number), 0, f"{number}.0.0") for number in range(count)]
 
 
 def num_contexts(made: Stage) -> int:
@@ -148,7 +147,7 @@ def test_results_come_in_the_order_of_the_runs_though_later_ones_end_first(
 ) -> None:
     async def main() -> tuple[list[Trial], list[Task]]:
         made = stage(chat, lambda trial: 0.003 / (1 + int(trial.split(".")[0])))
-        return await play_all(begins(made, 4), made.engine, CallRunner(), 4, Retries()), [
+        return await play_all(plans(made, 4), made.engine, CallRunner(), 4, Retries()), [
             TaskStream(RPS, 0).task(number) for number in range(4)
         ]
 
@@ -166,20 +165,35 @@ def test_no_more_trials_are_played_at_once_than_allowed(chat: ChatFormat) -> Non
             return uniform(prompt, turn)
 
         made = stage(chat, answers=counted)
-        trials = await play_all(begins(made, 8), made.engine, CallRunner(), 3, Retries())
+        trials = await play_all(plans(made, 8), made.engine, CallRunner(), 3, Retries())
         assert len(trials) == 8
         assert max(held) == 3
 
     asyncio.run(main())
 
 
-def test_one_failed_trial_ends_the_others(chat: ChatFormat) -> None:
-    async def main() -> None:
-        made = replace(stage(chat), environment=Cheating())
-        with pytest.raises(ExceptionGroup) as caught:
-            await play_all(begins(made, 4), made.engine, CallRunner(), 2, Retries())
-        assert all(isinstance(fault, EnvironmentFault) for fault in caught.value.exceptions)
+class Closed(Rps):
+    """Rock-paper-scissors that cannot be begun."""
+
+    def begin(self, task: Task, episode: int) -> RpsPlay:
+        raise KeyError("no room")
+
+
+@pytest.mark.parametrize(("environment", "num_turns"), [(Cheating(), 2), (Closed(), 0)])
+def test_trials_that_their_environment_fails_are_cut_and_said(
+    chat: ChatFormat, environment: Rps, num_turns: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> list[Trial]:
+        made = replace(stage(chat), environment=environment)
+        trials = await play_all(plans(made, 4), made.engine, CallRunner(), 2, Retries())
         assert num_contexts(made) == 0
+        return trials
+
+    trials = asyncio.run(main())
+    assert [(trial.cut_at, len(trial.turns)) for trial in trials] == [(0, num_turns)] * 4
+    assert capsys.readouterr().err.count("raised KeyError") == 4
+    found = score(trials, RPS)
+    assert (found.cut_short, found.return_by_episode) == (1.0, [-1.0] * 3)
 
     asyncio.run(main())
 
@@ -197,7 +211,7 @@ def test_a_trial_that_outgrows_the_context_ends_there_and_counts_among_the_other
             return uniform(prompt, turn)
 
         made = stage(chat, answers=within)
-        trials = await play_all(begins(made, 3), made.engine, CallRunner(), 2, Retries())
+        trials = await play_all(plans(made, 3), made.engine, CallRunner(), 2, Retries())
         assert num_contexts(made) == 0
         return trials
 

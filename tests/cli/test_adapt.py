@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from mage_async.assembly import WORDS, environment_of
+from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
 from mage_async.config.schema import Tiny
+from mage_async.errors import TurnLost
 from mage_async.policy.load import build_tiny
 from mage_async.results.run_directory import RunDirectory
+from mage_services.actor import rollout
 from mage_services.cli.adapt import _num_tasks, add_arguments
 from mage_services.cli.main import main
 from mage_services.engines import chat_endpoint
@@ -116,6 +119,25 @@ def test_an_endpoint_that_gives_up_says_how_to_continue(
     said = capsys.readouterr().err
     assert "refused: HTTP 401: no such key; put the key into OPENAI_API_KEY" in said
     assert f"0 trials and 0 answers are recorded in {tmp_path}; the same command" in said
+
+
+def test_a_trial_that_the_engine_fails_in_every_try_is_cut_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = chat_endpoint.ChatEndpoint.complete
+
+    async def lose_one(engine: chat_endpoint.ChatEndpoint, prompt: Prompt) -> Completion:
+        if "/3/own" in prompt.context:
+            raise TurnLost("the engine is gone")
+        return await complete(engine, prompt)
+
+    monkeypatch.setattr(chat_endpoint.ChatEndpoint, "complete", lose_one)
+    monkeypatch.setattr(rollout, "RETRY_PAUSE_S", 0.0)
+    with ChatServer(reply_of("bayes")).in_thread() as url:
+        assert adapt(url, tmp_path) == 0
+    lines = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
+    assert [line["trial"] for line in lines if line["is_cut"]] == [f"{GAME}/3/own"]
+    assert "tries: the engine is gone" in capsys.readouterr().err
 
 
 def test_another_measurement_needs_another_folder(

@@ -11,12 +11,10 @@ instead of being sampled.
 """
 
 import asyncio
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +23,17 @@ import numpy as np
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment, Play
 from mage_async.environments.user_calls import new_play
-from mage_async.errors import CallFault, ConfigError, ContextFull, EnvironmentFault
+from mage_async.errors import ConfigError
 from mage_async.policy_version import VersionRun
 from mage_async.results.certificate import ARMS, Arm, TaskReturns, scaled
 from mage_async.results.run_files import read_lines
 from mage_async.tasks.task_stream import FINAL_SEED, evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.duels import TrialInProgress
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun, environment_code
-from mage_services.actor.rollout import Retries, play_to_end
+from mage_services.actor.rollout import Planned, Retries, play_or_cut
 from mage_services.engines.chat_endpoint import ChatEndpoint, Usage, as_completion
 from mage_services.engines.engine import Engine
 from mage_services.environments.call_runner import CallRunner
@@ -84,7 +83,9 @@ class Outcome:
     rewards: list[float]
     """One for each finished episode."""
     is_cut: bool
-    """Whether the trial outgrew the model's context, or a call of its environment failed."""
+    """Whether the trial outgrew the model's context, or its environment or engine failed in every
+    try.
+    """
     invalid: int
     """Number of invalid actions."""
     turns: int
@@ -162,8 +163,12 @@ class _RecordingEngine:
     def __init__(
         self, name: str, engine: Engine, record: Record, history: Sequence[Completion]
     ) -> None:
-        self._name, self._engine, self._record = name, engine, record
-        self._given = [*history, *record.answers[name]]
+        self._name, self._engine, self._record, self._history = name, engine, record, history
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin the trial, or another try of it: the answers recorded so far are given first."""
+        self._given = [*self._history, *self._record.answers[self._name]]
         self._next = 0
 
     async def complete(self, prompt: Prompt) -> Completion:
@@ -254,35 +259,23 @@ class Measurement:
     async def _play(self, key: TrialKey) -> None:
         """Play a trial once fewer than `at_once` are being played, and record its outcome."""
         async with self._playing_slots:
-            trial, is_cut = await self._trial(key)
-        outcome = _outcome(trial, is_cut=is_cut)
-        self._record.add_outcome(key.name, outcome)
+            trial = await self._trial(key)
+        self._record.add_outcome(key.name, _outcome(trial))
 
-    async def _trial(self, key: TrialKey) -> tuple[Trial, bool]:
-        """Play a trial, again after a fault of its environment; return it, and whether it was cut
-        short.
-        """
-        history = self._history(key)
-        for num_tries in count():
-            run = self._begin(key)
-            engine = _RecordingEngine(key.name, self._engine, self._record, history)
-            try:
-                await play_to_end(run, engine, self._workers)
-                return run.trial(), False
-            except ContextFull:
-                run.cut_short()
-                return run.trial(), True
-            except EnvironmentFault as fault:
-                try:
-                    await self._retries.wait(fault, num_tries)
-                except CallFault as last:
-                    print(last, file=sys.stderr, flush=True)
-                    run.cut_short()
-                    return run.trial(), True
-        raise AssertionError("`count` has no end")
+    async def _trial(self, key: TrialKey) -> Trial:
+        """Play a trial, again after a fault of its environment or engine; see `play_or_cut`."""
+        engine = _RecordingEngine(key.name, self._engine, self._record, self._history(key))
+        plan = self._plan(key)
 
-    def _begin(self, key: TrialKey) -> TrialRun:
-        """Return the trial that a key describes, ready to be played."""
+        def begin() -> TrialInProgress:
+            engine.restart()
+            return plan.begin()
+
+        planned = Planned(begin, plan.unplayed)
+        return await play_or_cut(planned, engine, self._workers, self._retries)
+
+    def _plan(self, key: TrialKey) -> Planned:
+        """Return the trial that a key describes."""
         game, task = self._games[key.game], self._tasks[key.game][key.task]
         environment, config, swap, begin = game.environment, game.config, None, None
         if key.arm == "blind":
@@ -297,10 +290,10 @@ class Measurement:
         elif key.arm == "noise":
             # The trial begins as one of the other task, and its last episode is of this one.
             task, swap = self._tasks[key.game][self._other(key)], task
-        index, chat = _index(key), self._chat
-        return TrialRun(
-            environment, task, index, config, chat, name=key.name, swap=swap, begin=begin
-        )
+        index = _index(key)
+        run = partial(TrialRun, environment, task, index, config, self._chat)
+        unplayed = Trial(task, index, config.num_episodes, (), (), cut_at=0)
+        return Planned(partial(run, name=key.name, swap=swap, begin=begin), unplayed)
 
     def _history(self, key: TrialKey) -> list[Completion]:
         """Return the recorded answers that a trial begins with."""
@@ -384,7 +377,7 @@ class Measurement:
             for key in self._keys_of(label, number, ("own", "blind", "retry")):
                 if outcome := self._record.outcomes.get(key.name):
                     pairs = zip(outcome.actions, outcome.rewards, strict=True)
-                    # An independent try is one episode, the one of that number (`_begin`).
+                    # An independent try is one episode, the one of that number (`_plan`).
                     for episode, (actions, reward) in enumerate(pairs, key.try_):
                         earned[tuple(actions)].setdefault(episode, reward)
             # Arms share the chance events of an episode: only other episodes are repetitions.
@@ -420,7 +413,7 @@ def _index(key: TrialKey) -> int:
     return 8 * key.try_ + ARMS.index(key.arm)
 
 
-def _outcome(trial: Trial, *, is_cut: bool) -> Outcome:
+def _outcome(trial: Trial) -> Outcome:
     """Return what is recorded of a trial that has ended."""
     last = trial.num_episodes - 1
     before = [turn for turn in trial.turns if turn.episode < last]
@@ -431,4 +424,5 @@ def _outcome(trial: Trial, *, is_cut: bool) -> Outcome:
         for episode in range(len(rewards))
     ]
     invalid, turns = trial.num_invalid(), sum(map(len, actions))
+    is_cut = trial.cut_at is not None
     return Outcome(rewards, is_cut, invalid, turns, start, len(before), actions)

@@ -50,7 +50,7 @@ from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_task
 from mage_async.trajectory import Guidance, Task, Trial, trial_as_dict
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.actor.actor import beating
-from mage_services.actor.rollout import Begin, Retries, Stage, play_all
+from mage_services.actor.rollout import Planned, Retries, Stage, play_all
 from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
 from mage_services.environments.call_runner import CallRunner
@@ -226,15 +226,15 @@ class Evaluator:
             on_end: called after each trial.
         """
         self._num_sets += 1
-        begins: list[Begin] = []
+        plans: list[Planned] = []
         for number, task in enumerate(tasks):
             swap = swapped(task, self._environment, swap_split) if swap_split else None
             guided = stage.guided(self.guidance(task))
             for repeat in range(repeats):
                 name = f"e{self._num_sets}.{number}.{repeat}"
-                begins.append(partial(guided.begin, task, repeat, name, swap))
+                plans.append(guided.plan(task, repeat, name, swap))
         return await play_all(
-            begins, self._engine, stage.workers, self._at_once, stage.retries, on_end
+            plans, self._engine, stage.workers, self._at_once, stage.retries, on_end
         )
 
 

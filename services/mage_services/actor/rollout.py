@@ -10,11 +10,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
 from mage_async.environments.environment import Environment
-from mage_async.errors import CallFault, ContextFull, InfrastructureFault
+from mage_async.errors import ContextFull, InfrastructureFault, TrialFault
 from mage_async.protocol.messages import MAX_REASON_CHARS
 from mage_async.trajectory import FinishedEpisodes, Guidance, Task, Trial
 from mage_async.trials.agent_run import AgentRun
@@ -104,6 +105,16 @@ class Played(NamedTuple):
     num_retries: int
 
 
+class Planned(NamedTuple):
+    """Hold a trial that is to be played."""
+
+    begin: Begin
+    unplayed: Trial
+    """The trial without a turn, cut short in its first episode: the result if `begin` fails in
+    every try.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Hold what trials share (environment, settings, chat format, engine), and begin trials."""
@@ -142,6 +153,11 @@ class Stage:
             swap=swap,
             after=after,
         )
+
+    def plan(self, task: Task, index: int, name: str, swap: Task | None = None) -> Planned:
+        """Return a trial that is to be played; see `begin`."""
+        unplayed = Trial(task, index, self.config.num_episodes, (), (), cut_at=0)
+        return Planned(partial(self.begin, task, index, name, swap), unplayed)
 
     def under(self, num_episodes: int, max_turns: int) -> "Stage":
         """Return a copy with another horizon: episodes of a trial and turns of an episode."""
@@ -196,7 +212,7 @@ async def play_to_end(
 
 async def play_retried(
     begin: Begin,
-    engine: Engine,
+    engine: Sampler,
     workers: CallRunner,
     retries: Retries,
     between: Between | None = None,
@@ -222,6 +238,32 @@ async def play_retried(
     raise AssertionError("`count` has no end")
 
 
+async def play_or_cut(
+    planned: Planned, engine: Sampler, workers: CallRunner, retries: Retries
+) -> Trial:
+    """Play a trial that is evaluated, as `play_retried` does, and return it.
+
+    If the trial cannot go on, it ends there (`Trial.cut_at`): one trial that outgrows its context,
+    or that an environment or engine fails in every try, must not end the evaluation of the others.
+    """
+    tries: list[TrialInProgress] = []
+
+    def begin() -> TrialInProgress:
+        tries.append(planned.begin())
+        return tries[-1]
+
+    try:
+        played = await play_retried(begin, engine, workers, retries)
+        return played.run.trial(played.duration_s)
+    except TrialFault as fault:
+        if not isinstance(fault, ContextFull):
+            print(fault, file=sys.stderr, flush=True)
+        if not tries:
+            return planned.unplayed
+        tries[-1].cut_short()
+        return tries[-1].trial()
+
+
 async def make_calls(
     run: TrialInProgress, workers: CallRunner, between: Between | None = None
 ) -> None:
@@ -239,50 +281,31 @@ async def make_calls(
 
 
 async def play_all(
-    begins: Sequence[Begin],
+    plans: Sequence[Planned],
     engine: Engine,
     workers: CallRunner,
     at_once: int,
     retries: Retries,
     on_end: Callable[[], None] = lambda: None,
 ) -> list[Trial]:
-    """Play trials concurrently, at most `at_once` of them; return them in the order of `begins`.
-
-    A trial that outgrows the engine's context, or with a call that fails in every try, ends there
-    (`Trial.cut_at`) and is returned like the others. Cancellation aborts all of them.
+    """Play trials as `play_or_cut` does, at most `at_once` of them concurrently; return them in the
+    order of `plans`. Cancellation aborts all of them.
 
     Args:
-        begins: Functions that create the trials; each is called again for a retry.
         on_end: Called after each trial.
-
-    Raises:
-        ExceptionGroup: of other faults than those.
     """
     playing_slots = asyncio.Semaphore(at_once)
 
-    async def play_one(begin: Begin) -> Trial:
-        """Play a trial once fewer than `at_once` are being played; if it cannot go on, cut it."""
-        tries: list[TrialInProgress] = []
-
-        def begin_try() -> TrialInProgress:
-            tries.append(begin())
-            return tries[-1]
-
+    async def play_one(planned: Planned) -> Trial:
+        """Play a trial once fewer than `at_once` are being played."""
         async with playing_slots:
-            try:
-                played = await play_retried(begin_try, engine, workers, retries)
-                trial = played.run.trial(played.duration_s)
-            except (ContextFull, CallFault) as fault:
-                if isinstance(fault, CallFault):
-                    print(fault, file=sys.stderr, flush=True)
-                tries[-1].cut_short()
-                trial = tries[-1].trial()
+            trial = await play_or_cut(planned, engine, workers, retries)
         on_end()
         return trial
 
     async with asyncio.TaskGroup() as tasks:
         playing = [
-            tasks.create_task(play_one(begin), name=f"trial {number}")
-            for number, begin in enumerate(begins)
+            tasks.create_task(play_one(planned), name=f"trial {number}")
+            for number, planned in enumerate(plans)
         ]
     return [task.result() for task in playing]

@@ -136,7 +136,7 @@ def _costs(summary: dict[str, Any]) -> list[str]:
         lines[-1] += f"; prefix cache hit {cache['hit_rate']:.1%}, reuse {cache['reuse_rate']:.1%}"
     if cut := summary.get("evaluation", {}).get("heldout", {}).get("cut_short", 0.0):
         lines.append(
-            f"{cut:.1%} of held-out trials outgrew engine.max_tokens, or had a call that failed, "
+            f"{cut:.1%} of held-out trials outgrew engine.max_tokens, or failed in every try, "
             "and count as lost"
         )
     for source, count in summary.get("injections", {}).items():
