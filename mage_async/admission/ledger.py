@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Self
 
 from mage_async.admission.policies import SLOTS, AdmissionPolicy, AdmissionState, take_in_order
-from mage_async.protocol.journal_records import Commit, Granted, SegmentHeader
+from mage_async.protocol.journal_records import Commit, Dropped, Granted, SegmentHeader
 from mage_async.protocol.messages import EpisodeResult, GroupGrant, TrialResult
 from mage_async.tasks.task_stream import num_seats, own_task
 from mage_async.trajectory import Group, Guidance, Task, Trial
@@ -182,6 +182,8 @@ class PendingGroup:
     """Finished episodes of trials that have not arrived, by the trial's index. If the group is
     granted again, the next actor continues after them.
     """
+    most_turns: int = 0
+    """Largest number of turns that its trials, arrived or not, were ever reported to have had."""
 
     @classmethod
     def from_record(cls, granted: Granted) -> Self:
@@ -212,6 +214,17 @@ class PendingGroup:
     def num_turns(self) -> int:
         """Return the number of turns of the trials that have arrived."""
         return sum(len(trial.turns) for trial in self.trials if trial is not None)
+
+    def num_turns_missing(self) -> int:
+        """Return the number of turns that the trials that have not arrived had had, as far as
+        heartbeats and finished episodes told.
+        """
+        kept = sum(len(result.finished.trial.turns) for result in self.episodes.values())
+        return max(kept, self.most_turns - self.num_turns())
+
+    def drop_record(self, reason: str) -> Dropped:
+        """Return the record of a drop that the learner decides."""
+        return Dropped(grant=self.grant, reason=reason, num_turns=self.num_turns_missing())
 
     def group(self) -> Group:
         """Return the complete group, for training."""
@@ -510,6 +523,16 @@ class Ledger:
         group = self._pending.get(grant)
         return [] if group is None else [group.episodes[index] for index in sorted(group.episodes)]
 
+    def note_turns(self, grant: int, epoch: int, num_turns: int) -> None:
+        """Note how many turns the unfinished trials of a group have had so far.
+
+        A drop for a missed deadline reports the largest number. Without it, the groups that are
+        lost because they are long would count as lost before their first turn.
+        """
+        group = self._pending.get(grant)
+        if group is not None and group.epoch == epoch:
+            group.most_turns = max(group.most_turns, group.num_turns() + num_turns)
+
     def drop(self, grant: int, epoch: int, reason: str, num_turns: int = 0) -> bool:
         """Drop an incomplete group; its trials count as dropped, acknowledged or not.
 
@@ -553,19 +576,21 @@ class Ledger:
         """Return the peers that `expire` would take a group from."""
         return {group.peer for group in self._late_groups(now) if group.peer is not None}
 
-    def expire(self, now: float) -> list[int]:
+    def expire(self, now: float) -> list[Dropped]:
         """Take groups from peers that missed their deadline; the groups are lapsed then.
 
         A group that misses its deadline for the `max_expiries`-th time is dropped instead. Returns
-        the dropped groups.
+        the records of the drops, oldest group first.
         """
-        late = self._late_groups(now)
-        for group in late:
+        records = []
+        for group in self._late_groups(now):
             self._assign(group, None)
             group.num_expired += 1
             if group.num_expired >= self.max_expiries:
-                self._drop(group, self.expiry_reason())
-        return [group.grant for group in late if group.grant not in self._pending]
+                record = group.drop_record(self.expiry_reason())
+                self._drop(group, record.reason, record.num_turns)
+                records.append(record)
+        return records
 
     def expiry_reason(self) -> str:
         """Return the reason for which `expire` drops a group."""
@@ -601,20 +626,24 @@ class Ledger:
         self._in_training.append(grants)
         return [self._pending.pop(grant).group() for grant in grants]
 
-    def trained(self, version: int) -> list[int]:
+    def trained(self, version: int) -> list[Dropped]:
         """End the oldest batch in training: its step is published as `version`.
 
-        Drops the groups that are too old by the policy, and returns them, oldest first.
+        Drops the groups that are too old by the policy, and returns the records of the drops,
+        oldest group first.
         """
         assert self._in_training, "no batch is in training"
         assert version == self.version + 1, f"after version {self.version} came {version}"
         self._num_trained += len(self._in_training.pop(0))
         self._drops_in_a_row, self._last_drop, self._num_replaced = 0, "", 0
         self.version = version
-        dropped = self.policy.over_age(self._state())
-        for grant in dropped:
-            self._drop_over_age(grant)
-        return dropped
+        records = [
+            self._pending[grant].drop_record(OVER_AGE)
+            for grant in self.policy.over_age(self._state())
+        ]
+        for record in records:
+            self._drop_over_age(record.grant, record.num_turns)
+        return records
 
     # Questions.
 
@@ -783,7 +812,7 @@ class Ledger:
     def replay_drop(self, grant: int, reason: str, num_turns: int) -> None:
         """Replay the record of a drop; nothing changes if the group is not pending."""
         if grant in self._pending and reason == OVER_AGE:
-            self._drop_over_age(grant)
+            self._drop_over_age(grant, num_turns)
         elif grant in self._pending and reason == ALIKE:
             self._drop_alike(grant)
         elif grant in self._pending:
@@ -847,12 +876,13 @@ class Ledger:
         self._last_drop = reason
         self._remove(group.grant)
 
-    def _drop_over_age(self, grant: int) -> None:
-        """Drop a pending group that has become too old."""
+    def _drop_over_age(self, grant: int, num_turns: int) -> None:
+        """Drop a pending group that has become too old; see `_drop`."""
         group = self._remove(grant)
         assert group is not None, "only pending groups are too old"
         self._dropped[OVER_AGE] += 1
-        self._drops.append(DroppedGroup(group.task.member, group.num_turns(), OVER_AGE))
+        turns = group.num_turns() + num_turns
+        self._drops.append(DroppedGroup(group.task.member, turns, OVER_AGE))
 
     def _drop_alike(self, grant: int) -> None:
         """Drop a complete group whose trials all earned the same; see `ALIKE`."""

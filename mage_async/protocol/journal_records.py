@@ -48,7 +48,7 @@ class Dropped(Fields):
     grant: Number
     reason: str
     num_turns: Number = 0
-    """Number of turns of those of its trials that had not arrived, as the actor reported."""
+    """Number of turns of those of its trials that had not arrived, as its actors reported."""
 
 
 class Commit(Fields):

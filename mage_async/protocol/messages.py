@@ -193,6 +193,9 @@ class Heartbeat(Fields):
     """Totals by name."""
     blocked_s: Annotated[dict[Name, NonNegative], Meta(max_length=64)]
     """Seconds in each state of the peer, by the state's name: work as well as waits."""
+    turns: Annotated[tuple[tuple[Number, Number, Number], ...], Meta(max_length=65_536)] = ()
+    """Grant and epoch of each group that the peer plays, and the number of turns that its
+    unfinished trials have had."""
 
 
 class Goodbye(Fields):

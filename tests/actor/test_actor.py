@@ -1,6 +1,7 @@
 """An actor plays what it is granted, and sends every trial until that is acknowledged."""
 
 import asyncio
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from mage_async.trajectory import Task
 from mage_services.actor import actor
 from mage_services.transport.channels import AccessControl
 from tests.helpers.actor_site import (
+    FOREVER_S,
     MEMBER,
     TRIALS,
     Run,
@@ -218,3 +220,16 @@ def test_heartbeats_tell_what_the_engine_did_and_where_the_time_went(
 
     monkeypatch.setattr(actor, "HEARTBEAT_S", 0.005)
     run(main, pace=lambda trial: 0.001)
+
+
+def test_heartbeats_tell_how_many_turns_unfinished_groups_have_had(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(site: Site) -> None:
+        site.say(grant(3, epoch=1))
+        while (beat := await site.beat()).turns != ((3, 1, 5),):
+            assert sum(num_turns for *_, num_turns in beat.turns) < 5
+
+    turns = count()
+    monkeypatch.setattr(actor, "HEARTBEAT_S", 0.005)
+    run(main, pace=lambda trial: 0.0 if next(turns) < 5 else FOREVER_S)

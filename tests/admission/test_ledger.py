@@ -1,6 +1,7 @@
 """The ledger of slots: examples small enough to follow by hand."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,10 +17,12 @@ from mage_async.admission.ledger import (
     Unknown,
 )
 from mage_async.admission.policies import POLICIES
+from mage_async.environments.catalogue import load
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.codec import decode, encode
-from mage_async.protocol.messages import GroupGrant, TrialResult
-from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
+from mage_async.protocol.messages import EpisodeResult, GroupGrant, TrialResult
+from mage_async.results.dropped_bias import Selection, dropped_groups
+from mage_async.trajectory import FinishedEpisodes, Kind, Segment, Task, Trial, Turn
 
 SEGMENT = Segment(
     np.zeros(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32), (VersionRun(0, 0, 0),)
@@ -198,9 +201,54 @@ def test_a_group_that_always_misses_its_deadline_is_dropped() -> None:
     granted = grant(slots)
     assert slots.expire(10.0) == []
     slots.grant_again(granted.grant, peer="a", now=10.0, deadline_s=10.0)
-    assert slots.expire(20.0) == [granted.grant]
+    assert [record.grant for record in slots.expire(20.0)] == [granted.grant]
     assert slots.counts().dropped_by_reason == {"missed its deadline 2 times": 1}
     assert slots.may_grant()
+
+
+def played(granted: GroupGrant, index: int, num_turns: int) -> TrialResult:
+    """A trial of so many turns."""
+    turns = (Turn(Kind.ACT, 0, 0, 0, 0, 1, 0.0, True, "rock"),) * num_turns
+    arrived = result(granted, index)
+    return TrialResult(granted.grant, granted.epoch, replace(arrived.trial, turns=turns))
+
+
+@pytest.mark.parametrize(
+    ("reports", "kept", "num_turns"),
+    [((), 0, 0), ((), 5, 5), ((3, 7, 2), 5, 7), ((3,), 5, 5)],
+)
+def test_a_group_that_missed_its_deadlines_is_dropped_with_the_turns_that_it_had(
+    reports: Sequence[int], kept: int, num_turns: int
+) -> None:
+    slots = ledger(max_expiries=1)
+    granted = grant(slots)
+    slots.receive(played(granted, 0, 10))
+    for number in reports:
+        slots.note_turns(granted.grant, granted.epoch, number)
+    slots.note_turns(granted.grant, granted.epoch + 1, 99)  # no such grant
+    if kept:
+        finished = FinishedEpisodes(played(granted, 1, kept).trial, "")
+        slots.keep(EpisodeResult(granted.grant, granted.epoch, finished))
+    (record,) = slots.expire(10.0)
+    assert record.num_turns == num_turns
+    (drop,) = slots.take_drops()
+    assert drop.num_turns == 10 + num_turns
+
+
+def test_long_groups_that_miss_their_deadlines_are_seen_in_the_ratio_of_selection() -> None:
+    slots = ledger(groups_per_step=100, max_expiries=1, trials_per_group=1)
+    rps = load("rps")
+    task = Task("rps", rps.members("train")[0], 0)
+    for _ in range(40):
+        granted = slots.grant(task, num_episodes=3, peer="a", now=0.0, deadline_s=10.0)
+        slots.note_turns(granted.grant, granted.epoch, 60)
+        assert len(slots.expire(10.0)) == 1
+    lost = dropped_groups(slots.take_drops(), rps)
+    trained = [["kind", "task", 8, 50], ["kind", "task", 80, 10]]
+    found = Selection.of([{"trained_groups": trained, "dropped_groups": lost}])
+    ratio = found.long_over_short(1)
+    assert ratio is not None
+    assert ratio.high < 0.5, "of fifty long groups, ten were trained"
 
 
 def test_deaths_of_peers_never_drop_a_group() -> None:

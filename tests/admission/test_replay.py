@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.admission.ledger import OVER_AGE, Ledger
+from mage_async.admission.ledger import Ledger
 from mage_async.admission.policies import POLICIES
 from mage_async.admission.replay import first_difference, plays_alike, replay
 from mage_async.config import config_file
@@ -88,10 +88,7 @@ class Play:
 
     def expire(self) -> None:
         self.now += 10.0
-        before = set(self.ledger._pending)
-        self.ledger.expire(self.now)
-        for grant in before - self.ledger._pending.keys():
-            self.records.append(Dropped(grant=grant, reason=self.ledger.expiry_reason()))
+        self.records += self.ledger.expire(self.now)
 
     def step(self) -> None:
         groups = self.ledger.take_batch()
@@ -99,10 +96,7 @@ class Play:
             version = self.ledger.version + 1
             self.batches.append([(g.grant, [t.index for t in g.trials]) for g in groups])
             self.records.append(commit(version, [group.grant for group in groups]))
-            before = set(self.ledger._pending)
-            self.ledger.trained(version)
-            for grant in before - self.ledger._pending.keys():
-                self.records.append(Dropped(grant=grant, reason=OVER_AGE))
+            self.records += self.ledger.trained(version)
 
     def roll(self) -> None:
         self.records.append(self.ledger.segment_header("", 9.0))

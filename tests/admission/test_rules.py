@@ -125,7 +125,7 @@ class Learner(RuleBasedStateMachine):
         playing = {
             s.grant for s in self.slots._pending.values() if s.peer and s.deadline <= self.now
         }
-        ended = set(self.slots.expire(self.now))
+        ended = {record.grant for record in self.slots.expire(self.now)}
         assert ended <= playing
         assert playing - ended <= set(self.slots.lapsed())
         assert self.slots.counts().groups.dropped == before + len(ended)

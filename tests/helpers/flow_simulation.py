@@ -132,7 +132,7 @@ class _Simulation:
             heapq.heappush(self.events, (end, 0, grant))
 
     def _publish(self, ledger: Ledger, pace: Concurrency, now: float) -> None:
-        dropped = ledger.trained(ledger.version + 1)
+        dropped = {record.grant for record in ledger.trained(ledger.version + 1)}
         self.published.append(now)
         for grant in dropped:
             self.lives[grant].cut = min(now, self.lives[grant].end)

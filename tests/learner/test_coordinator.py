@@ -244,9 +244,12 @@ def test_a_group_that_always_misses_its_deadline_is_dropped_and_wakes_the_learne
         await site.say(actor, *results(*others))
         site.coordinator.arrived.clear()
         for _ in range(2 * round(DEADLINE_S)):
-            await site.say(actor, heartbeat())
+            playing = site.coordinator.ledger.played_by(actor.peer)
+            turns = tuple((*key, 7) for key in playing)
+            await site.say(actor, msgspec.structs.replace(heartbeat(), turns=turns))
             site.pass_time(1)
         assert site.coordinator.arrived.is_set()
+        assert [drop.num_turns for drop in site.coordinator.ledger.take_drops()] == [7, 7]
         assert site.coordinator.ledger.counts().dropped_by_reason == {
             "missed its deadline 2 times": 2
         }

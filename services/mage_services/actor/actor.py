@@ -87,6 +87,10 @@ class PlayedGroup:
     unfinished: dict[int, TrialInProgress] = field(default_factory=dict)
     """Its trials that have begun and not ended, by index."""
 
+    def num_turns(self) -> int:
+        """Return the number of turns that its unfinished trials have had."""
+        return sum(trial.num_turns for trial in self.unfinished.values())
+
 
 @dataclass(slots=True)
 class Weights:
@@ -281,11 +285,9 @@ class Actor:
                 self._report_played()
             except* TrialFault as faults:
                 reason = str(faults.exceptions[0])[:MAX_REASON_CHARS]
-                num_turns = sum(trial.num_turns for trial in group.unfinished.values())
+                turns = group.num_turns()
                 await self._channel.send(
-                    GroupDrop(
-                        grant=grant.grant, epoch=grant.epoch, reason=reason, num_turns=num_turns
-                    )
+                    GroupDrop(grant=grant.grant, epoch=grant.epoch, reason=reason, num_turns=turns)
                 )
 
     @contextmanager
@@ -397,10 +399,14 @@ class Actor:
         await self._channel.send_frames(frames)
 
     def _heartbeat(self) -> Heartbeat:
-        """Return the engine's counters and the seconds in each state so far."""
+        """Return the engine's counters, the seconds in each state so far, and how far each group
+        has come.
+        """
         statistics = self._stage.engine.statistics()
         seconds = self._book_seconds(statistics.forward_s)
-        return Heartbeat(name=self._name, counters=statistics.counters(), blocked_s=seconds)
+        turns = tuple((*key, group.num_turns()) for key, group in self._playing.items())
+        counters = statistics.counters()
+        return Heartbeat(name=self._name, counters=counters, blocked_s=seconds, turns=turns)
 
     def _book_seconds(self, engine_s: float) -> dict[str, float]:
         """Add the seconds since the last call to the parts of "playing", and return the seconds in

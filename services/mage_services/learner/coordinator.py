@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 
 from mage_async.admission.concurrency import Concurrency
-from mage_async.admission.ledger import ALIKE, OVER_AGE, Accepted, Ledger, Unknown
+from mage_async.admission.ledger import ALIKE, Accepted, Ledger, Unknown
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Evaluation
 from mage_async.errors import DeterministicFailure
@@ -230,7 +230,9 @@ class Coordinator:
             case GroupDrop():
                 turns = message.num_turns
                 if self.ledger.drop(message.grant, message.epoch, message.reason, turns):
-                    self._record_drop(message.grant, message.reason, turns)
+                    self._record_drop(
+                        Dropped(grant=message.grant, reason=message.reason, num_turns=turns)
+                    )
                     self._check_drops()
             case Loaded():
                 self._take_loaded(peer, message)
@@ -239,6 +241,8 @@ class Coordinator:
                     known.heartbeat = message
                     if known.is_actor:
                         self.progress.heard(message.name, message.counters)
+                    for grant, epoch, num_turns in message.turns:
+                        self.ledger.note_turns(grant, epoch, num_turns)
             case Goodbye():
                 self._remove(peer)
             case _:
@@ -309,8 +313,8 @@ class Coordinator:
 
     def trained(self, version: int) -> None:
         """End the oldest batch in training: the journal holds its step `version` durably."""
-        for grant in self.ledger.trained(version):
-            self.journal.append(Dropped(grant=grant, reason=OVER_AGE))
+        for dropped in self.ledger.trained(version):
+            self.journal.append(dropped)
         self.journal.roll(
             lambda: segment_header(self.ledger, self.config, self.league, self.methods)
         )
@@ -579,14 +583,14 @@ class Coordinator:
         for peer in late & self.peers.keys():
             if not self.peers[peer].is_away:
                 self._welcome(peer)
-        for grant in dropped:
-            self._record_drop(grant, self.ledger.expiry_reason())
+        for record in dropped:
+            self._record_drop(record)
         self._check_drops()
 
-    def _record_drop(self, grant: int, reason: str, num_turns: int = 0) -> None:
+    def _record_drop(self, record: Dropped) -> None:
         """Journal a drop, and note the first drop of its kind."""
-        self.journal.append(Dropped(grant=grant, reason=reason, num_turns=num_turns))
-        if (note := self.progress.first_drop(reason)) is not None:
+        self.journal.append(record)
+        if (note := self.progress.first_drop(record.reason)) is not None:
             self.note(note)
         self.arrived.set()  # without the dropped group, later ones may be a batch
 

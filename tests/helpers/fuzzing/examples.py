@@ -44,7 +44,9 @@ def example_messages() -> list[messages.Message]:
         messages.Acknowledge(grant=7, epoch=1, trial=2, is_duplicate=False),
         messages.Publication(version=3, path=path, digest=digest),
         messages.Loaded(version=3, digest=digest, difference=1e-6, num_retries=1),
-        messages.Heartbeat(name="a", counters={"tokens": 3.5}, blocked_s={"engine": 0.25}),
+        messages.Heartbeat(
+            name="a", counters={"tokens": 3.5}, blocked_s={"engine": 0.25}, turns=((3, 0, 7),)
+        ),
         messages.Goodbye(reason="done"),
         example_trial(),
         messages.EpisodeResult(7, 1, FinishedEpisodes(_unfinished(example_trial().trial), "π")),
