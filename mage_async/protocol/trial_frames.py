@@ -47,20 +47,24 @@ class Limits:
     """Describe the largest message that is accepted from a peer.
 
     Sizes are checked before anything is allocated.
+
+    A trial over a limit is lost with its group after it was played, so the limits lie far above
+    what can be trained: if long trials were lost, lengths would choose what is learned. The largest
+    message, 57 MiB, fits into one record of the journal (64 MiB); its decoding takes 30 ms.
     """
 
-    max_header_bytes: int = 2**20
-    max_tokens: int = 2**18
+    max_header_bytes: int = 2**23
+    max_tokens: int = 2**22
     """Number of tokens of one message, over all segments of its trial, or of the trials of both
     seats.
     """
-    max_allowed: int = 2**20
+    max_allowed: int = 2**22
     """Number of integers that describe the allowed sets of one message: `allowed` above."""
-    max_segments: int = 256
+    max_segments: int = 2**14
     """Number of segments of one trial."""
-    max_turns: int = 4096
+    max_turns: int = 2**16
     """Number of turns of one trial."""
-    max_runs: int = 4096
+    max_runs: int = 2**16
     """Number of version runs of one trial."""
     max_text_chars: int = 2**15
     """Number of characters of one action, one reflection, or one anchor (an episode's state as

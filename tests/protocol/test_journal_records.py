@@ -1,6 +1,7 @@
 """The journal's bytes: what was written is read, and what was torn is cut where it was whole."""
 
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,10 +25,12 @@ from mage_async.protocol.journal_records import (
     to_delete,
 )
 from mage_async.protocol.messages import GroupGrant, TrialResult
+from mage_async.protocol.trial_frames import DEFAULT_LIMITS
+from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trajectory import Segment as Part
-from mage_async.trajectory import Task, Trial
 from mage_services.journal.record_bytes import (
     MAGIC,
+    MAX_RECORD_BYTES,
     decode_record,
     encode_record,
     find_record,
@@ -111,6 +114,30 @@ def test_a_trial_that_has_arrived_is_written_as_it_arrived(sent: TrialResult) ->
     assert segment_of([arrived]) == segment_of([sent])
     (body,) = scan(segment_of([arrived])).bodies
     assert decode_record(body).frames == ()
+
+
+@pytest.mark.parametrize(("num_segments", "num_tokens"), [(9, 2**15), (300, 1000)])
+def test_a_trial_of_many_or_long_contexts_is_sent_and_written(
+    num_segments: int, num_tokens: int
+) -> None:
+    """As those of `trial.memory = "notes"` are: longer than any context."""
+    result = a_trial(0, 0, num_tokens)
+    part = result.trial.segments[0]
+    notes = tuple(
+        Turn(Kind.NOTES, 0, 0, number, 0, 3, 0.0, True, "a note " * 200)
+        for number in range(num_segments)
+    )
+    trial = replace(result.trial, segments=(part,) * num_segments, turns=notes)
+    sent = decode(encode(TrialResult(0, 1, trial)))
+    assert isinstance(sent, TrialResult)
+    (body,) = bodies_of(segment_of([sent]))
+    assert equal(decode_record(body), TrialResult(0, 1, trial))
+
+
+def test_the_largest_message_is_a_record() -> None:
+    arrays = 4 * (2 * DEFAULT_LIMITS.max_tokens + DEFAULT_LIMITS.max_allowed)
+    masks = DEFAULT_LIMITS.max_tokens // 8
+    assert DEFAULT_LIMITS.max_header_bytes + arrays + masks + 1000 < MAX_RECORD_BYTES
 
 
 def bodies_of(data: bytes) -> list[bytes]:

@@ -355,7 +355,7 @@ UNSOUND = [
     (with_turn(info="__import__('os')"), "turn 1 has an info that is no JSON object"),
     (with_turn(info="[1]"), "turn 1 has an info that is no JSON object: Expected `object`"),
     (with_turn(info='{"a":' + "[" * 4000 + "]" * 80 + "}"), "info that is no JSON object"),
-    (with_trial(example(), segments=()), "1 to 256 segments, got 0"),
+    (with_trial(example(), segments=()), "1 to 16384 segments, got 0"),
     (with_trial(example(), cut_at=1), "cut at episode 1 counts in evaluations alone"),
     (with_trial(example(), duration_s=float("nan")), "Expected `float`"),
     (with_trial(example(), num_prompt_tokens=-1), "Expected `int` >= 0"),
@@ -384,7 +384,7 @@ def test_an_unsound_trial_is_not_sent(result: TrialResult, sentence: str) -> Non
     ("frames", "sentence"),
     [
         (with_header(lambda h: h.update(num_tokens=[11])), r"arrays of \[44, 44, 2\] bytes"),
-        (with_header(lambda h: h.update(num_tokens=[2**31 - 1])), "1 to 262144 tokens"),
+        (with_header(lambda h: h.update(num_tokens=[2**31 - 1])), "1 to 4194304 tokens"),
         (with_header(lambda h: h.update(num_tokens=[5, 5])), "2 to 2 lists of version runs, got 1"),
         (with_header(lambda h: h["turns"][0].update(stop=11)), "turn 0 spans 2:11"),
         (with_header(lambda h: h["turns"][0].update(kind=9)), "Invalid enum value 9"),

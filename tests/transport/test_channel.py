@@ -12,6 +12,7 @@ from mage_async.protocol.messages import (
     TrialResult,
     Welcome,
 )
+from mage_async.protocol.trial_frames import DEFAULT_LIMITS
 from mage_services.transport.channels import PeerChannel
 from mage_services.transport.sockets import ipc_address
 from tests.helpers.channel_site import Site, heartbeat, hello, run, trial
@@ -32,15 +33,16 @@ def test_messages_go_both_ways_and_keep_their_order(site: Site) -> None:
     run(main)
 
 
-def test_a_long_trial_arrives_whole(site: Site) -> None:
+def test_the_longest_trial_arrives_whole(site: Site) -> None:
     async def main() -> None:
         learner = site.learner()
         peer = site.peer(learner)
         await learner.receive()
-        await peer.send(trial(200_000))
+        longest = trial(DEFAULT_LIMITS.max_tokens)
+        await peer.send(longest)
         _, message = await learner.receive()
         assert isinstance(message, TrialResult)
-        (sent,), (got,) = trial(200_000).trial.segments, message.trial.segments
+        (sent,), (got,) = longest.trial.segments, message.trial.segments
         assert np.array_equal(got.tokens, sent.tokens)
         assert np.array_equal(got.logprobs, sent.logprobs)
 
