@@ -247,6 +247,7 @@ def check_keys(config: Config) -> None:
     ):
         component.check(config)
     _check_learner(config)
+    _check_replaced_groups(config)
     _check_memory(config, environment)
     _check_budget(config, environment, methods.self_play_share())
     methods.check()
@@ -390,6 +391,19 @@ def _check_processes(config: Config) -> None:
         raise ConfigError(
             f"engine.gpus_per_actor = {engine.num_gpus} takes {engine.num_gpus} of engine.devices "
             f"for each engine, which names {len(engine.devices)}: name a multiple"
+        )
+
+
+def _check_replaced_groups(config: Config) -> None:
+    """Refuse to drop groups of equal rewards where such groups teach something."""
+    number, baseline = config.admission.replaced_groups, config.advantage.baseline
+    causes = [f"methods.{name}, which rewards turns" for name in overriding(config, "turn_rewards")]
+    if "group" not in baseline:
+        causes.append(f"advantage.baseline = {baseline}, which compares groups with each other")
+    if number and causes:
+        raise ConfigError(
+            f"admission.replaced_groups must be 0 with {causes[0]}, got {number}: a group whose "
+            "trials all earned the same is worth training on there"
         )
 
 

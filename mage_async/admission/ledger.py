@@ -12,7 +12,7 @@ slot* while it is in flight; most policies limit the number of slots.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from types import MappingProxyType
 from typing import Self
@@ -37,7 +37,7 @@ from mage_async.trajectory import Group, Guidance, Task, Trial
 #
 #     drop            an incomplete group
 #     expire          a playing group that misses its last deadline (`max_expiries`)
-#     replace_alike   a complete group whose trials all earned the same
+#     replace_alike   a complete group whose trials all earned the same, and that teaches nothing
 #     trained         under the policy `drop`: pending groups that are too old by then
 #     drop_all        all pending groups
 #
@@ -549,13 +549,20 @@ class Ledger:
         self._drop(group, reason, num_turns)
         return True
 
-    def replace_alike(self, grant: int, most: int) -> bool:
-        """Drop a complete group whose trials all earned the same in every episode, unless `most`
-        groups were dropped for that since the last step; return whether it was dropped.
+    def replace_alike(self, grant: int, most: int, teaches: Callable[[Group], bool]) -> bool:
+        """Drop a complete group whose trials all earned the same in every episode, unless it
+        teaches something, or `most` groups were dropped for that since the last step; return
+        whether it was dropped.
+
+        Args:
+            teaches: Returns whether a group would change the policy. It is called for a group that
+                would be dropped otherwise.
         """
-        group = self._pending[grant]
-        earned = {tuple(trial.episode_rewards()) for trial in group.group().trials}
-        if len(earned) > 1 or self._num_replaced >= most:
+        if self._num_replaced >= most:
+            return False
+        group = self._pending[grant].group()
+        earned = {tuple(trial.episode_rewards()) for trial in group.trials}
+        if len(earned) > 1 or teaches(group):
             return False
         self._drop_alike(grant)
         return True

@@ -266,7 +266,9 @@ class Admission(Section):
     replaced_groups: Natural = 0
     """Most groups of a step that are dropped because all their trials earned the same in every
     episode, and are replaced by new ones (dynamic sampling of DAPO, arXiv 2503.14476): compared
-    with each other, such trials teach nothing. 0 replaces none."""
+    with each other, such trials teach nothing. A group stays if one of its turns has an advantage
+    all the same, by a penalty or the time of a reward. Refused where groups are compared with each
+    other, or a method rewards turns. 0 replaces none."""
     max_groups_in_play: Count = 1024
     """Most groups that are played at a time (granted and not complete); the contexts of the actors'
     engines limit them too."""

@@ -224,6 +224,13 @@ def batch_advantages(table: TurnTable, config: Config, device: torch.device | st
     return values.float()
 
 
+def has_advantage(group: Group, config: Config) -> bool:
+    """Return whether any turn of a group has an advantage. If the trials earned the same, one may
+    still have: for an invalid action, a long completion, or the time of a reward.
+    """
+    return bool(batch_advantages(credited([group], config), config, "cpu").any())
+
+
 def _sequence(
     segment: Segment,
     turns: Sequence[Turn],

@@ -22,7 +22,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.messages import EpisodeResult, GroupGrant, TrialResult
 from mage_async.results.dropped_bias import Selection, dropped_groups
-from mage_async.trajectory import FinishedEpisodes, Kind, Segment, Task, Trial, Turn
+from mage_async.trajectory import FinishedEpisodes, Group, Kind, Segment, Task, Trial, Turn
 
 SEGMENT = Segment(
     np.zeros(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32), (VersionRun(0, 0, 0),)
@@ -392,18 +392,29 @@ def earns(slots: Ledger, *rewards: float) -> int:
     return granted.grant
 
 
+def nothing(group: Group) -> bool:
+    return False
+
+
+def test_a_group_that_teaches_is_not_replaced_though_its_trials_earned_the_same() -> None:
+    slots = ledger()
+    group = earns(slots, 0.0, 0.0)
+    assert not slots.replace_alike(group, 2, teaches=lambda group: True)
+    assert slots.replace_alike(group, 2, teaches=nothing)
+
+
 def test_groups_whose_trials_all_earned_the_same_are_replaced_up_to_a_bound() -> None:
     slots = ledger()
-    assert not slots.replace_alike(earns(slots, 0.0, 1.0), most=2)
+    assert not slots.replace_alike(earns(slots, 0.0, 1.0), 2, teaches=nothing)
     assert slots.take_batch() is not None
-    assert slots.replace_alike(earns(slots, 1.0, 1.0), most=2)
-    assert slots.replace_alike(earns(slots, 0.0, 0.0), most=2)
+    assert slots.replace_alike(earns(slots, 1.0, 1.0), 2, teaches=nothing)
+    assert slots.replace_alike(earns(slots, 0.0, 0.0), 2, teaches=nothing)
     kept = earns(slots, 0.0, 0.0)
-    assert not slots.replace_alike(kept, most=2)
+    assert not slots.replace_alike(kept, 2, teaches=nothing)
     counts = slots.counts()
     assert counts.dropped_by_reason == {ALIKE: 2}
     assert (counts.groups.granted, counts.groups.dropped, counts.groups.in_flight) == (4, 2, 2)
     # They are no fault, and neither end a run nor count as selection by faults.
     assert (counts.drops_in_a_row, slots.take_drops()) == (0, [])
     slots.trained(1)
-    assert slots.replace_alike(kept, most=2)
+    assert slots.replace_alike(kept, 2, teaches=nothing)

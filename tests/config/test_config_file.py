@@ -124,6 +124,17 @@ def test_remarks_need_the_room_of_those_they_are_cloned_from() -> None:
     check(config_file.load(config_file.find(None), [*planning, "warm_start=none"]))
 
 
+@pytest.mark.parametrize(
+    "assignment",
+    ['advantage.baseline=["kind", "episode", "index"]', "methods.metacure.information_bonus=0.2"],
+)
+def test_groups_of_equal_rewards_are_not_replaced_where_they_teach(assignment: str) -> None:
+    replaced = ["admission.replaced_groups=4"]
+    check(config_file.load(config_file.find(None), replaced))
+    with pytest.raises(ConfigError, match=r"admission.replaced_groups must be 0 with"):
+        check(config_file.load(config_file.find(None), [*replaced, assignment]))
+
+
 def test_groups_of_one_trial_are_refused_where_there_is_training() -> None:
     alone = ["admission.trials_per_group=1"]
     with pytest.raises(ConfigError, match=r"admission.trials_per_group must be at least 2 with"):

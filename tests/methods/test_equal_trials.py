@@ -12,7 +12,7 @@ import pytest
 
 from mage_async.config import config_file, presets
 from mage_async.config.components import ESTIMATORS
-from mage_async.learning.packing import batch_advantages, credited
+from mage_async.learning.packing import batch_advantages, credited, has_advantage
 from mage_async.trajectory import Alternative, Group, Kind, Task, Trial, Turn
 
 AS_CODED = ("mage_code", "lamer_code")
@@ -96,3 +96,21 @@ def test_an_invalid_action_costs_a_trial_its_score_and_no_turn_alone(method):
     found = advantages([replace(group, trials=(wrong, second))], config).reshape(2, 4)
     assert np.ptp(found, axis=1).tolist() == [0.0, 0.0]
     assert found[0, 0] < 0 < found[1, 0]
+
+
+def test_a_group_of_equal_rewards_has_an_advantage_by_an_invalid_action_or_a_rewards_time():
+    """Such a group is not replaced (`admission.replaced_groups`)."""
+    alike, config = alike_groups()[0], configured()
+    assert not has_advantage(alike, config)
+    first, second = alike.trials
+    invalid = replace(first, turns=(replace(first.turns[0], is_valid=False), *first.turns[1:]))
+    group = replace(alike, trials=(invalid, second))
+    assert has_advantage(group, config)
+    assert not has_advantage(group, configured(None, "advantage.format_penalty=0"))
+    *_, before, last = first.turns
+    early = (*first.turns[:-2], replace(before, reward=last.reward), replace(last, reward=0.0))
+    group = replace(alike, trials=(replace(first, turns=early), second))
+    assert {tuple(trial.episode_rewards()) for trial in group.trials} == {
+        tuple(first.episode_rewards())
+    }
+    assert has_advantage(group, config)

@@ -43,6 +43,7 @@ from mage_async.results.dropped_bias import TrialDurations
 from mage_async.results.progress import ProgressCounts, drop_kind
 from mage_async.tasks.league import League, version_of
 from mage_async.tasks.task_stream import MatchedTasks
+from mage_async.trajectory import Group
 from mage_services.journal.writer import JournalFile
 from mage_services.transport.channels import LearnerChannel, Peer, PeerGone
 from mage_services.weights.weight_store import EARLIER, WeightStore
@@ -102,7 +103,7 @@ class CoordinatorConfig:
     """The whole configuration as TOML, for the journal."""
     replaced_groups: int = 0
     """Largest number of groups of a step that are dropped, and replaced by new ones, because all
-    their trials earned the same."""
+    their trials earned the same and they teach nothing."""
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -180,6 +181,8 @@ class Coordinator:
     """The active methods, with their states; they may shorten a group or add guidance to it."""
     concurrency: Concurrency | None = None
     """Limits the incomplete groups by the age of tokens; None: only the admission policy does."""
+    teaches: Callable[[Group], bool] = lambda group: False
+    """Returns whether a group whose trials all earned the same would change the policy."""
     arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set whenever a batch may have become complete."""
     greeted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -635,14 +638,14 @@ class Coordinator:
             self._note_complete(peer, result.grant)
 
     def _note_complete(self, peer: Peer, grant: int) -> None:
-        """Note that all trials of a group have arrived. If all earned the same, drop the group, so
-        that another is granted in its place.
+        """Note that all trials of a group have arrived. If all earned the same and nothing can be
+        learned from them, drop the group, so that another is granted in its place.
         """
         if (known := self.peers.get(peer)) is not None:
             self._actors[grant] = known.hello.name
         if self.concurrency is not None:
             self.concurrency.completed(*self.ledger.playing_time(grant, self.clock()))
-        if self.ledger.replace_alike(grant, self.config.replaced_groups):
+        if self.ledger.replace_alike(grant, self.config.replaced_groups, self.teaches):
             self.journal.append(Dropped(grant=grant, reason=ALIKE))
         self.arrived.set()
 

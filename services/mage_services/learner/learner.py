@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import partial
 
 from mage_async.admission.concurrency import Concurrency
 from mage_async.admission.ledger import Ledger
@@ -18,6 +19,7 @@ from mage_async.admission.policies import POLICIES
 from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure
+from mage_async.learning.packing import has_advantage
 from mage_async.methods.method import Methods
 from mage_async.policy.warm_start import Progress
 from mage_async.protocol.journal_records import SegmentHeader
@@ -112,6 +114,7 @@ async def main(startup: Startup, status: Status) -> None:
             league,
             methods,
             _new_concurrency(config),
+            partial(has_advantage, config=config),
         )
         check_rivals(coordinator.rivals(), weights)
         status.send("fact", text=weights.describe())
