@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -10,12 +12,21 @@ from queue import SimpleQueue
 import msgspec
 import pytest
 import torch
+from torch.distributed import TCPStore
 
-from mage_async.errors import PolicyError, RunError
+from mage_async.errors import PolicyError, RunError, UnreadableWeights
 from mage_async.inference.weight_fingerprint import joined
 from mage_async.policy.snapshot import Place, Snapshot
 from mage_services.weights import weight_group, weight_sender
-from mage_services.weights.weight_group import Manifest, Receiver, is_manifest, on_disk
+from mage_services.weights.weight_group import (
+    HOST,
+    Manifest,
+    Receiver,
+    connect,
+    is_manifest,
+    on_disk,
+    request_version,
+)
 from mage_services.weights.weight_sender import WeightSender, buckets_of
 
 ENGINE = """
@@ -113,6 +124,51 @@ def test_engines_get_what_was_published_and_one_that_dies_takes_nobody_along(
     assert second.load(sender.write(snapshot(4)))["b"] == [[4, 2, 3]]
 
 
+class Killed(Exception):
+    """The process of an engine ends."""
+
+
+class DyingStore:
+    """The connection of an engine that is killed after some operations."""
+
+    def __init__(self, store: TCPStore, num_operations: int) -> None:
+        self._store, self._num_left = store, num_operations
+
+    def __getattr__(self, name: str):
+        if not self._num_left:
+            raise Killed
+        self._num_left -= 1
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("num_operations", [1, 2])
+def test_an_engine_that_is_killed_while_it_requests_a_version_takes_nobody_along(
+    tmp_path, num_operations: int
+) -> None:
+    path = WeightSender(tmp_path, "gloo", lambda version: False).write(snapshot(1))
+    dying = DyingStore(connect(Manifest.read(path).port), num_operations)
+    with suppress(Killed):
+        request_version(dying, "killed", 1)
+    engine = Engine(timeout_s=10)
+    try:
+        assert engine.load(path) == {"a": [1.5, 1.5], "b": [[1, 2, 3]]}
+    finally:
+        engine.process.kill()
+        engine.process.communicate()
+
+
+def test_engines_that_request_at_once_get_numbers_of_their_own() -> None:
+    server = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+
+    def requests(name: str) -> list[int]:
+        store = connect(server.port)
+        return [request_version(store, name, version) for version in range(20)]
+
+    with ThreadPoolExecutor(4) as threads:
+        numbers = [number for each in threads.map(requests, "abcd") for number in each]
+    assert sorted(numbers) == list(range(1, 81))
+
+
 @pytest.mark.parametrize("name", ["v000001.safetensors", "v000001.json"])
 def test_a_version_that_cannot_be_written_is_an_error_of_one_line(tmp_path, name: str) -> None:
     sender = WeightSender(tmp_path, "gloo", lambda version: True)
@@ -135,6 +191,21 @@ def test_a_learner_without_memory_to_send_says_so(tmp_path, monkeypatch, capsys)
     said = capsys.readouterr().err
     assert said.startswith("weights of version 1 were not sent to an engine")
     assert said.endswith(": CUDA out of memory\n")
+
+
+def test_a_request_that_cannot_be_answered_is_reported_and_the_next_one_has_a_new_thread(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    def fail(port: int) -> TCPStore:
+        raise UnreadableWeights(f"no weights from port {port}")
+
+    sender = WeightSender(tmp_path, "gloo", lambda version: False)
+    monkeypatch.setattr(weight_sender, "connect", fail)
+    sender._queues["engine"] = SimpleQueue()
+    sender._queues["engine"].put((1, 1, 2))
+    sender._serve("engine")
+    assert capsys.readouterr().err.startswith("weights of version 1 were not sent to an engine")
+    assert not sender._queues
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ it first needs weights. The engine requests each version, and a thread of the le
 training never waits here. Both sides meet in a key-value store, a small server in the learner:
 
     key            written by     meaning
-    asked          engines        a counter: the number of the next request
     question/N     the engine     its group, the group's number of members, and the wanted version
+    taken          the learner    a counter: the number of questions that it has read
     answer/N       the learner    "sending" if the buckets follow in the group, else why not
 
 A version that is published in this way is announced by the path of its `Manifest`.
@@ -113,9 +113,13 @@ def request_version(store: TCPStore, group: str, version: int, members: int = 2)
         group: Name of the group, which the engine has chosen.
         members: Number of members of the group: the learner, and each GPU of the engine.
     """
-    number = store.add("asked", 1)
     question = {"group": group, "version": version, "members": members}
-    store.set(f"question/{number}", msgspec.json.encode(question).decode())
+    text = msgspec.json.encode(question).decode()
+    number = store.add("taken", 0) + 1
+    # One operation takes the number and writes the question. So an engine that is killed leaves no
+    # number without a question, for which the learner would wait while all others wait for it.
+    while store.compare_set(f"question/{number}", "", text).decode() != text:
+        number += 1
     return number
 
 

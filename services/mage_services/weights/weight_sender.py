@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
-from mage_async.errors import first_line
+from mage_async.errors import UnreadableWeights, first_line
 from mage_async.policy.checkpoint import writing
 from mage_async.policy.snapshot import Place, beside_training
 from mage_services.weights.weight_group import GROUP_TIMEOUT, HOST, SENDING, Manifest, connect, join
@@ -59,14 +59,18 @@ class WeightSender(WeightFiles):
         self._device = torch.device(device)
         self._shards = None if shards is None else WeightFiles(shards)
         os.environ.setdefault(*ABORT_FAILED_SENDS)
+        # With libuv alone, which is torch's default, a `compare_set` ends a `wait` for its key.
         self._store = TCPStore(
-            HOST, 0, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT
+            HOST, 0, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT, use_libuv=True
         )
         self._snapshots: dict[int, AnySnapshot] = {}
         """Published versions that may still be requested."""
         self._queues: dict[str, queue.SimpleQueue[tuple[int, int, int]]] = {}
         """Requests by group: number of the request, version, number of the group's members."""
-        threading.Thread(target=self._listen, name="weights asked for", daemon=True).start()
+        listening = connect(self._store.port)
+        threading.Thread(
+            target=self._listen, args=(listening,), name="weights asked for", daemon=True
+        ).start()
 
     def write(self, snapshot: AnySnapshot) -> Path:
         """Keep a version, write its manifest, and return the manifest's path."""
@@ -110,17 +114,17 @@ class WeightSender(WeightFiles):
         """Return the path of a version's manifest."""
         return self.weights_path(version).with_suffix(".json")
 
-    def _listen(self) -> None:
+    def _listen(self, store: TCPStore) -> None:
         """Pass each request to the thread of its group, until the process ends.
 
         The store's keys are described in `weight_group.py`.
         """
-        store = connect(self._store.port)
         number = 0
         while True:
             number += 1
             store.wait([f"question/{number}"], FOREVER)
             question = json.loads(store.get(f"question/{number}"))
+            store.add("taken", 1)
             group = question["group"]
             if (requests := self._queues.get(group)) is None:
                 requests = self._queues[group] = queue.SimpleQueue()
@@ -133,19 +137,21 @@ class WeightSender(WeightFiles):
         """Join an engine's group, and send the versions that the engine requests, until that fails:
         as a rule because the engine has died.
         """
-        store = connect(self._store.port)
-        process_group = None
+        store = process_group = None
         while True:
             number, version, members = self._queues[group].get()
             snapshot = self._snapshots.get(version)
             try:
-                process_group = process_group or join(
-                    store, group, rank=0, backend=self._backend, members=members
-                )
+                if store is None:
+                    store = connect(self._store.port)
+                    process_group = join(
+                        store, group, rank=0, backend=self._backend, members=members
+                    )
                 store.set(f"answer/{number}", SENDING if snapshot else "no longer published")
                 if snapshot is not None:
                     self._send(snapshot, process_group)
-            except RuntimeError as error:  # an engine makes a new group when it asks again
+            # An engine makes a new group when it asks again.
+            except (RuntimeError, UnreadableWeights) as error:
                 # Printed, because the fault may be the learner's own, such as a lack of memory.
                 print(
                     f"weights of version {version} were not sent to an engine, which may have "
