@@ -66,6 +66,8 @@ class ClusterFacts:
     gpus: float
     silent: Sequence[tuple[str, str]] = ()
     """Name and reason of each node that did not answer."""
+    unopened: str = ""
+    """Why the own node could not listen at the learner's address; empty if it could."""
 
 
 def faults_of(facts: ClusterFacts, needs: Needs) -> list[str]:
@@ -84,6 +86,11 @@ def faults_of(facts: ClusterFacts, needs: Needs) -> list[str]:
         "again with `ray stop` and `ray start`"
         for name, why in facts.silent
     ]
+    if facts.unopened:
+        found.append(
+            f"the learner cannot listen at {needs.address} ({facts.unopened}): end the process "
+            "that has the port, or choose another one with transport.address"
+        )
     for node in (facts.own, *facts.others):
         found += [f"node {node.name}: {fault}" for fault in _of_node(node, facts.own, needs)]
     return found

@@ -1,5 +1,6 @@
-"""What is said of a node that does not answer."""
+"""What is said of a node that does not answer, and of a learner's address that is in use."""
 
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from mage_async.errors import ConfigError
 from mage_services.cluster import examination
 from mage_services.cluster.connection import Node
-from mage_services.cluster.examination import _answers, _clock, _reached
+from mage_services.cluster.examination import Probe, _answers, _clock, _reached
 
 ray = pytest.importorskip("ray")
 
@@ -42,3 +43,14 @@ def test_a_node_that_fails_after_its_first_answer_is_named(monkeypatch: pytest.M
     assert _clock(node, probe) == "the node has died"
     with pytest.raises(ConfigError, match=r"own node .* does not answer: the node has died"):
         _reached(None, node, {node: probe})
+
+
+def test_a_port_in_use_is_no_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "get", lambda reference, timeout: reference)
+    node = Node("abc", "127.0.0.1", 1.0, 0.0)
+    probe = SimpleNamespace(listen=SimpleNamespace(remote=Probe().listen))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setattr(examination, "port_of", lambda config: port)
+        found = _reached(None, node, {node: probe})
+    assert found == (f"tcp://127.0.0.1:{port}", "Address already in use", {})

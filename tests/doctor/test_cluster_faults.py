@@ -54,6 +54,12 @@ def test_a_cluster_without_room_and_a_node_that_is_silent_are_named() -> None:
     assert silent.startswith("node 10.0.0.3 (cc) did not answer (nothing in 30 s)")
 
 
+def test_a_learner_that_cannot_listen_is_a_fault_of_its_port_and_not_of_the_firewall() -> None:
+    (sentence,) = said(SOUND, unopened="Address already in use")
+    assert "cannot listen at tcp://10.0.0.1:5555 (Address already in use): end the pro" in sentence
+    assert "firewall" not in sentence
+
+
 def test_a_fault_of_ray_without_text_is_named_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
 

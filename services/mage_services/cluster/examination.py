@@ -62,6 +62,7 @@ class Probe:
         try:
             listener.bind((host, port))
         except OSError as fault:
+            listener.close()
             return port, fault.strerror or str(fault)
         listener.listen()
         self._listener = listener
@@ -164,7 +165,9 @@ def examine(address: str, config: Config, num_actors: int) -> tuple[ClusterFacts
         if own not in clocks:
             raise _silent(own, answers[own])
         answered = {node: answers[node] for node in clocks}
-        where, unreached = _reached(config, own, {node: probes[node] for node in answered})
+        where, unopened, unreached = _reached(
+            config, own, {node: probes[node] for node in answered}
+        )
         described = {
             node: NodeFacts(
                 node.name,
@@ -182,6 +185,7 @@ def examine(address: str, config: Config, num_actors: int) -> tuple[ClusterFacts
         sum(node.cores for node in found),
         sum(node.gpus for node in found),
         silent,
+        unopened,
     )
     return facts, replace(_needs(config, num_actors, facts.gpus > 0), address=where)
 
@@ -229,11 +233,14 @@ def _clock(node: Node, probe: Any) -> float | str:
     return min(offsets)[1]
 
 
-def _reached(config: Config, own: Node, probes: dict[Node, Any]) -> tuple[str, dict[Node, str]]:
+def _reached(
+    config: Config, own: Node, probes: dict[Node, Any]
+) -> tuple[str, str, dict[Node, str]]:
     """Listen where the learner would, and connect from every node.
 
     Returns:
-        The address, and why nodes could not connect, by node.
+        The address; why listening failed, "" if it did not; and why nodes could not connect, by
+        node.
 
     Raises:
         ConfigError: this machine's own node does not answer.
@@ -244,9 +251,9 @@ def _reached(config: Config, own: Node, probes: dict[Node, Any]) -> tuple[str, d
     port, fault = answer
     address = f"tcp://{own.address}:{port}"
     if fault:
-        return address, {own: fault}
+        return address, fault, {}
     references = {node: probe.reaches.remote(own.address, port) for node, probe in probes.items()}
-    return address, {node: why for node, why in _answers(references).items() if why}
+    return address, "", {node: why for node, why in _answers(references).items() if why}
 
 
 def _needs(config: Config, num_actors: int, has_gpus: bool) -> Needs:
