@@ -48,11 +48,13 @@ class Needs:
     cores: int
     gpus: int
     model_bytes: int
-    """Number of bytes of one version of the weights."""
+    """Number of bytes of one version of the weights; 0 if that is not known."""
     source: str = ""
     """Value of `policy.source`, quoted in sentences."""
     address: str = ""
     """Address of the learner, quoted in sentences."""
+    unsized: str = ""
+    """Why `model_bytes` is not known; empty if it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from mage_async.config.schema import Config, Pretrained
 from mage_async.errors import ConfigError
 from mage_services.cluster import examination
 from mage_services.cluster.connection import Node
-from mage_services.cluster.examination import Probe, _answers, _clock, _reached
+from mage_services.cluster.examination import Probe, _answers, _clock, _needs, _reached
 
 ray = pytest.importorskip("ray")
 
@@ -54,3 +55,17 @@ def test_a_port_in_use_is_no_failed_connection(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(examination, "port_of", lambda config: port)
         found = _reached(None, node, {node: probe})
     assert found == (f"tcp://127.0.0.1:{port}", "Address already in use", {})
+
+
+def test_the_weights_of_a_model_that_no_machine_has_downloaded_are_sized_by_its_shape() -> None:
+    config = Config(policy=Pretrained(source="Qwen/Qwen3-0.6B", dtype="bfloat16"))
+    needs = _needs(config, num_actors=1, has_gpus=False)
+    assert needs.model_bytes == 2 * 596_049_920
+    assert needs.unsized == ""
+
+
+def test_weights_of_an_unknown_model_are_said_to_be_unsized() -> None:
+    config = Config(policy=Pretrained(source="nobody/has-this"))
+    needs = _needs(config, num_actors=1, has_gpus=False)
+    assert needs.model_bytes == 0
+    assert "is not on this machine" in needs.unsized

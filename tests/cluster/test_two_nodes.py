@@ -85,11 +85,12 @@ def test_the_doctor_names_a_wrong_model_a_closed_port_and_a_clock_of_a_node(
     assert doctor.returncode == 1, output
     assert first.startswith(f"{nodes.address}: 2 nodes in ")
     assert first.endswith(", 3 faults"), output
-    clock, model, port = faults
+    clock, model, port, note = faults
     assert "its clock is 10." in clock or "its clock is 9.9" in clock
     assert "org/small is another model there" in model
     assert f":{PORT} from there (Connection refused): open the port" in port
-    assert len({line.split(":")[0] for line in faults}) == 1  # all of the faulty node
+    assert len({line.split(":")[0] for line in (clock, model, port)}) == 1  # the faulty node
+    assert "room for the weights was not checked: policy.source 'org/small' is not on" in note
 
 
 def test_a_run_whose_actors_lose_their_node_makes_the_weights_of_one_on_one_machine(

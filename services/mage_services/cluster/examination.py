@@ -18,7 +18,7 @@ from typing import Any
 
 from mage_async.config.schema import Config, Pretrained
 from mage_async.doctor.cluster_faults import ClusterFacts, Needs, NodeFacts
-from mage_async.errors import ConfigError, first_line
+from mage_async.errors import ConfigError, PolicyError, first_line
 from mage_services.cluster.connection import Node, joined, nodes, on, own_node
 from mage_services.cluster.placement import bundles_of, port_of, total
 from mage_services.processes.startup import build_digest
@@ -48,7 +48,7 @@ class Probe:
         Args:
             source: `policy.source`; "" if the policy is built anew.
         """
-        digest, _ = model_digest(source)
+        digest = model_digest(source)
         free = shutil.disk_usage(tempfile.gettempdir()).free
         return dict(versions=_versions(), free_bytes=free, gpus=_num_gpus(), model=digest)
 
@@ -77,25 +77,23 @@ class Probe:
             return fault.strerror or str(fault)
 
 
-def model_digest(source: str) -> tuple[str, int]:
-    """Return a digest of the model that `policy.source` names, and its size in bytes.
+def model_digest(source: str) -> str:
+    """Return a digest of the model that `policy.source` names; "" if this machine has none.
 
-    If this machine has no such model, they are "" and 0. Large files are read in part, so this
-    takes seconds for a model of any size.
+    Large files are read in part, so this takes seconds for a model of any size.
     """
     folder = _folder_of(source) if source else None
     if folder is None:
-        return "", 0
-    state, num_bytes = blake2b(digest_size=6), 0
+        return ""
+    state = blake2b(digest_size=6)
     for file in sorted(each for each in folder.iterdir() if each.is_file()):
         size = file.stat().st_size
-        num_bytes += size
         state.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as opened:
             for start in range(0, size, max(BLOCK_BYTES, size // MOST_BLOCKS)):
                 opened.seek(start)
                 state.update(opened.read(BLOCK_BYTES))
-    return state.hexdigest(), num_bytes
+    return state.hexdigest()
 
 
 def _folder_of(source: str) -> Path | None:
@@ -260,8 +258,23 @@ def _needs(config: Config, num_actors: int, has_gpus: bool) -> Needs:
     """Return what a run of this configuration needs; the learner's address is not known yet."""
     learner, actor = bundles_of(config, has_gpus)
     cores, gpus = total([learner, *[actor] * (num_actors + 1)])  # one more for the evaluator
-    source = _source_of(config)
-    return Needs(int(cores), int(gpus), model_digest(source)[1], source)
+    num_bytes, unsized = _model_bytes(config)
+    return Needs(int(cores), int(gpus), num_bytes, _source_of(config), unsized=unsized)
+
+
+def _model_bytes(config: Config) -> tuple[int, str]:
+    """Return the bytes of one version of the weights, and "". If this machine has no model that
+    tells their number, return 0 and why.
+    """
+    # Here and not above, because a probe, which imports this module too, needs neither torch nor
+    # transformers.
+    from mage_async.plan.model_shape import shape_of
+    from mage_async.plan.plan import ITEMSIZE
+
+    try:
+        return shape_of(config).num_weights * ITEMSIZE[config.policy.dtype], ""
+    except PolicyError as error:
+        return 0, str(error)
 
 
 def _source_of(config: Config) -> str:
