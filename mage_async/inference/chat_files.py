@@ -21,6 +21,16 @@ from tokenizers import Tokenizer
 from mage_async.errors import PolicyError
 from mage_async.trials.chat_format import ChatFormat, Message, Render, Tokenize, Tokens, Tools
 
+CHAT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+)
+"""Names of the files of a tokenizer and its chat template in a model directory."""
 DATE = datetime(2024, 7, 26)
 """Date that every template reads as today's (SmolLM3's writes it into the system message). With the
 clock's, a run resumed after midnight, a replay or a later evaluation would have other prompts than

@@ -26,6 +26,7 @@ from transformers import (
 from mage_async.config.schema import Config, Tiny
 from mage_async.errors import PolicyError, first_line
 from mage_async.inference.architecture import SUPPORTED
+from mage_async.inference.chat_files import CHAT_FILES
 from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.attention import PACKED_ATTENTION
 from mage_async.learning.trainer import Trainer
@@ -35,16 +36,6 @@ from mage_async.policy.tiny_tokenizer import END, build_tokenizer, save_tokenize
 
 WEIGHTS = "model.safetensors"
 """Name of the file of weights in a model directory."""
-CHAT_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-)
-"""Names of the files of a tokenizer and its chat template, which an export copies."""
 
 # Packed training runs a model's layers with an attention of its own, and multiplies the last hidden
 # states by the weight of the LM head. A model with further operations in its attention or after its

@@ -1,6 +1,7 @@
 """What is said of a node that does not answer, and of a learner's address that is in use."""
 
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,14 @@ from mage_async.config.schema import Config, Pretrained
 from mage_async.errors import ConfigError
 from mage_services.cluster import examination
 from mage_services.cluster.connection import Node
-from mage_services.cluster.examination import Probe, _answers, _clock, _needs, _reached
+from mage_services.cluster.examination import (
+    Probe,
+    _answers,
+    _clock,
+    _needs,
+    _reached,
+    model_digest,
+)
 
 ray = pytest.importorskip("ray")
 
@@ -69,3 +77,17 @@ def test_weights_of_an_unknown_model_are_said_to_be_unsized() -> None:
     needs = _needs(config, num_actors=1, has_gpus=False)
     assert needs.model_bytes == 0
     assert "is not on this machine" in needs.unsized
+
+
+def test_a_model_is_another_one_by_its_weights_and_not_by_what_else_was_downloaded(
+    tmp_path: Path,
+) -> None:
+    for name in ("whole", "partial", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        weights = b"b" if name == "other" else b"a"
+        (tmp_path / name / "model-00001-of-00001.safetensors").write_bytes(weights * 100)
+    for name in ("README.md", ".gitattributes", "pytorch_model.bin", "consolidated.safetensors"):
+        (tmp_path / "whole" / name).write_text("more")
+    digests = {name: model_digest(str(tmp_path / name)) for name in ("whole", "partial", "other")}
+    assert digests["whole"] == digests["partial"] != digests["other"]

@@ -19,6 +19,7 @@ from typing import Any
 from mage_async.config.schema import Config, Pretrained
 from mage_async.doctor.cluster_faults import ClusterFacts, Needs, NodeFacts
 from mage_async.errors import ConfigError, PolicyError, first_line
+from mage_async.inference.chat_files import CHAT_FILES
 from mage_services.cluster.connection import Node, joined, nodes, on, own_node
 from mage_services.cluster.placement import bundles_of, port_of, total
 from mage_services.processes.startup import build_digest
@@ -27,6 +28,9 @@ LIBRARIES = ("torch", "transformers", "pyzmq", "msgpack", "safetensors", "ray")
 """Libraries that write or read what nodes exchange, so that their versions have to agree."""
 CONNECT_S = 3.0
 """Seconds that a connection to the learner's address may take."""
+MODEL_FILES = ("config.json", *CHAT_FILES, "model*.safetensors")
+"""Files of a model that make it another model. The folder may hold further ones, such as README.md
+or weights in other formats, depending on the program that downloaded it."""
 BLOCK_BYTES, MOST_BLOCKS = 1 << 16, 64
 """Size in bytes of the blocks that are read of a model's file, evenly spread, and about how many of
 them. A part of a file is enough to tell two models apart, because training changes every tensor."""
@@ -86,7 +90,7 @@ def model_digest(source: str) -> str:
     if folder is None:
         return ""
     state = blake2b(digest_size=6)
-    for file in sorted(each for each in folder.iterdir() if each.is_file()):
+    for file in sorted(each for pattern in MODEL_FILES for each in folder.glob(pattern)):
         size = file.stat().st_size
         state.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as opened:
