@@ -369,15 +369,18 @@ def _checked(shapes: Shapes, shortest: Sequence[int]) -> tuple[_Shapes, tuple[in
     Raises:
         ConfigError: they are no such numbers.
     """
+    for name, value in (("shapes", shapes), ("shortest", shortest)):
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"maze: `{name}` must be a list, got {value!r}")
     for shape in shapes:
-        if len(shape) != 2:
+        if not isinstance(shape, list | tuple) or len(shape) != 2:
             raise ConfigError(f"maze: `shapes` holds pairs of rows and columns, got {shape!r}")
         for number in shape:
             check_whole("maze", "shapes", number, 5, len(ROWS) + 2)
-    if shapes and (len(shortest) != 2 or shortest[0] > shortest[1]):
-        raise ConfigError(f"maze: `shortest` must be [least, most] steps, got {shortest!r}")
     for number in shortest:
         check_whole("maze", "shortest", number, 1, 1000)
+    if shapes and (len(shortest) != 2 or shortest[0] > shortest[1]):
+        raise ConfigError(f"maze: `shortest` must be [least, most] steps, got {shortest!r}")
     return tuple((rows, columns) for rows, columns in shapes), tuple(shortest)
 
 

@@ -148,6 +148,10 @@ def test_the_share_of_random_walks_that_reach_the_goal_is_exact() -> None:
         ({"shapes": [[6]], "shortest": [7, 8]}, r"`shapes` holds pairs .*, got \[6\]"),
         ({"shapes": [[6, 99]], "shortest": [7, 8]}, "`shapes` must be a whole number from 5 to 11"),
         ({"shapes": [[6, 6]]}, r"`shortest` must be \[least, most\] steps, got \(\)"),
+        ({"shapes": 5, "shortest": [7, 8]}, "`shapes` must be a list, got 5"),
+        ({"shapes": [5], "shortest": [7, 8]}, "`shapes` holds pairs of rows and columns, got 5"),
+        ({"shapes": [[6, 6]], "shortest": 3}, "`shortest` must be a list, got 3"),
+        ({"shapes": [[6, 6]], "shortest": [1, "b"]}, "`shortest` must be a whole number .*'b'"),
         (ORBIT | {"turns": 7}, "`turns` must be a whole number from 8 to 1000, got 7"),
     ],
 )
