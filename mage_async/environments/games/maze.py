@@ -120,9 +120,11 @@ class MazePlay(SoloPlay):
         self.seen.setdefault(self.cell, self.actions())
         is_there, is_last = self.is_at_goal(), self._steps == self._turns
         state = GOAL if is_there else OVER if is_last else self.observation
-        # With `wins_only` every way pays as much as a shortest one.
-        shortest = self._steps if self._wins_only else self._maze.shortest()
-        earned = reward(shortest, self._steps, self._turns) if is_there else 0.0
+        earned = 0.0
+        if is_there:
+            # With `wins_only` every way pays as much as a shortest one.
+            shortest = self._steps if self._wins_only else self._maze.shortest()
+            earned = reward(shortest, self._steps, self._turns)
         observation = state if to else f"{INVALID} {state}"
         return Outcome(observation, earned, to is not None, is_there or is_last)
 
@@ -189,7 +191,8 @@ class MazeGame(Game[str]):
         wins_only: Whether the goal pays 1, whatever the number of steps.
 
     Raises:
-        ConfigError: an option is out of its range.
+        ConfigError: an option is out of its range, or no maze of `shapes` has a shortest way
+            within `shortest`.
     """
 
     ladders: Ladders = MappingProxyType(
@@ -234,6 +237,8 @@ class MazeGame(Game[str]):
         # goal.
         facts = facts_of("maze", turns, words, threshold=1e-9)
         super().__init__(facts, numbered("maze", mazes), "maze")
+        # Whether `shapes` and `shortest` go together is known only from a maze.
+        self.maze(self.members("train")[0])
 
     def family(self, member: str) -> str:
         """Return the number of steps on the shortest way to the goal."""
@@ -291,9 +296,9 @@ class MazeGame(Game[str]):
 def random_return(maze: Maze, turns: int, *, wins_only: bool = False) -> float:
     """Return the exact expected return of a uniform random walk."""
     # Go backwards from the last turn: `values` has each cell's expected reward after `steps` steps.
-    values = dict.fromkeys(maze.exits, 0.0)
+    values, shortest = dict.fromkeys(maze.exits, 0.0), maze.shortest()
     for steps in range(turns, 0, -1):
-        values[maze.goal] = reward(steps if wins_only else maze.shortest(), steps, turns)
+        values[maze.goal] = reward(steps if wins_only else shortest, steps, turns)
         values = {
             cell: sum(values[to] for to in ways.values()) / len(ways)
             for cell, ways in maze.exits.items()

@@ -160,7 +160,6 @@ def test_corridors_that_cannot_be_are_refused(options: dict[str, object], senten
         MazeGame(**options)
 
 
-def test_a_shortest_way_that_no_maze_has_is_said() -> None:
-    game = MazeGame(shapes=[[5, 5]], shortest=[30, 40], turns=40)
+def test_a_shortest_way_that_no_maze_has_is_said_before_any_task() -> None:
     with pytest.raises(ConfigError, match=r"no maze of `shapes` = .* shortest way of 30 to 40"):
-        game.maze("maze-0")
+        MazeGame(shapes=[[5, 5]], shortest=[30, 40], turns=40)
