@@ -11,6 +11,7 @@ import importlib
 import json
 import math
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -154,11 +155,16 @@ def _key(game: Any, iterations: int) -> str:
 
 
 def _store(file: Path, table: Table) -> None:
-    """Write to a temporary name first, so that no process reads half a table."""
+    """Store a table in the cache under a temporary name, then rename it, so that no process reads
+    half a table.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(table))
-    partial.replace(file)
+    # A name with the id of the process would not do: processes of containers, or of machines that
+    # share a home, may have the same one.
+    with tempfile.TemporaryDirectory(dir=file.parent) as working:
+        partial = Path(working) / file.name
+        partial.write_text(json.dumps(table))
+        partial.replace(file)
 
 
 class EngineDuel(DuelSides):

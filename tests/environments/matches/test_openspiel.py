@@ -20,6 +20,7 @@ from mage_async.environments.games.openspiel import (
     look_at,
 )
 from mage_async.environments.games.openspiel_policies import (
+    _store,
     best_value,
     equilibrium,
     greedy,
@@ -192,3 +193,19 @@ def test_without_openspiel_the_extra_is_named(name: str, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "pyspiel", None)
     with pytest.raises(ConfigError, match=r'pip install "mage_async\[games\]"'):
         load(name)
+
+
+def test_a_table_stays_whole_if_a_process_of_the_same_id_stores_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, rename = tmp_path / "table.json", Path.replace
+
+    def renamed(draft: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", rename)
+        _store(file, {"s": [(0, 1.0)]})
+        return rename(draft, target)
+
+    monkeypatch.setattr(Path, "replace", renamed)
+    _store(file, {"s": [(0, 1.0)]})
+    assert json.loads(file.read_text()) == {"s": [[0, 1.0]]}
+    assert list(tmp_path.iterdir()) == [file]
