@@ -338,7 +338,8 @@ class FingerprintBuilder:
             if published and published.tensors and are_published:
                 self._digests[name] = tensor_digest(name, tensor)
             if published and published.row_checksums:
-                self._rows[name] = checked_row(tensor, published.version)
+                # A view would keep all of the tensor in memory until the fingerprint is computed.
+                self._rows[name] = checked_row(tensor, published.version).clone()
             yield name, tensor
 
     def fingerprint(

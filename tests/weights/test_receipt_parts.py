@@ -1,5 +1,7 @@
 """Which faults sums of samples and row checksums reveal, and which they let pass."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from mage_async.inference.weight_fingerprint import (
     BLOCK_BYTES,
     MERGED_ROW_TOLERANCES,
     SAMPLED,
+    FingerprintBuilder,
     WeightFingerprint,
     checked_row,
     joined,
@@ -121,3 +124,14 @@ def test_weights_that_have_become_nan_arrive_as_nan() -> None:
     assert mismatch(published, fingerprint(tensors, 0)) == ""
     healthy = tensors | {"model.norm.weight": torch.ones(32)}
     assert mismatch(published, fingerprint(healthy, 0)) != ""
+
+
+def test_of_a_tensor_that_has_passed_its_row_alone_stays_in_memory() -> None:
+    values = np.arange(32, dtype=np.float32).reshape(8, 4)
+    published = fingerprint({"a": torch.from_numpy(values.copy())}, version=3)
+    builder, alive = FingerprintBuilder(published, None), weakref.ref(values)
+    assert len(list(builder.passing([("a", torch.from_numpy(values))]))) == 1
+    del values
+    assert alive() is None
+    found = builder.fingerprint(3, "float32", ())
+    assert found.row_checksums == published.row_checksums
