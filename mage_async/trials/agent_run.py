@@ -508,7 +508,7 @@ class AgentRun:
             if end is not None and end in self._notes:
                 notes = self._notes[end]
             elif end is not None:
-                messages, _ = _with_memory(policy_call.messages, memory)
+                messages = _with_memory(policy_call.messages, memory)
                 # The sequence has the system message already, if it is the same.
                 is_known = bool(system) and system == end[0].system_message
                 following = self._as_next_episode(messages[1:] if is_known else messages)
@@ -558,13 +558,19 @@ class AgentRun:
         self, messages: Sequence[Message], remembered: Sequence[str], tools: Tools
     ) -> Sequence[int]:
         """Return the tokens of a conversation in a context of its own. The texts to be remembered
-        replace `{memory}` or, without it, precede the first message that is not the system's.
+        replace `{memory}`. Without it, those that no message has precede the first message that is
+        not the system's.
         """
-        memory = "\n".join(filter(None, remembered))
-        own, has_place = _with_memory(messages, memory)
-        if memory and not has_place:
-            place = next((n for n, each in enumerate(own) if each.role != "system"), 0)
-            own[place] = own[place]._replace(content=f"{memory}\n\n{own[place].content}")
+        own = _with_memory(messages, "\n".join(filter(None, remembered)))
+        if not any(MEMORY in each.content for each in messages):
+            # A program that was given a text may have written it itself.
+            missing = [
+                text for text in remembered if not any(text in each.content for each in messages)
+            ]
+            if missing:
+                place = next((n for n, each in enumerate(own) if each.role != "system"), 0)
+                content = "\n\n".join(("\n".join(missing), own[place].content))
+                own[place] = own[place]._replace(content=content)
         return self._chat.prompt([each.as_chat() for each in own], tools)
 
     # Notes.
@@ -865,12 +871,9 @@ def _joined(end: _End | None, new: Sequence[int]) -> np.ndarray:
     return np.concatenate([np.array(known, np.int32), np.array(new, np.int32)])
 
 
-def _with_memory(messages: Sequence[Message], memory: str) -> tuple[list[Message], bool]:
-    """Return messages with a text at the places for it, and whether they hold it."""
-    # A program that was given the text may have written it itself.
-    has_place = any(MEMORY in each.content or memory in each.content for each in messages)
-    own = [each._replace(content=each.content.replace(MEMORY, memory)) for each in messages]
-    return own, has_place
+def _with_memory(messages: Sequence[Message], memory: str) -> list[Message]:
+    """Return messages with a text in place of `{memory}`."""
+    return [each._replace(content=each.content.replace(MEMORY, memory)) for each in messages]
 
 
 def _system_message(messages: Sequence[Message]) -> str:

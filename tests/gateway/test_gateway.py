@@ -12,9 +12,10 @@ from mage_async.completion import Completion, Prompt
 from mage_async.errors import CallFault, ContextFull
 from mage_async.policy_version import VersionRun
 from mage_async.restriction import Restriction
-from mage_async.trajectory import Kind, Task, Trial
+from mage_async.trajectory import Guidance, Kind, Task, Trial
 from mage_async.trials import agent_run
 from mage_async.trials.chat_format import ChatFormat
+from tests.helpers import agent_site
 from tests.helpers.agent_site import (
     asked,
     played,
@@ -113,6 +114,23 @@ def test_a_program_whose_context_is_full_goes_on_with_the_policys_notes(chat: Ch
         (1, 0, "paper rock"),
     ]
     assert [turn.reward for turn in trial.turns if turn.reward] == [1.0, 2.0]
+
+
+def test_guidance_that_a_program_has_written_itself_stands_once_beside_notes(
+    chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        talk = [{"role": "system", "content": f"win {self.session.memory}"}, *said("task")]
+        for number in range(5):
+            talk.append(await asked(url, talk))
+            talk += said(f"round {number}")
+        return 1.0
+
+    guidance = Guidance(0, 1, (), "paper paper", 0.0)
+    monkeypatch.setattr(agent_site, "stage_of", lambda *parts: stage_of(*parts).guided(guidance))
+    texts = texts_of(chat, one(chat, run, " rock", changes=NOTES))
+    assert [text.count("paper paper") for text in texts] == [1] * len(texts)
+    assert "<|system|> win paper paper<|user|> remark rock\n\ntask" in texts[1]
 
 
 def test_a_conversation_that_begins_too_long_for_its_room_is_refused_with_the_numbers(
