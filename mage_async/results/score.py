@@ -67,8 +67,10 @@ class Score(PartScore, frozen=True):
     """Score a set of trials.
 
     A trial that outgrew the engine's context, or that its environment or engine failed in every
-    try, counts too: its unfinished episodes, and the episodes that it could not begin, earn the
-    least that the environment can pay.
+    try, counts too. Each of its unfinished episodes, and of those that it could not begin, earns
+    the `min_return` that the environment declares. If none is declared, it earns the least that a
+    finished episode of this set earned, and at most 0, so the score of a trial then depends on the
+    other trials of the set.
     """
 
     best_within: list[float]
@@ -134,8 +136,7 @@ def _rows(trials: Sequence[Trial], environment: Environment) -> list[_TrialRetur
     for trial, facts in played:
         rewards, by_turn = trial.episode_rewards(), trial.turn_rewards()
         if trial.cut_at is not None:
-            # An unfinished episode counts as the declared minimum or, if none is declared, as the
-            # least that any finished episode earned, and at most 0.
+            # A reward, not yet per unit.
             known = facts.min_return
             least = min([0.0, *finished[facts]]) if known is None else known
             num_unfinished = trial.num_episodes - trial.cut_at
