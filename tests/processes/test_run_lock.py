@@ -1,5 +1,7 @@
 """Whether the lock of a file is held is read from the system's list of locks."""
 
+import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -33,6 +35,22 @@ def test_a_lock_of_the_same_inode_on_another_device_is_another_lock() -> None:
     assert _is_of(line, ":1311")  # the system does not say the device
     assert not _is_of(line, ":311")
     assert not _is_of(["1:", "->", *line[1:]], ":fe:01:1311")  # it waits for the lock
+
+
+def test_a_file_system_without_locks_leaves_no_descriptor_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = list[int]()
+
+    def flock(descriptor: int, operation: int) -> None:
+        refused.append(descriptor)
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="No locks available"):
+        hold(tmp_path / "lock", "held")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(refused[0])
 
 
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")

@@ -41,9 +41,11 @@ def hold(file: Path, refusal: str) -> int:
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(descriptor)
-        raise RunError(refusal) from None
+        if isinstance(error, BlockingIOError):
+            raise RunError(refusal) from None
+        raise
     os.truncate(descriptor, 0)
     os.write(descriptor, _pid_namespace().encode())  # for `is_held`
     return descriptor
