@@ -73,8 +73,6 @@ class Statistics:
     """Number of sequences that lost their KV slot to another one."""
     num_contexts: int = 0
     """Number of sequences that hold a KV slot now."""
-    num_waiting: int = 0
-    """Number of prompts that wait for a KV slot now."""
     cache_bytes: int = 0
     """Memory of the KV cache, in bytes; constant."""
 
@@ -251,7 +249,6 @@ class Scheduler:
             self._totals,
             num_evictions=self._cache.num_evictions,
             num_contexts=self._cache.num_contexts,
-            num_waiting=len(self._waiting),
         )
 
     def _plan(self) -> Plan:

@@ -107,7 +107,7 @@ def test_contexts_wait_while_every_slot_is_busy_and_all_are_served(reference) ->
     for number in range(5):
         ask(scheduler, f"c{number}", text(number, 10), max_tokens=4)
     assert scheduler.advance() == []
-    assert scheduler.statistics().num_waiting == 3
+    assert scheduler.statistics().num_contexts == 2
     completions = serve(scheduler)
     for number in range(5):
         assert_logprobs(reference, text(number, 10), completions[f"c{number}"])

@@ -240,7 +240,6 @@ class TurnQueue:
         return replace(
             self.totals,
             num_contexts=len(self.contexts),
-            num_waiting=len(self._held),
             forward_s=self.totals.forward_s + running_s,
         )
 
