@@ -11,6 +11,7 @@ of a chunk. dX is the gradient of the hidden states, dW that of the LM head.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from mage_kernels.fused.head_kernels import (
     sampled_token_gradient,
 )
 from mage_kernels.fused.surrogate_gradient import surrogate_gradient
-from mage_kernels.surrogate import TokenData
+from mage_kernels.surrogate import Surrogate, TokenData
 
 CHUNK_COLUMNS = 8192
 """Number of columns of logits whose gradient is in memory at a time; a multiple of the kernels'
@@ -60,12 +61,20 @@ class FusedLogprob(torch.autograd.Function):
     """Compute log-prob and entropy by Triton kernels; differentiable once."""
 
     @staticmethod
-    def forward(ctx, hidden, head, tokens, inverse_temperature, keep_bytes):
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        tokens: Tensor,
+        inverse_temperature: float,
+        keep_bytes: int,
+    ) -> tuple[Tensor, Tensor]:
         """Return log-prob and entropy of each token, `[T]` each, and keep logits up to
         `keep_bytes`.
         """
         hidden, head, tokens = hidden.contiguous(), head.contiguous(), tokens.contiguous()
-        inverse_temperature = torch.full(
+        # The kernels take an inverse temperature of each row.
+        scales = torch.full(
             (len(hidden),), inverse_temperature, dtype=torch.float32, device=hidden.device
         )
         num_kept = num_kept_rows(keep_bytes, len(hidden), len(head), hidden.itemsize)
@@ -73,13 +82,11 @@ class FusedLogprob(torch.autograd.Function):
         ctx.kept = KeptLogits.empty(num_kept, len(head), hidden) if is_kept else None
         results: Iterable[Tensor]
         if len(hidden):
-            results = forward_rows(hidden, head, tokens, inverse_temperature, ctx.kept)
+            results = forward_rows(hidden, head, tokens, scales, ctx.kept)
         else:
-            results = (torch.empty_like(inverse_temperature) for _ in range(3))
+            results = (torch.empty_like(scales) for _ in range(3))
         logprob, entropy, normaliser = results
-        ctx.save_for_backward(
-            hidden, head, tokens, inverse_temperature, logprob, entropy, normaliser
-        )
+        ctx.save_for_backward(hidden, head, tokens, scales, logprob, entropy, normaliser)
         ctx.set_materialize_grads(False)  # a result that nobody uses has the gradient None, not 0
         return logprob, entropy
 
@@ -89,10 +96,8 @@ class FusedLogprob(torch.autograd.Function):
         """Return the gradients of hidden states and LM head, from rows with a gradient alone."""
         if d_logprob is None and d_entropy is None:
             return (None,) * 5  # one for each argument of `forward`
-        hidden, head, tokens, inverse_temperature, logprob, entropy, normaliser = ctx.saved_tensors
-        coefficients = Coefficients.of(
-            logprob, entropy, normaliser, inverse_temperature, d_logprob, d_entropy
-        )
+        hidden, head, tokens, scales, logprob, entropy, normaliser = ctx.saved_tensors
+        coefficients = Coefficients.of(logprob, entropy, normaliser, scales, d_logprob, d_entropy)
         active = rows_with_gradient(d_logprob, d_entropy)  # None: all rows
         rows = slice(None) if active is None else active
         d_active, d_head = backward_rows(
@@ -177,25 +182,40 @@ def even_chunks(num_rows: int) -> Iterator[slice]:
 
 
 class FusedPolicyLoss(SinglePassLoss):
-    """Compute loss, log-probs and entropies; dX and dW in the same pass."""
+    """Compute loss, log-probs and entropies; dX and dW in the same pass.
+
+    `SinglePassLoss.backward` scales dX and dW, which the forward has saved.
+    """
 
     @staticmethod
-    def forward(ctx, hidden, head, tokens, data, loss, inverse_temperature, normaliser):
-        """Return the loss, and log-prob and entropy of each token, `[T]` each."""
-        # `normaliser` divides the sum of the tokens' losses; it is not that of a softmax.
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        tokens: Tensor,
+        data: TokenData,
+        loss: Surrogate,
+        inverse_temperature: float,
+        normaliser: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss, and log-prob and entropy of each token, `[T]` each.
+
+        Args:
+            normaliser: divides the sum of the tokens' losses; it is not that of a softmax.
+        """
         hidden, head, tokens = hidden.contiguous(), head.contiguous(), tokens.contiguous()
         data = TokenData._make(None if field is None else field.contiguous() for field in data)
-        number = {"dtype": torch.float32, "device": hidden.device}
-        inverse_temperature = torch.full((len(hidden),), inverse_temperature, **number)
+        number: dict[str, Any] = {"dtype": torch.float32, "device": hidden.device}
+        scales = torch.full((len(hidden),), inverse_temperature, **number)
         inverse_normaliser = torch.full((1,), normaliser, **number).reciprocal()
         wants_gradient, is_frozen = any(ctx.needs_input_grad), not ctx.needs_input_grad[1]
         logprob, entropy = row_vectors(2, len(hidden), hidden.device)
         total = torch.zeros(1, **number)
         d_hidden, d_head = torch.empty_like(hidden), None
         for rows in even_chunks(len(hidden)):
-            part, scale = hidden[rows], inverse_temperature[rows]
+            part, part_scales = hidden[rows], scales[rows]
             kept = KeptLogits.empty(len(part), len(head), hidden) if wants_gradient else None
-            results = forward_rows(part, head, tokens[rows], scale, kept)
+            results = forward_rows(part, head, tokens[rows], part_scales, kept)
             logprob[rows], entropy[rows], _ = results
             losses, *derivatives = surrogate_gradient(
                 *results[:2], data.rows(rows), loss, inverse_normaliser
@@ -203,7 +223,7 @@ class FusedPolicyLoss(SinglePassLoss):
             total += losses.sum()
             if kept is None:
                 continue
-            coefficients = Coefficients.of(*results, scale, *derivatives)
+            coefficients = Coefficients.of(*results, part_scales, *derivatives)
             # The gradient overwrites the kept logits: their memory is viewed in the inputs' type,
             # whose elements have the same size. Every row stays in its place.
             gradient = kept.values.view(hidden.dtype)
