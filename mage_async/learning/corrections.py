@@ -488,6 +488,29 @@ class AgeMask(Truncated, tag="age_mask"):
         return importance(tokens).clamp(max=self.max_weight), is_masked
 
 
+def interpolated(
+    behaviour: "torch.Tensor",
+    current: "torch.Tensor",
+    staleness: "torch.Tensor",
+    progress: float,
+) -> "torch.Tensor":
+    """Estimate the log-probs under the weights at the beginning of a step, without a forward.
+
+    A token's log-prob is taken to have changed evenly from the weights that sampled it, `staleness`
+    steps before the beginning, to the present ones, `progress` of a step after it (A-3PO, arXiv
+    2512.06547, whose implementation in AReaL sets `progress` to 1, as it makes one update a step).
+    For a token sampled with the weights of the beginning, that is its behaviour log-prob.
+
+    Args:
+        behaviour, current: float32 [N]: log-probs in nats under the weights that sampled the
+            tokens, and under the present ones.
+        staleness: int32 [N], in steps.
+        progress: above 0.
+    """
+    age = staleness.clamp(min=0).to(current.dtype)
+    return behaviour + age / (age + progress) * (current - behaviour)
+
+
 def clipped_gain(
     ratio: "torch.Tensor", advantages: "torch.Tensor", clip_low: float, clip_high: float
 ) -> "tuple[torch.Tensor, torch.Tensor]":

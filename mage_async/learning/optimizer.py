@@ -50,7 +50,10 @@ def entropy_coefficient(learner: Learner, version: int) -> float:
 
 
 def learning_rate(learner: Learner, version: int) -> float:
-    """Return the learning rate of a step: linear warm-up, then linear from start to end."""
+    """Return the learning rate of a step: linear warm-up, then linear from start to end.
+
+    The correction `vcpo` lowers it further (`Vcpo.variance_controls`).
+    """
     start, end = learner.learning_rate, learner.final_learning_rate
     warm = min(1.0, (version + 1) / max(1, learner.warmup_steps))
     return warm * (start + (end - start) * _progress(learner, version))

@@ -17,7 +17,7 @@ from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.learning.adapters import adapted_layers, backward, without_adapters
 from mage_async.learning.attention import attention_report
-from mage_async.learning.corrections import Vcpo
+from mage_async.learning.corrections import Vcpo, interpolated
 from mage_async.learning.forward import checkpoint_activations, head_inputs
 from mage_async.learning.optimizer import (
     Masters,
@@ -384,23 +384,3 @@ def trainer_of(
     from mage_async.learning.ranked_trainer import RankedTrainer  # a slow import: about a second
 
     return RankedTrainer(model, config, ranks)
-
-
-def interpolated(
-    behaviour: torch.Tensor, current: torch.Tensor, staleness: torch.Tensor, progress: float
-) -> torch.Tensor:
-    """Estimate the log-probs under the weights at the beginning of a step, without a forward.
-
-    A token's log-prob is taken to have changed evenly from the weights that sampled it, `staleness`
-    steps before the beginning, to the present ones, `progress` of a step after it (A-3PO, arXiv
-    2512.06547, whose implementation in AReaL sets `progress` to 1, as it makes one update a step).
-    For a token sampled with the weights of the beginning, that is its behaviour log-prob.
-
-    Args:
-        behaviour, current: float32 [N]: log-probs in nats under the weights that sampled the
-            tokens, and under the present ones.
-        staleness: int32 [N], in steps.
-        progress: above 0.
-    """
-    age = staleness.clamp(min=0).to(current.dtype)
-    return behaviour + age / (age + progress) * (current - behaviour)

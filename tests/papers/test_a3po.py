@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from mage_async.config import config_file
+from mage_async.learning.corrections import interpolated
 from mage_async.learning.forward import head_inputs
-from mage_async.learning.trainer import Trainer, interpolated
+from mage_async.learning.trainer import Trainer
 from tests.helpers.paper_trials import close
 from tests.helpers.random_models import in_double, random_model, sequence
 
