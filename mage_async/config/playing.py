@@ -33,14 +33,15 @@ class Environment(Section):
     after a call of its environment has failed, or its engine has lost a turn or missed
     `engine.turn_deadline_s`. The first retry comes at once, later ones after 1, 2, 4 … seconds, at
     most 30. After the last one the trial's group is dropped, and in an evaluation the trial ends
-    where it failed. With 0 every fault drops a group, and so faults choose what is trained."""
+    where it failed. With 0 every fault drops a group, so tasks on which faults are frequent are
+    trained less."""
     workers: Natural = 0
     """Worker processes of each actor that play a class with `reset` and `step`. If one dies, the
     calls of its episodes have failed, and the actor lives on. With 0 the actor itself plays."""
     most_open: Natural = 0
-    """Most objects of a class with `reset` and `step`, or plays of another class of your own, that
-    an actor has open at once, as a server may require; other episodes wait before they begin. 0 is
-    no bound."""
+    """Largest number of objects of a class with `reset` and `step`, or of plays of another class of
+    your own, that an actor has open at once, for a server that limits its sessions. Further
+    episodes wait before they begin. 0 is no bound."""
     idle_s: NonNegative = 0.0
     """Seconds after which an object that is not called is closed, so that the next call fails. 0
     closes none, however long a turn takes."""

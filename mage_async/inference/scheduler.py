@@ -104,7 +104,7 @@ class Running:
     node: int = 0
     """Node of the trie of a restricted prompt that the completion has reached."""
     allowed: np.ndarray | None = None
-    """Tokens that the next one is sampled from; None for all."""
+    """Tokens that the next one is sampled from; None for all or, with a restriction, at its end."""
     drawn_from: list[np.ndarray | None] = field(default_factory=list)
     """See `Completion.drawn_from`; empty for a prompt without restriction."""
 
@@ -457,7 +457,9 @@ def _columns(allowed: Sequence[np.ndarray | None], vocabulary: int) -> np.ndarra
 def _places(
     allowed: Sequence[np.ndarray | None], columns: np.ndarray
 ) -> Sequence[np.ndarray | None]:
-    """Return each set of allowed tokens as indices into `columns`; empty if all are `columns`."""
+    """Return the tokens that each row may sample, as indices into `columns`; () if every row
+    samples from all of `columns`.
+    """
     # Rows often share one array of allowed tokens; each array is looked up once.
     sets = {id(each): each for each in allowed if each is not None}
     if len(sets) == 1:
@@ -491,6 +493,7 @@ def play_trials(
         RunError: an engine cannot serve a prompt.
     """
     by_version: dict[int | None, Scheduler] = {None: engine}
+    # Pairs, because a type checker takes no mapping of `int` for one of `int | None`.
     by_version.update((version, each) for version, each in (past_policies or {}).items())
     waiting, playing = list(reversed(trials)), dict[str, TrialInProgress]()
 

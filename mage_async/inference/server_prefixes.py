@@ -190,7 +190,8 @@ class TurnRequests:
         count, name = len(piece.tokens), f"context {self.prompt.context!r}"
         if not 0 <= count <= self.budget() or not (count or piece.is_aborted):
             raise RunError(
-                f"{name}: the server drew {count} tokens where 1 to {self.budget()} were asked for"
+                f"{name}: the server sampled {count} tokens, and 1 to {self.budget()} were "
+                "requested"
             )
         if self._num_reused is None:
             self._num_reused = piece.num_cached
@@ -201,7 +202,7 @@ class TurnRequests:
         allowed = self.allowed()
         if allowed is not None and piece.tokens[0] not in allowed:
             raise RunError(
-                f"{name}: the server drew token {piece.tokens[0]}, which is not one of the "
+                f"{name}: the server sampled token {piece.tokens[0]}, which is not one of the "
                 f"{len(allowed)} allowed ones; set sampling.restricted = false"
             )
         for run in piece.versions:

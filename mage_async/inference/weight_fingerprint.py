@@ -50,8 +50,8 @@ TOLERANCES: dict[Precision, float] = {"float32": 2e-4, "reduced": 0.25}
 MERGED_ROW_TOLERANCES: dict[Precision, float] = {"float32": 1e-6, "reduced": 2e-3}
 """Largest difference of two row checksums if adapters were merged, which rounds the weights."""
 COPIED_ROW_TOLERANCE = 1e-12
-"""Largest difference of two row checksums of equal weights. It is not 0, because the order of a sum
-depends on the processor.
+"""Largest difference of two row checksums of equal weights. It is not 0, because the order in which
+NumPy adds up a row depends on the processor.
 """
 RowChecksums = dict[str, float | None]
 """Row checksums by the names of tensors; None for one that is not finite."""
@@ -244,7 +244,7 @@ def row_checksums_of(
 
 @lru_cache(maxsize=64)
 def _factors(length: int) -> np.ndarray:
-    """Return odd multiples of 1 / NUM_FACTORS between -1 and 1: float64 [length]"""
+    """Return odd multiples of 1 / NUM_FACTORS between -1 and 1: float64 [length]."""
     # An integer k of 0..NUM_FACTORS - 1 becomes (2 k + 1) / NUM_FACTORS - 1.
     return 2 * (np.arange(length) * _STRIDE % NUM_FACTORS) / NUM_FACTORS - 1 + 1 / NUM_FACTORS
 
@@ -367,7 +367,7 @@ class FingerprintBuilder:
 
 
 def _body(file: Path) -> np.ndarray:
-    """Map the bytes after the header of a safetensors file: uint8 [bytes]"""
+    """Map the bytes after the header of a safetensors file: uint8 [bytes]."""
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(LENGTH_BYTES), "little")

@@ -8,8 +8,8 @@ columns form a *cell* and share a baseline. ("group",) is GRPO's; ("group", "kin
 "index") compares the same turn of trials on the same task, and reflections with reflections.
 "seat" (the player whose role the policy takes), "member" (the hidden opponent or task variant) and
 "component" (the environment, of a mix of several) separate what are different games. Before the
-anchor term is added, a turn alone in its cell has an advantage of exactly 0 (but see
-`CODED_BASELINE`), and so have turns with equal returns.
+anchor term is added, a turn alone in its cell has an advantage of exactly 0 (except under gigpo
+with `baseline = ["group"]`), and so have turns with equal returns.
 
 The host numbers the cells; `mage_kernels` computes means, deviations and scales in float64 on the
 learner's device. Shapes: `N` turns of the batch.

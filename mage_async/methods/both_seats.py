@@ -68,8 +68,9 @@ class BothSeats(Method):
             )
         if size % 2 or size < 4:
             raise ConfigError(
-                "methods.both_seats plays a group in pairs of trials, and compares those of a "
-                f"seat: admission.trials_per_group must be even and at least 4, got {size}"
+                "methods.both_seats plays a group in pairs of trials, one of each seat, and "
+                "compares trials of the same seat, so it needs two pairs: "
+                f"admission.trials_per_group must be even and at least 4, got {size}"
             )
         if "seat" not in config.advantage.baseline:
             raise ConfigError(

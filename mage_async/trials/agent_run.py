@@ -146,7 +146,7 @@ class Pending:
     """Digest of the conversation."""
     episode: int
     replaced: _End | None = None
-    """For a request for notes, the end of the sequence that they replace; else None."""
+    """End of the sequence that the notes replace; None if the call does not ask for notes."""
 
 
 class AgentRun:
@@ -198,10 +198,12 @@ class AgentRun:
         self._answer_ends: dict[bytes, list[_End]] = {}
         """Lineages and lengths of conversations that end with an answer, by the digest of the
         conversation."""
+        # What a later episode continues: the conversation with its own system message or, without
+        # one, that with which the episode before began.
         self._last_answers: dict[str, _End] = {}
-        """Last answer of the latest conversation of earlier episodes, by its system message."""
+        """Ends of the latest conversations of earlier episodes, by their system messages."""
         self._main_end: _End | None = None
-        """Last answer of the conversation with which the previous episode began."""
+        """End of the conversation with which the previous episode began."""
         self._first_lineage: _Lineage | None = None
         """The lineage of the first call of the current episode."""
         self._longest_growth = 0
@@ -591,6 +593,7 @@ class AgentRun:
         """Return the most tokens that a call's prompt may have, so that its context still has room
         for the answer and for notes; infinite without compaction.
         """
+        # `room` bounds contexts with notes (`trial.room`); `max_tokens` is the engine's bound.
         config = self._config
         if config.compaction == "none":
             return math.inf

@@ -89,6 +89,10 @@ class Transcript:
     def reopen(self, message: str, kind: Kind, kept_from: int) -> None:
         """Start a new context with a user message and the tokens of the current context from
         `kept_from` on. In the new context they belong to the prompt, so none is trained on twice.
+
+        Args:
+            kept_from: start of a completion of the current context, whose prompt ended with the
+                tag that `kind` begins with.
         """
         kept = self._segments[-1].tokens[kept_from:].tolist()
         self.open(message, kind)

@@ -223,7 +223,7 @@ def test_a_turn_and_a_load_under_way_in_too_many_deaths_are_given_up(monkeypatch
         turn = scene.begin("a", 1, 2)
         for _ in range(3):
             (await scene.settle()).tells(None)
-        with pytest.raises(TurnLost, match="SGLang died 3 times while it was drawn"):
+        with pytest.raises(TurnLost, match="SGLang died 3 times while this turn was sampled"):
             await turn
         load = asyncio.create_task(scene.engine.load(2, Path("v2")))
         child = await scene.settle()

@@ -232,7 +232,7 @@ def test_a_first_request_that_the_engine_loses_leaves_no_context_open(tmp_path):
 
     async def lose(prompt):
         await complete(prompt)
-        raise TurnLost("SGLang died while it was drawn")
+        raise TurnLost("SGLang died while this turn was sampled")
 
     async def main():
         server = TestServer(ChatServer(conversations, "policy").application)

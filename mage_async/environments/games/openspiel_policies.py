@@ -1,7 +1,7 @@
 """Make policies for games of OpenSpiel: search by sampling, equilibria by counterfactual regret
 minimisation (CFR), best responses; and the duel between two policies on an engine's state.
 
-This is the only module that imports OpenSpiel, when a game of it is created. A table gives the
+Only this module imports OpenSpiel, and only when one of its games is created. A table gives the
 probability of each action in every information state. Solving Leduc poker takes ten seconds, so
 tables are kept in the user's cache.
 """
@@ -55,6 +55,7 @@ def searcher(game: Any, num_simulations: int, chance: Chance) -> Mover:
 
     With hidden cards, it searches over the cards that are possible.
     """
+    # One of 256 seeds, drawn like any random event, so that a replay repeats the search.
     seed, spiel = chance.choose("search seed", (1,) * 256), engine()
     evaluator = spiel.RandomRolloutEvaluator(1, seed)
     if has_perfect_information(game):
@@ -248,10 +249,10 @@ class EngineDuel(DuelSides):
         """Add the state, as a side sees it, to the side's next observation."""
         self._show(side, self.anchor(side))
 
-    def _end(self, agents: float, opponents: float) -> None:
+    def _end(self, agent_return: float, opponent_return: float) -> None:
         """End the game, and show and pay each side its result."""
         self._is_done = True
-        for side, earned in ((AGENT, agents), (OPPONENT, opponents)):
+        for side, earned in ((AGENT, agent_return), (OPPONENT, opponent_return)):
             self._show_state(side)
             self._show(side, result_words(earned))
             self._pay(side, earned)

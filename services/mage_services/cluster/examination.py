@@ -125,7 +125,8 @@ def _versions() -> dict[str, str]:
 
 
 def _num_gpus() -> int:
-    """Count the GPUs that NVIDIA's driver lists. This was never tried on a machine with a GPU."""
+    """Count the GPUs that NVIDIA's driver lists."""
+    # Untested on a machine with a GPU.
     if shutil.which("nvidia-smi") is None:
         return 0
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)

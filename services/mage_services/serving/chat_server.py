@@ -145,6 +145,8 @@ class Conversations:
         # The server writes this beginning of each of the policy's messages, an opening tag or "".
         prefill = self._parser.prefill(Kind.ACT)
         tokens, forced = [*context.tokens], context.forced
+        # `new` begins with the user, because a context ends with the policy: odd numbers are the
+        # policy's.
         for number, words in enumerate(new):
             if number % 2:
                 # A message of the policy that this context did not sample, so it must be encoded.

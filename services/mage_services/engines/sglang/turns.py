@@ -52,7 +52,7 @@ class PendingTurn:
     """Number of processes that died while its request was under way."""
 
     @property
-    def is_cold(self) -> bool:
+    def is_first_of_its_prompt(self) -> bool:
         """Whether the prompt begins a sequence, and no equal prompt is known to be in the cache."""
         return not self.is_warm and self.opened is not None and not self.opened.num_known
 
@@ -223,7 +223,8 @@ class TurnQueue:
             pending.num_deaths += 1
             if pending.num_deaths == MAX_DEATHS_OF_A_TURN:
                 reason = (
-                    f"{pending.name()}: SGLang died {pending.num_deaths} times while it was drawn"
+                    f"{pending.name()}: SGLang died {pending.num_deaths} times while this turn was "
+                    "sampled"
                 )
                 settle(pending.future, TurnLost(reason))
         self._held = [*interrupted, *waiting, *self._held]
@@ -251,17 +252,17 @@ class TurnQueue:
         if pending.turn.is_done:  # all of its tokens are forced
             self._deliver(pending)
             return
-        is_cold, cache_key = pending.is_cold, pending.cache_key()
-        if is_cold and cache_key in self._waiting:
+        is_first, cache_key = pending.is_first_of_its_prompt, pending.cache_key()
+        if is_first and cache_key in self._waiting:
             self._waiting[cache_key].append(pending)
             return
-        if is_cold:
+        if is_first:
             self._waiting[cache_key] = []
         pending.rid = uuid4().hex
         if not self._running:
             self._busy_since = time.perf_counter()
         self._running[pending.rid] = pending
-        self._watchdog.send(pending.next_request(reports_prompt=is_cold))
+        self._watchdog.send(pending.next_request(reports_prompt=is_first))
 
     def _set_kv_version(self, pending: PendingTurn) -> None:
         """Choose the KV version of the turn's next request."""
