@@ -50,7 +50,7 @@ from mage_async.results.dropped_bias import Ratio, Selection, Share
 from mage_async.results.return_rows import SETS, EpisodeRow, Score, reference_rows
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_records
-from mage_async.results.summary import unplayed_note
+from mage_async.results.summary import chosen_note, unplayed_note
 
 MAX_FOLDED_TRIALS = 12
 """Largest number of trials that are shown folded."""
@@ -101,6 +101,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         adaptation=adaptation_part(records, summary),
         set_names=SET_NAMES,
         curves=learning_curves(records),
+        chosen=chosen_note(summary),
         unplayed=unplayed_note(summary),
         environment_curves=environment_curves(records),
         episode_names=episode_names(config.trial.episodes),

@@ -66,6 +66,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "processor_s": processor_s,
         "warm_start_s": records.learner.get("warm_start_s"),
         "evaluated_step": records.evaluation.get("version"),
+        "chosen_of": records.evaluation.get("chosen_of"),
         "evaluation": {
             name: {key: score[key] for key in _SCORE_KEYS if key in score}
             for name, score in records.evaluation.get("sets", {}).items()
@@ -253,6 +254,9 @@ class BestCheckpoint:
     reason: str
     """Clause with its return and that of the newest checkpoint; "" if it is the newest, or not
     clearly better."""
+    num_heldout: int
+    """Number of checkpoints of which it is the best on held-out tasks; 0 if it was chosen by the
+    returns of training, or is the only one."""
 
 
 def best_checkpoint(run: RunDirectory, config: Config) -> BestCheckpoint | None:
@@ -289,7 +293,19 @@ def best_checkpoint(run: RunDirectory, config: Config) -> BestCheckpoint | None:
             best = step
     kind, returns = returns_of(best, newest)
     reason = _advantage(returns, best, newest, kind) if best != newest else ""
-    return BestCheckpoint(found[best], reason)
+    num_heldout = len(found.keys() & heldout.keys()) if best in heldout else 0
+    return BestCheckpoint(found[best], reason, num_heldout if num_heldout > 1 else 0)
+
+
+def chosen_note(summary: Mapping[str, Any]) -> str:
+    """Return a sentence on the choice of the evaluated checkpoint, if that flatters its returns."""
+    if "chosen_of" not in summary:
+        return ""
+    return (
+        f"the checkpoint is the best of {summary['chosen_of']} on held-out tasks of the same "
+        "members, so its held-out returns are biased upwards; report those of a step that was "
+        "fixed beforehand, such as the newest one"
+    )
 
 
 def _training_returns(run: RunDirectory, versions: Sequence[int]) -> Returns:

@@ -121,7 +121,14 @@ def test_an_older_checkpoint_is_evaluated_into_a_folder_of_its_own_and_pushed_wi
     before = fallen.evaluation.read_text(), fallen.summary.read_text()
     mage.load(fallen.root).evaluate(2, checkpoint="best")
     assert (fallen.evaluation.read_text(), fallen.summary.read_text()) == before
-    assert json.loads((fallen.root / "step_2" / "evaluation.json").read_text())["version"] == 2
+    written = json.loads((fallen.root / "step_2" / "evaluation.json").read_text())
+    assert (written["version"], written["chosen_of"]) == (2, 2)
+    assert "the best of 2 on held-out tasks" in (fallen.root / "step_2" / "report.html").read_text()
+    assert write_folder(fallen, tmp_path / "best", checkpoint="best") == 2
+    assert "the best of 2 on held-out tasks" in (tmp_path / "best" / "README.md").read_text()
+    mage.load(fallen.root).evaluate(2, checkpoint=2)
+    written = json.loads((fallen.root / "step_2" / "evaluation.json").read_text())
+    assert "chosen_of" not in written
     assert write_folder(fallen, tmp_path / "pushed", checkpoint="best") == 2
     scores = json.loads((tmp_path / "pushed" / "summary.json").read_text())["evaluation"]
     assert scores["heldout"]["num_trials"] == 2

@@ -235,6 +235,21 @@ def test_held_out_returns_of_two_checkpoints_decide_before_those_of_training(tmp
     assert best_of(run, LEARNED, {0: 0.0, 20: 0.8, 40: 0.7}) == (60, "")
 
 
+@pytest.mark.parametrize(
+    ("heldout", "chosen_of"),
+    [
+        ({20: 0.8, 40: 0.7, 60: 0.5}, 3),
+        ({20: 0.8, 40: 0.7}, 0),  # the newest is better in training
+        ({60: 0.5}, 0),
+        ({}, 0),
+    ],
+)
+def test_a_checkpoint_that_held_out_returns_chose_says_of_how_many(tmp_path, heldout, chosen_of):
+    run = RunDirectory(tmp_path)
+    best_of(run, LEARNED, heldout)
+    assert best_checkpoint(run, config_file.load(config_file.find(None))).num_heldout == chosen_of
+
+
 def test_training_returns_of_tasks_that_change_choose_no_checkpoint(tmp_path):
     run = RunDirectory(tmp_path)
     assert best_of(run, UNLEARNED, {}, "population.rivals=0.5") == (60, "")

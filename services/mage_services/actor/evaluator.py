@@ -252,7 +252,8 @@ def write_evaluation(
     Args:
         blocked_s: Seconds of the evaluator's process by state; {} if they were not measured.
         more: "diversity" and "harder", where they were measured. Where they were not, those of an
-            earlier evaluation of the same version stay.
+            earlier evaluation of the same version stay. "chosen_of": number of checkpoints of which
+            this one was the best on held-out tasks, if it was chosen so.
     """
     earlier = read_document(run.evaluation)
     kept = {} if earlier.get("version") != version else earlier

@@ -20,7 +20,7 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.pages.report import render
 from mage_async.results.run_directory import RunDirectory, distinct_name
 from mage_async.results.run_files import read_document
-from mage_async.results.summary import summarise, write_summary
+from mage_async.results.summary import best_checkpoint, summarise, write_summary
 from mage_services.actor.evaluator import (
     Evaluator,
     GuidanceOf,
@@ -93,6 +93,9 @@ def evaluate(
         subfolders += [f"episodes_{episodes}"]
     ladder = None if harder is None else ladder_of(config, harder)
     policy, version = chosen_policy(run, config, checkpoint)
+    # On another environment the returns do not depend on those by which it was chosen.
+    is_chosen = checkpoint == "best" and not environment
+    best = best_checkpoint(run, config) if is_chosen else None
     folder = run.evaluated_in(version).joinpath(*subfolders)
     if environment:
         check_words(config, policy)
@@ -103,6 +106,8 @@ def evaluate(
     guidance = no_guidance if environment else recorded_guidance(run, config, version)
     playing = _play(config, policy, trials, diversity, ladder, guidance)
     sets, more = run_to_end(playing)
+    if best is not None and best.num_heldout:
+        more = {**more, "chosen_of": best.num_heldout}
     target, is_as_trained = replace(run, root=folder), folder == run.root
     if not is_as_trained:
         folder.mkdir(exist_ok=True, parents=True)

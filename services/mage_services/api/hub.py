@@ -16,6 +16,7 @@ from mage_async.errors import RunError, first_line
 from mage_async.results import return_rows
 from mage_async.results.run_directory import NOT_OF_MODEL, RunDirectory
 from mage_async.results.run_files import read_document
+from mage_async.results.summary import chosen_note
 from mage_services.actor.play_session import chosen_policy
 
 # The class of an absent network is that of the library with which the hub is called: httpx, or
@@ -197,7 +198,7 @@ def _evaluation(summary: dict[str, Any]) -> list[str]:
         pairs = zip(row.values, scores[name]["ci95_by_episode"], strict=True)
         cells = " | ".join(f"{mean:+.3f} ± {half:.3f}" for mean, half in pairs)
         lines.append(f"| {row.label} | {scores[name]['num_trials']} | {cells} |")
-    return lines
+    return [*lines, "", note] if (note := chosen_note(summary)) else lines
 
 
 def base_license(folder: Path | None) -> str:

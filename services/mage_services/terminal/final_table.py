@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mage_async.results import return_rows
-from mage_async.results.summary import unplayed_note
+from mage_async.results.summary import chosen_note, unplayed_note
 
 SET_STYLES = {"heldout": "bold green", "train": ""}
 """Styles of evaluation sets; controls are yellow."""
@@ -151,6 +151,8 @@ def _costs(summary: dict[str, Any]) -> list[str]:
     if reasons := summary.get("dropped_by_reason"):
         reason, count = max(reasons.items(), key=lambda item: item[1])
         lines.append(f"{count} of {sum(reasons.values())} dropped groups: {reason}")
+    if note := chosen_note(summary):
+        lines.append(note)
     if note := unplayed_note(summary):
         lines.append(note)
     return lines
