@@ -48,9 +48,8 @@ class ActionParser:
         is_forced = self.forced == "both" or (kind is not Kind.ACT and self.forced == "open")
         if not is_forced or wanted in completion:
             return ""
-        # Length of the longest beginning of the tag with which the completion ends; 0 always fits.
-        begun = next(n for n in range(len(wanted) - 1, -1, -1) if completion.endswith(wanted[:n]))
-        return wanted[begun:]
+        # A tag has no other "<" than its first character, so the last one begins it.
+        return wanted.removeprefix(completion[completion.rfind("<") :])
 
     def parse(self, kind: Kind, completion: str) -> str | None:
         """Return the stripped text between the tags; `None` if there is none."""
