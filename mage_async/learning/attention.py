@@ -51,6 +51,11 @@ class Boundaries:
     extents: "Extents | None" = None
     """Inputs of the variable-length kernel; None where the row does not lie on CUDA."""
 
+    @property
+    def has_padding(self) -> bool:
+        """Whether sequences differ in length."""
+        return len(self.places) < self.shape[0] * self.shape[1]
+
     @staticmethod
     def of(lengths: torch.Tensor, opening: int = 0) -> "Boundaries":
         """Compute boundaries from the number of own tokens of each sequence, int64 [S]."""
@@ -164,13 +169,19 @@ def _attend(
 
 
 def _fold(rows: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
-    """[T - P, N, D] -> [S, N, L, D], with 0 in the padding."""
-    return placed(rows, boundaries.places, boundaries.shape).transpose(1, 2)
+    """[T - P, N, D] -> [S, N, L, D], with 0 in the padding; a view of `rows` without padding."""
+    if boundaries.has_padding:
+        return placed(rows, boundaries.places, boundaries.shape).transpose(1, 2)
+    laid: torch.Tensor = rows.unflatten(0, boundaries.shape)
+    return laid.transpose(1, 2)
 
 
 def _unfold(folded: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
     """[S, N, L, D] -> [T - P, N, D]"""
-    rows: torch.Tensor = Unfold.apply(folded.transpose(1, 2), boundaries.places)
+    laid = folded.transpose(1, 2)
+    if not boundaries.has_padding:
+        return laid.flatten(0, 1)
+    rows: torch.Tensor = Unfold.apply(laid, boundaries.places)
     return rows
 
 

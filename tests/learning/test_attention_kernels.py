@@ -45,3 +45,19 @@ def test_repeated_key_heads_attend_as_shared_ones_do(opening, monkeypatch):
     monkeypatch.setattr(attention, "lacks_grouped_kernel", lambda *_, **__: True)
     assert torch.allclose(attend(opening), shared, atol=1e-6)
     assert set(asked) == {(4, 4, 4, False)}
+
+
+def test_sequences_of_one_length_attend_without_copies_bit_by_bit_as_copied(monkeypatch):
+    torch.manual_seed(0)
+    states = [torch.randn(1, heads, 8, 8, requires_grad=True) for heads in (4, 2, 2)]
+    boundaries, module = Boundaries.of(torch.tensor([4, 4])), torch.nn.Module()
+
+    def attended_and_gradients():
+        out, _ = packed_attention(module, *states, None, scaling=0.3, boundaries=boundaries)
+        return out, *torch.autograd.grad(out.square().sum(), states)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Boundaries, "has_padding", True)
+        copied = attended_and_gradients()
+    monkeypatch.setattr(attention, "placed", None)  # a copy would call it
+    assert all(map(torch.equal, attended_and_gradients(), copied))
