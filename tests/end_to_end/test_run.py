@@ -102,7 +102,7 @@ def test_evaluate_plays_more_episodes_than_training_did(
     finished: tuple[Path, str], environment: dict[str, str]
 ) -> None:
     command = [sys.executable, "-m", "mage_async.launch", "evaluate", str(finished[0])]
-    command += ["--trials", "24", "--episodes", "6"]
+    command += ["--trials", "8", "--episodes", "6"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     document = json.loads((finished[0] / "episodes_6" / "evaluation.json").read_text())
