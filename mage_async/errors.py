@@ -21,6 +21,7 @@ MageError
 └── RunError            a run cannot begin, go on or be read
     ├── DeterministicFailure  a run cannot go on, and no retry can change that
     ├── MissingField        a record in a file of a run lacks a field
+    ├── DiskFull            a file could not be written for lack of space
     ├── RunFailed           a run, or a replay, that had begun ended badly
     └── Halted              the doctor ended a run; it can be resumed
 """
@@ -152,6 +153,19 @@ class DeterministicFailure(RunError):
     """A run cannot go on: the same configuration and files would fail again."""
 
     is_deterministic = True
+
+
+class DiskFull(RunError):
+    """A file could not be written for lack of space; another try may succeed.
+
+    Args:
+        problem: What could not be written, and why.
+        advice: What to do if nobody tries again.
+    """
+
+    def __init__(self, problem: str, advice: str) -> None:
+        super().__init__(f"{problem}; {advice}")
+        self.problem = problem
 
 
 class RunFailed(RunError):

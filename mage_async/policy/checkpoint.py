@@ -23,7 +23,7 @@ from zipfile import is_zipfile
 from safetensors import SafetensorError
 
 from mage_async.config.schema import Config
-from mage_async.errors import RunError, first_line
+from mage_async.errors import DiskFull, RunError, first_line
 from mage_async.results.run_directory import (
     COUNTERS,
     OPTIMIZER,
@@ -33,7 +33,7 @@ from mage_async.results.run_directory import (
     checkpoints,
     step_of,
 )
-from mage_async.results.run_files import sync
+from mage_async.results.run_files import lacks_space, sync
 from mage_async.results.summary import best_checkpoint
 
 # torch is imported in the functions that write and read weights: a command that names a checkpoint
@@ -41,6 +41,8 @@ from mage_async.results.summary import best_checkpoint
 if TYPE_CHECKING:
     from mage_async.learning.trainer import Trainer
 
+_DISK_ERRORS = (OSError, SafetensorError, RuntimeError)
+"""Errors of the disk; torch raises a RuntimeError."""
 MERGED = "merged"
 """Name of the folder of a checkpoint's merged model."""
 MERGE_AGAIN = "make room, then repeat the command"
@@ -79,15 +81,22 @@ def chosen_checkpoint(run: RunDirectory, config: Config, checkpoint: str) -> tup
 
 @contextmanager
 def writing(what: str, advice: str = "make room, then --resume") -> Iterator[None]:
-    """Turn an error of the disk (torch raises a RuntimeError) into a `RunError` of one line.
+    """Turn an error of the disk into a `RunError` of one line.
 
     Args:
         advice: What to do; the default is for a learner, which goes on with `--resume`.
+
+    Raises:
+        DiskFull: there is no space.
+        RunError: the disk has failed otherwise.
     """
     try:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise RunError(f"cannot write {what}: {first_line(error)}; {advice}") from error
+    except _DISK_ERRORS as error:
+        problem = f"cannot write {what}: {first_line(error)}"
+        if lacks_space(error):
+            raise DiskFull(problem, advice) from error
+        raise RunError(f"{problem}; {advice}") from error
 
 
 def save_checkpoint(
@@ -113,15 +122,21 @@ def save_checkpoint(
     from mage_async.policy.lora import save_adapters
 
     working = new_checkpoint(folder, trainer.version)
-    if adapted_layers(trainer.model):
-        save_adapters(trainer.model, working)
-        if is_last:
-            export_hf(trainer.model, chat_source, working / MERGED)
-    else:
-        export_hf(trainer.model, chat_source, working)
-    torch.save(trainer.state(), working / OPTIMIZER)
-    kept = counters | {"version": trainer.version, STATE: trainer.optimizer_state}
-    return complete_checkpoint(working, kept, keep, best)
+    try:
+        if adapted_layers(trainer.model):
+            save_adapters(trainer.model, working)
+            if is_last:
+                export_hf(trainer.model, chat_source, working / MERGED)
+        else:
+            export_hf(trainer.model, chat_source, working)
+        # To a file of Python, whose errors say that the disk is full; those of torch's own do not.
+        with (working / OPTIMIZER).open("wb") as out:
+            torch.save(trainer.state(), out)
+        kept = counters | {"version": trainer.version, STATE: trainer.optimizer_state}
+        return complete_checkpoint(working, kept, keep, best)
+    except _DISK_ERRORS:
+        shutil.rmtree(working, ignore_errors=True)  # on a full disk other files need its space
+        raise
 
 
 def new_checkpoint(folder: Path, version: int) -> Path:

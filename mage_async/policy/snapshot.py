@@ -221,10 +221,14 @@ class Snapshot:
         working = part_of(file)
         host = replace(self, data=on_host(self.data, self.ready))
         fingerprint = host.fingerprint().text()
-        with working.open("wb") as out:
-            # In the file the fingerprint is called `receipt`.
-            out.write(head_of(self.places, version=str(self.version), receipt=fingerprint))
-            out.write(host.data.numpy().data)
+        try:
+            with working.open("wb") as out:
+                # In the file the fingerprint is called `receipt`.
+                out.write(head_of(self.places, version=str(self.version), receipt=fingerprint))
+                out.write(host.data.numpy().data)
+        except OSError:
+            working.unlink(missing_ok=True)  # the space that a part takes is needed by other files
+            raise
         os.chmod(working, 0o644)
         os.replace(working, file)
 

@@ -4,11 +4,13 @@ import asyncio
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mage_async.config import config_file
+from mage_async.errors import DiskFull
 from mage_async.protocol.journal_records import Commit, Dropped, first_segment_header
 from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.reader import open_journal
@@ -17,10 +19,16 @@ from mage_services.learner.learner import open_journal_file
 from mage_services.learner.resume import Prepared
 from mage_services.learner.run_log import RunLog
 from mage_services.learner.trainer_thread import TrainerThread
-from mage_services.learner.training_loop import TrainingLoop
+from mage_services.learner.training_loop import Publisher, TrainingLoop
+from mage_services.processes import process
 from mage_services.processes.process import Status, TimeAccounting
 from mage_services.processes.startup import Startup
+from mage_services.weights.weight_store import WeightStore
 from tests.helpers.coordinator_site import GROUPS_PER_STEP, Site, grants, publication, read, results
+from tests.helpers.memory_channels import MemoryWeights
+
+if TYPE_CHECKING:
+    from mage_async.policy.snapshot import Snapshot
 
 STEPS = 5
 SMALL = ("journal.max_bytes=5000",)
@@ -38,11 +46,16 @@ class Trained:
     trainer: Trainer = field(default_factory=Trainer)
     counters: dict[str, Any] = field(default_factory=dict)
     checkpoints: list[int] = field(default_factory=list)
+    num_refused: int = 0
+    """Number of attempts that meet a full disk."""
     is_slow: bool = False
     """Checkpoints are written until the test says that they are."""
     written: "Future[Path]" = field(default_factory=Future)
 
     def checkpoint(self, counters: dict[str, Any]) -> "Future[Path]":
+        if self.num_refused:
+            self.num_refused -= 1
+            raise DiskFull("cannot write a checkpoint: No space left on device", "make room")
         self.checkpoints.append(self.trainer.version)
         if not self.is_slow:
             self.written.set_result(Path("checkpoint"))
@@ -146,6 +159,66 @@ def test_segments_stay_until_a_checkpoint_that_is_written_beside_the_training_is
         await loop._wait_until_checkpointed()
         assert not journal.why_full()
         journal.close()
+        site.weights.close()
+
+    asyncio.run(main())
+
+
+def test_a_checkpoint_that_finds_no_space_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "RETRY_S", 0.01)
+    config = config_file.load(config_file.find(None), list(SMALL))
+    startup = Startup(RunDirectory(tmp_path), config, "", "", "learner", "")
+
+    async def main() -> None:
+        await fill(startup)
+        training, found = Trained(num_refused=3), open_journal(startup.run.journal)
+        replayed: list[Any] = [None] * STEPS
+        begun = Prepared(training, "", found.segments, replayed, 0)  # type: ignore[arg-type]
+        journal = open_journal_file(startup, begun, first_segment_header(STEPS, 0))
+        site = Site(journal=journal)  # type: ignore[arg-type]
+        batch = asyncio.create_task(loop_of(startup, site, begun)._batch())
+        while journal.why_full() and not batch.done():  # noqa: ASYNC110 - freed in later rounds
+            await asyncio.sleep(0)
+        assert not batch.done()
+        assert training.num_refused == 0
+        assert site.coordinator.faults == [
+            "cannot write a checkpoint: No space left on device. Make room, and the run goes on by "
+            "itself"
+        ]
+        batch.cancel()
+        journal.close()
+        site.weights.close()
+
+    asyncio.run(main())
+
+
+def test_a_publication_that_finds_no_space_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "RETRY_S", 0.01)
+
+    class FullAtFirst(MemoryWeights):
+        num_refused = 3
+
+        def write(self, snapshot: "Snapshot") -> Path:
+            if self.num_refused:
+                self.num_refused -= 1
+                raise DiskFull("cannot write weights: No space left on device", "make room")
+            return super().write(snapshot)
+
+    async def main() -> None:
+        site = Site(weights=WeightStore(FullAtFirst()))
+        publisher = Publisher(site.weights, site.coordinator)
+        running = asyncio.create_task(publisher.run())
+        publisher.offer(SimpleNamespace(version=0), "digest")  # type: ignore[arg-type]
+        await asyncio.wait(
+            [running, asyncio.ensure_future(publisher.wait_until_announced())],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        assert not running.done()
+        assert site.weights.is_open
+        assert len(site.coordinator.faults) == 1
+        running.cancel()
         site.weights.close()
 
     asyncio.run(main())

@@ -1,5 +1,6 @@
 """Checkpoints of whole models and of adapters: what they hold, and how training goes on."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.errors import RunError
+from mage_async.errors import DiskFull, RunError
 from mage_async.learning.trainer import Trainer
 from mage_async.policy import checkpoint as checkpoint_files
 from mage_async.policy.checkpoint import (
@@ -211,6 +213,38 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_alone_and_the_newest_of_t
             continue
         break
     assert num_kills > 5
+
+
+def test_a_full_disk_is_told_from_another_error_of_the_disk() -> None:
+    full = Path("/dev/full")
+    with pytest.raises(DiskFull, match="cannot write weights: I/O error"), writing("weights"):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+    with (
+        pytest.raises(DiskFull, match=r"cannot write moments: .*No space left on device"),
+        writing("moments"),
+        full.open("wb") as out,
+    ):
+        torch.save(torch.zeros(1_000_000), out)
+    with pytest.raises(RunError, match="Not a directory") as caught, writing("a file"):
+        (full / "file").write_text("")
+    assert not isinstance(caught.value, DiskFull)
+
+
+def test_a_checkpoint_that_finds_no_space_leaves_it_to_others(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    config = config_file.load(config_file.find(None))
+    training = Training(begin(config, policy), RunDirectory(tmp_path), config, {})
+    monkeypatch.setattr(torch, "save", refuse)
+    with pytest.raises(DiskFull):
+        training.checkpoint({})
+    assert os.listdir(training.run.checkpoints) == []
+    monkeypatch.undo()
+    training.checkpoint({}).result()
+    assert len(checkpoints(training.run.checkpoints)) == 1
 
 
 def test_an_error_without_text_is_named_by_its_class() -> None:

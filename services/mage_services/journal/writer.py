@@ -6,7 +6,6 @@ a learner goes on with a journal, `make_durable` cuts off a half-written last re
 """
 
 import asyncio
-import errno
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from mage_async.errors import RunError
 from mage_async.protocol.journal_records import Record, Segment, SegmentHeader, to_delete
 from mage_async.protocol.trial_frames import Frame
-from mage_async.results.run_files import sync
+from mage_async.results.run_files import lacks_space, sync
 from mage_services.journal.reader import JournalOnDisk
 from mage_services.journal.record_bytes import MAGIC, encode_record
 
@@ -32,8 +31,6 @@ from mage_services.journal.record_bytes import MAGIC, encode_record
 
 RETRY_S = 1.0
 """Seconds between two attempts to write on a full disk."""
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-"""Errors of a full disk."""
 Callback = Callable[[], None]
 
 
@@ -280,7 +277,7 @@ class JournalFile:
                 self.num_syncs += 1
                 self._durable_bytes += len(data)
         except OSError as error:
-            if error.errno not in _NO_SPACE:
+            if not lacks_space(error):
                 raise
             if self._file >= 0:
                 # A part may have been written: cut it off, so that the next attempt begins there.

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from torch import distributed
 from torch.distributed import ProcessGroup
 
+from mage_async.errors import DiskFull, RunError
 from mage_async.inference.weight_fingerprint import WeightFingerprint
 from mage_async.learning.rank_orders import Publish, Ranks, Save
 from mage_async.learning.trainer import Trainer
@@ -70,13 +71,16 @@ class WriterThread:
         """
 
         def write_together() -> T:
-            with writing(what):
-                try:
-                    work(self._group)
-                    distributed.barrier(group=self._group)
-                except RuntimeError as error:  # a lost connection; a file raises OSError instead
-                    raise RankGone(str(error)) from error
-                return then()
+            try:
+                with writing(what):
+                    try:
+                        work(self._group)
+                        distributed.barrier(group=self._group)
+                    except RuntimeError as error:  # a lost connection; a file raises OSError
+                        raise RankGone(str(error)) from error
+                    return then()
+            except DiskFull as full:  # the other ranks would not repeat their parts
+                raise RunError(str(full)) from full
 
         return self._thread.submit(write_together)
 

@@ -8,14 +8,17 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from mage_async.admission.ledger import OVER_AGE, DroppedGroup
 from mage_async.assembly import environment_of
+from mage_async.policy.checkpoint import writing
 from mage_async.results.dropped_bias import dropped_groups, trained_groups
 from mage_async.results.metrics import (
     Seconds,
@@ -33,7 +36,7 @@ from mage_async.trajectory import Group
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.resume import ReplayedStep
 from mage_services.learner.trainer_thread import TrainerThread, Training
-from mage_services.processes.process import TimeAccounting
+from mage_services.processes.process import TimeAccounting, until_there_is_space
 from mage_services.processes.startup import Startup
 
 NUM_SAMPLES = 10
@@ -94,7 +97,7 @@ class RunLog:
             )
             record |= self._drop_metrics(step.drops)
             if step.version not in known:
-                await self._thread.call(self._training.record, self._run.metrics, record)
+                await self._write(self._training.record, self._run.metrics, record)
             self._began = time.monotonic() - step.time_s
 
     async def write_step(
@@ -108,19 +111,19 @@ class RunLog:
         disk = await self._thread.call(shutil.disk_usage, self._run.root)
         record |= {"disk_free_bytes": disk.free, **self._peer_metrics(groups, version)}
         check_names(record, self._coordinator.methods.metric_names())
-        await self._thread.call(self._training.record, self._run.metrics, record)
+        await self._write(self._training.record, self._run.metrics, record)
         return record
 
     async def write_method_states(self) -> None:
         """Write the states of those methods that record theirs, at this version."""
         for line in self._coordinator.methods.records():
-            await self._thread.call(self._training.record, self._run.memory, line)
+            await self._write(self._training.record, self._run.memory, line)
 
     async def write_sample(self, groups: list[Group]) -> None:
         """Write one trial of the batch as text, for people to read, if `is_sampled`."""
         version = self._training.trainer.version
         if is_sampled(version, self._config.learner.steps):
-            await self._thread.call(self._training.sample, groups, version)
+            await self._write(self._training.sample, groups, version)
 
     def counters(self) -> dict[str, Any]:
         """Return the counters that a checkpoint keeps."""
@@ -153,7 +156,12 @@ class RunLog:
         }
         if self._coordinator.league.is_on:
             summary["population"] = msgspec.to_builtins(self._coordinator.league.state())
-        await self._thread.call(write_whole, self._run.learner, json.dumps(summary, indent=2))
+        await self._write(_replace, self._run.learner, json.dumps(summary, indent=2))
+
+    async def _write(self, work: Callable[..., None], *args: Any) -> None:
+        """Write in the trainer's thread; while the disk is full, wait for space."""
+        write = partial(self._thread.call, work, *args)
+        await until_there_is_space(write, self._coordinator.note)
 
     def blocked_s(self) -> dict[str, dict[str, float]]:
         """Return the seconds that the learner and every actor spent in each state."""
@@ -252,3 +260,13 @@ class RunLog:
         for name, value in {**batch_totals(groups), "train_s": record["train_s"]}.items():
             self._totals[name] = self._totals.get(name, 0) + value
         return record
+
+
+def _replace(file: Path, content: str) -> None:
+    """Replace the content of a file.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    with writing(str(file)):
+        write_whole(file, content)

@@ -6,6 +6,7 @@ The computing itself is in `trainer_thread.py`; the messages of peers are the co
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +20,7 @@ from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.resume import Prepared
 from mage_services.learner.run_log import RunLog
 from mage_services.learner.trainer_thread import TrainerThread
-from mage_services.processes.process import Status
+from mage_services.processes.process import Status, until_there_is_space
 from mage_services.processes.startup import Startup
 from mage_services.weights.weight_store import WeightStore
 
@@ -161,7 +162,8 @@ class TrainingLoop:
         await self._wait_until_checkpointed()
         self._enter("checkpoint")
         version, counters = self._training.trainer.version, self.run_log.counters()
-        written = await self._thread.call(self._training.checkpoint, counters)
+        write = partial(self._thread.call, self._training.checkpoint, counters)
+        written = await until_there_is_space(write, self._coordinator.note)
         self._pending_checkpoint = written, version
         await self._finish_checkpoint()
 
@@ -243,7 +245,7 @@ class Publisher:
         """Publish what is offered. If cancelled, a write that has begun is finished.
 
         Raises:
-            RunError: weights could not be written.
+            RunError: weights could not be written, for another reason than a full disk.
         """
         while True:
             await self._publish(*await self._offered.get())
@@ -253,7 +255,8 @@ class Publisher:
         """Write and announce the weights of a version; remove weights that nobody needs now."""
         weights, coordinator = self._weights, self._coordinator
         is_rival = coordinator.league.becomes_rival(snapshot.version)
-        await weights.write(snapshot, is_durable=is_rival)
+        write = partial(weights.write, snapshot, is_durable=is_rival)
+        await until_there_is_space(write, coordinator.note)
         coordinator.announce(weights.publication(snapshot.version, digest))
         if unused := coordinator.unused(await weights.versions()):
             # A restarted learner needs the weights of every opponent that its journal names. So

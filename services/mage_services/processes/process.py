@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar, overload
 
 import uvloop
 
-from mage_async.errors import MageError
+from mage_async.errors import DiskFull, MageError
 from mage_services.processes.child_process import (
     SHOW_STACKS,
     BlockingChannel,
@@ -93,6 +93,7 @@ def _set_session_niceness(niceness: int) -> None:
 
 
 E = TypeVar("E", bound=BaseException)
+T = TypeVar("T")
 
 BEAT_S = 1.0
 """Seconds between two heartbeats."""
@@ -106,6 +107,8 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 """Exit code of a process that was terminated. It is not 0, because such a process has not done its
 work, and is restarted.
 """
+RETRY_S = 2.0
+"""Seconds between two attempts to write on a full disk."""
 THREADS_END_S = 1.0
 """Seconds that the threads of a process have to end after it has done its work."""
 
@@ -206,6 +209,22 @@ async def ticks(seconds: float) -> AsyncIterator[float]:
         due = max(due + seconds, loop.time())
         await asyncio.sleep(due - loop.time())
         yield loop.time()
+
+
+async def until_there_is_space(write: Callable[[], Awaitable[T]], note: Callable[[str], None]) -> T:
+    """Return the result of `write`; while the disk is full, call it again every `RETRY_S` seconds.
+
+    Args:
+        note: Called, once, with a sentence that says what waits for space.
+    """
+    try:
+        return await write()
+    except DiskFull as full:
+        note(f"{full.problem}. Make room, and the run goes on by itself")
+    async for _ in ticks(RETRY_S):
+        with suppress(DiskFull):
+            return await write()
+    raise AssertionError("`ticks` never ends")
 
 
 async def until_signalled(work: Awaitable[None], *signals: int) -> int | None:
