@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mage_async.config import config_file
-from mage_async.errors import DiskFull
+from mage_async.errors import DeterministicFailure, DiskFull
 from mage_async.protocol.journal_records import Commit, Dropped, first_segment_header
 from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.reader import open_journal
@@ -188,6 +188,30 @@ def test_a_checkpoint_that_finds_no_space_waits_for_it(
             "itself"
         ]
         batch.cancel()
+        journal.close()
+        site.weights.close()
+
+    asyncio.run(main())
+
+
+def test_a_budget_that_has_no_room_for_a_batch_ends_the_learner_with_the_numbers(
+    tmp_path: Path,
+) -> None:
+    config = config_file.load(config_file.find(None), ["journal.max_bytes=1000"])
+    startup = Startup(RunDirectory(tmp_path), config, "", "", "learner", "")
+
+    async def main() -> None:
+        startup.run.journal.mkdir()
+        begun = Prepared(Trained(), "", [], [], 0)  # type: ignore[arg-type]
+        journal = open_journal_file(startup, begun, first_segment_header(STEPS, 0))
+        site = Site(journal=journal)  # type: ignore[arg-type]
+        site.coordinator.open(publication(STEPS))
+        await site.connect()
+        site.coordinator.tick()  # the grants alone have filled the journal
+        says = r"max_bytes is 1,000.* of step 5, frees none: .* Multiply journal.max_bytes by 4"
+        with pytest.raises(DeterministicFailure, match=says):
+            async with asyncio.timeout(10):
+                await loop_of(startup, site, begun)._batch()
         journal.close()
         site.weights.close()
 

@@ -347,6 +347,22 @@ def test_a_budget_used_up_is_full_until_a_checkpoint_frees_segments(tmp_path: Pa
     run(main)
 
 
+def test_segments_are_so_short_that_a_checkpoint_frees_some_of_a_small_budget(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        journal = JournalFile(tmp_path, [], first_segment_header(0, 0), 50_000)
+        for version in range(1, 30):
+            await journal.durable(dropped(version, 5000))
+            journal.roll(lambda version=version: first_segment_header(version, 0))
+            journal.compact(version)
+            await journal.settled()
+            assert journal.why_full() == ""
+        journal.close()
+
+    run(main)
+
+
 @pytest.mark.parametrize("max_bytes", [6000, LARGE])
 def test_a_full_disk_waits_for_no_write_before_it_deletes_what_a_checkpoint_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int

@@ -87,7 +87,8 @@ class JournalFile:
         segments: The segments on disk, oldest first; a new segment is begun after them.
         header: State of the run with which the new segment begins.
         max_bytes: Size of the whole journal from which on no more trials are taken in.
-        segment_bytes: Size of a segment from which on `roll` begins a new one.
+        segment_bytes: Size of a segment from which on `roll` begins a new one; None: 64 MiB, or an
+            eighth of a smaller `max_bytes`, because only whole segments are deleted.
     """
 
     def __init__(
@@ -96,10 +97,11 @@ class JournalFile:
         segments: list[Segment],
         header: SegmentHeader,
         max_bytes: int,
-        segment_bytes: int = 1 << 26,
+        segment_bytes: int | None = None,
     ) -> None:
         self.folder, self.segments = folder, segments
-        self.max_bytes, self.segment_bytes = max_bytes, segment_bytes
+        self.max_bytes = max_bytes
+        self.segment_bytes = segment_bytes or min(1 << 26, max_bytes // 8)
         self.num_syncs = 0
         # The next attributes belong to the event loop.
         self._loop = asyncio.get_running_loop()
@@ -153,13 +155,20 @@ class JournalFile:
         """Return why no more trials may be taken in; "" if they may."""
         if self._no_space_reason:
             return self._no_space_reason
-        num_bytes = sum(segment.num_bytes for segment in self.segments)
-        if num_bytes < self.max_bytes:
+        if not self.is_over_budget():
             return ""
         return (
-            f"the journal has {num_bytes:,} bytes and journal.max_bytes is "
+            f"the journal has {self._num_bytes():,} bytes and journal.max_bytes is "
             f"{self.max_bytes:,}; waiting for a checkpoint to free some of them"
         )
+
+    def is_over_budget(self) -> bool:
+        """Return whether the journal has `max_bytes` or more."""
+        return self._num_bytes() >= self.max_bytes
+
+    def _num_bytes(self) -> int:
+        """Return the size of the journal, including records that are not durable yet."""
+        return sum(segment.num_bytes for segment in self.segments)
 
     def roll(self, header: Callable[[], SegmentHeader]) -> None:
         """Begin a new segment if the current one is long enough.

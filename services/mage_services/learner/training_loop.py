@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from mage_async.errors import DeterministicFailure
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import overall
 from mage_async.protocol.journal_records import Commit
@@ -135,7 +136,11 @@ class TrainingLoop:
         self._status.send("step", metrics=record, **self.run_log.view())
 
     async def _batch(self) -> list[Group]:
-        """Wait for the next batch. If cancelled, the batch stays in the ledger."""
+        """Wait for the next batch. If cancelled, the batch stays in the ledger.
+
+        Raises:
+            DeterministicFailure: `journal.max_bytes` has no room for a batch.
+        """
         while (groups := self._coordinator.ledger.take_batch()) is None:
             is_newer = self._checkpoint_version < self._training.trainer.version
             if is_newer and self._journal.why_full():
@@ -145,8 +150,23 @@ class TrainingLoop:
                 await self._wait_until_checkpointed()
                 continue
             self._coordinator.arrived.clear()
+            if self._journal.is_over_budget():
+                # A header that becomes durable may free segments.
+                await self._journal.settled()
+                self._check_budget()
             await self._coordinator.arrived.wait()
         return groups
+
+    def _check_budget(self) -> None:
+        """Raise a `DeterministicFailure` if nothing can ever free the journal."""
+        is_last = self._training.trainer.version == self._config.learner.steps
+        if self._journal.is_over_budget() and not is_last:
+            raise DeterministicFailure(
+                f"{self._journal.why_full()}, but the newest checkpoint, of step "
+                f"{self._checkpoint_version}, frees none: the trials of "
+                f"{self._config.admission.max_staleness + 2} steps do not fit. Multiply "
+                "journal.max_bytes by 4 or more, then --resume"
+            )
 
     def _with_method_digests(self, commit: Commit, groups: list[Group]) -> Commit:
         """Let the methods learn from a batch, and add the digests of their states to the commit."""
