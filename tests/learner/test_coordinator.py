@@ -298,6 +298,23 @@ def test_everything_acknowledged_is_in_what_a_crash_leaves() -> None:
     run(main)
 
 
+def test_no_group_misses_its_deadline_while_the_journal_is_full() -> None:
+    async def main(site: Site) -> None:
+        site.coordinator.open(publication(0))
+        actor = await site.connect(group_quota=1)
+        (grant,) = grants(await read(actor))
+        site.journal.full = "no space left"
+        for _ in range(round(3 * DEADLINE_S)):
+            site.pass_time(1.0)
+            await site.say(actor, heartbeat())
+        site.journal.full = ""
+        site.coordinator.tick()
+        repeated = grants(await read(actor))
+        assert [(each.grant, each.epoch) for each in repeated] == [(grant.grant, 0)]
+
+    run(main)
+
+
 def test_a_full_journal_takes_nothing_in_and_asks_again_when_there_is_space() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))

@@ -489,7 +489,9 @@ class Coordinator:
                 self.ledger.peer_gone(owner)
 
     def _forgive_stall(self, now: float) -> None:
-        """Forgive silence and lateness in a time in which this process did not listen."""
+        """Forgive silence and lateness in a time in which this process did not listen, and lateness
+        while the journal is full.
+        """
         gap = 0.0 if self._ticked_at is None else now - self._ticked_at
         self._ticked_at = now
         if gap > STALL_S:
@@ -498,6 +500,8 @@ class Coordinator:
             self.ledger.postpone_deadlines(gap, now + self.config.deadline_s)
             for known in self.peers.values():
                 known.last_heard = now
+        elif self._is_full:  # no result is taken in, so no group is late
+            self.ledger.postpone_deadlines(gap, now + self.config.deadline_s)
 
     def _remove(self, peer: Peer) -> None:
         """Forget a peer that has ended, for good or until it says Hello again."""
