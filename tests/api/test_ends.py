@@ -76,4 +76,9 @@ def test_a_stopped_run_names_the_command_that_goes_on_and_what_it_repeats(
     code = start_to_report._supervise(Supervisor(run, config, 1, "", view))
     assert code == 128 + signal.SIGTERM
     command = f"`mage train --resume --run-dir '{run.root}'`"
+    if repeated:
+        newest = f"the newest checkpoint is of step {checkpoint}"
+        newest = newest if checkpoint else "no checkpoint is written"
+        repeated += f"; until then {newest}, so `mage evaluate` and `mage play` have step "
+        repeated += f"{checkpoint}"
     assert view.said == [f"ended by SIGTERM; go on with {command}{repeated}"]

@@ -376,7 +376,13 @@ def _what_a_resumed_run_does(run: RunDirectory) -> str:
     if last < first:
         return command
     steps = f"step {last}" if first == last else f"steps {first} to {last}"
-    return f"{command}, which first trains {steps} again, from the journal: nothing is lost"
+    newest = (
+        f"the newest checkpoint is of step {first - 1}" if saved else "no checkpoint is written"
+    )
+    return (
+        f"{command}, which first trains {steps} again, from the journal: nothing is lost; until "
+        f"then {newest}, so `mage evaluate` and `mage play` have step {first - 1}"
+    )
 
 
 def _finish(run: RunDirectory, doctor: Doctor, view: View, wall_s: float, earlier: Record) -> None:
