@@ -90,9 +90,23 @@ def test_an_evaluation_keeps_the_costs_of_training_that_were_recorded(tmp_path):
     recorded = json.loads(run.summary.read_text())
     del recorded["processor_s"]
     run.summary.write_text(json.dumps(recorded))
+    run.evaluation.unlink()  # the evaluation of fewer trials would not replace it
     _, _, summary = evaluate(run, trials=2)
     assert summary["wall_s"] == recorded["wall_s"]
     assert "processor_s" not in summary
+
+
+def test_an_evaluation_with_fewer_trials_does_not_replace_one_with_more(tmp_path):
+    run = unpack("finished", tmp_path)
+    before = run.evaluation.read_text()
+    recorded = json.loads(before)
+    assert recorded["sets"]["heldout"]["num_trials"] > 2
+    place, _, summary = evaluate(run, trials=2)
+    assert run.evaluation.read_text() == before
+    assert place.root == run.root / "trials_2"
+    assert summary["evaluation"]["heldout"]["num_trials"] == 2
+    again, _, _ = evaluate(run, trials=2)
+    assert again.root == place.root
 
 
 @pytest.fixture
@@ -132,6 +146,16 @@ def test_an_older_checkpoint_is_evaluated_into_a_folder_of_its_own_and_pushed_wi
     assert write_folder(fallen, tmp_path / "pushed", checkpoint="best") == 2
     scores = json.loads((tmp_path / "pushed" / "summary.json").read_text())["evaluation"]
     assert scores["heldout"]["num_trials"] == 2
+
+
+def test_an_evaluation_says_that_later_steps_are_in_no_checkpoint(tmp_path, capsys):
+    run = unpack("finished", tmp_path)
+    with run.metrics.open("a") as file:
+        file.write(json.dumps({"step": 9}) + "\n")
+    evaluate(run, trials=2)
+    said = capsys.readouterr().err
+    assert "evaluating step 4, that of the newest checkpoint: the run has trained 9 steps" in said
+    assert f"`{run.resume_command}` goes on" in said
 
 
 def test_a_run_ends_with_its_best_checkpoint_if_the_newest_is_worse(fallen):

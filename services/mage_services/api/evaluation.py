@@ -19,7 +19,7 @@ from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
 from mage_async.pages.report import render
 from mage_async.results.run_directory import RunDirectory, distinct_name
-from mage_async.results.run_files import read_document
+from mage_async.results.run_files import last_line, read_document
 from mage_async.results.summary import best_checkpoint, summarise, write_summary
 from mage_services.actor.evaluator import (
     Evaluator,
@@ -59,8 +59,8 @@ def evaluate(
     """Play the final sets, fixed tasks of training and held-out ones, with the controls `blind` and
     `swapped`; write evaluation, summary and report.
 
-    With an older checkpoint, another environment or another number of episodes, they are written
-    into a subfolder of the run.
+    With an older checkpoint, another environment, another number of episodes, or fewer trials than
+    an earlier evaluation of the same version, they are written into a subfolder of the run.
 
     Args:
         trials: Number of trials of each set.
@@ -97,8 +97,17 @@ def evaluate(
     is_chosen = checkpoint == "best" and not environment
     best = best_checkpoint(run, config) if is_chosen else None
     folder = run.evaluated_in(version).joinpath(*subfolders)
+    # Fewer trials say less: they do not replace what is known of the version.
+    if trials < _num_recorded(replace(run, root=folder), version):
+        folder /= f"trials_{trials}"
     if environment:
         check_words(config, policy)
+    if checkpoint == "newest" and (trained := last_line(run.metrics).get("step", 0)) > version:
+        text = (
+            f"evaluating step {version}, that of the newest checkpoint: the run has trained "
+            f"{trained} steps. If it has ended, `{run.resume_command}` goes on"
+        )
+        print(text, file=sys.stderr, flush=True)
     began, began_processor = time.monotonic(), time.process_time()
     config = _roomy(config, episodes, times_as_long(config, ladder))
     # Guidance is text that a method such as graph memory puts before a trial. It was learned about
@@ -127,6 +136,16 @@ def evaluate(
     write_summary(target, summary)
     target.report.write_text(render(target, summary))
     return target, config, summary
+
+
+def _num_recorded(run: RunDirectory, version: int) -> int:
+    """Return the number of trials of each set of the recorded evaluation of a version; 0 if there
+    is none.
+    """
+    recorded = read_document(run.evaluation)
+    if recorded.get("version") != version:
+        return 0
+    return min((score["num_trials"] for score in recorded["sets"].values()), default=0)
 
 
 def folder_of(environment: str, assignments: Sequence[str]) -> str:

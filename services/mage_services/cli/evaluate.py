@@ -1,8 +1,8 @@
 """`mage evaluate`: play a checkpoint of a run on fixed sets of tasks, with controls.
 
 The results are printed as a table. Evaluation, summary and report of the run are written again;
-with an older checkpoint, another environment or another number of episodes they are written into a
-folder of the run.
+with an older checkpoint, another environment, another number of episodes, or fewer trials than an
+earlier evaluation, they are written into a folder of the run.
 """
 
 import argparse
