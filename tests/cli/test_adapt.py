@@ -10,14 +10,15 @@ import pytest
 from mage_async.assembly import WORDS, environment_of
 from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
-from mage_async.config.schema import Tiny
+from mage_async.config.schema import Config, Tiny
 from mage_async.errors import TurnLost
 from mage_async.policy.load import build_tiny
 from mage_async.results.run_directory import RunDirectory
 from mage_services.actor import rollout
-from mage_services.cli.adapt import _num_tasks, add_arguments
+from mage_services.cli.adapt import _num_tasks, _show, add_arguments
 from mage_services.cli.main import main
 from mage_services.engines import chat_endpoint
+from mage_services.terminal.view import make_view
 from tests.helpers.chat_server import ChatServer, answering, refusing
 from tests.helpers.known_players import orbit_reply, reply_of
 
@@ -53,6 +54,18 @@ def test_a_learner_is_certified_on_a_page(
     printed = capsys.readouterr()
     assert "player cannot be told" in printed.out or "player adapts" in printed.out
     assert f"{12 * 7} trials into" in printed.err
+
+
+def test_a_name_of_a_class_is_never_printed_as_an_emoji(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    game = {"label": "tea:Tea", "sentence": "cannot be told"}
+    costs = {"calls": 1, "prompt_tokens": 1, "completion_tokens": 1, "money": None}
+    document = {"model": "a", "num_tasks": 1, "episodes": 1, "returns": {"tea:Tea: own": [[0, 0]]}}
+    document |= {"games": [game], "warnings": ["tea:Tea: few"], "costs": costs, "sentence": ""}
+    _show(document, tmp_path)
+    make_view(Config(), RunDirectory(tmp_path), is_terminal=False).line("tea:Tea: few")
+    assert capsys.readouterr().out.count("tea:Tea: ") == 4
 
 
 def test_the_test_of_a_paper_has_its_games_and_its_number_of_tasks(

@@ -104,7 +104,7 @@ def supervise(
     if code == EXIT_HALTED:
         raise Halted(relay.last_line)
     if progress and relay.summary is not None:
-        print_final(Console(highlight=False), relay.summary, run.report)
+        print_final(Console(highlight=False, emoji=False), relay.summary, run.report)
     return Run(run.root)
 
 

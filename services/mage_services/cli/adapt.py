@@ -583,7 +583,8 @@ def _show(document: dict[str, Any], out: Path) -> None:
     for name, values in document["returns"].items():
         texts = ["" if each is None else f"{each[0]:.3f} ±{each[1]:.3f}" for each in values]
         table.add_row(name, *texts)
-    console = Console()
+    # A name such as `tea:Tea` followed by a colon would become an emoji.
+    console = Console(emoji=False)
     console.print(table)
     for game in document["games"]:
         console.print(f"{game['label']}: {game['sentence']}", markup=False, highlight=False)

@@ -47,7 +47,7 @@ def _head(
 ) -> RenderableType:
     """Return the table of returns, or only the title if the run was not evaluated."""
     if not summary.get("evaluation"):
-        return Text.from_markup(_title(summary), style="bold")
+        return Text.from_markup(_title(summary), style="bold", emoji=False)
     return _return_table(summary, "+-" if ascii_only else "±", most_episodes)
 
 

@@ -97,7 +97,7 @@ def _progress(state: RunState, now: float) -> RenderableType:
         complete_style="deep_sky_blue3",
         finished_style="spring_green3",
     )
-    grid.add_row(Text.from_markup(label), bar, _times(state, now))
+    grid.add_row(Text.from_markup(label, emoji=False), bar, _times(state, now))
     return grid
 
 

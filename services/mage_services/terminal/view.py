@@ -60,7 +60,9 @@ def make_view(
 ) -> View:
     """Return a panel for a terminal, and plain lines for anything else."""
     kind = LiveView if is_terminal else PlainView
-    return kind(RunState(config, clock()), run, console or Console(highlight=False), clock)
+    return kind(
+        RunState(config, clock()), run, console or Console(highlight=False, emoji=False), clock
+    )
 
 
 class LiveView:
