@@ -75,6 +75,12 @@ def test_a_group_says_its_spread_and_how_stale_it_was():
         [group], [listed(1, 0, [1.0]), listed(1, 1, [3.0], oldest=1)], TrialFilter()
     )
     assert (row.mean, row.spread, row.staleness) == (2.0, 1.0, 2)
+    # Trials that differ in an earlier episode alone have advantages where it is credited.
+    for rewards, is_uniform in (([0.0, 1.0], False), ([1.0, 1.0], True)):
+        (row,) = group_rows(
+            [group], [listed(1, 0, [1.0, 1.0]), listed(1, 1, rewards)], TrialFilter()
+        )
+        assert (row.spread, row.is_uniform) == (0.0, is_uniform)
 
 
 def test_differences_name_keys_and_both_values():

@@ -148,8 +148,10 @@ class GroupRow:
     trials: Sequence[ListedTrial]
     mean: float
     spread: float
-    """Standard deviation of the listed rewards; if it is 0, the group has no advantages to learn
-    from.
+    """Standard deviation of the listed rewards, which are those of one episode."""
+    is_uniform: bool
+    """Whether the trials earned the same in every episode, so that the group has no advantages to
+    learn from.
     """
     staleness: int | None
     """Largest staleness of the group's tokens, in steps; None if no step has trained it."""
@@ -171,7 +173,9 @@ def group_rows(
             step = group.step
             # Step n trains version n - 1.
             staleness = None if step is None or oldest is None else step - 1 - oldest
-            rows.append(GroupRow(group, own, mean, spread, staleness))
+            # Credit may be for all episodes, whichever one is listed.
+            is_uniform = len({tuple(trial.rewards) for trial in own}) == 1 < len(own)
+            rows.append(GroupRow(group, own, mean, spread, is_uniform, staleness))
     return rows
 
 
