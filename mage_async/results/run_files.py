@@ -209,6 +209,8 @@ STATES = {
     "failed": "failed",
 }
 """State that a process enters with each kind of event."""
+ENDED = (STATES["done"], STATES["failed"])
+"""States that a process does not leave."""
 
 
 @dataclass(slots=True)
@@ -242,22 +244,29 @@ class RunHistory:
 
 def run_history(events: Sequence[Event]) -> RunHistory:
     """Collect the events of a run, over all its resumptions."""
-    history = RunHistory()
+    history, awaited = RunHistory(), set[str]()  # processes that will be started again
     for event in events:
         kind, process, at = event["event"], event["process"], event["at"]
         if kind in STATES:
             # The supervisor records the start of another process, and names it in the text.
             name = event["text"] if kind == "started" else process
+            # Each start of a run begins with its learner: processes of the start before are gone.
+            if kind == "started" and name == "learner" and name not in awaited:
+                for earlier in history.processes.values():
+                    if earlier.state not in ENDED:
+                        earlier.state = "ended, at an earlier start of the run"
             life = history.processes.setdefault(name, ProcessLife(name))
             life.state, life.at = STATES[kind], at
         if kind == "started":
             life.num_starts, life.node = life.num_starts + 1, event.get("node", "")
+            awaited.discard(life.name)
         elif kind == "failed":
             history.notes.append((at, f"{process}: {event['reason']}"))
         elif kind == "note":
             prefix = "" if process == "supervisor" else f"{process}: "
             history.notes.append((at, prefix + event["text"]))
         elif kind == "restarting":
+            awaited.add(event["text"].split()[0])
             history.restarts.append(event["text"])
             history.notes.append((at, event["text"]))
     history.notes.reverse()

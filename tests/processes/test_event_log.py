@@ -58,6 +58,23 @@ EVENTS = (
 )
 
 
+def test_a_process_of_an_earlier_start_of_the_run_has_ended(tmp_path):
+    resumed = [
+        ("supervisor", {"event": "started", "text": name}) for name in ("learner", "actor-0")
+    ]
+    ready = ("actor-1", {"event": "ready"})
+    run, _ = recorded(tmp_path, *EVENTS, ready, *resumed)
+    lives = run_history(read_lines(run.events)).processes
+    assert lives["actor-0"].state == lives["learner"].state == "starting"
+    assert lives["actor-1"].state == "ended, at an earlier start of the run"
+    # A learner that is started again within a run leaves the actors alone.
+    again = [("supervisor", {"event": "restarting", "text": "learner ended with exit code 1"})]
+    folder = tmp_path / "again"
+    folder.mkdir()
+    run, _ = recorded(folder, *EVENTS, ready, *again, resumed[0])
+    assert run_history(read_lines(run.events)).processes["actor-1"].state == "ready"
+
+
 def test_lives_restarts_and_epitaphs_can_be_told_from_the_file(tmp_path):
     run, _ = recorded(tmp_path, *EVENTS)
     lives = run_history(read_lines(run.events))

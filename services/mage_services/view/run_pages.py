@@ -29,7 +29,7 @@ from mage_async.results.dropped_bias import Selection
 from mage_async.results.progress import before_first_step
 from mage_async.results.return_rows import SETS
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.run_files import RunRecords, last_line, read_document, read_lines
+from mage_async.results.run_files import ENDED, RunRecords, last_line, read_document, read_lines
 from mage_services.processes.run_lock import is_held
 from mage_services.view import trial_pages
 from mage_services.view.index import RunReader, file_state
@@ -182,12 +182,16 @@ def processes(request: PageRequest) -> Markup:
     """Return the page of a run's processes: their states, restarts, seconds by state, and logs."""
     run, now = request.run, time.time()
     history = history_of(run)
+    state = state_of(run, history)
+    for life in history.processes.values():
+        if state in ("finished", "stopped") and life.state not in ENDED:
+            life.state = "ended with the run"
     with RunReader(run) as reader:
         seconds = _seconds_by_state(run, _records(reader, config_of(run)))
     return fill(
         "processes.html",
         frame=request.frame(None, "processes", "processes"),
-        state=state_of(run, history),
+        state=state,
         history=history,
         bars=time_bars(seconds),
         logs=_log_tails(run),
