@@ -53,6 +53,8 @@ def test_the_steps_of_a_run_are_known_before_its_index_is_built(looked_at):
     page = overview(PageRequest("/token/", {"run": run}, "run", {}, {}, None))
     assert "step 4 of 4" in page
     assert "Before the first step" not in page
+    assert "no step was trained" not in page
+    assert "known when the index has read a step" in page
 
 
 def test_a_run_that_began_anew_is_examined_anew(looked_at):
