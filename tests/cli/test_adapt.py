@@ -56,6 +56,16 @@ def test_a_learner_is_certified_on_a_page(
     assert f"{12 * 7} trials into" in printed.err
 
 
+def test_a_game_that_cannot_be_loaded_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    given = ["adapt", "--model", "openai:http://127.0.0.1:9#player", "--out", str(out)]
+    assert main([*given, "--games", "tests.helpers.known_players:NoBoxes"]) == 2
+    assert "NoBoxes" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_a_name_of_a_class_is_never_printed_as_an_emoji(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,12 +105,16 @@ def run(given: argparse.Namespace) -> int:
     """
     import uvloop
 
+    from mage_async.assembly import environment_of
     from mage_async.pages.certificate import render_certificate
     from mage_async.results.run_files import write_whole
     from mage_services.processes.process import first_failure
     from mage_services.processes.run_lock import hold
 
     player = _player(given)
+    # A game that cannot be loaded leaves no folder.
+    for _, name, options in player.games:
+        environment_of(player.config(name, options))
     out = given.out or Path("adapt") / re.sub(r"[^\w.-]+", "-", player.name)
     out.mkdir(exist_ok=True, parents=True)
     refusal = f"{out} is being measured by another process: wait for it, or end it"
