@@ -121,3 +121,22 @@ def test_a_folder_that_is_there_is_not_written_over(
     assert "trials.atif failed: [Errno 39] Directory not empty" in capsys.readouterr().err
     assert sorted(folder.rglob("*")) == before
     assert [each.name for each in tmp_path.iterdir()] == ["trials.atif"]
+
+
+def test_an_export_of_nothing_is_refused_and_leaves_no_file(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trials.jsonl"
+    assert main(["journal", str(run.root), "--step", "77", "--export", str(file)]) == 2
+    assert (
+        "no trial is exported: nothing matches; the journal has steps " in capsys.readouterr().err
+    )
+    assert not file.exists()
+
+
+def test_a_wrong_ending_is_refused_before_the_policy_is_read(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mage_async.inference.chat_files.load_chat", None)
+    assert main(["journal", str(run.root), "--export", "trials.txt"]) == 2
+    assert "trials.txt: an export ends in .jsonl, .parquet" in capsys.readouterr().err

@@ -1,12 +1,17 @@
 """`mage journal`: list the records of a run's journal, or export its trials."""
 
 import argparse
+import itertools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli.options import add_number
 from mage_services.terminal import printing
+
+if TYPE_CHECKING:
+    from mage_services.journal.reader import JournalOnDisk
 
 HELP = "List what a run's journal holds, a line a record, or export its trials."
 KINDS = ("head", "grant", "trial", "drop", "commit", "publication", "receipt")
@@ -47,7 +52,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _list(run: RunDirectory, given: argparse.Namespace) -> None:
     """Print a line for each record that the filters want."""
-    from mage_async.protocol.journal_records import Commit, RecordFilter, line_of, trained_in
+    from mage_async.protocol.journal_records import RecordFilter, line_of, trained_in
     from mage_services.journal.reader import open_journal
 
     journal = open_journal(run.journal)
@@ -59,21 +64,35 @@ def _list(run: RunDirectory, given: argparse.Namespace) -> None:
         kind, text = line_of(record)
         print(f"{kind:<12} {text}")
     if is_empty:
-        steps = [record.version for record in journal.records() if isinstance(record, Commit)]
-        there = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
-        print(f"nothing matches; the journal has {there}")
+        print(_nothing_matches(journal))
     if journal.torn is not None:
         print(f"{journal.torn.name} has a torn tail, from byte {journal.torn_at} on")
 
 
+def _nothing_matches(journal: "JournalOnDisk") -> str:
+    """Return the sentence that no record matches, with the steps that the journal has."""
+    from mage_async.protocol.journal_records import Commit
+
+    steps = [record.version for record in journal.records() if isinstance(record, Commit)]
+    there = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
+    return f"nothing matches; the journal has {there}"
+
+
 def _export(run: RunDirectory, given: argparse.Namespace) -> None:
     """Write the trials that the filters want to a file."""
-    from mage_async.inference.chat_files import load_chat
-    from mage_services.journal.export import export, journaled_trials
+    from mage_services.journal.export import check_file, export, journaled_trials
+    from mage_services.journal.reader import open_journal
 
     if given.kind and "trial" not in given.kind:
         raise RunError(f"an export is made of trials, and --kind asks for {', '.join(given.kind)}")
+    check_file(given.export)
+    # It imports a tokenizer's library, which takes a while: wrong options are refused before.
+    from mage_async.inference.chat_files import load_chat
+
     chat = load_chat(run.policy)
-    wanted = journaled_trials(run, chat, step=given.step, grant=given.grant)
-    count = export(wanted, chat, given.export, run=run.root.resolve().name)
+    wanted = iter(journaled_trials(run, chat, step=given.step, grant=given.grant))
+    if (first := next(wanted, None)) is None:
+        raise RunError(f"no trial is exported: {_nothing_matches(open_journal(run.journal))}")
+    trials = itertools.chain([first], wanted)
+    count = export(trials, chat, given.export, run=run.root.resolve().name)
     print(f"{count} trials in {given.export}")

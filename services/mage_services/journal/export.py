@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,7 @@ def export(
         RunError: the ending is unknown, pyarrow is not installed, the journal cannot be read, or
             the file cannot be written, for example because a folder of that name exists.
     """
-    if file.suffix not in WRITERS:
-        known = " or ".join([", ".join([*WRITERS][:-1]), [*WRITERS][-1]])
-        raise RunError(f"{file}: an export ends in {known}, got {file.suffix!r}")
+    check_file(file)
     working, number = file.with_name(f".{file.name}.part"), count()
     # `zip` draws a number for each trial, so the next number is the number of trials.
     counted = (trial for trial, _ in zip(trials, number, strict=False))
@@ -58,6 +57,22 @@ def export(
     finally:
         _remove(working)
     return next(number)
+
+
+def check_file(file: Path) -> None:
+    """Refuse a file in which no trials can be written.
+
+    Raises:
+        RunError: the ending is unknown, or pyarrow is needed and not installed.
+    """
+    if file.suffix not in WRITERS:
+        known = " or ".join([", ".join([*WRITERS][:-1]), [*WRITERS][-1]])
+        raise RunError(f"{file}: an export ends in {known}, got {file.suffix!r}")
+    if file.suffix in (".parquet", ".dataset") and find_spec("pyarrow") is None:
+        raise RunError(
+            "Parquet needs pyarrow: pip install 'mage_async[export]', or export to a file that "
+            "ends in .jsonl"
+        )
 
 
 def journaled_trials(
@@ -119,19 +134,10 @@ def write_dataset(
 def write_parquet(
     trials: Iterable[AttributedTrial], chat: ChatFormat, file: Path, run: str
 ) -> None:
-    """Write one row per trial.
+    """Write one row per trial."""
+    import pyarrow
+    import pyarrow.parquet
 
-    Raises:
-        RunError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise RunError(
-            "Parquet needs pyarrow: pip install 'mage_async[export]', or export to a file that "
-            "ends in .jsonl"
-        ) from None
     schema, trials = _schema(pyarrow), iter(trials)
     with pyarrow.parquet.ParquetWriter(file, schema) as out:
         while rows := [
