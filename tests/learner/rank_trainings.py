@@ -1,7 +1,9 @@
 """Trainings of one process and of several ranks, and what they leave on disk."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,11 +14,14 @@ from mage_async.algorithm import prepare
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.policy.sharded_files import WeightShards, named_state
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory, checkpoint_at
 from mage_services.learner.gang import Gang
 from mage_services.learner.trainer_thread import Training
 from mage_services.weights.weight_store import weights_file
 from tests.helpers.random_models import sequence
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 LENGTHS = (40, 31, 22, 40, 13, 37, 29)
 SMALL = ("warm_start=none", "learner.minibatches=2", "learner.threads=1", "learner.entropy=0.01")
@@ -48,9 +53,16 @@ def steps(training: Training, count: int = 3) -> list[dict[str, float]]:
     return [training.trainer.step([sequence(each) for each in LENGTHS]) for _ in range(count)]
 
 
+def begun_checkpoint(training: Training) -> "Future[Path]":
+    """A checkpoint of it that is being written, in place of another training's of the same step."""
+    other = checkpoint_at(training.run.checkpoints, training.trainer.version)
+    shutil.rmtree(other, ignore_errors=True)
+    return training.checkpoint({})
+
+
 def saved(training: Training) -> Path:
     """A checkpoint of it."""
-    return training.checkpoint({}).result()
+    return begun_checkpoint(training).result()
 
 
 def file_of(training: Training) -> Path:

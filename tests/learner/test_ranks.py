@@ -27,6 +27,7 @@ from tests.helpers.random_models import sequence
 from tests.learner.rank_trainings import (
     LENGTHS,
     assert_equal,
+    begun_checkpoint,
     config_of,
     copied_bytes,
     file_of,
@@ -139,7 +140,7 @@ def test_a_checkpoint_holds_the_step_that_it_was_begun_at(run: RunDirectory, gan
     many = on_ranks(run, gang)
     steps(many)
     saved_by_one = saved(on_one(run))
-    digest, begun = many.digest(), many.checkpoint({})
+    digest, begun = many.digest(), begun_checkpoint(many)
     steps(many, 2)
     alone = on_one(run, checkpoint=begun.result())
     assert alone.trainer.version == 3
