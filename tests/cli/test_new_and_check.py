@@ -273,7 +273,10 @@ def test_a_class_with_tools_needs_a_pretrained_model_even_if_it_has_words(
     # `mage train` refuses the same keys, so the class is shown but not called ready.
     assert main(["check", "bad:Shelf"]) == EXIT_USAGE
     said, error = capsys.readouterr()
-    assert "words         open text: only a pretrained model can play" in said
+    assert re.search(r"  tools +look +only a pretrained model can play", said)
+    assert re.search(r"  words +5, such as open +not used: actions are calls of tools", said)
+    assert "open text" not in said
+    assert "no warm start by a script\n" in said
     assert "nothing is played: no model is on this machine" in said
     assert "ready: " not in said
     assert refusal in error

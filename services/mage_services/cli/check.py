@@ -129,27 +129,44 @@ def _print_declared(environment: "Environment") -> None:
     declared = {name for name, _, _ in PARTS if getattr(kind, name, None) is not None}
     if environment.script(random.Random(0)) is None:
         declared.discard("script")
-    # Beside tools, words close no vocabulary.
-    if environment.tools:
-        declared.discard("words")
     rows = [(name, _value(getattr(kind, name)), on) for name, on, _ in PARTS if name in declared]
+    # Tools are no optional part with a name of its own. They change what other parts mean.
+    unused = set[str]()
+    if environment.tools:
+        unused = {"words", "legal_actions", "legal_pattern"}
+        rows = [
+            (name, value, "not used: actions are calls of tools" if name in unused else effect)
+            for name, value, effect in rows
+        ]
+        names = " ".join(each["function"]["name"] for each in environment.tools)
+        rows.insert(0, ("tools", _shortened(names), "only a pretrained model can play"))
     print("declared:")
     for name, value, switched_on in rows:
         print(f"  {name:<14}{value:<32}{switched_on}")
     print("not declared:")
     needless = SAY_WHAT_IS_LEGAL if declared & SAY_WHAT_IS_LEGAL else set()
     for name, _, without in PARTS:
-        if name not in declared | needless:
-            print(f"  {name:<14}{without}")
+        if name in declared | needless | unused:
+            continue
+        if name == "script" and environment.tools:
+            without = "no warm start by a script"
+        print(f"  {name:<14}{without}")
 
 
 def _value(declared: Any) -> str:
     """Return the value of a declaration as text of at most 30 characters."""
-    if callable(declared) or isinstance(declared, property) or inspect.isdatadescriptor(declared):
+    if isinstance(declared, property) or inspect.isdatadescriptor(declared):
+        return "a property"
+    if callable(declared):
         return "a method"
     if isinstance(declared, list | tuple) and len(declared) > 2:
-        return f"{len(declared)}, such as {declared[0]}"[:30]
-    return " ".join(str(declared).split())[:30]
+        return _shortened(f"{len(declared)}, such as {declared[0]}")
+    return _shortened(" ".join(str(declared).split()))
+
+
+def _shortened(text: str) -> str:
+    """Return a text of at most 30 characters, with an ellipsis for what was cut."""
+    return text if len(text) <= 30 else f"{text[:29]}…"
 
 
 def _chat(config: "Config", environment: "Environment", folder: Path) -> "ChatFormat | None":
