@@ -218,8 +218,8 @@ class Progress:
     due_s: float | None
     """Seconds until the batch is complete; None if that is not known yet."""
     is_due_bound: bool
-    """Whether `due_s` is only an upper bound, computed from the longest trial that the environment
-    allows, because no trial has arrived yet.
+    """Whether `due_s` is computed from the longest trial that the environment allows, because no
+    trial has arrived yet. At the present pace it is an upper bound.
     """
 
 
@@ -266,8 +266,14 @@ def sentence(progress: Progress) -> str:
         parts.append(f"{progress.valid_share:.0%} of actions valid")
     parts += _dropped(progress)
     if progress.due_s is not None:
-        about = "at most" if progress.is_due_bound else "about"
-        parts.append(f"complete in {about} {time_in_words(progress.due_s)}")
+        words = time_in_words(progress.due_s)
+        # No bound: the pace changes, on a machine with other work above all.
+        is_longest = progress.is_due_bound
+        parts.append(
+            f"complete in about {words}, if every trial is as long as it may be and the pace stays"
+            if is_longest
+            else f"complete in about {words}"
+        )
     return "; ".join(parts)
 
 

@@ -150,7 +150,9 @@ def test_before_the_first_trial_the_limits_of_the_environment_bound_the_time() -
     seen = snapshot(counts, 10.0)
     most = 32 * CONFIG.trial.episodes * FACTS.max_turns
     assert (seen.due_s, seen.is_due_bound) == ((most - 20) / 2.0, True)
-    assert "complete in at most" in sentence(seen)
+    said = sentence(seen)
+    assert "at most" not in said  # the pace may change
+    assert said.endswith(", if every trial is as long as it may be and the pace stays")
 
 
 def test_return_and_valid_share_are_those_of_the_latest_trials() -> None:
