@@ -50,7 +50,7 @@ def test_the_example_is_an_environment_that_can_be_run() -> None:
     assert re.fullmatch(
         r"rehearsal: 4 × begin took .* s each, at most .* s; 8 × act took .* s each, .*", times
     )
-    assert room.startswith("rehearsal: the longest trial, 3 × 3 turns, needs up to about")
+    assert room.startswith("rehearsal: the longest trial, 3 × 3 turns, needs about")
 
 
 def test_a_class_without_a_script_is_rehearsed_for_a_pretrained_model(folder: Path) -> None:

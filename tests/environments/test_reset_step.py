@@ -79,7 +79,7 @@ def test_the_first_example_of_a_page_is_an_environment_of_two_methods(
     assert sum(line.lstrip().startswith("def ") for line in lines) == 2
     times, room = rehearsed(config)[1:]
     assert re.match(r"rehearsal: 4 × reset took .* s each, at most .* s; \d+ × step took", times)
-    assert "needs up to about" in room
+    assert "needs about" in room
     environment = environment_of(config)
     assert environment.facts.example == "1"
     begun, near, refused, found = played(environment, "6", "nonsense", "7")
@@ -379,7 +379,7 @@ def test_the_longest_trial_is_counted_in_the_words_of_the_tiny_model(
     room = rehearsed(write(own(inside), *small))[-1]
     # "episode 1 begin", then turns: 2 words of an action, 2 of an answer, 2 roles and 2 tags.
     needed = 3 * (3 + 8 * (2 + 2 + 4))
-    assert f"needs up to about {needed} tokens of engine.max_tokens = 160: episodes share" in room
+    assert f"needs about {needed} tokens of engine.max_tokens = 160: episodes share" in room
     assert "dropped" not in room
     roomy = rehearsed(write(own(inside), *tiny, f"engine.max_tokens={needed}"))[-1]
     assert roomy.endswith(f"engine.max_tokens = {needed}")

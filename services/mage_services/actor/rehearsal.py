@@ -213,7 +213,7 @@ def _context_needed(
     rules = _tokens(environment.rules(), is_tiny) if config.transcript.rules else 0
     needed = rules + episodes * (opening + facts.max_turns * turn)
     need = (
-        f"the longest trial, {episodes} × {facts.max_turns} turns, needs up to about {needed:,} "
+        f"the longest trial, {episodes} × {facts.max_turns} turns, needs about {needed:,} "
         f"tokens of engine.max_tokens = {max_tokens:,}"
     )
     if needed <= max_tokens:
