@@ -747,14 +747,16 @@ SIGNATURES = {
         needs="actors_idle_share",
     ),
     "memory_unused": Signature(
-        "Pay early episodes for what they teach: credit.kind = "
-        '"differential" or "cumulative_paper" with a higher credit.episode_discount; '
-        "train for more learner.steps.",
+        "Train for more learner.steps; where the interval is wide, evaluate more trials "
+        "(`mage evaluate --trials`). Where early episodes are not paid for what they teach, set "
+        'credit.kind = "differential" or "cumulative_paper", or raise a credit.episode_discount '
+        "below 1.",
         in_evaluation=memory_unused,
     ),
     "swap_harmless": Signature(
-        "Choose tasks that differ more in environment.options, or look whether a member can be "
-        "told from its first episodes at all: raise trial.episodes.",
+        "Train for more learner.steps; choose tasks that differ more (`members` of an own class, "
+        "environment.options of others), or look whether a member can be told from its first "
+        "episodes at all: raise trial.episodes.",
         in_evaluation=swap_harmless,
     ),
 }
