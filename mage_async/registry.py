@@ -66,6 +66,9 @@ class Registry:
             known = [*self, *self._others]
             # Of "gymnasium:…" and other names of loaders, the part before the colon is compared.
             hint = did_you_mean(name.lower(), [each.removesuffix(":…") for each in known], most=2)
+            parent, _, last = name.rpartition(".")
+            if parent and last[:1].isupper():
+                hint = f" (did you mean `{parent}:{last}`?)"
             raise ConfigError(
                 f"no {self.noun} {name!r}{hint}; there are {', '.join(known)}, "
                 "or your own class as `module:Class`"
@@ -74,6 +77,12 @@ class Registry:
         what = f"{self.noun} {name!r}"
         if not module_name or not class_name.isidentifier():
             raise ConfigError(f"{what}: write it as `module:Class`")
+        if is_own and "/" in module_name:
+            module = module_name.rpartition("/")[2].removesuffix(".py")
+            raise ConfigError(
+                f"{what}: {module_name!r} is no name of a module: write `{module}:{class_name}`, "
+                "and start in the folder of the file"
+            )
         module = import_own(module_name, what) if is_own else importlib.import_module(module_name)
         found = getattr(module, class_name, None)
         if found is None:

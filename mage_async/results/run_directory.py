@@ -87,7 +87,22 @@ class RunDirectory:
             RunError: it has no configuration.
         """
         if not self.config.is_file():
-            raise RunError(f"{self.root}: no config.toml, so this is no run directory")
+            raise RunError(
+                f"{self.root}: no config.toml, so this is no run directory{self._runs_below()}"
+            )
+
+    def _runs_below(self) -> str:
+        """Return the clause that names runs inside a folder that is no run, or that there is no
+        such folder.
+        """
+        if not self.root.exists():
+            return "; there is no such folder"
+        name = self.config.name
+        files = [*self.root.glob(f"*/{name}"), *self.root.glob(f"runs/*/{name}")]
+        if not files:
+            return ""
+        newest = max(files, key=lambda file: file.stat().st_mtime).parent
+        return f"; a run lies in {newest}"
 
     def check_policy(self) -> None:
         """Check that this is a run with a policy.

@@ -103,6 +103,7 @@ def test_the_default_matrix_of_an_ablation_and_what_each_rule_guarantees_are_in_
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["report", "/nope"], "no run directory; there is no such folder"),
         (["evaluate", "/nope"], "mage evaluate: /nope: no config.toml, so this is no run dir"),
         (["replay", "/nope"], "mage replay: /nope: no config.toml, so this is no run directory"),
         (["journal", "/nope"], "mage journal: /nope: no config.toml"),
@@ -357,3 +358,14 @@ def test_the_reader_of_a_completion_may_leave() -> None:
         printing.stdout.close()
         assert printing.stderr.read() == b""
     assert printing.returncode == 0
+
+
+def test_a_folder_of_runs_that_is_taken_for_a_run_names_the_newest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "runs" / "a1"
+    run.mkdir(parents=True)
+    (run / "config.toml").touch()
+    for folder in (tmp_path, tmp_path / "runs"):
+        assert main(["report", str(folder)]) == EXIT_USAGE
+        assert f"so this is no run directory; a run lies in {run}" in capsys.readouterr().err

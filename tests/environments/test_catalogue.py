@@ -97,6 +97,17 @@ def test_a_module_in_the_current_folder_is_found_by_processes_that_run_without_i
             "no environment 'rbs' (did you mean `rps`?); there are " + KNOWN,
         ),
         (
+            "tea.Tea",
+            {},
+            "no environment 'tea.Tea' (did you mean `tea:Tea`?); there are " + KNOWN,
+        ),
+        (
+            "./own/tea.py:Tea",
+            {},
+            "environment './own/tea.py:Tea': './own/tea.py' is no name of a module: write "
+            "`tea:Tea`, and start in the folder of the file",
+        ),
+        (
             "chess",
             {},
             "no environment 'chess'; there are " + KNOWN,
