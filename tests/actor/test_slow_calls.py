@@ -28,9 +28,11 @@ class Hangs:
         return "closed", 1.0, False
 
 
+@pytest.mark.parametrize("load", [0.0, 1000.0])
 def test_a_call_that_does_not_return_is_named_once_long_before_its_deadline(
-    monkeypatch: pytest.MonkeyPatch,
+    load: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
     monkeypatch.setattr(call_runner, "SLOW_S", 0.2)
     monkeypatch.setattr(Hangs, "may_end", threading.Event(), raising=False)
     notes: list[str] = []
@@ -62,6 +64,7 @@ def test_a_call_that_does_not_return_is_named_once_long_before_its_deadline(
     assert "; 2 other calls wait too. " in note
     assert "environment.step_deadline_s = 600 s" in note
     assert "raise engine.max_contexts" in note
+    assert ("This machine is busy: its load is 1000, with " in note) == (load == 1000.0)
 
 
 def test_a_call_that_closes_descriptors_of_its_process_is_named() -> None:

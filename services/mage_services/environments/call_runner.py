@@ -52,6 +52,10 @@ TRY_AGAIN_S = 1.0
 """Seconds after which a `reset` that found no room is repeated; earlier if an object is closed."""
 SLOW_S = 10.0
 """Seconds on a call's clock after which the call is reported as slow, long before its deadline."""
+BUSY = 1.5
+"""Load of the machine, for each core that this process may use, above which a note about a slow
+call says that the machine is busy.
+"""
 STUCK_S = 1.0
 """Seconds after which an event loop that does not answer is abandoned: a coroutine blocks it."""
 
@@ -546,6 +550,13 @@ class CallRunner:
             cure = (
                 "raise it; if programs wait for each other, lower environment.most_open, and "
                 "create clients once, not in each episode"
+            )
+        # On a machine with other work everything is late, and neither key helps.
+        cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+        if load > BUSY * cores:
+            cure += (
+                f". This machine is busy: its load is {load:.0f}, with {cores} cores for this "
+                "process; with fewer --actors, or less other work, calls return sooner"
             )
         self._say(
             f"{call.place} {slow}. After environment.step_deadline_s = {self._deadline_s:g} s a "
