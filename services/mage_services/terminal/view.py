@@ -135,6 +135,11 @@ class PlainView:
             if self._state.phase == "training" and "origin" in warm:
                 origin = f" prepared_s={warm['prepared_s']:.1f} policy: {warm['origin']}"
             self.line(f"phase={self._state.phase.replace(' ', '_')}{origin}")
+            if self._state.phase == "training":
+                self.line(
+                    f"a line follows every {EVERY_STEPS} steps, and for a step that ends "
+                    f"{EVERY_S:g} s or more after the last line; metrics.jsonl has every step"
+                )
             self._printed_step, self._printed_at, self._progress_at = 0, now, now
         if (text := lasting_line(process, event)) is not None:
             self.line(f"{process}: {text}")
