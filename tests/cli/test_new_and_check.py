@@ -127,6 +127,11 @@ def test_all_written_tests_but_the_first_hold_for_another_class(vault: Path) -> 
     said = run_tests()
     assert "1 failed, 4 passed" in said
     assert "FAILED test_vault.py::test_the_hidden_buttons_pay" in said
+    pattern = OTHER.replace('legal_actions = ("a", "b", "c")', 'legal_pattern = "[abc]"')
+    pattern = pattern.replace("(*legal_actions,", '("a", "b", "c",')
+    assert "legal_actions" not in pattern
+    (vault / "vault.py").write_text(pattern)
+    assert "1 failed, 4 passed" in run_tests()
     unknown = OTHER.replace('"wrong")', '"no")')
     (vault / "vault.py").write_text(unknown)
     assert "FAILED test_vault.py::test_only_declared_words_are_said" in run_tests()

@@ -58,16 +58,24 @@ steps = 80
 TEST = '''"""What must be true of the environment, whatever the policy does.
 
 The first test knows the three rooms: write your own in its place when you change the class. The
-others play random actions, and hold for any class with `legal_actions`, `members` and `words`.
+others play random actions, and hold for any class with `members`, `words`, and `legal_actions` or
+`legal_pattern`.
 """
 
 import random
 
 import pytest
+from mage_async.environments.legal_pattern import matching_texts
 
 from NAME import CLASS
 
 TRAIN, HELDOUT = (CLASS().members(split) for split in ("train", "heldout"))
+
+
+def legal_actions(environment):
+    if pattern := getattr(environment, "legal_pattern", None):
+        return matching_texts(pattern, CLASS.words)
+    return environment.legal_actions
 
 
 def played(task, *actions):
@@ -79,7 +87,7 @@ def played_at_random(task, seed):
     environment, source = CLASS(), random.Random(seed)
     steps, is_over = [(environment.reset(0, task), 0.0)], False
     while not is_over and len(steps) <= CLASS.max_turns:
-        action = source.choice(environment.legal_actions)
+        action = source.choice(legal_actions(environment))
         observation, reward, is_over, *_ = environment.step(action)
         steps.append((observation, reward))
     return steps
