@@ -78,9 +78,9 @@ class Registry:
         if not module_name or not class_name.isidentifier():
             raise ConfigError(f"{what}: write it as `module:Class`")
         if is_own and "/" in module_name:
-            module = module_name.rpartition("/")[2].removesuffix(".py")
+            own = module_name.rpartition("/")[2].removesuffix(".py")
             raise ConfigError(
-                f"{what}: {module_name!r} is no name of a module: write `{module}:{class_name}`, "
+                f"{what}: {module_name!r} is no name of a module: write `{own}:{class_name}`, "
                 "and start in the folder of the file"
             )
         module = import_own(module_name, what) if is_own else importlib.import_module(module_name)
