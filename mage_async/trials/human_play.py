@@ -66,7 +66,14 @@ def human_play(
         while (choices := play.legal_actions()) or takes_any_text(play):
             # Texts that were drawn from those of a pattern are no list to choose from.
             listed = () if isinstance(choices, DrawnTexts) else tuple(choices)
-            action = yield HumanPrompt(_lines(lines), listed)
+            text = _lines(lines)
+            if (pattern := getattr(play, "legal_pattern", None)) is not None:
+                text = f"{text}\nan action matches {pattern}"
+            action = yield HumanPrompt(text, listed)
+            # A typing error would cost a turn of a user's class, which never hears of the action.
+            # Games of the whole protocol judge every text themselves.
+            while isinstance(play, SlowPlay) and choices and action not in choices:
+                action = yield HumanPrompt(f"{action!r:.60} is no legal action here", listed)
             assert isinstance(action, str)
             outcome = play.act(action)
             if opponent is not None:

@@ -79,6 +79,12 @@ def test_a_person_chooses_among_the_texts_of_a_pattern_if_they_are_few(pattern, 
     while isinstance(prompt, Call):
         prompt = play.send(prompt.now())
     assert prompt.choices == listed
+    assert prompt.text.endswith(f"go\nan action matches {pattern}")
+    # A typing error is no turn: the only one of this episode is still to come.
+    again = play.send("typo error")
+    assert (again.text, again.choices) == ("'typo error' is no legal action here", listed)
+    call = play.send("a 1" if listed else "crane")
+    assert isinstance(call, Call)
 
 
 @pytest.mark.parametrize("environment", ["rps", "scout", "kuhn", "tictactoe", "minesweeper"])
