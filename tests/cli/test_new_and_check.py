@@ -283,6 +283,7 @@ def test_a_class_with_tools_needs_a_pretrained_model_even_if_it_has_words(
     assert "open text" not in said
     assert "no warm start by a script\n" in said
     assert "nothing is played: no model is on this machine" in said
+    assert "  this is a sample: 1,024 training and 256 held-out tasks are declared" in said
     assert "ready: " not in said
     assert refusal in error
     assert main(["check", "bad:Shelf", "--set", "policy.source=a/model"]) == 0
@@ -306,6 +307,7 @@ def test_a_class_without_any_declaration_is_checked_for_a_pretrained_model(
     assert "no turns are shown: random play needs to know what an action may be" in said
     assert "  win-stay not played: " in said
     assert "earns no more than random play" not in said
+    assert "this is a sample" not in said
     assert "held-out tasks are not compared: no `legal_actions`, `legal_pattern` or `words`" in said
 
 

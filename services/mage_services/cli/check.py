@@ -313,10 +313,18 @@ def _win_stay(config: "Config", environment: "Environment", chat: "ChatFormat") 
 def _print_heldout(environment: "Environment") -> None:
     """Print whether held-out tasks differ from training tasks."""
     from mage_async.environments.rehearsal import compare_heldout
+    from mage_async.environments.user_class import SPLITS
 
     try:
         found = _within_budget(compare_heldout(environment))
     except (CallFault, ConfigError) as fault:
         print(f"held-out tasks are not compared: {fault}")
         return
-    print(found[-1].sentence())
+    last, declared = found[-1], {split: len(environment.members(split)) for split in SPLITS}
+    print(last.sentence())
+    if (last.num_train, last.num_heldout) != (declared["train"], declared["heldout"]):
+        print(
+            f"  this is a sample: {declared['train']:,} training and {declared['heldout']:,} "
+            "held-out tasks are declared, and the comparison ends after "
+            f"{NUM_TRIALS} pairs or {BUDGET_S:g} s"
+        )
