@@ -141,9 +141,12 @@ class UserPlay(Callee):
             return Answered()
         if request.method == "reset":
             play = self._begin()
-            if not all(hasattr(play, each) for each in _PLAY):
+            if missing := [each for each in _PLAY if not hasattr(play, each)]:
                 kind, wanted = _kind(play), ", ".join(_PLAY)
-                raise CallFault(f"{request.place} must be a `Play`, with {wanted}, got {kind}")
+                raise CallFault(
+                    f"{request.place} must be a `Play`, with {wanted}, got {kind} without "
+                    f"{' and '.join(missing)}"
+                )
             self._play = play
             return Answered(Outcome(play.observation, 0.0), play.anchor)
         outcome = self.play.act(request.action)

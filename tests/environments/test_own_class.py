@@ -76,7 +76,7 @@ def test_a_class_that_hangs_is_refused_before_any_process_starts(folder: Path) -
 @pytest.mark.parametrize(
     ("inside", "sentence"),
     [
-        ("begin = lambda self, task, episode: None", "begin() must be a `Play`, with chance, obs"),
+        ("begin = lambda self, task, episode: None", " without chance and observation and anchor"),
         ("script = lambda self, source: None", "has no `script` to warm-start on: write one, or"),
         ("script = lambda self, source: 1", "script(source) must be a `Script`, or None, got 1"),
         ("seats = lambda self: (1,)", "seats() must be a tuple of seats, each below facts.num_se"),
