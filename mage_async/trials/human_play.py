@@ -93,7 +93,7 @@ def human_play(
         earned.append(reward)
         summary = f"{_lines(lines)}\nepisode {episode + 1} earned {reward:+g}"
         if episode + 1 == num_episodes:
-            summary += f"\nyou played against {task.member}"
+            summary += f"\nhidden from you was {task.member}"
         yield HumanPrompt(summary, (), is_question=False)
     return earned
 

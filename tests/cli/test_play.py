@@ -51,7 +51,7 @@ def test_an_illegal_action_counts_and_is_said():
 
 def test_who_was_hidden_is_said_at_the_end_and_not_before():
     heard, _ = asked(*["rock"] * 8)
-    assert heard[-1].text.endswith(f"you played against {MEMBER}")
+    assert heard[-1].text.endswith(f"hidden from you was {MEMBER}")
     assert not any(MEMBER in item.text for item in heard[:-1])
 
 

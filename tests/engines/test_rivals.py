@@ -380,4 +380,4 @@ def test_a_trial_against_a_version_can_be_watched_or_played_by_a_person(
         assert [turn.action for turn in trial.turns] == actions
         assert ours == trial.episode_rewards(), "who acts as the agent does earns as much"
         assert next(moves, None) is None
-    assert "you played against policy-7" in capsys.readouterr().out
+    assert "hidden from you was policy-7" in capsys.readouterr().out

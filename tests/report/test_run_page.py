@@ -82,7 +82,7 @@ def test_a_page_shows_every_part_of_a_finished_run(make_run):
     for title in (
         "Adaptation",
         "Learning curves",
-        "Who it was played against",
+        "By task or opponent",
         "Where the time went",
         "Staleness and trials",
         "Throughput",

@@ -30,7 +30,7 @@ def test_a_person_plays_a_trial_and_then_the_agent_does(tmp_path):
             post(server, path, answer="rock")
         page = server.until(path, "<b>the agent</b>")
         assert page.count('<span class="words">rock</span>') >= 12
-        assert "you played against" in page
+        assert "hidden from you was" in page
 
 
 def test_the_agent_is_watched_and_a_wrong_member_is_a_sentence(tmp_path):

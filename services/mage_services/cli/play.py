@@ -17,13 +17,13 @@ HELP = "Play a trial in the agent's place, then see what the agent makes of the 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the run and the trial."""
-    parser.epilog = "The opponent is hidden. With --watch only the agent plays."
+    parser.epilog = "The task, or the opponent, is hidden. With --watch only the agent plays."
     parser.add_argument("run_dir", type=Path)
     add_checkpoint(parser)
     parser.add_argument("--watch", action="store_true", help="let the agent play")
     member = (
-        "whom you play against (any held-out one, hidden); or a version that the run has kept, "
-        "such as policy-20"
+        "the task or opponent that is hidden (any held-out one); or a version that the run has "
+        "kept as an opponent, such as policy-20"
     )
     parser.add_argument("--member", metavar="NAME", help=member)
     add_number(parser, "--seed", "seed of the task's chance events (a new one)")
@@ -62,7 +62,7 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
     task, ask = session.task, None if given.watch else ask_in_terminal
     playing = play_person_and_agent(session.make, task, WeightFiles(run.weights), ask)
     rewards, trial = uvloop.run(playing)
-    print(f"\nthe agent (version {session.version}) on the same task, against {task.member}:")
+    print(f"\nthe agent (version {session.version}) on the same task, {task.member}:")
     is_duel = version_of(task.member) is not None  # the opponent is a past policy
     # `episode_lines` has the agent's actions alone. Who watches two policies play sees the agent's
     # whole context, which also shows what the opponent did.
