@@ -9,6 +9,7 @@ episodes, in the swapped one the last episode has another task.
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +86,11 @@ class Arm:
     def label(self) -> str:
         """The settings in one line, each key as short as possible."""
         known = {key: value for key, value in self.settings.items() if value is not None}
-        pairs = [f"{_short_key(key)} {_value_text(value)}" for key, value in known.items()]
+        # Of two keys with one short form, such as `learner.steps` and `warm_start.steps`, both are
+        # written whole.
+        num_keys = Counter(map(_short_key, self.settings))
+        names = {key: key if num_keys[_short_key(key)] > 1 else _short_key(key) for key in known}
+        pairs = [f"{names[key]} {_value_text(value)}" for key, value in known.items()]
         if pairs or not self.settings:
             return ", ".join(pairs) or "all runs"
         # This configuration has none of the differing keys, so all of them belong to methods that

@@ -7,7 +7,7 @@ from argparse import ArgumentTypeError
 import pytest
 
 from mage_async.errors import RunError
-from mage_async.pages.comparison import arms, compare, lines, paired, read_run
+from mage_async.pages.comparison import Arm, arms, compare, lines, paired, read_run
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary
@@ -170,3 +170,9 @@ def test_a_number_of_trials_or_episodes_is_above_0(text):
     with pytest.raises(ArgumentTypeError, match=f"a whole number above 0, got {text!r}"):
         positive(text)
     assert positive("12") == 12
+
+
+def test_keys_with_the_same_last_name_are_written_whole():
+    settings = {"warm_start.steps": 200, "learner.steps": 14, "seed": 1}
+    label = Arm(settings, []).label
+    assert label == "warm_start.steps 200, learner.steps 14, seed 1"
