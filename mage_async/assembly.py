@@ -486,7 +486,10 @@ def _check_population(config: Config, environment: Environment, self_play_share:
     # Any task shows whether the game has a seat for a past policy: here that of version 0.
     task = Task(name, name_of(0), 0, environment.seats()[0])
     if environment.duel(task, 0) is None:
-        raise ConfigError(f"{name}: nobody can play the opponent's seat: set population.rivals = 0")
+        raise ConfigError(
+            f"{name}: nobody can play the opponent's seat: set population.rivals = 0, or give the "
+            "environment `duel`, as that of mage_async/environments/games/kuhn.py"
+        )
     if not isinstance(config.engine, Embedded) or not config.transport.weights.is_on_disk:
         raise ConfigError(
             "population.rivals: versions are held by the embedded engine and kept on disk: set "

@@ -31,7 +31,7 @@ def test_who_is_trained_on_is_not_held_out_and_nobody_has_a_versions_name() -> N
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["population.rivals=0.5"], "scout: nobody can play the opponent's seat"),
+        (["population.rivals=0.5"], "nobody can play .+, or give the environment `duel`"),
         (["population.matchmaker=fixed", "admission.groups_per_step=4"], "has 4 places in a step"),
     ],
 )
