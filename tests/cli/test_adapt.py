@@ -20,7 +20,7 @@ from mage_services.cli.main import main
 from mage_services.engines import chat_endpoint
 from mage_services.terminal.view import make_view
 from tests.helpers.chat_server import ChatServer, answering, refusing
-from tests.helpers.known_players import orbit_reply, reply_of
+from tests.helpers.known_players import SignedBoxes, orbit_reply, reply_of
 
 GAME = "tests.helpers.known_players:SignedBoxes"
 
@@ -64,6 +64,24 @@ def test_a_game_that_cannot_be_loaded_leaves_no_folder(
     assert main([*given, "--games", "tests.helpers.known_players:NoBoxes"]) == 2
     assert "NoBoxes" in capsys.readouterr().err
     assert not out.exists()
+
+
+class Unbounded(SignedBoxes):
+    """Boxes whose range of returns is not declared."""
+
+    min_return = max_return = None
+
+
+def test_a_game_without_a_declared_range_is_scaled_by_the_range_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    games = ("--games", "tests.cli.test_adapt:Unbounded")
+    with ChatServer(reply_of("bayes")).in_thread() as url:
+        assert adapt(url, tmp_path, *games) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "does not declare min_return and max_return" in said
+    assert "the returns that were seen, 0 to 1;" in said or ", 0.25 to 1;" in said
+    assert "does not declare" in (tmp_path / "certificate.html").read_text()
 
 
 def test_a_name_of_a_class_is_never_printed_as_an_emoji(

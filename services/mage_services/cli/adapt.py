@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -518,7 +518,7 @@ def _document(
         "margin": given.margin,
         "episodes": given.episodes,
         "memory": given.memory,
-        "warnings": warnings_of(turns, costs, lengths),
+        "warnings": [*warnings_of(turns, costs, lengths), *_seen_ranges(games, measurement)],
         "returns": arm_returns(every),
         "games": [
             {
@@ -601,6 +601,19 @@ def _show(document: dict[str, Any], out: Path) -> None:
         f"{costs['completion_tokens']:,} sampled tokens{money}; {out / 'certificate.html'}"
     )
     print(f"{document['model']} {document['sentence']}")
+
+
+def _seen_ranges(games: "Sequence[Game]", measurement: "Measurement") -> Iterator[str]:
+    """Yield a warning for each game that does not declare the range of its returns."""
+    for game in games:
+        facts = game.environment.facts
+        if facts.min_return is None or facts.max_return is None:
+            least, most = measurement.scale(game.label)
+            yield (
+                f"{game.label} does not declare min_return and max_return, so its shares are of "
+                f"the returns that were seen, {least:g} to {most:g}; those of other tasks may be "
+                "shares of another range"
+            )
 
 
 def _continues(out: Path) -> str:
