@@ -123,6 +123,7 @@ class PlainView:
         self._progress_at = state.began
         """Time at which a line last showed how far the run is."""
         self._num_points, self._notes = 0, list[str]()
+        self._is_gate_explained = False
         config = state.config
         self.line(f"environment={config.environment.name} seed={config.seed} run_dir={run.root}")
 
@@ -187,6 +188,13 @@ class PlainView:
                 # A ratio of losses: a warm start with a gate goes on until it has fallen to
                 # `warm_start.gate`. It is NaN until it has been computed once.
                 gate = f" gate={event['gate']:.2f}" if math.isfinite(event["gate"]) else ""
+                if gate and not self._is_gate_explained:
+                    self._is_gate_explained = True
+                    self.line(
+                        "gate: loss on the last episode's observations / loss on the first one's; "
+                        "the warm start ends a while after it has fallen to warm_start.gate, so "
+                        "its number of steps may change"
+                    )
                 self.line(f"warm_start step={step}/{steps} loss={event['loss']:.3f}{gate}")
             else:
                 self.line(self._step_line(metrics))
