@@ -213,7 +213,12 @@ class _WholeRehearsal:
         wanted = f"{is_valid}, as the action is {'' if is_valid else 'not '}legal"
         self._want(outcome.is_valid == is_valid, f"{call}.is_valid", wanted, outcome.is_valid)
         is_done = not play.own.legal_actions()
-        wanted = f"{is_done}, as legal_actions() is {'' if is_done else 'not '}empty"
+        # An action that is not legal may end an episode too: then no action is legal after it.
+        wanted = (
+            "True, as legal_actions() is empty"
+            if is_done
+            else "False, as legal_actions() is not empty (return () once an episode is over)"
+        )
         self._want(outcome.is_done == is_done, f"{call}.is_done", wanted, outcome.is_done)
         self._check_words(f"{call}.observation", outcome.observation)
         self.answers.append(outcome.observation)

@@ -100,7 +100,7 @@ def test_a_class_that_hangs_is_refused_before_any_process_starts(folder: Path) -
         ),
         (
             "begin = plays(act=lambda self, action: Outcome('pays', 1.0, True, True))",
-            ".is_done must be False, as legal_actions() is not empty, got True",
+            ".is_done must be False, as legal_actions() is not empty (return () once an episode is",
         ),
         ("begin = plays(legal_actions=lambda self: ())", "legal_actions() must be not empty as a"),
         ("begin = plays(observation=property(lambda self: {}['card']))", "KeyError: 'card'"),
