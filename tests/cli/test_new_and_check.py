@@ -206,7 +206,8 @@ def test_a_pattern_is_played_and_judged_like_the_list_of_its_actions(
     monkeypatch.setattr(check, "NUM_TRIALS", 64)
     monkeypatch.setattr(check, "BUDGET_S", 600.0)
     monkeypatch.setattr(check, "SEARCH_S", 600.0)
-    (vault / "recipes.py").write_text(RECIPES)
+    twice = RECIPES.replace('"gold"', '"gold", "gold"', 1)
+    (vault / "recipes.py").write_text(twice)
     said = {}
     for name in ("Pattern", "Listed"):
         assert main(["check", f"recipes:{name}"]) == 0
@@ -218,6 +219,7 @@ def test_a_pattern_is_played_and_judged_like_the_list_of_its_actions(
         ]
         assert lines[0] == lines[1] != []
     assert "each hides something that none of those does" in said["Pattern"]
+    assert "words lists gold more than once" in said["Pattern"]
     assert "  legal_pattern (iron|salt|wax) [1-5] " in said["Pattern"]
     assert "  legal_actions 30, such as " in said["Listed"]
     # Each of the two declarations makes the other one unnecessary.

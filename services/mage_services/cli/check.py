@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -143,6 +144,9 @@ def _print_declared(environment: "Environment") -> None:
     print("declared:")
     for name, value, switched_on in rows:
         print(f"  {name:<14}{value:<32}{switched_on}")
+    counts = Counter(getattr(kind, "words", ()))
+    if twice := [word for word, count in counts.items() if count > 1]:
+        print(f"  {'':<14}words lists {', '.join(twice)} more than once, which has no effect")
     print("not declared:")
     needless = SAY_WHAT_IS_LEGAL if declared & SAY_WHAT_IS_LEGAL else set()
     for name, _, without in PARTS:
