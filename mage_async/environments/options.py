@@ -23,6 +23,16 @@ def check_whole(environment: str, name: str, value: object, least: int, most: in
         )
 
 
+def check_flag(environment: str, name: str, value: object) -> None:
+    """Check that an option is true or false.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{environment}: `{name}` must be true or false, got {value!r}")
+
+
 def check_one_of(environment: str, name: str, value: object, choices: tuple[object, ...]) -> None:
     """Check that an option is one of a few values.
 

@@ -150,6 +150,28 @@ def test_errors_say_what_was_got_and_what_there_is(
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("hangman", "says_word"),
+        ("kuhn", "redeals"),
+        ("mastermind", "repeats"),
+        ("mastermind", "tells_last"),
+        ("mastermind", "wins_only"),
+        ("maze", "wins_only"),
+        ("minesweeper", "wins_only"),
+        ("wordle", "any_guess"),
+        ("wordle", "tells_last"),
+        ("wordle", "wins_only"),
+    ],
+)
+def test_a_flag_is_true_or_false_and_no_text(name: str, option: str) -> None:
+    # `--set environment.options.wins_only=False` is no TOML, and arrives as the text "False".
+    with pytest.raises(ConfigError) as caught:
+        catalogue.load(name, **{option: "False"})
+    assert str(caught.value) == f"{name}: `{option}` must be true or false, got 'False'"
+
+
 @pytest.mark.parametrize("name", ["lock", "lock.py"])
 def test_a_module_without_its_class_is_recognised(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ from mage_async.environments.games.game import (
     ladders_of,
     num_equal,
 )
-from mage_async.environments.options import check_whole
+from mage_async.environments.options import check_flag, check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -299,6 +299,9 @@ class Mastermind(Guessing):
     ) -> None:
         check_whole("mastermind", "pegs", pegs, 2, 5)
         check_whole("mastermind", "colours", colours, 3, len(COLOURS))
+        check_flag("mastermind", "repeats", repeats)
+        check_flag("mastermind", "wins_only", wins_only)
+        check_flag("mastermind", "tells_last", tells_last)
         if not repeats and colours <= pegs:
             raise ConfigError(
                 f"mastermind: without `repeats`, `colours` must be more than `pegs` = {pegs}, got "
@@ -408,6 +411,9 @@ class Wordle(Guessing):
         tells_last: bool = True,
     ) -> None:
         check_whole("wordle", "words", words, 8, len(WORDS))
+        check_flag("wordle", "any_guess", any_guess)
+        check_flag("wordle", "wins_only", wins_only)
+        check_flag("wordle", "tells_last", tells_last)
         used = WORDS[:words]
         codes = tuple(tuple(word) for word in used)
         puzzle = Puzzle(codes, "", _letter_colours, turns, wins_only, tells_last, any_guess)

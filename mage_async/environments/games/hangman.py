@@ -15,7 +15,7 @@ from functools import cache, lru_cache, partial
 
 from mage_async.environments.environment import Chance, Outcome, Split, hold_out, named
 from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, ladders_of
-from mage_async.environments.options import check_whole
+from mage_async.environments.options import check_flag, check_whole
 from mage_async.trajectory import Task
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -184,6 +184,7 @@ class Hangman(Game[str]):
         says_word: bool = False,
         turns: int = 10,
     ) -> None:
+        check_flag("hangman", "says_word", says_word)
         every = SHORT_WORDS if says_word else WORDS
         words = len(every) if words is None else words
         check_whole("hangman", "words", words, 8, len(every))

@@ -33,6 +33,7 @@ from mage_async.environments.environment import (
 )
 from mage_async.environments.games.game import Game, TrialScript, facts_of, is_number
 from mage_async.environments.games.openspiel_policies import engine
+from mage_async.environments.options import check_flag
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -503,8 +504,7 @@ class Kuhn(Game[Strategy]):
             )
         if not isinstance(hands, int) or isinstance(hands, bool) or hands < 1:
             raise ConfigError(f"kuhn: `hands` must be a whole number from 1, got {hands!r}")
-        if not isinstance(redeals, bool):
-            raise ConfigError(f"kuhn: `redeals` must be true or false, got {redeals!r}")
+        check_flag("kuhn", "redeals", redeals)
         if not is_number(stakes) or stakes < 1:
             raise ConfigError(f"kuhn: `stakes` must be a number from 1, got {stakes!r}")
         self._num_hands, self._redeals, self._stakes = hands, redeals, stakes

@@ -27,7 +27,7 @@ from mage_async.environments.games.game import (
     ladders_of,
     step,
 )
-from mage_async.environments.options import check_whole
+from mage_async.environments.options import check_flag, check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -219,6 +219,7 @@ class MazeGame(Game[str]):
         check_whole("maze", "size", size, 3, _LARGEST)
         check_whole("maze", "loops", loops, 0, 100)
         check_whole("maze", "mazes", mazes, 8, 1_000_000)
+        check_flag("maze", "wins_only", wins_only)
         self._shapes, self._shortest = _checked(shapes, shortest)
         if shapes:
             self.ladders = ladders_of()  # `size` changes nothing

@@ -28,7 +28,7 @@ from mage_async.environments.games.game import (
     ladders_of,
     set_of,
 )
-from mage_async.environments.options import check_one_of, check_whole
+from mage_async.environments.options import check_flag, check_one_of, check_whole
 from mage_async.trajectory import Task
 
 View = Literal["board", "news"]
@@ -338,6 +338,7 @@ class MineSweeper(Game[int]):
         check_whole("minesweeper", "turns", turns, 1, size * size)
         check_whole("minesweeper", "boards", boards, 8, 1_000_000)
         check_one_of("minesweeper", "view", view, get_args(View))
+        check_flag("minesweeper", "wins_only", wins_only)
         self._size, self._num_mines, self._turns, self._view = size, mines, turns, view
         self._opening, self._wins_only = opening, wins_only
         names = cell_names(size)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mage_async.environments.loaders.loader import TURNS, ListedActions, episode_class, library
+from mage_async.environments.options import check_flag
 from mage_async.environments.user_calls import as_config_error
 from mage_async.errors import ConfigError
 
@@ -110,6 +111,7 @@ def load(
         ConfigError: there is no such environment, it has no text form, or Gymnasium is missing.
     """
     name = f"gymnasium:{identity}"
+    check_flag(name, "render", render)
     with as_config_error(name):
         # No trial plays this one: its spaces and docstring stand for all environments of the name.
         probe = _made(identity, make or {}, False, 0)

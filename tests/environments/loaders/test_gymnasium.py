@@ -111,6 +111,7 @@ def test_what_has_no_text_form_is_refused(space: Any) -> None:
     [
         ("Nope-v0", {}, "'gymnasium:Nope-v0': .*NameNotFound: Environment `Nope` doesn't exist"),
         ("CartPole-v1", {"render": True}, "cannot be drawn as text; set `render = false`"),
+        ("Taxi-v4", {"render": "False"}, "gymnasium:Taxi-v4: `render` must be true or false"),
         ("Taxi-v4", {"actions": ["go"]}, "`actions` must be 6 words, got 1"),
         ("Taxi-v4", {"turn": 3}, r"unknown option `turn` \(did you mean `turns`\?\)"),
         ("Taxi-v4", {"turns": 0}, "`turns` must be a whole number from 1"),
