@@ -144,8 +144,13 @@ def test_unknown_opponents_are_refused() -> None:
     assert str(caught.value) == (
         "kuhn: `opponents` must be 'family', 'archetypes', 'contrasts' or 'mage', got 'experts'"
     )
-    with pytest.raises(ConfigError, match="`hands` must be a whole number from 1, got 0"):
-        Kuhn(hands=0)
+
+
+@pytest.mark.parametrize("hands", [0, 5, True])
+def test_hands_have_a_bound_because_the_exact_references_take_ever_longer(hands: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Kuhn(hands=hands)
+    assert str(caught.value) == f"kuhn: `hands` must be a whole number from 1 to 4, got {hands}"
 
 
 def test_stakes_multiply_what_a_chip_earns_and_say_nothing() -> None:
