@@ -25,7 +25,7 @@ from mage_async.environments.games.game import (
     set_of,
 )
 from mage_async.environments.options import check_whole
-from mage_async.errors import EnvironmentFault
+from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 
 MOVES = ("up", "down", "left", "right")
@@ -240,7 +240,7 @@ class Sokoban(Game[str]):
         rooms: Number of rooms, a quarter of them held out.
 
     Raises:
-        ConfigError: an option is out of its range.
+        ConfigError: an option is out of its range, or no room satisfies the options together.
     """
 
     ladders = ladders_of(boxes=range(1, 5))
@@ -276,6 +276,12 @@ class Sokoban(Game[str]):
         # four steps without it earn less than `solved`.
         facts = facts_of("sokoban", turns, words, returns, win_reward=REWARDS.solved)
         super().__init__(facts, numbered("room", rooms), "room")
+        # Whether the options go together is known only from rooms.
+        try:
+            for members in self._splits.values():
+                self.room(next(iter(members)))
+        except EnvironmentFault as fault:
+            raise ConfigError(str(fault)) from fault
 
     def family(self, member: str) -> str:
         """Return the difficulty: steps of the shortest solution, in classes of five."""
@@ -337,7 +343,8 @@ class Sokoban(Game[str]):
                 return room
         raise EnvironmentFault(
             f"sokoban: found no room of {size} by {size} with {self._num_boxes} "
-            f"boxes that takes {self._lengths.start} to {self._lengths.stop - 1} steps"
+            f"boxes that takes {self._lengths.start} to {self._lengths.stop - 1} steps; change "
+            "`size`, `boxes`, `shortest` or `longest`"
         )
 
 

@@ -206,7 +206,21 @@ def test_actions_are_all_short_ways() -> None:
         ({"boxes": True}, "sokoban: `boxes` must be a whole number from 1 to 6, got True"),
     ],
 )
-def test_impossible_options_are_refused(options: dict, message: str) -> None:
+def test_options_out_of_range_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Sokoban(**options)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "room"),
+    [
+        ({"boxes": 6}, "6 by 6 with 6 boxes that takes 5 to 21 steps"),
+        ({"size": 5, "boxes": 2, "shortest": 20}, "5 by 5 with 2 boxes that takes 20 to 21 steps"),
+        # There are rooms to train in, and none that is held out.
+        ({"size": 5, "boxes": 3}, "5 by 5 with 3 boxes that takes 5 to 21 steps"),
+    ],
+)
+def test_options_that_no_room_satisfies_are_refused(options: dict, room: str) -> None:
+    with pytest.raises(ConfigError, match=f"^sokoban: found no room of {room}; change `size`, "):
+        Sokoban(**options)
