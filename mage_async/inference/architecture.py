@@ -46,6 +46,9 @@ NORMS = {
 ROPE_BASES = {"smollm3": 2_000_000.0}
 """Base of the rotation of families whose default is not 10,000."""
 
+WINDOWS = {"gemma3_text": 4096, "mistral": 4096}
+"""Sliding window in tokens of families that have one by default."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
@@ -138,6 +141,9 @@ def architecture_of(written: dict[str, Any], file: Path) -> Architecture:
     """
     config = {name: value for name, value in written.items() if value is not None}
     _refuse_unknown(file, config)
+    # A window that is null is no window; one that is left out has the family's default.
+    if "sliding_window" not in written and config["model_type"] in WINDOWS:
+        config["sliding_window"] = WINDOWS[config["model_type"]]
     try:
         return _architecture(file, config)
     except KeyError as error:
@@ -272,8 +278,8 @@ def _windows(file: Path, config: dict[str, Any], count: int) -> list[int]:
         )
     if written is None and kind == "gemma3_text":
         pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
-        window = window or 4096
-        return [window if (number + 1) % pattern else 0 for number in range(count)]
+        kinds = ("full_attention", "sliding_attention")
+        written = [kinds[(number + 1) % pattern != 0] for number in range(count)]
     if written is None and kind in ("qwen2", "qwen3"):
         first = config.get("max_window_layers", 28)
         return [window if number >= first else 0 for number in range(count)]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, Gemma3TextConfig, MistralConfig
 
 from mage_async.errors import PolicyError
 from mage_async.inference.architecture import read_architecture
@@ -32,6 +32,17 @@ def test_what_is_left_out_has_the_familys_defaults(tmp_path) -> None:
     (kind,) = architecture.layer_kinds
     assert (kind.rotation.kind, kind.rotation.base) == ("default", 10_000.0)
     assert architecture.is_tied is None
+
+
+def test_a_window_that_is_left_out_is_that_of_transformers_and_null_is_none(tmp_path) -> None:
+    (mistral,) = read(tmp_path, model_type="mistral").layer_kinds
+    assert mistral.window == MistralConfig().sliding_window == 4096
+    (mistral,) = read(tmp_path, model_type="mistral", sliding_window=None).layer_kinds
+    assert mistral.window == 0
+    slides = ["sliding_attention"] * 5 + ["full_attention"]
+    for more in ({}, {"layer_types": slides}):
+        kinds = read(tmp_path, model_type="gemma3_text", num_hidden_layers=6, **more).layer_kinds
+        assert [kind.window for kind in kinds] == [Gemma3TextConfig().sliding_window] * 5 + [0]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +97,7 @@ def test_an_exported_model_is_the_same_to_transformers_4_and_5(
         ({"layer_types": []}, "layer_types has 0 values, and num_hidden_layers is 1"),
         ({"layer_types": ["full_attention"] * 2}, "layer_types has 2 values"),
         ({"model_type": "gemma3_text", "layer_types": []}, "layer_types has 0 values"),
+        ({"model_type": "gemma3_text", "sliding_window": None}, "need sliding_window in tokens"),
         (
             {"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 500.0}},
             "two tables, sliding_attention and full_attention, got {'rope_theta': 500.0}",
