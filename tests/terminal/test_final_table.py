@@ -34,6 +34,12 @@ def test_the_final_table_sets_the_controls_and_references_beside_the_return(run)
     assert all(len(line) <= 80 for line in table)
 
 
+def test_a_label_with_brackets_is_printed_as_it_is_written(run):
+    named = {"oracle [best]": [0.9] * 3, "x [/b]": [0.8] * 3, ":dice: [red]": [0.7] * 3}
+    text = table_text(summary(references={"heldout": named}), run)
+    assert [name for name in named if name not in text] == []
+
+
 def test_the_final_table_shows_probes_where_there_are_any(run):
     probing = summary()["evaluation"]["heldout"] | {"probes_by_episode": [0.9, 0.05, 0.0]}
     text = table_text(summary(evaluation={"heldout": probing}), run)

@@ -77,7 +77,9 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
             # Spaces of the same width, so that the values stand below one another.
             half_width = "       " if halves is None else f" {plus_minus}{halves[k]:.3f}"
             cells.append(value + half_width)
-        table.add_row(label or row.label, *cells, style="dim" if row.is_reference else style)
+        # A user's class names its references, so a label may hold brackets: plain text, no markup.
+        plain = Text(label or row.label)
+        table.add_row(plain, *cells, style="dim" if row.is_reference else style)
 
     for name, row in return_rows.set_rows(scores).items():
         note = return_rows.SETS[name].short_note
@@ -102,7 +104,7 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
     if "harder" in summary:
         # Skip the first row, the returns on tasks as trained: the table begins with them.
         for row in return_rows.harder_rows(summary["harder"])[1:]:
-            add(row, f"harder: {escape(row.label)}")
+            add(row, f"harder: {row.label}")
     table.add_section()
     if "diversity" in summary:
         add(return_rows.diversity_row(summary["diversity"]), sign="")
