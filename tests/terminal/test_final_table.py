@@ -28,9 +28,11 @@ def test_the_final_table_sets_the_controls_and_references_beside_the_return(run)
         "wall 96.3 s (140 s of CPU time)",
     ):
         assert said in text
-    *table, report = text.splitlines()
+    *lines, report = text.splitlines()
     assert report == f"report: {run.report}"
     assert "probes" not in text
+    table = [line for line in lines if "│" in line]
+    assert table
     assert all(len(line) <= 80 for line in table)
 
 
@@ -56,6 +58,19 @@ def test_the_final_table_says_why_most_dropped_groups_were_dropped(run):
     reasons = {"own, task 3: step('a') raised OSError: gone": 2, "it took too long": 5}
     text = table_text(summary(dropped_by_reason=reasons), run)
     assert "5 of 7 dropped groups: it took too long" in text
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_costs_are_whole_lines_except_in_a_terminal(run, is_terminal):
+    reason = "own, task 3: step('a') raised OSError: " + "no space left on the device, " * 4 + "end"
+    console = Console(
+        width=80, file=io.StringIO(), force_terminal=is_terminal, color_system=None, record=True
+    )
+    print_final(console, summary(dropped_by_reason={reason: 2}), run.report)
+    lines = console.export_text().splitlines()
+    assert (f"2 of 2 dropped groups: {reason}" in lines) == (not is_terminal)
+    # The path of the report, the last line, is whole in a terminal too.
+    assert is_terminal == all(len(line) <= 80 for line in lines[:-1])
 
 
 def test_the_trials_that_no_step_needed_are_not_called_lost(run):

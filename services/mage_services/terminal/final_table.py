@@ -21,11 +21,11 @@ MOST_EPISODES = 4
 
 
 def print_final(console: Console, summary: dict[str, Any], report: Path) -> None:
-    """Print the table in the characters that the console can encode, then the path of the report.
+    """Print the table of returns, the costs and the path of the report.
 
-    A log or a pipe gets whole lines, however wide the table is; in a terminal it has as many
-    episodes as fit, so that no figure is cut. The path is never broken into lines, so that it can
-    be copied.
+    The characters are those that the console can encode. A log or a pipe gets whole lines, however
+    wide the table and the costs are; a terminal gets as many episodes as fit, so that no figure is
+    cut. The path is never broken into lines, so that it can be copied.
     """
     own_width, ascii_only = console.width, console.options.ascii_only
     endless = console.options.update(width=1000)  # wider than any table
@@ -38,7 +38,8 @@ def print_final(console: Console, summary: dict[str, Any], report: Path) -> None
         console.width = max(own_width, needed)
     console.print(table, highlight=False)
     console.width = own_width
-    console.print(_foot(summary), highlight=False)
+    # A search of a log for a reason or a rate needs the whole line.
+    console.print(_foot(summary), highlight=False, soft_wrap=not console.is_terminal)
     console.out(f"report: {report}", highlight=False)
 
 
