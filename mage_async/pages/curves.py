@@ -218,8 +218,10 @@ def staleness(metrics: Sequence[Record], bound: int) -> Chart | None:
         _metric_line(metrics, "staleness_mean", "mean", "heldout"),
     ]
     described = "staleness of the tokens of each step, in steps"
-    # The y axis begins a little below 0 and ends above the bound, so that both lines can be seen.
-    return line_chart(series, described=described, y_span=(-0.1, max(1.0, bound) * 1.15 + 0.1))
+    # The y axis begins a little below 0 and ends above all lines, so that 0 and the bound can be
+    # seen, and what exceeds the bound.
+    top = max(1.0, *(y for line in series for _, y in line.finite))
+    return line_chart(series, described=described, y_span=(-0.1, top * 1.15 + 0.1))
 
 
 def metric_charts(records: RunRecords, names: Sequence[str]) -> list[MetricChart]:

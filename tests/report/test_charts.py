@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from mage_async.pages.charts import (
     spread,
     ticks,
 )
+from mage_async.pages.curves import staleness
 from mage_async.pages.templating import svg
 
 
@@ -93,3 +95,14 @@ def test_coordinates_are_written_to_a_hundredth():
     written = re.findall(r' (?:x|y|x1|x2|y1|y2)="([^"]*)"', drawn)
     assert written
     assert all(re.fullmatch(r"\d+(\.\d{1,2})?", number) for number in written)
+
+
+@pytest.mark.parametrize("largest", [0.0, 2.0, 8.0, math.nan])
+def test_the_chart_of_staleness_holds_the_bound_and_what_exceeds_it(largest):
+    line = {"return_by_episode": [0.0], "staleness_mean": 0.5, "staleness_max": 1.0}
+    chart = staleness([line | {"step": 1}, line | {"step": 2, "staleness_max": largest}], 2)
+    assert chart is not None
+    heights = [chart.area.down(y) for series in chart.series for _, y in series.finite]
+    assert len(heights) == 6 - math.isnan(largest)
+    assert min(heights) >= chart.area.top
+    assert max(heights) <= chart.area.height - chart.area.bottom
