@@ -93,8 +93,11 @@ class ServerPrefixes:
         """
         known = self._sequences.get(prompt.context)
         if known is not None:
+            # A turn of forced tokens alone computes nothing: keys of the prefix that the prompt
+            # shares with the previous tokens remain known.
+            shared = min(known.num_computed, common_length(known.tokens, prompt.tokens))
             known.tokens = np.concatenate([prompt.tokens, completion])
-            known.num_computed = max(known.num_computed, num_computed)
+            known.num_computed = max(shared, num_computed)
 
     def release(self, context: str) -> None:
         """Forget a sequence."""

@@ -84,3 +84,25 @@ def test_forced_tokens_at_the_end_have_no_keys() -> None:
     contexts.open(first, 0)
     contexts.close(first, drawn(4, 5, 6), 3)
     assert contexts.open(prompt("a", 1, 2, 3, 4, 5, 6, 7), 0).num_known == 3
+
+
+def test_a_prompt_with_other_tokens_has_no_keys_of_those_it_replaced() -> None:
+    contexts = ServerPrefixes()
+    first = prompt("a", 1, 2, 3, 4, 5, 6)
+    contexts.open(first, 0)
+    contexts.close(first, drawn(7, 8), 7)
+    other = prompt("a", 1, 2, 9)
+    contexts.open(other, 0)
+    contexts.close(other, drawn(10, 11, 12), 3)  # forced tokens
+    assert contexts.open(prompt("a", 1, 2, 9, 10, 11, 12, 13), 0).num_known == 3
+
+
+def test_a_turn_that_computes_nothing_keeps_the_keys_that_its_prompt_shares() -> None:
+    contexts = ServerPrefixes()
+    first = prompt("a", 1, 2, 3, 4)
+    contexts.open(first, 0)
+    contexts.close(first, drawn(5), 4)
+    other = prompt("a", 1, 2, 9)
+    contexts.open(other, 0)
+    contexts.close(other, drawn(10), 0)
+    assert contexts.open(prompt("a", 1, 2, 9, 10, 11), 0).num_known == 2
