@@ -45,7 +45,22 @@ NORMS = {
 """Norms of the other families."""
 ROPE_BASES = {"smollm3": 2_000_000.0}
 """Base of the rotation of families whose default is not 10,000."""
-
+LEAST = {
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 1,
+    "intermediate_size": 1,
+    "max_position_embeddings": 1,
+    "no_rope_layer_interval": 1,
+    "sliding_window_pattern": 1,
+    "_sliding_window_pattern": 1,
+    "sliding_window": 0,
+    "max_window_layers": 0,
+}
+"""Least values of the keys of `config.json` that hold whole numbers."""
 WINDOWS = {"gemma3_text": 4096, "mistral": 4096}
 """Sliding window in tokens of families that have one by default."""
 
@@ -141,6 +156,7 @@ def architecture_of(written: dict[str, Any], file: Path) -> Architecture:
     """
     config = {name: value for name, value in written.items() if value is not None}
     _refuse_unknown(file, config)
+    _check_values(file, config)
     # A window that is null is no window; one that is left out has the family's default.
     if "sliding_window" not in written and config["model_type"] in WINDOWS:
         config["sliding_window"] = WINDOWS[config["model_type"]]
@@ -223,6 +239,23 @@ def _refuse_unknown(file: Path, config: dict[str, Any]) -> None:
         raise PolicyError(
             f"{file}: the embedded engine serves no quantised weights; give it the original model"
         )
+
+
+def _check_values(file: Path, config: dict[str, Any]) -> None:
+    """Raise a `PolicyError` if a count, a table or a list is something else."""
+    for key, value in config.items():
+        least = LEAST.get(key)
+        if least is not None:
+            wanted = f"a whole number of at least {least}"
+            is_right = isinstance(value, int) and value >= least
+        elif key in ("rope_scaling", "rope_parameters"):
+            wanted, is_right = "a table", isinstance(value, dict)
+        elif key in ("layer_types", "no_rope_layers"):
+            wanted, is_right = "a list", isinstance(value, list)
+        else:
+            continue
+        if not is_right:
+            raise PolicyError(f"{file}: {key} must be {wanted}, got {value!r}: correct it")
 
 
 def layer_kinds(file: Path, config: dict[str, Any]) -> tuple[LayerKind, ...]:

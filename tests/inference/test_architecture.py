@@ -119,6 +119,27 @@ def test_what_would_be_computed_wrongly_is_refused(tmp_path, changes, says) -> N
         read(tmp_path, **changes)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_attention_heads": "4"},
+        {"num_attention_heads": 0},
+        {"num_hidden_layers": 1.5},
+        {"vocab_size": "32"},
+        {"model_type": "gemma3_text", "sliding_window_pattern": 0},
+        {"model_type": "mistral", "sliding_window": "64"},
+        {"rope_scaling": "yarn"},
+        {"rope_parameters": [500.0]},
+        {"layer_types": 1},
+    ],
+)
+def test_a_value_of_a_wrong_type_or_below_its_least_is_refused(tmp_path, changes) -> None:
+    key, value = list(changes.items())[-1]
+    with pytest.raises(PolicyError, match=rf"config\.json: {key} must be .*, got ") as caught:
+        read(tmp_path, **changes)
+    assert repr(value) in str(caught.value)
+
+
 def test_entries_of_no_rope_layers_beyond_the_last_layer_are_ignored(tmp_path) -> None:
     three = {"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1, 0, 0]}
     kinds = read(tmp_path, **three).layer_kinds
