@@ -261,8 +261,9 @@ class Admission(Section):
     """Rule by which groups are granted to actors and accepted into a batch; `mage ablate --help`
     states the guarantee of each."""
     max_staleness: Natural = 2
-    """Bound on the staleness of a group, in steps; the rules "slots" and "overtake" never exceed
-    it, "sync" and "one_step" have a bound of their own, 0 and 1."""
+    """Bound on the staleness of a group, in steps. The rules "slots", "strict", "overtake" and
+    "drop" never exceed it; "sync" and "one_step" have a bound of their own, 0 and 1; "count",
+    "window" and "unbounded" have none."""
     replaced_groups: Natural = 0
     """Most groups of a step that are dropped because all their trials earned the same in every
     episode, and are replaced by new ones (dynamic sampling of DAPO, arXiv 2503.14476): compared
