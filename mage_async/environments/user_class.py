@@ -296,29 +296,15 @@ class UserObject(Callee):
             Outcome(observation, reward, is_valid, is_done, tool_answers, text),
             None if anchor is None else str(anchor),
             self._last_legal,
-            None if is_done else self._checked_pattern(request.place),
+            None if is_done else self._legal_pattern(request.place),
         )
-
-    def _checked_pattern(self, place: str) -> str | None:
-        """Return the pattern of the actions that are legal now; None if there is none.
-
-        Raises:
-            CallFault: it cannot be used, or the legal actions are listed too.
-        """
-        pattern = self._legal_pattern(place)
-        if pattern is not None and self._last_legal:
-            raise CallFault(
-                f"{place} is followed by both legal_actions, such as {self._last_legal[0]!r:.60}, "
-                f"and the legal_pattern {pattern!r:.60}, of which only one can hold: leave one "
-                "out, or let it be None for this turn"
-            )
-        return pattern
 
     def _legal_pattern(self, place: str) -> str | None:
         """Return the pattern of the actions that are legal now; None if there is none.
 
         Raises:
-            CallFault: it is no regular expression, or actions cannot be sampled from it.
+            CallFault: it is no regular expression, actions cannot be sampled from it, or the legal
+                actions are listed too.
         """
         if (pattern := self._optional("legal_pattern")) is None:
             return None
@@ -339,6 +325,12 @@ class UserObject(Callee):
             raise CallFault(f"{what}: write its flags into the text, such as (?i)")
         if fault := pattern_fault(text):
             raise CallFault(f"{place}: {fault}")
+        if self._last_legal:
+            raise CallFault(
+                f"{place} is followed by both legal_actions, such as {self._last_legal[0]!r:.60}, "
+                f"and the legal_pattern {text!r:.60}, of which only one can hold: leave one out, "
+                "or let it be None for this turn"
+            )
         return text
 
     def _legal_actions(self, place: str) -> tuple[str, ...] | None:
@@ -445,14 +437,20 @@ def _misspelt_parts(kind: type) -> Iterator[tuple[str, str]]:
     module = sys.modules.get(kind.__module__, kind)
     others = [each for each in vars(module).values() if inspect.isclass(each)]
     owners = {*own, *(each for each in others if each.__module__ == kind.__module__)}
-    code = [each.__code__ for owner in (*owners, module) for each in _functions(owner)]
-    read = {name for each in code for name in _names_in(each, "LOAD")}
-    stored = {name for each in code for name in _names_in(each, "STORE")}
+    read, stored = (_names_of((*owners, module), action) for action in ("LOAD", "STORE"))
     for names, parts in ((declared, OPTIONAL_PARTS), (stored - declared, _CHANGING_PARTS)):
         for name in sorted(names - read - {*OPTIONAL_PARTS, "reset", "step"}):
             missing = [each for each in parts if not hasattr(kind, each) and each not in stored]
             for meant in difflib.get_close_matches(name, missing, n=1, cutoff=_LIKENESS):
                 yield name, meant
+
+
+def _names_of(owners: Iterable[Any], action: str) -> set[str]:
+    """Return the names of attributes that the functions of classes or modules read or set; see
+    `_names_in`.
+    """
+    functions = (each for owner in owners for each in _functions(owner))
+    return {name for each in functions for name in _names_in(each.__code__, action)}
 
 
 def _functions(owner: Any) -> Iterator[Any]:
@@ -623,8 +621,7 @@ class ResetStep(Environment):
         none of its methods sets; `None` if they may change from turn to turn, or if any text is an
         action.
         """
-        code = [each.__code__ for own in self.kind.__mro__ for each in _functions(own)]
-        stored = {name for each in code for name in _names_in(each, "STORE")}
+        stored = _names_of(self.kind.__mro__, "STORE")
         for name in ("legal_pattern", "legal_actions"):
             found = getattr(self.kind, name, None)
             if found is None and name not in stored:
