@@ -271,8 +271,8 @@ class Measurement:
             engine.restart()
             return plan.begin()
 
-        planned = Planned(begin, plan.unplayed)
-        return await play_or_cut(planned, engine, self._workers, self._retries)
+        again = plan._replace(begin=begin)
+        return await play_or_cut(again, engine, self._workers, self._retries)
 
     def _plan(self, key: TrialKey) -> Planned:
         """Return the trial that a key describes."""
@@ -292,8 +292,8 @@ class Measurement:
             task, swap = self._tasks[key.game][self._other(key)], task
         index = _index(key)
         run = partial(TrialRun, environment, task, index, config, self._chat)
-        unplayed = Trial(task, index, config.num_episodes, (), (), cut_at=0)
-        return Planned(partial(run, name=key.name, swap=swap, begin=begin), unplayed)
+        run = partial(run, name=key.name, swap=swap, begin=begin)
+        return Planned.of(run, task, index, config.num_episodes)
 
     def _history(self, key: TrialKey) -> list[Completion]:
         """Return the recorded answers that a trial begins with."""

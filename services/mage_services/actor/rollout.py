@@ -114,6 +114,11 @@ class Planned(NamedTuple):
     every try.
     """
 
+    @classmethod
+    def of(cls, begin: Begin, task: Task, index: int, num_episodes: int) -> "Planned":
+        """Return the trial of a task that `begin` begins, the one of this index in its group."""
+        return cls(begin, Trial(task, index, num_episodes, (), (), cut_at=0))
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -156,8 +161,8 @@ class Stage:
 
     def plan(self, task: Task, index: int, name: str, swap: Task | None = None) -> Planned:
         """Return a trial that is to be played; see `begin`."""
-        unplayed = Trial(task, index, self.config.num_episodes, (), (), cut_at=0)
-        return Planned(partial(self.begin, task, index, name, swap), unplayed)
+        begin = partial(self.begin, task, index, name, swap)
+        return Planned.of(begin, task, index, self.config.num_episodes)
 
     def under(self, num_episodes: int, max_turns: int) -> "Stage":
         """Return a copy with another horizon: episodes of a trial and turns of an episode."""
