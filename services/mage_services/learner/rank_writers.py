@@ -73,16 +73,24 @@ class WriterThread:
         def write_together() -> T:
             try:
                 with writing(what):
-                    try:
-                        work(self._group)
-                        distributed.barrier(group=self._group)
-                    except RuntimeError as error:  # a lost connection; a file raises OSError
-                        raise RankGone(str(error)) from error
+                    self._do_together(work)
                     return then()
             except DiskFull as full:  # the other ranks would not repeat their parts
                 raise RunError(str(full)) from full
 
         return self._thread.submit(write_together)
+
+    def _do_together(self, work: Callable[[ProcessGroup], None]) -> None:
+        """Do this rank's part, and wait until all ranks have done theirs.
+
+        Raises:
+            RankGone: a rank has ended.
+        """
+        try:
+            work(self._group)
+            distributed.barrier(group=self._group)
+        except RuntimeError as error:  # a lost connection; a file raises OSError instead
+            raise RankGone(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
