@@ -217,7 +217,7 @@ class PendingGroup:
 
     def num_turns_missing(self) -> int:
         """Return the number of turns that the trials that have not arrived had had, as far as
-        heartbeats and finished episodes told.
+        heartbeats and finished episodes reported.
         """
         kept = sum(len(result.finished.trial.turns) for result in self.episodes.values())
         return max(kept, self.most_turns - self.num_turns())

@@ -311,8 +311,10 @@ def _windows(file: Path, config: dict[str, Any], count: int) -> list[int]:
         )
     if written is None and kind == "gemma3_text":
         pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
-        kinds = ("full_attention", "sliding_attention")
-        written = [kinds[(number + 1) % pattern != 0] for number in range(count)]
+        written = [
+            "sliding_attention" if (number + 1) % pattern else "full_attention"
+            for number in range(count)
+        ]
     if written is None and kind in ("qwen2", "qwen3"):
         first = config.get("max_window_layers", 28)
         return [window if number >= first else 0 for number in range(count)]

@@ -24,7 +24,8 @@ Record = dict[str, Any]
 class _FileRecord(dict[str, Any]):
     """A record, or an object in a record, which knows its file.
 
-    So a damaged file is told from a mistake of this program, which is a plain `KeyError`.
+    So a field that a damaged file lacks raises `MissingField`, and a mistake of this program a
+    plain `KeyError`.
     """
 
     __slots__ = ("_file",)

@@ -153,9 +153,8 @@ class GuessingScript(TrialScript[GuessingPlay]):
         if self.source.random() < self.care:
             plays = self.plays if self.source.random() < self.memory else [play]
             answers = [(guess, answer) for each in plays for guess, answer in each.answers if guess]
-            told = self.puzzle.answer
             for guess, answer in dict.fromkeys(answers):
-                codes = [code for code in codes if told(code, guess) == answer]
+                codes = [code for code in codes if self.puzzle.answer(code, guess) == answer]
         return self.puzzle.text(self.source.choice(codes))
 
 

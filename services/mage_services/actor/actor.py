@@ -134,7 +134,7 @@ async def _beat(channel: PeerChannel, heartbeat: Callable[[], Heartbeat]) -> Non
 
 @asynccontextmanager
 async def receiving(channel: PeerChannel) -> AsyncIterator[asyncio.Queue[Message]]:
-    """Context manager: a task queues the learner's messages until its goodbye.
+    """Queue the learner's messages in a task, until its goodbye or the end of the context.
 
     The actor handles no message while it makes its engine or loads weights. But a restarted learner
     waits only `SILENCE_S` (`learner/coordinator.py`) for the Hello with which the channel answers
