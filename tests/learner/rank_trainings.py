@@ -55,6 +55,9 @@ def steps(training: Training, count: int = 3) -> list[dict[str, float]]:
 
 def begun_checkpoint(training: Training) -> "Future[Path]":
     """A checkpoint of it that is being written, in place of another training's of the same step."""
+    # Another rank may still be loading that other checkpoint: it has taken part in a digest only
+    # after it has loaded it.
+    training.digest()
     other = checkpoint_at(training.run.checkpoints, training.trainer.version)
     shutil.rmtree(other, ignore_errors=True)
     return training.checkpoint({})
