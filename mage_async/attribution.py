@@ -21,7 +21,7 @@ from mage_async.config.schema import Config
 from mage_async.learning.packing import batch_advantages, credited
 from mage_async.policy_version import oldest
 from mage_async.protocol.journal_records import Dropped, Granted, Record, SegmentHeader
-from mage_async.protocol.trial_frames import TrialResult
+from mage_async.protocol.trial_arrays import TrialResult
 from mage_async.tasks.league import League
 from mage_async.trajectory import (
     Decode,

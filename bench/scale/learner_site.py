@@ -18,7 +18,7 @@ from mage_async.config.schema import Evaluation
 from mage_async.environments.catalogue import load
 from mage_async.protocol.codec import LastEncoded
 from mage_async.protocol.messages import Message, Publication
-from mage_async.protocol.trial_frames import Frame
+from mage_async.protocol.trial_arrays import Frame
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group
 from mage_services.learner.coordinator import Coordinator, CoordinatorConfig

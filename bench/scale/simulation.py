@@ -32,7 +32,7 @@ from mage_async.protocol.messages import (
     TrialResult,
     Welcome,
 )
-from mage_async.protocol.trial_frames import Frame
+from mage_async.protocol.trial_arrays import Frame
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
 from mage_services.transport.channels import Peer
 

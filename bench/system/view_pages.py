@@ -38,7 +38,7 @@ from mage_async.protocol.journal_records import (
     first_segment_header,
 )
 from mage_async.protocol.messages import GroupGrant
-from mage_async.protocol.trial_frames import (
+from mage_async.protocol.trial_arrays import (
     DEFAULT_LIMITS,
     Frame,
     TrialHeader,

@@ -1,7 +1,7 @@
 """Encode a message as ZeroMQ frames, and decode it: the bytes on every socket.
 
 A message is a list of frames: `[tag][header][arrays ...][checksum]`. The header is typed, bounded
-msgpack (`messages.py`); only a trial has arrays (`trial_frames.py`). Malformed bytes of any kind
+msgpack (`messages.py`); only a trial has arrays (`trial_arrays.py`). Malformed bytes of any kind
 raise `WireError` with a sentence, and never another exception.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 
 from mage_async.errors import WireError
 from mage_async.protocol.messages import Header, Message
-from mage_async.protocol.trial_frames import (
+from mage_async.protocol.trial_arrays import (
     DEFAULT_LIMITS,
     EpisodeHeader,
     EpisodeResult,

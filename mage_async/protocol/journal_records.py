@@ -13,7 +13,7 @@ from msgspec import field
 
 from mage_async.policy_version import oldest
 from mage_async.protocol.messages import Fields, GroupGrant, Number
-from mage_async.protocol.trial_frames import TrialResult
+from mage_async.protocol.trial_arrays import TrialResult
 from mage_async.tasks.league import LeagueState
 from mage_async.trajectory import Trial
 

@@ -8,9 +8,9 @@ from typing import Annotated, Literal, dataclass_transform
 import msgspec
 from msgspec import Meta
 
-from mage_async.protocol.trial_frames import EpisodeHeader, TrialHeader
-from mage_async.protocol.trial_frames import EpisodeResult as EpisodeResult
-from mage_async.protocol.trial_frames import TrialResult as TrialResult
+from mage_async.protocol.trial_arrays import EpisodeHeader, TrialHeader
+from mage_async.protocol.trial_arrays import EpisodeResult as EpisodeResult
+from mage_async.protocol.trial_arrays import TrialResult as TrialResult
 from mage_async.trajectory import MAX_NAME_CHARS, Guidance
 
 # A peer is an actor or the evaluator, by one connection: a restarted process is a new peer.

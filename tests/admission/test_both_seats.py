@@ -19,7 +19,7 @@ from mage_async.protocol.journal_records import (
     line_of,
 )
 from mage_async.protocol.messages import GroupGrant, TrialResult
-from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Limits, pack_trial, unpack_trial
+from mage_async.protocol.trial_arrays import DEFAULT_LIMITS, Limits, pack_trial, unpack_trial
 from mage_async.tasks.league import ITSELF, League
 from mage_async.trajectory import Task, Trial
 from mage_services.journal.record_bytes import (

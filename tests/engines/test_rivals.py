@@ -36,7 +36,7 @@ from mage_async.protocol.messages import (
     TrialResult,
     Welcome,
 )
-from mage_async.protocol.trial_frames import Frame
+from mage_async.protocol.trial_arrays import Frame
 from mage_async.tasks.league import League, name_of
 from mage_async.tasks.task_stream import MatchedTasks, TaskStream
 from mage_async.trajectory import Task, Trial, trial_as_dict

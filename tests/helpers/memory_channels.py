@@ -16,7 +16,7 @@ from mage_async.errors import PeerRefused
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.journal_records import Record, SegmentHeader
 from mage_async.protocol.messages import Hello, Message, Refusal, WhoAreYou
-from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits
+from mage_async.protocol.trial_arrays import DEFAULT_LIMITS, Frame, Limits
 from mage_services.journal.record_bytes import MAGIC, decode_record, encode_record, scan
 from mage_services.transport.channels import AccessControl, Peer, PeerGone
 from mage_services.transport.sockets import HIGH_WATER_MESSAGES

@@ -25,7 +25,7 @@ from mage_async.protocol.journal_records import (
     to_delete,
 )
 from mage_async.protocol.messages import GroupGrant, TrialResult
-from mage_async.protocol.trial_frames import DEFAULT_LIMITS
+from mage_async.protocol.trial_arrays import DEFAULT_LIMITS
 from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trajectory import Segment as Part
 from mage_services.journal.record_bytes import (

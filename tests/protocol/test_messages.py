@@ -24,7 +24,7 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
-from mage_async.protocol.trial_frames import Limits
+from mage_async.protocol.trial_arrays import Limits
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
 reasons = st.text(st.characters(exclude_categories=["Cs"]), max_size=MAX_REASON_CHARS)

@@ -12,7 +12,7 @@ from mage_async.protocol.messages import (
     TrialResult,
     Welcome,
 )
-from mage_async.protocol.trial_frames import DEFAULT_LIMITS
+from mage_async.protocol.trial_arrays import DEFAULT_LIMITS
 from mage_services.transport.channels import PeerChannel
 from mage_services.transport.sockets import ipc_address
 from tests.helpers.channel_site import Site, heartbeat, hello, run, trial

@@ -8,7 +8,7 @@ import pytest
 from mage_async.errors import PeerRefused, WireError
 from mage_async.protocol.codec import encode
 from mage_async.protocol.messages import Goodbye, Hello, Message, Welcome
-from mage_async.protocol.trial_frames import Limits
+from mage_async.protocol.trial_arrays import Limits
 from mage_services.transport.channels import LearnerChannel, PeerChannel, PeerGone
 from mage_services.transport.sockets import HIGH_WATER_MESSAGES, ipc_address
 from tests.helpers.channel_site import Learner, Site, heartbeat, hello, run

@@ -62,7 +62,7 @@ from mage_services.transport.authentication import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
 
 if TYPE_CHECKING:
-    from mage_async.protocol.trial_frames import Frame
+    from mage_async.protocol.trial_arrays import Frame
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ import msgspec
 from mage_async.errors import WireError
 from mage_async.protocol.codec import PROTOCOL, decode, encode
 from mage_async.protocol.journal_records import FieldsRecord, Record
-from mage_async.protocol.trial_frames import Frame, TrialHeader, TrialResult
+from mage_async.protocol.trial_arrays import Frame, TrialHeader, TrialResult
 
 MAGIC = b"mage-journal/1\n"
 MAX_RECORD_BYTES = 2**26

@@ -33,7 +33,7 @@ from zmq.utils.monitor import parse_monitor_message
 from mage_async.errors import MageError, PeerRefused, RunError, WireError
 from mage_async.protocol.codec import LastEncoded, decode, encode
 from mage_async.protocol.messages import Goodbye, Hello, Message, Refusal, WhoAreYou
-from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits
+from mage_async.protocol.trial_arrays import DEFAULT_LIMITS, Frame, Limits
 from mage_services.transport.authentication import Gate, LearnerKeys, PeerKeys
 from mage_services.transport.sockets import (
     HIGH_WATER_MESSAGES,

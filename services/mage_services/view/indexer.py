@@ -19,7 +19,7 @@ import msgspec
 from mage_async.errors import MageError, RunError, WireError
 from mage_async.policy_version import oldest
 from mage_async.protocol.journal_records import Commit, Dropped, Granted, SegmentHeader
-from mage_async.protocol.trial_frames import TrialHeader
+from mage_async.protocol.trial_arrays import TrialHeader
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Trial
 from mage_services.journal.record_bytes import (

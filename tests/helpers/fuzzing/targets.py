@@ -20,7 +20,7 @@ from pathlib import Path
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, WireError
 from mage_async.protocol import codec
-from mage_async.protocol.trial_frames import Frame
+from mage_async.protocol.trial_arrays import Frame
 from mage_services.journal import record_bytes
 from tests.helpers.fuzzing.examples import example_messages, example_records, example_trial
 
