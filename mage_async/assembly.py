@@ -49,9 +49,6 @@ KV_REFRESH: dict[str, Literal["never", "episode", "turn"]] = {
 `engine.cache_rule`."""
 OTHER_IN_WIN_STAY = ("gate", "max_steps")
 """Keys of `warm_start` that mean something else with "win_stay" than with "script"."""
-WORDS = ("episode", "reflect", "remark", "opp")
-"""Words of the tiny model besides those of the environment: a transcript adds the first three, and
-"opp" marks an opponent's move in several games."""
 
 
 def environment_of(config: Config) -> Environment:

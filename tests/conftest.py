@@ -7,7 +7,7 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-from mage_async.assembly import WORDS, environment_of
+from mage_async.assembly import environment_of
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -74,7 +74,7 @@ def chat(tmp_path_factory):
     """How the quickstart's policy reads and writes."""
     folder = tmp_path_factory.mktemp("policy")
     words = environment_of(config_file.load(config_file.find(None), [])).facts.words
-    save_tokenizer(build_tokenizer((*words, *WORDS)), folder)
+    save_tokenizer(build_tokenizer(words), folder)
     return load_chat(folder)
 
 

@@ -213,11 +213,10 @@ def copy_good_model(sandbox: Sandbox) -> Path:
     """Copy a tiny pretrained model to the case's `model`, and return that directory."""
     shared = sandbox.folder.parent / ".model"
     if not (shared / "model.safetensors").exists():
-        from mage_async.assembly import WORDS
         from mage_async.config.schema import Tiny
         from mage_async.policy.load import build_tiny
 
-        build_tiny(Tiny(), [*"0123456", "in", "place", "closed", *WORDS], 0, shared)
+        build_tiny(Tiny(), [*"0123456", "in", "place", "closed"], 0, shared)
     return Path(shutil.copytree(shared, sandbox.folder / "model"))
 
 

@@ -22,7 +22,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
-from mage_async.assembly import WORDS
 from mage_async.config import config_file
 from mage_async.environments.catalogue import load
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -41,8 +40,7 @@ HELLO = Hello(role="actor", name="a", build="test", config_digest="test", group_
 
 def write_policy(directory: Path) -> int:
     """Write a model directory of about 2 GB; return the size of its weights in bytes."""
-    words = [*load("rps").facts.words, *WORDS]
-    tokenizer = build_tokenizer(words)
+    tokenizer = build_tokenizer(load("rps").facts.words)
     save_tokenizer(tokenizer, directory)
     shape = Qwen3Config(
         vocab_size=-(-tokenizer.get_vocab_size() // 32) * 32,  # rounded up to a multiple of 32

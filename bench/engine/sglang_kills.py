@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
-from mage_async.assembly import WORDS, environment_of, trial_config_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Tiny
 from mage_async.errors import TrialFault
@@ -178,8 +178,7 @@ def main() -> None:
     config = config_file.load(config_file.find(None), list(SETTINGS))
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy"
-        words = [*environment_of(config).facts.words, *WORDS]
-        build_tiny(Tiny(), words, config.seed, policy)
+        build_tiny(Tiny(), environment_of(config).facts.words, config.seed, policy)
         figures = asyncio.run(attack(config, policy, given.kills, given.minutes))
     for name, value in figures.items():
         print(f"{name:18} {value}")

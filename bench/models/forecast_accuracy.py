@@ -24,7 +24,7 @@ from typing import Any
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
-from mage_async.assembly import WORDS, environment_of
+from mage_async.assembly import environment_of
 from mage_async.config import config_file
 from mage_async.config.schema import Tiny
 from mage_async.policy.load import build_tiny
@@ -105,8 +105,7 @@ def _arguments() -> argparse.Namespace:
 def _build(case: Case, directory: Path) -> None:
     """Write a model of random weights that knows the environment's words."""
     config = config_file.load(config_file.find(None), [f"environment.name={case.environment}"])
-    words = [*environment_of(config).facts.words, *WORDS]
-    build_tiny(SHAPES[case.shape], words, 0, directory)
+    build_tiny(SHAPES[case.shape], environment_of(config).facts.words, 0, directory)
 
 
 def _measured(case: Case, model: Path, run: Path) -> dict[str, Any]:

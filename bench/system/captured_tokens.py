@@ -38,7 +38,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.packing import training_sequences
-from mage_async.policy.prepare import prepare_policy
+from mage_async.policy.initial_policy import prepare_policy
 from mage_async.trajectory import Group, Task
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.engines.embedded import EmbeddedEngine

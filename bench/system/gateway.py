@@ -60,7 +60,7 @@ from mage_async.config.schema import Config
 from mage_async.environments.agent import AgentProgram, AgentTasks
 from mage_async.environments.user_class import ResetStep
 from mage_async.inference.chat_files import load_chat
-from mage_async.policy.prepare import prepare_policy
+from mage_async.policy.initial_policy import prepare_policy
 from mage_async.trajectory import Task, Trial
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.engines.embedded import EmbeddedEngine

@@ -29,7 +29,6 @@ import uvloop
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from bench.system.stall import resident_kib
-from mage_async.assembly import WORDS
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
@@ -101,7 +100,7 @@ class RecordingEngine:
 def chat() -> ChatFormat:
     """Return the chat format of a tiny tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
-        save_tokenizer(build_tokenizer([*load("rps").facts.words, *WORDS]), Path(folder))
+        save_tokenizer(build_tokenizer(load("rps").facts.words), Path(folder))
         return load_chat(Path(folder))
 
 

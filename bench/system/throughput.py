@@ -45,7 +45,6 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from bench.system.workload import SHAPE, Work, draw_work, rule_alone_s
 from mage_async.admission.ledger import Ledger
-from mage_async.assembly import WORDS
 from mage_async.completion import Sampling
 from mage_async.config.schema import Evaluation
 from mage_async.environments.catalogue import load
@@ -154,7 +153,7 @@ def make_stage(pace: LogNormalPace, directory: Path) -> Stage:
     It has no batch that could fill, so sharing it changes nothing.
     """
     environment = load("rps")
-    save_tokenizer(build_tokenizer([*environment.facts.words, *WORDS]), directory)
+    save_tokenizer(build_tokenizer(environment.facts.words), directory)
     chat, parser = load_chat(directory), ActionParser("both")
     rules = TrialConfig(
         num_episodes=1,

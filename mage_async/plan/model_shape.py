@@ -12,7 +12,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from mage_async.assembly import WORDS, environment_of
+from mage_async.assembly import environment_of
 from mage_async.config.schema import Config, Tiny, local_policy
 from mage_async.errors import PolicyError
 from mage_async.learning.attention import PACKED_ATTENTION
@@ -112,8 +112,7 @@ def _model_config(config: Config) -> PretrainedConfig:
     """
     policy = config.policy
     if isinstance(policy, Tiny):
-        words = (*environment_of(config).facts.words, *WORDS)
-        return tiny_shape(policy, build_tokenizer(words))
+        return tiny_shape(policy, build_tokenizer(environment_of(config).facts.words))
     directory = local_policy(policy.source)
     try:
         # A hub model whose `config.json` was downloaded before.

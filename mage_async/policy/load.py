@@ -61,7 +61,9 @@ ROTATIONS_BY_LENGTH = ("dynamic", "longrope")
 
 
 def build_tiny(shape: Tiny, words: Iterable[str], seed: int, directory: Path) -> None:
-    """Build a Qwen3 model of random weights with a tokenizer for `words`, as a model directory."""
+    """Build a Qwen3 model of random weights with a tokenizer for an environment's words,
+    as a model directory.
+    """
     tokenizer = build_tokenizer(words)
     config = tiny_shape(shape, tokenizer)
     torch.manual_seed(seed)

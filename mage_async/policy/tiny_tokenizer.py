@@ -1,4 +1,5 @@
-"""Build a byte-level BPE tokenizer in which each word of an environment is one token.
+"""Build the tokenizer of a tiny policy: byte-level BPE in which each word of an environment is one
+token.
 
 The alphabet is all 256 bytes, so no text is unknown. Every merge extends a word from its left edge
 (the space included), so the merge table is a trie of the words, and the merges of one word cannot
@@ -20,6 +21,9 @@ SPECIALS = (END, "<|user|>", "<|assistant|>", "<think>", "</think>")
 """Special tokens of a tiny policy."""
 TAGS = ("<action>", "</action>", "<remark>", "</remark>")
 """Tags around actions and remarks, each one token."""
+WORDS = ("episode", "reflect", "remark", "opp")
+"""Words of every tiny policy, besides those of its environment: a transcript adds the first three,
+and "opp" marks an opponent's move in several games."""
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 """Pre-tokenizer that writes each byte of a text as a letter, and cuts nothing."""
 TEMPLATE = (
@@ -33,7 +37,8 @@ A word is a token only with a space before it, so a message gets one; the assist
 
 
 def build_tokenizer(words: Iterable[str]) -> Tokenizer:
-    """Build a tokenizer in which ` word` is one token for each of `words`.
+    """Build a tokenizer in which ` word` is one token for each of an environment's `words`, and of
+    `WORDS`.
 
     Raises:
         ConfigError: a word contains the text of a special token or of a tag.
@@ -42,7 +47,7 @@ def build_tokenizer(words: Iterable[str]) -> Tokenizer:
         piece: number for number, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
     }
     merges: list[tuple[str, str]] = []
-    for word in sorted(set(words)):
+    for word in sorted({*words, *WORDS}):
         if marker := next((each for each in (*SPECIALS, *TAGS) if each in word), ""):
             raise ConfigError(
                 f"the word {word!r:.100} cannot be one token of the tiny model, which reads "

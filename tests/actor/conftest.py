@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mage_async.assembly import WORDS
 from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -18,7 +17,7 @@ from tests.helpers.scripted_engine import Answers, Pace, at_once
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     directory = tmp_path_factory.mktemp("policy")
-    save_tokenizer(build_tokenizer([*load("rps").facts.words, *WORDS]), directory)
+    save_tokenizer(build_tokenizer(load("rps").facts.words), directory)
     return load_chat(directory)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mage_async.assembly import WORDS, environment_of
+from mage_async.assembly import environment_of
 from mage_async.config import config_file
 from mage_async.config.schema import Pretrained
 from mage_async.environments.catalogue import load
@@ -39,7 +39,7 @@ Measured = tuple[dict[str, Score], Diversity, Harder]
 
 def measured(folder: Path, kind: type[UniformWords] | type[WordsInOrder]) -> Measured:
     """What is measured of a policy that says up or down."""
-    save_tokenizer(build_tokenizer([*load("sokoban").facts.words, *WORDS]), folder)
+    save_tokenizer(build_tokenizer(load("sokoban").facts.words), folder)
     chat = load_chat(folder)
     answers: Answers = kind(chat, ActionParser("both"), ("up", "down"))
 
@@ -96,7 +96,7 @@ def test_a_part_of_a_mix_is_played_alone_on_its_harder_rungs(tmp_path: Path) -> 
     pretrained = msgspec.structs.replace(config, policy=Pretrained(source="none"))
     ladder = ladder_of(pretrained, "few")
     words = load("boxes", boxes=6).facts.words
-    save_tokenizer(build_tokenizer([*words, *WORDS]), tmp_path)
+    save_tokenizer(build_tokenizer(words), tmp_path)
     chat = load_chat(tmp_path)
     answers = UniformWords(chat, ActionParser("both"), ("left", "right"))
 

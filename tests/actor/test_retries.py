@@ -14,7 +14,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import InfrastructureFault, TurnLost, TurnOverdue
 from mage_async.inference.chat_files import load_chat
-from mage_async.policy.prepare import prepare_policy
+from mage_async.policy.initial_policy import prepare_policy
 from mage_async.protocol.messages import GroupDrop, TrialResult
 from mage_async.results.progress import drop_kind
 from mage_async.tasks.task_stream import TaskStream

@@ -10,7 +10,6 @@ from statistics import mean, pstdev
 import numpy as np
 import pytest
 
-from mage_async.assembly import WORDS
 from mage_async.completion import Prompt, Sampling, check_prompt
 from mage_async.environments.catalogue import load, names
 from mage_async.environments.environment import Outcome
@@ -48,7 +47,7 @@ MOVES = ("paper", "rock", "scissors")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     directory = tmp_path_factory.mktemp("policy")
     words = {word for name in names() for word in load(name).facts.words}
-    save_tokenizer(build_tokenizer([*words, *WORDS]), directory)
+    save_tokenizer(build_tokenizer(words), directory)
     return load_chat(directory)
 
 

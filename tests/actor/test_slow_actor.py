@@ -11,7 +11,6 @@ import pytest
 
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.policies import POLICIES
-from mage_async.assembly import WORDS
 from mage_async.completion import Sampling
 from mage_async.config.schema import Evaluation
 from mage_async.environments.catalogue import load
@@ -37,7 +36,7 @@ PACES: tuple[Pace, ...] = (lambda trial: 0.0, lambda trial: 0.0, lambda trial: 0
 
 def _stage(directory: Path, pace: Pace) -> Stage:
     environment = load("rps")
-    save_tokenizer(build_tokenizer([*environment.facts.words, *WORDS]), directory)
+    save_tokenizer(build_tokenizer(environment.facts.words), directory)
     chat, parser = load_chat(directory), ActionParser("both")
     words = prompts_for(environment, 3, rules=False)
     rules = TrialConfig(3, Sampling(), 1, parser, words, keeps_history=True, reflects=False)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.assembly import WORDS
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.environments.catalogue import load
@@ -26,7 +25,7 @@ HEARTBEATS = 3
 def test_heartbeats_and_a_hello_to_a_restarted_learner_are_sent_while_the_engine_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_tokenizer(build_tokenizer([*load("rps").facts.words, *WORDS]), tmp_path)
+    save_tokenizer(build_tokenizer(load("rps").facts.words), tmp_path)
     monkeypatch.setattr(actor_module, "HEARTBEAT_S", 0.02)
     are_heard = threading.Event()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.assembly import WORDS, environment_of
+from mage_async.assembly import environment_of
 from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Tiny
@@ -224,7 +224,7 @@ def test_a_model_directory_that_is_cut_off_names_the_limits_it_has(
     tmp_path: Path, given: tuple[str, ...], limits: str
 ) -> None:
     config = config_file.load(config_file.find(None))
-    words, model = (*environment_of(config).facts.words, *WORDS), tmp_path / "model"
+    words, model = environment_of(config).facts.words, tmp_path / "model"
     build_tiny(Tiny(), words, 0, model)
     command = ["adapt", "--model", str(model), "--games", "rps", "--trials", "2", *given]
     if "--max-tokens" not in given:

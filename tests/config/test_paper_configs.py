@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.assembly import WORDS, check, check_context_length, environment_of, trial_config_of
+from mage_async.assembly import check, check_context_length, environment_of, trial_config_of
 from mage_async.config import config_file, presets
 from mage_async.config.schema import digest
 from mage_async.environments.mix import component_of
@@ -51,7 +51,7 @@ def test_it_is_sound_and_found_by_its_name(file):
 def test_its_first_prompt_says_the_rules(file, tmp_path):
     config = of(file)
     environment = environment_of(config)
-    save_tokenizer(build_tokenizer((*environment.facts.words, *WORDS)), tmp_path)
+    save_tokenizer(build_tokenizer(environment.facts.words), tmp_path)
     chat = load_chat(tmp_path)
     rules = trial_config_of(config, environment, chat, config.trial.episodes)
     task = random_task(environment, "train", random.Random(0))

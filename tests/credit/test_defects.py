@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mage_async.assembly import WORDS, check, trial_config_of
+from mage_async.assembly import check, trial_config_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.credit.turn_table import build_table
@@ -43,7 +43,7 @@ def staged(tmp_path_factory):
     for name in NAMES:
         environment = catalogue.load(name)
         folder = tmp_path_factory.mktemp(name)
-        save_tokenizer(build_tokenizer((*environment.facts.words, *WORDS)), folder)
+        save_tokenizer(build_tokenizer(environment.facts.words), folder)
         made[name] = environment, load_chat(folder)
     return made
 

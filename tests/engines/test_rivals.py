@@ -17,7 +17,7 @@ from mage_async.config.schema import Config, Evaluation
 from mage_async.environments.games.kuhn import FACING, OPEN
 from mage_async.errors import PolicyError, RunError
 from mage_async.inference.chat_files import load_chat
-from mage_async.policy.prepare import prepare_policy
+from mage_async.policy.initial_policy import prepare_policy
 from mage_async.protocol.codec import decode
 from mage_async.protocol.journal_records import (
     Commit,

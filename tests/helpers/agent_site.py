@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from mage_async.assembly import WORDS, trial_config_of
+from mage_async.assembly import trial_config_of
 from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
 from mage_async.config.schema import Config
@@ -32,7 +32,7 @@ Run = Callable[..., Any]
 
 def small_chat(folder: Path) -> ChatFormat:
     """The tiny model's chat, with a few words."""
-    save_tokenizer(build_tokenizer(["rock", "paper", "scissors", *WORDS]), folder)
+    save_tokenizer(build_tokenizer(["rock", "paper", "scissors"]), folder)
     return load_chat(folder)
 
 

@@ -5,7 +5,7 @@ import math
 import random
 from dataclasses import asdict
 
-from mage_async.assembly import WORDS, environment_of, trial_config_of
+from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -185,7 +185,7 @@ def _learner(steps):
 def _samples(run, config, environment, source, finished):
     """Trials a script played, in the tiny model's chat."""
     run.policy.mkdir(exist_ok=True)
-    save_tokenizer(build_tokenizer((*environment.facts.words, *WORDS)), run.policy)
+    save_tokenizer(build_tokenizer(environment.facts.words), run.policy)
     chat = load_chat(run.policy)
     rules = trial_config_of(config, environment, chat, config.trial.episodes)
 

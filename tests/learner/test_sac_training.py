@@ -12,7 +12,7 @@ from mage_async.algorithm import InProcessRun
 from mage_async.config import config_file
 from mage_async.methods.sac_glam.replay_buffer import SoftSequence
 from mage_async.methods.sac_glam.trainer import Transitions
-from mage_async.policy.prepare import prepare_policy
+from mage_async.policy.initial_policy import prepare_policy
 from mage_async.results.run_directory import RunDirectory
 from mage_services.learner.trainer_thread import Training
 

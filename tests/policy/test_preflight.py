@@ -10,7 +10,6 @@ from typing import Literal
 
 import pytest
 
-from mage_async.assembly import WORDS
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded, Tiny
 from mage_async.environments.catalogue import load
@@ -41,7 +40,7 @@ GB = 10**9
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """A model of random weights, whose answers are hardly ever actions."""
-    build_tiny(Tiny(), [*load("rps").facts.words, *WORDS], 0, tmp_path)
+    build_tiny(Tiny(), load("rps").facts.words, 0, tmp_path)
     return tmp_path
 
 

@@ -40,8 +40,7 @@ class Forging(Rps):
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     folder = tmp_path_factory.mktemp("policy")
-    words = (*environment_of(CONFIG).facts.words, "episode", "reflect", "remark")
-    save_tokenizer(build_tokenizer(words), folder)
+    save_tokenizer(build_tokenizer(environment_of(CONFIG).facts.words), folder)
     return load_chat(folder)
 
 

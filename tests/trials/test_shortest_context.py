@@ -2,7 +2,7 @@
 
 import pytest
 
-from mage_async.assembly import WORDS, trial_config_of
+from mage_async.assembly import trial_config_of
 from mage_async.config import config_file
 from mage_async.environments import catalogue
 from mage_async.inference.chat_files import load_chat
@@ -23,7 +23,7 @@ READS = [
 def test_a_tokenizer_needs_as_much_or_more(name, changes, tmp_path):
     environment = catalogue.load(name)
     config = config_file.load(config_file.find(None), changes)
-    save_tokenizer(build_tokenizer((*environment.facts.words, *WORDS)), tmp_path)
+    save_tokenizer(build_tokenizer(environment.facts.words), tmp_path)
     needed = [
         shortest_context(environment, trial_config_of(config, environment, chat, 3), chat)
         for chat in (chat_in_words(), load_chat(tmp_path))

@@ -18,7 +18,7 @@ from mage_async.environments.user_calls import make_pending_calls
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import load_chat
-from mage_async.policy.prepare import prepare_policy
+from mage_async.policy.initial_policy import prepare_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat

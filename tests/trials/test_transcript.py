@@ -40,8 +40,7 @@ def environment(config: Config) -> Environment:
 @pytest.fixture(scope="module")
 def chat(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     folder = tmp_path_factory.mktemp("policy")
-    words = (*environment.facts.words, "episode", "reflect", "remark")
-    save_tokenizer(build_tokenizer(words), folder)
+    save_tokenizer(build_tokenizer(environment.facts.words), folder)
     return load_chat(folder)
 
 

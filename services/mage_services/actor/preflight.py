@@ -196,7 +196,7 @@ def _preflight(
 ) -> PreflightReport:
     """Check the policy in the child process, and play its first turns if it is pretrained."""
     from mage_async.plan.first_turns import play_first_turns
-    from mage_async.policy.prepare import source_directory
+    from mage_async.policy.initial_policy import source_directory
 
     if config.learner.device != "cpu":
         check_gpu(config, num_actors)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mage_async.assembly import WORDS, environment_of, named_parts
+from mage_async.assembly import environment_of, named_parts
 from mage_async.config.schema import Config, Tiny
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.environment import Environment
@@ -126,8 +126,8 @@ class _LegalActions:
             return
         if isinstance(config.policy, Tiny):
             with TemporaryDirectory() as folder:
-                words = (*environment_of(config).facts.words, *WORDS)
-                save_tokenizer(build_tokenizer(words), Path(folder))
+                tokenizer = build_tokenizer(environment_of(config).facts.words)
+                save_tokenizer(tokenizer, Path(folder))
                 self._chat = load_chat(Path(folder))
 
     def check(self, place: str, answered: Answered) -> None:

@@ -177,7 +177,6 @@ def _chat(config: "Config", environment: "Environment", folder: Path) -> "ChatFo
     """Return the policy's chat format; without a model on this machine, the tiny one's, or None if
     the environment has tools, which the tiny one does not present.
     """
-    from mage_async.assembly import WORDS
     from mage_async.config.schema import Pretrained, local_policy
     from mage_async.inference.chat_files import load_chat
     from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -190,7 +189,7 @@ def _chat(config: "Config", environment: "Environment", folder: Path) -> "ChatFo
         return None
     if isinstance(policy, Pretrained):
         print("no model is on this machine, so the turns below are in the tiny model's chat format")
-    save_tokenizer(build_tokenizer((*environment.facts.words, *WORDS)), folder)
+    save_tokenizer(build_tokenizer(environment.facts.words), folder)
     return load_chat(folder)
 
 

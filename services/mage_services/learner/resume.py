@@ -26,7 +26,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure
 from mage_async.methods.method import Methods
-from mage_async.policy.prepare import prepare_policy
+from mage_async.policy.initial_policy import prepare_policy
 from mage_async.policy.warm_start import Progress
 from mage_async.protocol.journal_records import Segment, first_needed, first_segment_header
 from mage_async.results.run_directory import checkpoints

@@ -18,7 +18,6 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from mage_async.assembly import (
-    WORDS,
     environment_of,
     named_parts,
     own_sources,
@@ -129,8 +128,8 @@ def _write(
         shutil.copytree(cached, directory)
         return "from the cache of an earlier warm start"
     if isinstance(policy, Tiny):
-        words, source = (*environment_of(config).facts.words, *WORDS), directory
-        build_tiny(policy, words, config.seed, directory)
+        source = directory
+        build_tiny(policy, environment_of(config).facts.words, config.seed, directory)
     else:
         source = source_directory(policy.source)
     if warm is None:

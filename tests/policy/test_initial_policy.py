@@ -17,15 +17,15 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mage_async import algorithm
-from mage_async.assembly import WORDS, check_keys, environment_of
+from mage_async.assembly import check_keys, environment_of
 from mage_async.config import config_file
 from mage_async.config.schema import FromScript, Tiny
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.chat_files import load_chat
-from mage_async.policy import prepare
+from mage_async.policy import initial_policy
 from mage_async.policy import warm_start as warm_start_module
+from mage_async.policy.initial_policy import cache_folder, policy_key, prepare_policy
 from mage_async.policy.load import build_tiny, load_policy
-from mage_async.policy.prepare import cache_folder, policy_key, prepare_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy.warm_start import Example, best_trials, read_examples, warm_start
 from mage_async.trials.chat_format import ChatFormat
@@ -100,7 +100,7 @@ def test_a_warm_start_that_does_not_look_back_says_what_to_raise(tmp_path: Path)
 
 def cloned(directory: Path, weights: list[float], steps: int) -> "tuple[Progress, PreTrainedModel]":
     """Clone one short context with each weight of its tokens; one context a step."""
-    words, policy = (*environment_of(config_file.load(QUICKSTART)).facts.words, *WORDS), Tiny()
+    words, policy = environment_of(config_file.load(QUICKSTART)).facts.words, Tiny()
     build_tiny(policy, words, 0, directory)
     model, tokens = load_policy(directory, "float32", "cpu"), np.arange(5)
     examples = [Example(tokens, np.full(5, each, np.float32), tokens * 0 - 1) for each in weights]
@@ -138,7 +138,7 @@ def test_a_pretrained_model_is_warm_started_on_the_learners_device(
     build_tiny(
         Tiny(), environment_of(config_file.load(QUICKSTART)).facts.words, 0, tmp_path / "model"
     )
-    monkeypatch.setattr(prepare, "load_policy", load)
+    monkeypatch.setattr(initial_policy, "load_policy", load)
     monkeypatch.chdir(tmp_path)
     few = ("warm_start.kind=script", "warm_start.trials=4", "warm_start.cache=false")
     config = config_file.load(QUICKSTART, [*changes, *few])
@@ -148,7 +148,7 @@ def test_a_pretrained_model_is_warm_started_on_the_learners_device(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_warm_start_loses_the_same_on_a_gpu(tmp_path: Path) -> None:
-    build_tiny(Tiny(), WORDS, 0, tmp_path)
+    build_tiny(Tiny(), (), 0, tmp_path)
     examples = [Example(np.arange(6), np.ones(6, np.float32), np.zeros(6, np.int64))] * 2
     losses = [
         warm_start_module._losses(
@@ -286,7 +286,7 @@ def test_a_run_in_one_process_gets_a_new_model_when_class_options_or_program_cha
     found.append(prepared("environment.options.size=3"))
     (tmp_path / "one_cards.py").write_text(f"{FILES['cards.py']}\n# changed\n")
     found.append(prepared())
-    monkeypatch.setattr("mage_async.policy.prepare.source_digest", lambda: "another program")
+    monkeypatch.setattr("mage_async.policy.initial_policy.source_digest", lambda: "another program")
     found.append(prepared())
     assert len(set(found)) == 4
 
@@ -325,7 +325,7 @@ def test_the_best_trials_are_those_with_the_best_last_episode(tmp_path: Path) ->
     config = msgspec.structs.replace(
         config, warm_start=msgspec.structs.replace(config.warm_start, trials=20, kept=0.25)
     )
-    words = (*environment_of(config).facts.words, *WORDS)
+    words = environment_of(config).facts.words
     build_tiny(config.policy, words, config.seed, tmp_path / "tiny")
     chat = load_chat(tmp_path / "tiny")
     every, best = (
