@@ -24,10 +24,10 @@ from bench.learning.methods import GRID
 from bench.lib.baseline import FOLDER, machine, write_baseline
 from bench.lib.options import option_parser
 from mage_async.results.intervals import interval, paired, standard_error
-from mage_async.results.matrix import FinishedRun, Matrix, by_setting
+from mage_async.results.sweep import FinishedRun, Matrix, by_setting
 from mage_services.cli.ablate import ablation_of
 from mage_services.cli.main import command_tree
-from mage_services.cli.matrix_runs import run_matrix
+from mage_services.cli.sweep_runs import run_matrix
 
 
 @dataclass(frozen=True, slots=True)

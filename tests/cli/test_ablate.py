@@ -15,9 +15,9 @@ import pytest
 from mage_async.config import config_file
 from mage_async.config.presets import presets
 from mage_async.errors import RunError
-from mage_async.results.matrix import Cell, Matrix
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli import matrix_runs
+from mage_async.results.sweep import Cell, Matrix
+from mage_services.cli import sweep_runs
 from mage_services.cli.ablate import ablation_of
 from mage_services.cli.main import command_tree
 from mage_services.processes.run_lock import take_lock
@@ -41,7 +41,7 @@ def test_what_cannot_be_begun_in_time_is_left_for_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])
-    assert matrix_runs.run_matrix(ablation) == 0
+    assert sweep_runs.run_matrix(ablation) == 0
     assert "1 runs left; run the same command again" in capsys.readouterr().out
     assert not (tmp_path / "report.html").exists()
 
@@ -81,10 +81,10 @@ def test_every_cell_is_of_the_method_asked_for(method: str, tmp_path: Path) -> N
 def test_two_matrices_never_run_in_one_folder(tmp_path: Path) -> None:
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])
     with (
-        matrix_runs._alone(tmp_path),
+        sweep_runs.lock_folder(tmp_path),
         pytest.raises(RunError, match="another `mage sweep` or"),
     ):
-        matrix_runs.run_matrix(ablation)
+        sweep_runs.run_matrix(ablation)
 
 
 def test_a_cell_that_a_killed_call_left_alive_is_not_removed(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_a_cell_that_a_killed_call_left_alive_is_not_removed(tmp_path: Path) -> 
     run.root.mkdir()
     lock = take_lock(run)
     with pytest.raises(RunError, match="seed0 is being run by another process"):
-        matrix_runs.run_matrix(ablation)
+        sweep_runs.run_matrix(ablation)
     os.close(lock)
-    assert matrix_runs.run_matrix(ablation) == 0
+    assert sweep_runs.run_matrix(ablation) == 0
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -106,14 +106,14 @@ def test_a_matrix_that_a_signal_ends_has_the_exit_status_of_the_signal(
     number: int,
     status: int,
 ) -> None:
-    async def run(matrix: Matrix, cell: Cell) -> matrix_runs.RunEnd:
+    async def run(matrix: Matrix, cell: Cell) -> sweep_runs.RunEnd:
         os.kill(os.getpid(), number)
         await asyncio.Event().wait()
         return "done"
 
-    monkeypatch.setattr(matrix_runs, "_run", run)
+    monkeypatch.setattr(sweep_runs, "_run", run)
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path)])
-    assert matrix_runs.run_matrix(ablation) == status
+    assert sweep_runs.run_matrix(ablation) == status
     assert capsys.readouterr().out.endswith("stopped; run the same command again to continue\n")
 
 
@@ -121,7 +121,7 @@ def test_a_run_that_ends_without_a_result_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/true")
-    assert matrix_runs.run_matrix(read_ablation([*SMALL, "--run-dir", str(tmp_path)])) == 1
+    assert sweep_runs.run_matrix(read_ablation([*SMALL, "--run-dir", str(tmp_path)])) == 1
     assert "slots-1-decoupled-seed0: failed, see " in capsys.readouterr().out
 
 
@@ -129,7 +129,7 @@ def test_a_cancelled_cell_leaves_no_configuration_beside_its_folder(tmp_path: Pa
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path)])
     (cell,) = ablation.configs
     with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(matrix_runs._run(ablation, cell), 0.5))
+        asyncio.run(asyncio.wait_for(sweep_runs._run(ablation, cell), 0.5))
     assert ablation.log_of(cell).is_file()
     assert not list(tmp_path.glob("*.toml"))
 

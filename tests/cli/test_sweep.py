@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from mage_async.errors import ConfigError, RunError
-from mage_async.pages.matrix import render_matrix
-from mage_async.results.matrix import Cell, FinishedRun, Matrix, Setting
-from mage_services.cli import matrix_runs as searching
+from mage_async.pages.sweep import render_matrix
+from mage_async.results.sweep import Cell, FinishedRun, Matrix, Setting
+from mage_services.cli import sweep_runs
 from mage_services.cli.main import command_tree, main
 from mage_services.cli.sweep import _axes, _matrix, sweep_of
+from mage_services.cli.sweep_search import search
 from tests.cli.test_ablate import SMALL
 
 OVER = ["--over", "learner.learning_rate=1e-3,3e-3"]
@@ -143,9 +144,7 @@ def searched(
     given = command_tree().parse_args([*arguments, "--run-dir", str(folder), "--seeds", "0,1"])
     axes = _axes(given)
     monkeypatch.setattr(Matrix, "finished_runs", lambda matrix: runs.finished_runs(matrix))
-    return searching.search(
-        axes, count, 0, lambda found: _matrix(given, axes, found, [0, 1]), run=runs
-    )
+    return search(axes, count, 0, lambda found: _matrix(given, axes, found, [0, 1]), run=runs)
 
 
 @pytest.mark.filterwarnings("default")  # another package's
@@ -241,7 +240,7 @@ def test_a_matrix_whose_runs_all_failed_names_no_report(
     async def fail(matrix: Matrix, cell: Cell) -> str:
         return "failed"
 
-    monkeypatch.setattr(searching, "_run", fail)
+    monkeypatch.setattr(sweep_runs, "_run", fail)
     assert main(["sweep", *OVER, "--run-dir", str(tmp_path)]) == 1
     assert "report" not in capsys.readouterr().out
 

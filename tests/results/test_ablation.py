@@ -6,9 +6,10 @@ from html.parser import HTMLParser
 import pytest
 
 from mage_async.errors import ConfigError
-from mage_async.pages.matrix import render_matrix
+from mage_async.pages.sweep import render_matrix
 from mage_async.results.intervals import interval, paired, standard_error
-from mage_async.results.matrix import (
+from mage_async.results.summary import summarise, write_summary
+from mage_async.results.sweep import (
     Cell,
     FinishedRun,
     cells,
@@ -17,10 +18,9 @@ from mage_async.results.matrix import (
     staleness_setting,
     unreached_bounds_sentence,
 )
-from mage_async.results.summary import summarise, write_summary
 from mage_services.cli.ablate import ablation_of
 from mage_services.cli.main import command_tree
-from mage_services.cli.matrix_runs import Progress
+from mage_services.cli.sweep_runs import Progress
 
 FIGURES = {
     "heldout_last_return": 0.7,

@@ -15,7 +15,7 @@ from mage_async.admission.policies import POLICIES
 from mage_services.cli.sweep import add_run_arguments, matrix_of
 
 if TYPE_CHECKING:
-    from mage_async.results.matrix import Matrix
+    from mage_async.results.sweep import Matrix
 
 HELP = "Measure what staleness costs: whole runs by bound, rule, correction, lag and seed."
 
@@ -54,7 +54,7 @@ def run(given: argparse.Namespace) -> int:
     Returns:
         1 if a run failed, 128 + N if signal N ended the runs, else 0.
     """
-    from mage_services.cli.matrix_runs import run_matrix
+    from mage_services.cli.sweep_runs import run_matrix
 
     return run_matrix(ablation_of(given))
 
@@ -65,7 +65,7 @@ def ablation_of(given: argparse.Namespace) -> "Matrix":
     Raises:
         ConfigError: a cell is no valid configuration; the sentence says which and why.
     """
-    from mage_async.results.matrix import STALENESS, cells
+    from mage_async.results.sweep import STALENESS, cells
 
     keys = ("bounds", "rules", "corrections", "lags", "seeds")
     wanted = cells(**{key: getattr(given, key) for key in keys})

@@ -1,8 +1,8 @@
 """`mage sweep`: whole runs over the values of any keys, and their results on one page.
 
 A *setting* is one combination of values. A *cell* is one run: a setting with a seed, in a folder of
-its own under `--run-dir`. The *matrix* is all cells of a sweep. `matrix_runs.py` runs them, and
-chooses settings for `--search`.
+its own under `--run-dir`. The *matrix* is all cells of a sweep. `sweep_runs.py` runs them;
+`sweep_search.py` chooses settings for `--search`.
 """
 
 import argparse
@@ -17,8 +17,7 @@ from mage_services.cli.options import add_config, add_number, add_set
 from mage_services.processes.cores_and_memory import num_cores
 
 if TYPE_CHECKING:
-    from mage_async.results.matrix import Cell, Matrix, Setting, Subject
-    from mage_async.results.sweep import Axis
+    from mage_async.results.sweep import Axis, Cell, Matrix, Setting, Subject
 
 HELP = "Compare values of any keys: whole runs by combination and seed, and one page of results."
 FINAL_TRIALS = 512
@@ -56,7 +55,8 @@ def run(given: argparse.Namespace) -> int:
         ConfigError: a configuration is wrong, or `--search` continues a search over other keys.
         RunError: as `run_matrix`.
     """
-    from mage_services.cli.matrix_runs import run_matrix, search
+    from mage_services.cli.sweep_runs import run_matrix
+    from mage_services.cli.sweep_search import search
 
     if given.search is None:
         return run_matrix(sweep_of(given))
@@ -85,8 +85,7 @@ def _matrix(
     seeds: Sequence[int],
 ) -> "Matrix":
     """Return the matrix of the settings, each with each seed."""
-    from mage_async.results.matrix import Subject
-    from mage_async.results.sweep import sweep_cells
+    from mage_async.results.sweep import Subject, sweep_cells
 
     subject = Subject(heading=", ".join(axis.key for axis in axes), axis=axes[0].key)
     return matrix_of(given, sweep_cells(settings, seeds), subject, given.over)
@@ -158,7 +157,7 @@ def matrix_of(
         ConfigError: a cell is no valid configuration; the sentence says which and why.
     """
     from mage_async.config import config_file
-    from mage_async.results.matrix import Matrix, checked_configs
+    from mage_async.results.sweep import Matrix, checked_configs
 
     if given.parallel < 1 or given.actors < 1:
         raise ConfigError("--parallel and --actors must be at least 1")

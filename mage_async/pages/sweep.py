@@ -11,7 +11,7 @@ from mage_async.pages.curves import episode_css
 from mage_async.pages.tables import Table, TableCell, TableRow
 from mage_async.pages.templating import fill
 from mage_async.results.intervals import interval
-from mage_async.results.matrix import (
+from mage_async.results.sweep import (
     STALENESS,
     FinishedRun,
     RunsBySetting,
@@ -72,7 +72,7 @@ def render_matrix(
     by_label = {setting.label: same for setting, same in runs.items()}
     seeds = ", ".join(map(str, sorted({run.cell.seed for run in finished})))
     return fill(
-        "matrix.html",
+        "sweep.html",
         title=f"{subject.heading} · mage",
         heading=subject.heading,
         matrix=f"{title} · {len(finished)} of {num_cells} runs, seeds {seeds}",

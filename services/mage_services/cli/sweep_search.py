@@ -1,0 +1,199 @@
+"""Let Optuna (extra `search`) choose the combinations of `mage sweep --search` from the results so
+far.
+
+Optuna's record is `search.log` in the sweep's folder. A combination that was chosen but has no
+result, because the command was stopped or a run failed, is run first by the next command. It is
+given up after the second failure of one of its runs.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mage_async.errors import ConfigError
+from mage_async.results.sweep import Axis, Matrix, Range, Setting, combination
+from mage_services.cli.sweep_runs import lock_folder, run_missing
+
+GOAL = "heldout_last_return"
+"""Name of the figure that is maximised, in the mean over seeds."""
+MOST_FAILURES = 2
+"""Number of failures of a run after which its combination is given up; the machine may have caused
+one.
+"""
+MatrixOf = Callable[[Sequence[Setting]], Matrix]
+"""Returns the matrix of some combinations of values, with every seed."""
+Combination = tuple[int, Setting]
+"""The number of a trial of Optuna, and its combination of values."""
+
+
+def search(
+    axes: Sequence[Axis],
+    count: int,
+    seed: int,
+    matrix_of: MatrixOf,
+    run: Callable[[Matrix], int] = run_missing,
+) -> int:
+    """Run `count` combinations, `matrix.parallel` at once, and print the best.
+
+    Args:
+        matrix_of: Returns the matrix of some combinations.
+        run: Runs the missing cells of a matrix, and returns 0 if none failed.
+
+    Returns:
+        The last value of `run`. The search ends early if it is not 0, or if a run was not begun
+        before `--for-s` was over.
+
+    Raises:
+        ConfigError: Optuna is not installed, a combination is no valid configuration, or the folder
+            holds a search over other keys or values.
+        RunError: another process searches there; or as `run_matrix`.
+    """
+    # Build one configuration, so that a wrong key is an error before anything is written.
+    first = {
+        axis.key: axis.choices.low if isinstance(axis.choices, Range) else axis.choices[0]
+        for axis in axes
+    }
+    root = matrix_of([_setting(axes, first)]).root
+    with lock_folder(root):  # two commands would change Optuna's record at once
+        study = _study(root / "search.log", seed)
+        _check_axes(study, axes, root)
+        return _search(study, axes, count, matrix_of, run)
+
+
+def _search(
+    study: Any,
+    axes: Sequence[Axis],
+    count: int,
+    matrix_of: MatrixOf,
+    run: Callable[[Matrix], int],
+) -> int:
+    """Do as `search`, with Optuna's record, in a folder that this process has locked."""
+    code = 0
+    while code == 0 and (chosen := _chosen(study, axes, count, matrix_of([]).parallel)):
+        # Combinations of earlier rounds are in the matrix too, so that the report has them.
+        known = [trial for trial in study.trials if trial.value is not None]
+        settings = [_setting(axes, trial.params) for trial in known]
+        matrix = matrix_of([*settings, *(setting for _, setting in chosen)])
+        code = run(matrix)
+        if not _record(study, chosen, matrix):
+            return code
+    if any(trial.value is not None for trial in study.trials):
+        print(f"best: {_setting(axes, study.best_params).label}: {study.best_value:.3f}")
+    return code
+
+
+def _study(file: Any, seed: int) -> Any:
+    """Open Optuna's record of a sweep, or begin one."""
+    try:
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+    except ImportError:
+        raise ConfigError("--search needs Optuna: pip install 'mage_async[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    backend = JournalFileBackend(str(file))
+    study = optuna.create_study(
+        storage=optuna.storages.JournalStorage(backend),
+        study_name="sweep",
+        direction="maximize",
+        load_if_exists=True,
+    )
+    # With the seed of an earlier command, the sampler would draw the same combinations again.
+    so_far = len(study.trials)
+    study.sampler = optuna.samplers.TPESampler(seed=seed + so_far)
+    return study
+
+
+def _check_axes(study: Any, axes: Sequence[Axis], root: Path) -> None:
+    """Refuse to go on with a search over other keys, or other values of a key. Ends of a range may
+    change.
+
+    Raises:
+        ConfigError: the record in the folder `root` is of such a search.
+    """
+    from optuna.distributions import check_distribution_compatibility
+
+    own = {axis.key: _distribution(axis) for axis in axes}
+    for trial in study.trials:
+        is_same = trial.value is None or set(trial.distributions) == set(own)
+        try:
+            for key, values in trial.distributions.items():
+                if key in own:
+                    check_distribution_compatibility(values, own[key])
+                else:
+                    is_same = False
+        except ValueError:  # the error of Optuna for another kind, or other choices
+            is_same = False
+        if not is_same:
+            raise ConfigError(
+                f"{root} holds a search over {', '.join(trial.distributions)} with other --over: "
+                "give the same, or another --run-dir"
+            )
+
+
+def _chosen(study: Any, axes: Sequence[Axis], count: int, most: int) -> list[Combination]:
+    """Return combinations to run now: those of an earlier command that have no result yet. If there
+    are none, return at most `most` new ones, as long as the study has fewer than `count` in all.
+    """
+    from optuna.trial import TrialState
+
+    unfinished = []
+    for trial in study.trials:
+        if len(trial.params) == len(axes) and not trial.state.is_finished():
+            unfinished.append(trial)
+        elif not trial.state.is_finished():  # the command was killed before all values were drawn
+            study.tell(trial.number, state=TrialState.FAIL)
+    if not unfinished:
+        distributions = {axis.key: _distribution(axis) for axis in axes}
+        num_new = min(most, count - len(study.trials))
+        new = [study.ask(distributions) for _ in range(num_new)]
+        unfinished = [study.trials[trial.number] for trial in new]
+    return [(trial.number, _setting(axes, trial.params)) for trial in unfinished]
+
+
+def _distribution(axis: Axis) -> Any:
+    """Return the values of a key as Optuna draws them."""
+    from optuna import distributions
+
+    own = axis.choices
+    if not isinstance(own, Range):
+        return distributions.CategoricalDistribution(own)
+    if own.is_whole:
+        return distributions.IntDistribution(int(own.low), int(own.high), log=own.is_log)
+    return distributions.FloatDistribution(own.low, own.high, log=own.is_log)
+
+
+def _setting(axes: Sequence[Axis], values: Mapping[str, Any]) -> Setting:
+    """Return the setting with these values, by key."""
+    texts = [
+        axis.choices.text(values[axis.key]) if isinstance(axis.choices, Range) else values[axis.key]
+        for axis in axes
+    ]
+    return combination(axes, texts)
+
+
+def _record(study: Any, chosen: Sequence[Combination], matrix: Matrix) -> bool:
+    """Record the results of combinations whose runs are all done; return whether all are.
+
+    A combination counts as failed if its result is no finite number, for example because weights
+    diverged, or if one of its runs failed `MOST_FAILURES` times.
+    """
+    from optuna.trial import TrialState
+
+    goals = {each.cell: each.figures[GOAL] for each in matrix.finished_runs()}
+    num_open = 0
+    for number, setting in chosen:
+        cells = [cell for cell in matrix.configs if cell.setting == setting]
+        missing = [cell for cell in cells if cell not in goals]
+        mean = math.nan if missing else statistics.fmean(goals[cell] for cell in cells)
+        if math.isfinite(mean):
+            study.tell(number, mean)
+        elif not missing:
+            study.tell(number, state=TrialState.FAIL)
+        elif any(matrix.num_failures(cell) >= MOST_FAILURES for cell in missing):
+            study.tell(number, state=TrialState.FAIL)
+            print(f"{setting.label}: a run of it failed {MOST_FAILURES} times; it is given up")
+        else:
+            num_open += 1
+    return num_open == 0
