@@ -10,7 +10,7 @@ import pytest
 
 from mage_async.assembly import check_context_length, check_keys, environment_of
 from mage_async.config import config_file
-from mage_async.config.playing import Environment as Section
+from mage_async.config.schema import Environment as Section
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError
@@ -141,7 +141,7 @@ def test_a_class_object_stands_for_its_module_and_name() -> None:
 
 
 SCRIPT = """
-from mage_async.config.playing import Environment
+from mage_async.config.schema import Environment
 
 
 class Own:

@@ -30,7 +30,7 @@ from functools import cached_property, partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from mage_async.config.playing import Environment as EnvironmentConfig
+from mage_async.config.schema import Environment as EnvironmentConfig
 from mage_async.environments.agent import AgentProgram
 from mage_async.environments.user_calls import Answered, Call, Callee, Request
 from mage_async.environments.user_class import UserObject
