@@ -14,8 +14,6 @@ oldest checkpoints if there are too many, except the best one (`best_checkpoint`
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import is_zipfile
@@ -23,7 +21,8 @@ from zipfile import is_zipfile
 from safetensors import SafetensorError
 
 from mage_async.config.schema import Config
-from mage_async.errors import DiskFull, RunError, first_line
+from mage_async.errors import RunError, first_line
+from mage_async.policy.full_disk import DISK_ERRORS, writing
 from mage_async.results.run_directory import (
     COUNTERS,
     OPTIMIZER,
@@ -33,7 +32,7 @@ from mage_async.results.run_directory import (
     checkpoints,
     step_of,
 )
-from mage_async.results.run_files import lacks_space, sync
+from mage_async.results.run_files import sync
 from mage_async.results.summary import best_checkpoint
 
 # torch is imported in the functions that write and read weights: a command that names a checkpoint
@@ -41,8 +40,6 @@ from mage_async.results.summary import best_checkpoint
 if TYPE_CHECKING:
     from mage_async.learning.trainer import Trainer
 
-_DISK_ERRORS = (OSError, SafetensorError, RuntimeError)
-"""Errors of the disk; torch raises a RuntimeError."""
 MERGED = "merged"
 """Name of the folder of a checkpoint's merged model."""
 MERGE_AGAIN = "make room, then repeat the command"
@@ -77,26 +74,6 @@ def chosen_checkpoint(run: RunDirectory, config: Config, checkpoint: str) -> tup
             f"{', '.join(found) or 'none'}"
         )
     return found[checkpoint], int(checkpoint)
-
-
-@contextmanager
-def writing(what: str, advice: str = "make room, then --resume") -> Iterator[None]:
-    """Turn an error of the disk into a `RunError` of one line.
-
-    Args:
-        advice: What to do; the default is for a learner, which goes on with `--resume`.
-
-    Raises:
-        DiskFull: there is no space.
-        RunError: the disk has failed otherwise.
-    """
-    try:
-        yield
-    except _DISK_ERRORS as error:
-        problem = f"cannot write {what}: {first_line(error)}"
-        if lacks_space(error):
-            raise DiskFull(problem, advice) from error
-        raise RunError(f"{problem}; {advice}") from error
 
 
 def save_checkpoint(
@@ -134,7 +111,7 @@ def save_checkpoint(
             torch.save(trainer.state(), out)
         kept = counters | {"version": trainer.version, STATE: trainer.optimizer_state}
         return complete_checkpoint(working, kept, keep, best)
-    except _DISK_ERRORS:
+    except DISK_ERRORS:
         shutil.rmtree(working, ignore_errors=True)  # on a full disk other files need its space
         raise
 

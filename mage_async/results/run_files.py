@@ -1,6 +1,5 @@
 """Read the records of a run as plain data; replace files durably; collect events of processes."""
 
-import errno
 import itertools
 import json
 import os
@@ -15,8 +14,6 @@ from mage_async.config.schema import Config
 from mage_async.errors import MissingField, RunError
 from mage_async.results.run_directory import RunDirectory
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a full disk, and of a full quota."""
 Record = dict[str, Any]
 """A JSON object of a run's files: one line or one whole document."""
 
@@ -159,18 +156,6 @@ def parsed(file: Path, text: str | bytes, where: str = "") -> Record:
     except ValueError as error:
         raise RunError(f"{file}{where}: damaged: {error}") from None
     return record
-
-
-def lacks_space(error: BaseException | None) -> bool:
-    """Return whether an error, or one that led to it, reports a full disk."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _NO_SPACE:
-            return True
-        # safetensors, a library in Rust, gives the number in its text alone.
-        if any(f"(os error {number})" in str(error) for number in _NO_SPACE):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def sync(path: Path) -> None:

@@ -23,8 +23,8 @@ from mage_async.policy.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
     whole_policy,
-    writing,
 )
+from mage_async.policy.full_disk import writing
 from mage_async.policy.lora import load_trained
 from mage_async.policy.weight_digest import overall, tensor_digests
 from mage_async.results.run_directory import RunDirectory, checkpoint_at, checkpoints, step_of

@@ -30,7 +30,8 @@ from mage_async.environments.options import harder
 from mage_async.errors import ConfigError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods, overriding
-from mage_async.policy.checkpoint import MERGE_AGAIN, MERGED, whole_policy, writing
+from mage_async.policy.checkpoint import MERGE_AGAIN, MERGED, whole_policy
+from mage_async.policy.full_disk import writing
 from mage_async.protocol.messages import Goodbye, Heartbeat, Loaded, Message, Publication, Welcome
 from mage_async.results.run_directory import RunDirectory, checkpoint_at
 from mage_async.results.run_files import read_document, read_lines, write_whole

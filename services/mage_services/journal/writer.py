@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from mage_async.errors import RunError
+from mage_async.policy.full_disk import lacks_space
 from mage_async.protocol.journal_records import Record, Segment, SegmentHeader, to_delete
 from mage_async.protocol.trial_arrays import Frame
-from mage_async.results.run_files import lacks_space, sync
+from mage_async.results.run_files import sync
 from mage_services.journal.reader import JournalOnDisk
 from mage_services.journal.record_bytes import MAGIC, encode_record
 

@@ -21,7 +21,8 @@ from mage_async.errors import DiskFull, RunError
 from mage_async.inference.weight_fingerprint import WeightFingerprint
 from mage_async.learning.rank_orders import Publish, Ranks, Save
 from mage_async.learning.trainer import Trainer
-from mage_async.policy.checkpoint import STATE, complete_checkpoint, new_checkpoint, writing
+from mage_async.policy.checkpoint import STATE, complete_checkpoint, new_checkpoint
+from mage_async.policy.full_disk import writing
 from mage_async.policy.load import WEIGHTS, export_without_weights
 from mage_async.policy.sharded_files import (
     WeightShards,

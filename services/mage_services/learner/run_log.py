@@ -18,7 +18,7 @@ import msgspec
 
 from mage_async.admission.ledger import OVER_AGE, DroppedGroup
 from mage_async.assembly import environment_of
-from mage_async.policy.checkpoint import writing
+from mage_async.policy.full_disk import writing
 from mage_async.results.dropped_bias import dropped_groups, trained_groups
 from mage_async.results.metrics import (
     Seconds,

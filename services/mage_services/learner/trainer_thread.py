@@ -25,7 +25,8 @@ from mage_async.learning.packing import training_sequences
 from mage_async.learning.rank_orders import Adopt, Digest, Order
 from mage_async.learning.trainer import Trainer, trainer_of
 from mage_async.methods.method import Methods
-from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint, writing
+from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint
+from mage_async.policy.full_disk import writing
 from mage_async.policy.load import load_frozen_policies, loads_on
 from mage_async.policy.lora import load_trained, publishes_adapters
 from mage_async.policy.snapshot import base_of

@@ -16,7 +16,7 @@ import torch
 from torch.distributed import TCPStore
 
 from mage_async.errors import UnreadableWeights, first_line
-from mage_async.policy.checkpoint import writing
+from mage_async.policy.full_disk import writing
 from mage_async.policy.snapshot import Place, beside_training
 from mage_services.weights.weight_group import GROUP_TIMEOUT, HOST, SENDING, Manifest, connect, join
 from mage_services.weights.weight_store import AnySnapshot, WeightFiles

@@ -19,7 +19,7 @@ import torch
 
 from mage_async.errors import RunError
 from mage_async.inference.weight_fingerprint import WeightFingerprint
-from mage_async.policy.checkpoint import writing
+from mage_async.policy.full_disk import writing
 from mage_async.policy.snapshot import Place
 from mage_async.protocol.messages import Publication
 from mage_async.results.run_files import sync
