@@ -1,5 +1,5 @@
-"""Turn errors of writing a file into messages of one line: of a full disk or /dev/shm, and of a disk
-that fails otherwise.
+"""Turn errors of writing a file into messages of one line: a full disk or /dev/shm, and a disk that
+fails otherwise.
 
 The learner waits for space on a full disk (`until_there_is_space` of
 `services/mage_services/processes/process.py`).
