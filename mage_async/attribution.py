@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from mage_async.admission.replay import RecordsWithConfig, replay
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.learning.packing import batch_advantages, credited
-from mage_async.policy_version import oldest
 from mage_async.protocol.journal_records import Dropped, Granted, Record, SegmentHeader
 from mage_async.protocol.trial_arrays import TrialResult
 from mage_async.tasks.league import League
@@ -30,10 +28,8 @@ from mage_async.trajectory import (
     Trial,
     Turn,
     TurnText,
-    trial_as_dict,
     turn_texts,
 )
-from mage_async.trials.chat_format import ChatFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,54 +213,3 @@ def token_versions(segment: Segment) -> np.ndarray:
     for run in segment.versions:
         versions[run.start :] = run.policy
     return versions
-
-
-def trial_row(attributed_trial: AttributedTrial, chat: ChatFormat) -> dict[str, Any]:
-    """Return a trial as plain data: its group and step, its text, the values of each turn."""
-    trial = attributed_trial.trial
-    version = oldest(run for segment in trial.segments for run in segment.versions)
-    row = trial_as_dict(trial, chat.decode, version)
-    turns = [
-        turn | _turn_values(values)
-        for turn, values in zip(row["turns"], attributed_trial.turns, strict=True)
-    ]
-    ids = {"grant": attributed_trial.grant, "trial": trial.index, "step": attributed_trial.step}
-    return ids | row | {"turns": turns}
-
-
-def token_columns(attributed_trial: AttributedTrial) -> dict[str, list[np.ndarray]]:
-    """Return the values of every token of a trial, by name; one array per segment.
-
-    Versions, staleness and advantages are 0 where the policy did not sample the token, and the
-    latter two also where no step trained it; advantages also where a part of the batch of its step
-    is no longer in the journal.
-    """
-    segments = attributed_trial.trial.segments
-    columns: dict[str, list[np.ndarray]] = {
-        "tokens": [segment.tokens for segment in segments],
-        "logprobs": [segment.logprobs for segment in segments],
-        "is_sampled": [segment.is_sampled for segment in segments],
-        "versions": [np.where(part.is_sampled, token_versions(part), 0) for part in segments],
-        "staleness": [np.zeros(len(part.tokens), np.int32) for part in segments],
-        "advantages": [np.zeros(len(part.tokens), np.float32) for part in segments],
-    }
-    for values in attributed_trial.turns:
-        turn = values.turn
-        completion = slice(turn.start, turn.stop)
-        if values.staleness is not None:
-            columns["staleness"][turn.segment][completion] = values.staleness
-        columns["advantages"][turn.segment][completion] = values.advantage or 0.0
-    return columns
-
-
-def _turn_values(values: AttributedTurn) -> dict[str, Any]:
-    """Return the values of a turn as plain data; its staleness is that of its oldest token."""
-    staleness = values.staleness
-    return {
-        "return": values.return_to_go,
-        "advantage": values.advantage,
-        "staleness": int(staleness.max()) if staleness is not None and len(staleness) else None,
-        "context": values.turn.segment,
-        "start": values.turn.start,
-        "stop": values.turn.stop,
-    }

@@ -9,7 +9,7 @@ import pytest
 
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.replay import replay
-from mage_async.attribution import JournalStep, attributed, steps_of, token_columns, trial_row
+from mage_async.attribution import JournalStep, attributed, steps_of
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.packing import TrainingSequence, training_sequences
@@ -17,6 +17,7 @@ from mage_async.protocol.journal_records import Commit, Dropped, Granted, Record
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.league import League
+from mage_services.journal.export import token_columns, trial_row
 from mage_services.journal.reader import open_journal
 from mage_services.learner.trainer_thread import Training
 from tests.helpers.recorded_runs import unpack

@@ -134,9 +134,8 @@ class Run:
         Raises:
             RunError: the run has no journal.
         """
-        from mage_async.attribution import trial_row
         from mage_async.inference.chat_files import load_chat
-        from mage_services.journal.export import journaled_trials
+        from mage_services.journal.export import journaled_trials, trial_row
 
         chat = load_chat(self._files.policy)
         return (trial_row(each, chat) for each in journaled_trials(self._files, chat, step=step))

@@ -1,8 +1,9 @@
 """Export trials of a journal to a file, in the format that the file's ending names.
 
-A row is a trial (`mage_async/attribution.py`): its group and number, the step that trained on it,
-its texts, actions and rewards, and each turn's return, advantage and `info`; in Parquet also every
-token with its log-prob, version, staleness and advantage. See `docs/exports.md`.
+A row is a trial with the values of `mage_async/attribution.py` (`trial_row`): its group and number,
+the step that trained on it, its texts, actions and rewards, and each turn's return, advantage and
+`info`; in Parquet also every token with its log-prob, version, staleness and advantage
+(`token_columns`). See `docs/exports.md`.
 """
 
 import json
@@ -14,17 +15,20 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mage_async import __version__
 from mage_async.attribution import (
     AttributedTrial,
     AttributedTurn,
     attributed,
     steps_of,
-    token_columns,
-    trial_row,
+    token_versions,
 )
 from mage_async.errors import RunError
+from mage_async.policy_version import oldest
 from mage_async.results.run_directory import RunDirectory
+from mage_async.trajectory import trial_as_dict
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.journal.reader import check_journal, open_journal
 
@@ -94,6 +98,57 @@ def journaled_trials(
         if step in (None, each.step) and (grant is None or grant in grants):
             trials = attributed(each, chat.decode)
             yield from (trial for trial in trials if grant in (None, trial.grant))
+
+
+def trial_row(attributed_trial: AttributedTrial, chat: ChatFormat) -> dict[str, Any]:
+    """Return a trial as plain data: its group and step, its text, the values of each turn."""
+    trial = attributed_trial.trial
+    version = oldest(run for segment in trial.segments for run in segment.versions)
+    row = trial_as_dict(trial, chat.decode, version)
+    turns = [
+        turn | _turn_values(values)
+        for turn, values in zip(row["turns"], attributed_trial.turns, strict=True)
+    ]
+    ids = {"grant": attributed_trial.grant, "trial": trial.index, "step": attributed_trial.step}
+    return ids | row | {"turns": turns}
+
+
+def token_columns(attributed_trial: AttributedTrial) -> dict[str, list[np.ndarray]]:
+    """Return the values of every token of a trial, by name; one array per segment.
+
+    Versions, staleness and advantages are 0 where the policy did not sample the token, and the
+    latter two also where no step trained it; advantages also where a part of the batch of its step
+    is no longer in the journal.
+    """
+    segments = attributed_trial.trial.segments
+    columns: dict[str, list[np.ndarray]] = {
+        "tokens": [segment.tokens for segment in segments],
+        "logprobs": [segment.logprobs for segment in segments],
+        "is_sampled": [segment.is_sampled for segment in segments],
+        "versions": [np.where(part.is_sampled, token_versions(part), 0) for part in segments],
+        "staleness": [np.zeros(len(part.tokens), np.int32) for part in segments],
+        "advantages": [np.zeros(len(part.tokens), np.float32) for part in segments],
+    }
+    for values in attributed_trial.turns:
+        turn = values.turn
+        completion = slice(turn.start, turn.stop)
+        if values.staleness is not None:
+            columns["staleness"][turn.segment][completion] = values.staleness
+        columns["advantages"][turn.segment][completion] = values.advantage or 0.0
+    return columns
+
+
+def _turn_values(values: AttributedTurn) -> dict[str, Any]:
+    """Return the values of a turn as plain data; its staleness is that of its oldest token."""
+    staleness = values.staleness
+    return {
+        "return": values.return_to_go,
+        "advantage": values.advantage,
+        "staleness": int(staleness.max()) if staleness is not None and len(staleness) else None,
+        "context": values.turn.segment,
+        "start": values.turn.start,
+        "stop": values.turn.stop,
+    }
 
 
 def _remove(working: Path) -> None:

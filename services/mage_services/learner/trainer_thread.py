@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mage_async.admission.replay import Committed, first_difference
-from mage_async.attribution import JournalStep, attributed, trial_row
+from mage_async.attribution import JournalStep, attributed
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded
 from mage_async.errors import DeterministicFailure, RunError, first_line
@@ -41,6 +41,7 @@ from mage_async.protocol.journal_records import Commit
 from mage_async.results.run_directory import RunDirectory, checkpoint_at
 from mage_async.results.summary import best_checkpoint
 from mage_async.trajectory import Group
+from mage_services.journal.export import trial_row
 from mage_services.processes.process import append_lines
 from mage_services.weights.weight_store import weights_file
 
