@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from mage_async.config.schema import GPU, Config, Embedded, Pretrained
 from mage_async.errors import ConfigError
 from mage_async.plan.does_it_fit import ENGINE_BYTES, LEARNER_BYTES, engine_weight_bytes
@@ -79,6 +81,37 @@ def device_of(name: GPU, memory_gb: float = 0.0) -> Device:
         )
     known = GPUS[name] if name else Device("GPU", 0)
     return replace(known, memory_bytes=round(memory_gb * GB) or known.memory_bytes)
+
+
+def device_for(config: Config, *, machine_bytes: int, memory_gb: float = 0.0) -> Device:
+    """Return the device on which a configuration's learner computes.
+
+    Args:
+        machine_bytes: memory of this machine.
+        memory_gb: memory in 10^9 bytes, instead of what the device has; 0: what it has.
+
+    Raises:
+        ConfigError: the learner computes on a GPU that is neither here nor named.
+    """
+    if config.learner.device == "cpu":
+        return Device(CPU, round(memory_gb * GB) or machine_bytes)
+    named = config.hardware.gpu
+    if memory_gb:
+        return device_of(named, memory_gb)
+    return _own_gpu(config) or device_of(named)
+
+
+def _own_gpu(config: Config) -> Device | None:
+    """Return the GPU of this machine on which the learner is to compute; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(torch.device(config.learner.device))
+    # PyTorch does not tell peak rates: they are of the data sheet, if the GPU is named.
+    named = GPUS.get(config.hardware.gpu, Device("", 0))
+    has_bfloat16 = found.major >= 8  # compute capability 8.0: Ampere and later
+    return replace(
+        named, name=found.name, memory_bytes=found.total_memory, has_bfloat16=has_bfloat16
+    )
 
 
 def check_dtype(dtype: str, device: Device, key: str) -> None:
@@ -382,6 +415,26 @@ def _sglang(
     # The parts have different names, so `|`, the maximum of each count, joins them.
     parts |= Counter({"process": PROCESS_BYTES, "graphs": GRAPH_BYTES})
     return ProcessMemory(name, f"GPU {gpu}", parts, tokens, token)
+
+
+def check_gpu(config: Config, num_actors: int, *, machine_bytes: int) -> None:
+    """Check that the learner fits the GPU on which it is to compute.
+
+    Args:
+        machine_bytes: memory of this machine.
+
+    Raises:
+        ConfigError: it does not fit, or there is no GPU here; the error has the key to change.
+    """
+    own = _own_gpu(config)
+    if own or config.hardware.gpu:
+        device = own or device_of(config.hardware.gpu)
+        plan_of(config, device, num_actors, machine_bytes=machine_bytes).check()
+    if own is None:
+        raise ConfigError(
+            f'learner.device = "{config.learner.device}", but PyTorch finds no GPU here: set '
+            'learner.device = "cpu", or start the run where there is one'
+        )
 
 
 def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:

@@ -6,7 +6,8 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, DeterministicFailure
-from mage_services.actor.preflight import check_gpu, device_for, run_preflight
+from mage_async.plan.plan import GB, check_gpu, device_for
+from mage_services.actor.preflight import run_preflight
 from mage_services.cli.main import main
 
 QUICK = ["--set", "policy.layers=1", "--set", "admission.groups_per_step=1"]
@@ -55,10 +56,10 @@ def test_a_plan_of_impossible_hardware_is_refused(
 def test_without_a_gpu_a_run_on_one_is_refused(tmp_path: Path) -> None:
     config = config_file.load(config_file.find(None), list(SMALL_GPU))
     with pytest.raises(ConfigError, match=r'learner.device = "cuda:0", but PyTorch finds no GPU'):
-        check_gpu(config, 1)
+        check_gpu(config, 1, machine_bytes=GB)
     with pytest.raises(ConfigError, match="the GPU is not known: set hardware"):
-        device_for(config)
-    assert device_for(config, 10).memory_bytes == 10**10
+        device_for(config, machine_bytes=GB)
+    assert device_for(config, machine_bytes=GB, memory_gb=10).memory_bytes == 10**10
 
 
 @pytest.mark.slow

@@ -10,16 +10,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Pretrained, Tiny, local_policy
-from mage_async.errors import ConfigError, DeterministicFailure, MageError
+from mage_async.errors import DeterministicFailure, MageError
 from mage_async.plan.does_it_fit import (
     Contexts,
     Size,
@@ -41,9 +40,6 @@ from mage_services.processes.child_process import (
     module_command,
 )
 from mage_services.processes.cores_and_memory import memory_bytes, num_cores
-
-if TYPE_CHECKING:
-    from mage_async.plan.plan import Device
 
 MODULE = "mage_services.actor.preflight"
 """This module, which the child process runs."""
@@ -196,10 +192,11 @@ def _preflight(
 ) -> PreflightReport:
     """Check the policy in the child process, and play its first turns if it is pretrained."""
     from mage_async.plan.first_turns import play_first_turns
+    from mage_async.plan.plan import check_gpu
     from mage_async.policy.initial_policy import source_directory
 
     if config.learner.device != "cpu":
-        check_gpu(config, num_actors)
+        check_gpu(config, num_actors, machine_bytes=memory_bytes())
     if not isinstance(config.policy, Pretrained):
         return PreflightReport()
     directory = source_directory(config.policy.source)
@@ -220,60 +217,6 @@ def _preflight(
         pace = msgspec.structs.replace(pace, load_s=importing_s + pace.load_s)
     return PreflightReport(
         contexts=contexts, sentence=turns.sentence(), turn_s=turns.turn_s, pace=pace
-    )
-
-
-def device_for(config: Config, memory_gb: float = 0.0) -> "Device":
-    """Return the device on which a configuration's learner computes.
-
-    Args:
-        memory_gb: memory in 10^9 bytes, instead of what the device has; 0: what it has.
-
-    Raises:
-        ConfigError: the learner computes on a GPU that is neither here nor named.
-    """
-    from mage_async.plan.plan import GB, Device, device_of
-
-    if config.learner.device == "cpu":
-        return Device("this machine", round(memory_gb * GB) or memory_bytes())
-    named = config.hardware.gpu
-    if memory_gb:
-        return device_of(named, memory_gb)
-    return _own_gpu(config) or device_of(named)
-
-
-def check_gpu(config: Config, num_actors: int) -> None:
-    """Check that the learner fits the GPU on which it is to compute.
-
-    Raises:
-        ConfigError: it does not fit, or there is no GPU here; the error has the key to change.
-    """
-    from mage_async.plan.plan import plan_of
-
-    own = _own_gpu(config)
-    if own or config.hardware.gpu:
-        plan_of(config, device_for(config), num_actors, machine_bytes=memory_bytes()).check()
-    if own is None:
-        raise ConfigError(
-            f'learner.device = "{config.learner.device}", but PyTorch finds no GPU here: set '
-            'learner.device = "cpu", or start the run where there is one'
-        )
-
-
-def _own_gpu(config: Config) -> "Device | None":
-    """Return the GPU of this machine on which the learner is to compute; None without one."""
-    import torch
-
-    from mage_async.plan.plan import GPUS, Device
-
-    if not torch.cuda.is_available():
-        return None
-    found = torch.cuda.get_device_properties(torch.device(config.learner.device))
-    # PyTorch does not tell peak rates: they are of the data sheet, if the GPU is named.
-    named = GPUS.get(config.hardware.gpu, Device("", 0))
-    has_bfloat16 = found.major >= 8  # compute capability 8.0: Ampere and later
-    return replace(
-        named, name=found.name, memory_bytes=found.total_memory, has_bfloat16=has_bfloat16
     )
 
 

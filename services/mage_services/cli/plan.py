@@ -36,13 +36,13 @@ def run(given: argparse.Namespace) -> int:
     """
     from mage_async.assembly import check
     from mage_async.config import config_file
-    from mage_async.plan.plan import plan_lines, plan_of
-    from mage_services.actor.preflight import device_for
+    from mage_async.plan.plan import device_for, plan_lines, plan_of
+    from mage_services.processes.cores_and_memory import memory_bytes
     from mage_services.terminal import printing
 
     config = config_file.load(config_file.find(given.config), given.set, given.method)
     check(config)
-    device = device_for(config, given.memory_gb)
+    device = device_for(config, machine_bytes=memory_bytes(), memory_gb=given.memory_gb)
     plan = plan_of(config, device, given.actors, context_tokens=given.context_tokens)
     with printing():
         print("\n".join(plan_lines(plan, given.tflops)))
