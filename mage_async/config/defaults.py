@@ -26,6 +26,10 @@ from mage_async.config.tables import (
     tables,
 )
 
+DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS = 4, 1
+"""Number of actors by default, with a tiny policy and with a pretrained one. An actor of a
+pretrained policy holds a copy of the weights, and plays many trials at once.
+"""
 WITH_TINY: Table = {
     "transcript": {
         "rules": False,

@@ -24,6 +24,7 @@ import uvloop
 import mage_async
 from mage_async.assembly import check_context_length, check_keys, unused_warm_start, with_warm_start
 from mage_async.config import config_file
+from mage_async.config.defaults import DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS
 from mage_async.config.schema import Config, Embedded, Pretrained, check_installed, check_source
 from mage_async.doctor import Doctor
 from mage_async.environments.catalogue import file_name
@@ -59,11 +60,6 @@ from mage_services.transport.sockets import check_address, check_free, ipc_addre
 
 EXIT_HALTED = 3
 """Exit status of a run that the doctor ended."""
-
-DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS = 4, 1
-"""Number of actors by default, with a tiny policy and with a pretrained one. An actor of a
-pretrained policy holds a copy of the weights, and plays many trials at once.
-"""
 
 
 def start_run(

@@ -17,8 +17,6 @@ from aiohttp import web
 from mage_async.trials import agent_run
 from mage_async.trials.agent_run import Choice, PolicyCall
 
-MAX_REQUEST_BYTES = 2**24
-"""Largest number of bytes of a request's body."""
 Json = dict[str, Any]
 """A JSON object."""
 

@@ -36,7 +36,6 @@ from mage_services.gateway.anthropic_messages import (
     messages_response,
 )
 from mage_services.gateway.chat_completions import (
-    MAX_REQUEST_BYTES,
     Answer,
     BadRequest,
     ChatRequest,
@@ -46,6 +45,8 @@ from mage_services.gateway.chat_completions import (
 )
 from mage_services.gateway.openai_responses import ResponsesRequest, responses_response
 
+MAX_REQUEST_BYTES = 2**24
+"""Largest number of bytes of a request's body."""
 MAX_AT_ONCE = 64
 """Most calls of one trial that wait at the same time."""
 PREFIX = "mage-"

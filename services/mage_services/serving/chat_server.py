@@ -27,7 +27,6 @@ from mage_async.trials.allowed_tokens import actions_restriction
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.engines.engine import Engine
 from mage_services.gateway.chat_completions import (
-    MAX_REQUEST_BYTES,
     Answer,
     BadRequest,
     ChatRequest,
@@ -36,6 +35,7 @@ from mage_services.gateway.chat_completions import (
     error_response,
     read_request,
 )
+from mage_services.gateway.gateway import MAX_REQUEST_BYTES
 from mage_services.serving.session import refuse_other_sites
 
 Texts = tuple[str, ...]
