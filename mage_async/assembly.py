@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
-from mage_async import registry
+from mage_async import user_modules
 from mage_async.completion import Sampling
 from mage_async.config.schema import (
     Config,
@@ -99,7 +99,7 @@ def own_sources(config: Config) -> dict[str, str]:
         f"{name}/{file}": text
         for name in (*names, *config.methods)
         if ":" in name
-        for file, text in registry.own_sources(name.partition(":")[0], repr(name)).items()
+        for file, text in user_modules.own_sources(name.partition(":")[0], repr(name)).items()
     }
 
 

@@ -18,20 +18,22 @@ HOMES = {
     "mage_services": ROOT / "services" / "mage_services",
 }
 
-NOUNS = {"errors", "registry", "policy_version", "trajectory", "completion", "restriction"}
+NOUNS = {
+    "completion", "errors", "policy_version", "restriction", "trajectory", "user_modules",
+}  # fmt: skip
 """Modules at the top of `mage_async` that everybody may import."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "mage_async.errors": set(),
-    "mage_async.registry": {"errors"},
+    "mage_async.user_modules": {"errors"},
     "mage_async.policy_version": set(),
     "mage_async.restriction": set(),
     "mage_async.trajectory": {"policy_version", "restriction"},
     "mage_async.completion": {"errors", "policy_version", "restriction"},
-    "mage_async.methods.registry": {"registry"},
-    "mage_async.config": {*NOUNS, "methods.registry"},
+    "mage_async.methods.catalogue": {"user_modules"},
+    "mage_async.config": {*NOUNS, "methods.catalogue"},
     "mage_async.environments": NOUNS,
-    "mage_async.methods.method": {*NOUNS, "config", "environments", "methods.registry"},
+    "mage_async.methods.method": {*NOUNS, "config", "environments", "methods.catalogue"},
     "mage_async.tasks": {*NOUNS, "config", "environments"},
     "mage_async.trials": {*NOUNS, "environments", "methods.method", "tasks"},
     "mage_async.credit": {*NOUNS, "config"},
@@ -42,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tasks", "trials",
     },
     "mage_async.results": {
-        *NOUNS, "admission", "assembly", "config", "environments", "methods.registry", "tasks",
+        *NOUNS, "admission", "assembly", "config", "environments", "methods.catalogue", "tasks",
     },
     "mage_async.doctor": {*NOUNS, "admission", "assembly", "config", "environments", "results"},
     "mage_async.pages": {*NOUNS, "config", "doctor", "results", "tasks", "trials"},
@@ -136,7 +138,7 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_async.inference": COMPUTING,
     "mage_async.methods": COMPUTING,
     "mage_async.methods.method": DECIDING,
-    "mage_async.methods.registry": DECIDING,
+    "mage_async.methods.catalogue": DECIDING,
     "mage_async.learning": COMPUTING | {"torchao"},
     "mage_async.policy": COMPUTING | {"pyarrow"},
     "mage_async.algorithm": COMPUTING,

@@ -21,8 +21,8 @@ from statistics import fmean, pstdev
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
+from mage_async.environments.game_references import scripted_returns
 from mage_async.environments.games.minesweeper import MineSweeper, MineSweeperScript
-from mage_async.environments.scripted_returns import scripted_returns
 from mage_async.trajectory import Task
 from tests.helpers.game_values import forgetful_value, knowing_value
 

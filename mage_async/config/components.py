@@ -14,7 +14,7 @@ import msgspec
 
 from mage_async.config.section import Variant
 from mage_async.errors import ConfigError
-from mage_async.registry import Registry
+from mage_async.user_modules import Registry
 
 
 class Components(Registry):

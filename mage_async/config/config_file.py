@@ -40,7 +40,7 @@ from mage_async.config.tables import (
     table_class,
 )
 from mage_async.errors import ConfigError
-from mage_async.methods.registry import METHODS, method_class
+from mage_async.methods.catalogue import METHODS, method_class
 
 
 def load(path: Path, assignments: Sequence[str] = (), method: str | None = None) -> Config:

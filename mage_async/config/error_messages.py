@@ -23,7 +23,7 @@ from mage_async.config.tables import (
     registry_of,
     table_class,
 )
-from mage_async.methods.registry import method_class
+from mage_async.methods.catalogue import method_class
 
 RENAMED_KEYS = {
     "learner.tokens_per_pass": "learner.max_tokens_per_microbatch",

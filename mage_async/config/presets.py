@@ -27,8 +27,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mage_async.errors import ConfigError
-from mage_async.methods import registry
-from mage_async.registry import did_you_mean
+from mage_async.methods import catalogue
+from mage_async.user_modules import did_you_mean
 
 PUBLISHED = {
     "trial.stop_on_success": True,
@@ -131,7 +131,7 @@ with its earlier episodes in the context, and with its reflections on them. A pr
 
 def presets() -> dict[str, Mapping[str, Any]]:
     """Return the keys of all presets by name: those of this file, then those of the methods."""
-    return {**PRESETS, **registry.presets()}
+    return {**PRESETS, **catalogue.presets()}
 
 
 def keys_of_method(
@@ -150,11 +150,11 @@ def keys_of_method(
     if ":" in name:
         return {f'methods."{name}"': {}}
     known = presets()
-    if name not in known and name in registry.METHODS:
+    if name not in known and name in catalogue.METHODS:
         return {f"methods.{name}": {}}
     if name not in known:
         # A preset may have the name of its method.
-        names = list(dict.fromkeys([*known, *registry.METHODS]))
+        names = list(dict.fromkeys([*known, *catalogue.METHODS]))
         raise ConfigError(
             f"--method: there is no {name!r}{did_you_mean(name.lower(), names)}; known: "
             f"{', '.join(names)}, or module:Class of your own"

@@ -40,8 +40,8 @@ from mage_async.config.tables import (
     table_class,
 )
 from mage_async.errors import ConfigError
-from mage_async.methods.registry import METHODS, method_class
-from mage_async.registry import did_you_mean
+from mage_async.methods.catalogue import METHODS, method_class
+from mage_async.user_modules import did_you_mean
 
 OTHER_DEFAULTS: Mapping[str, Table] = {
     "tiny": WITH_TINY,

@@ -29,7 +29,7 @@ from mage_async.config.components import (
 from mage_async.config.section import Count, Natural, NonNegative, Positive, Section, Share, Variant
 from mage_async.config.tables import MethodTables
 from mage_async.errors import ConfigError, PolicyError
-from mage_async.registry import address_of
+from mage_async.user_modules import address_of
 
 
 class Environment(Section):

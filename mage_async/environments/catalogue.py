@@ -13,7 +13,7 @@ from mage_async.environments.tools import has_tools, with_step
 from mage_async.environments.user_calls import Origin, as_config_error
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
-from mage_async.registry import Registry, address_of, did_you_mean
+from mage_async.user_modules import Registry, address_of, did_you_mean
 
 _CLASSES = {
     "bandit": "mage_async.environments.games.bandit:Bandit",

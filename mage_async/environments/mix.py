@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mage_async.environments.environment import Environment, Facts, Play, Split
-from mage_async.environments.scripted_returns import mean_of
+from mage_async.environments.game_references import mean_of
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import MIX, Task
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from mage_async import registry
+from mage_async import user_modules
 from mage_async.environments.environment import PENDING, Chance, Environment, Outcome, Play
 from mage_async.environments.mix import component_of
 from mage_async.errors import CallFault, NoRoom
@@ -244,7 +244,7 @@ class Call:
         if _is_named(error, _FAULT):
             raised = "reported a fault of its infrastructure"
         sentence = f"{self.place} {raised}: {first_line}"
-        if (frame := registry.own_frame(error)) and not says_no_room(error):
+        if (frame := user_modules.own_frame(error)) and not says_no_room(error):
             code = f": {frame.line:.{_MOST_CODE_CHARS}}" if frame.line else ""
             sentence += f" ({frame.filename}, line {frame.lineno}, in {frame.name}{code})"
         fault = NoRoom if says_no_room(error) else CallFault
@@ -402,7 +402,7 @@ def own_play(play: Play) -> Play:
 
 def as_config_error(name: str) -> AbstractContextManager[None]:
     """Turn any exception of the environment called `name` into a `ConfigError` of one line."""
-    return registry.as_config_error(f"environment {name!r}")
+    return user_modules.as_config_error(f"environment {name!r}")
 
 
 MAX_INFO_CHARS = 4096

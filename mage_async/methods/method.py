@@ -22,7 +22,7 @@ from mage_async.config.section import Section
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment, Play
 from mage_async.errors import ConfigError
-from mage_async.methods.registry import method_class
+from mage_async.methods.catalogue import method_class
 from mage_async.trajectory import Group, Guidance, Kind, SecondRole, Task, Trial
 
 

@@ -52,7 +52,6 @@ from mage_async.policy.warm_start import (
     warm_start,
     win_stay_examples,
 )
-from mage_async.registry import source_digest
 from mage_async.results.run_directory import COUNTERS, NOT_OF_MODEL
 from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
@@ -65,6 +64,7 @@ from mage_async.trials.scripted import (
     word_tokens,
 )
 from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, player_of
+from mage_async.user_modules import source_digest
 
 NUM_TIMED = 8
 """Number of trials of random play that are timed, to decide whether a thousand can be played."""

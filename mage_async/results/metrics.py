@@ -11,7 +11,7 @@ from mage_async.admission.ledger import LedgerCounts
 from mage_async.environments.environment import Environment
 from mage_async.environments.mix import component_of, label_of
 from mage_async.errors import DeterministicFailure
-from mage_async.methods.registry import metrics as metrics_of_methods
+from mage_async.methods.catalogue import metrics as metrics_of_methods
 from mage_async.policy_version import PROVENANCES, oldest, tokens_by_provenance
 from mage_async.tasks.league import is_policy
 from mage_async.trajectory import Group, Kind, Segment, Trial

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from mage_async.environments.environment import Environment, Facts, Split
+from mage_async.environments.game_references import half_widths_of
 from mage_async.environments.mix import Mix, References, component_of
-from mage_async.environments.scripted_returns import half_widths_of
 from mage_async.results.intervals import half_width, wilson
 from mage_async.tasks.league import ITSELF, is_policy
 from mage_async.trajectory import Kind, Trial

@@ -6,8 +6,8 @@ from mage_async.assembly import check
 from mage_async.config import config_file, presets
 from mage_async.config.schema import digest
 from mage_async.errors import ConfigError
+from mage_async.methods.catalogue import METHODS
 from mage_async.methods.method import Methods
-from mage_async.methods.registry import METHODS
 
 
 def configured(method, name="kuhn", **changes):

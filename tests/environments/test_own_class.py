@@ -14,7 +14,7 @@ from mage_async.config.schema import Environment as Section
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError
-from mage_async.registry import address_of
+from mage_async.user_modules import address_of
 from mage_services.actor.rehearsal import rehearse
 
 PAGE = Path(__file__).parents[2] / "docs" / "your_environment.md"

@@ -11,7 +11,7 @@ from mage_async.assembly import trial_config_of
 from mage_async.config import config_file
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Split
-from mage_async.environments.scripted_returns import Sampled, half_widths_of, mean_of
+from mage_async.environments.game_references import Sampled, half_widths_of, mean_of
 from mage_async.pages.tables import environment_tables, sets_tables
 from mage_async.results.metrics import batch_metrics, check_names, returns_by_environment
 from mage_async.results.score import by_environment, environment_returns, references, score

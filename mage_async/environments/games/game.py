@@ -22,7 +22,7 @@ from mage_async.environments.environment import (
     V,
     is_finite,
 )
-from mage_async.environments.scripted_returns import NUM_TRIALS, scripted_returns
+from mage_async.environments.game_references import NUM_TRIALS, scripted_returns
 from mage_async.errors import EnvironmentFault
 
 P = TypeVar("P", bound=Play)

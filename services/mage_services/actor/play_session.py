@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mage_async import registry
+from mage_async import user_modules
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
@@ -91,7 +91,7 @@ def _check_member(environment: Environment, member: str) -> None:
     """Refuse a member that the environment does not have, and name the closest."""
     known = (*environment.members("train"), *environment.members("heldout"))
     if version_of(member) is None and member not in known:
-        hint = registry.did_you_mean(member, known)
+        hint = user_modules.did_you_mean(member, known)
         raise ConfigError(f"no member {member!r}{hint}; there are {shown(known)}")
 
 

@@ -14,7 +14,7 @@ from textwrap import dedent
 from types import FunctionType, ModuleType
 from typing import Any
 
-from mage_async import registry
+from mage_async import user_modules
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.config.tables import NONE
@@ -104,7 +104,7 @@ def address_of(found: type) -> str:
             cannot be written into a file.
     """
     if found.__module__ != "__main__" or found.__qualname__ != found.__name__:
-        return registry.address_of(found)
+        return user_modules.address_of(found)
     text = "\n\n\n".join(_sources(found, found.__name__, set())) + "\n"
     digest = blake2s(text.encode(), digest_size=4).hexdigest()
     file = OWN_CODE / f"{found.__name__.lower()}_{digest}.py"

@@ -44,7 +44,7 @@ def _words() -> dict[str, list[str]]:
     from mage_async.config import config_file
     from mage_async.config.presets import presets
     from mage_async.config.reference import key_names, sections
-    from mage_async.methods.registry import METHODS
+    from mage_async.methods.catalogue import METHODS
 
     tables = sections()
     keys = key_names(tables)

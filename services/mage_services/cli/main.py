@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from mage_async import __version__
 from mage_async.errors import MageError, RunFailed
-from mage_async.registry import did_you_mean
+from mage_async.user_modules import did_you_mean
 from mage_services.cli.options import assignment_meant
 
 COMMANDS = {

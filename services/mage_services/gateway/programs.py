@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from mage_async import registry
+from mage_async import user_modules
 from mage_async.environments.agent import AgentProgram
 from mage_async.environments.loaders.loader import NumberedTasks
 from mage_async.environments.options import check_whole
@@ -95,7 +95,7 @@ def load(
         parts |= _url_methods(full, url)
     else:
         module_name, _, function_name = name.partition(":")
-        module = registry.import_own(module_name, f"environment {full!r}")
+        module = user_modules.import_own(module_name, f"environment {full!r}")
         function = getattr(module, function_name, None)
         if not callable(function):
             raise ConfigError(f"environment {full!r}: {module_name} has no such function")

@@ -32,7 +32,7 @@ import msgspec
 
 import mage_async
 from mage_async.errors import RunError, WireError
-from mage_async.registry import LIBRARIES
+from mage_async.user_modules import LIBRARIES
 
 CHANNEL_FD = "MAGE_CHANNEL_FD"
 """Environment variable: descriptor of the child's end of the socket pair."""

@@ -17,8 +17,8 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config, digest
 from mage_async.errors import RunError
 from mage_async.protocol.messages import Hello
-from mage_async.registry import source_digest
 from mage_async.results.run_directory import RunDirectory
+from mage_async.user_modules import source_digest
 
 if TYPE_CHECKING:
     from mage_services.processes.process import Status

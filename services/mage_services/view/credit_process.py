@@ -143,8 +143,8 @@ def credit_of(run: RunDirectory, step: int) -> Credit:
 def _check_code(config: "Config") -> None:
     """Refuse to load classes of a user's own: looking at a run must not execute its code."""
     from mage_async.environments.catalogue import names
+    from mage_async.methods.catalogue import METHODS
     from mage_async.methods.method import Methods
-    from mage_async.methods.registry import METHODS
 
     for name in config.methods:
         if name not in METHODS:

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from mage_async.environments.environment import Split
+from mage_async.environments.game_references import scripted_returns
 from mage_async.environments.games.bandit import Bandit, BanditScript, best_returns, posterior
-from mage_async.environments.scripted_returns import scripted_returns
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

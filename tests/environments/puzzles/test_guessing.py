@@ -8,9 +8,9 @@ import pytest
 
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment, Split
+from mage_async.environments.game_references import scripted_returns
 from mage_async.environments.games.game import num_equal
 from mage_async.environments.games.guessing import GuessingScript, Puzzle, random_return
-from mage_async.environments.scripted_returns import scripted_returns
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from mage_async.registry import Registry
+from mage_async.user_modules import Registry
 
 METHODS = Registry(
     "method",

@@ -1,4 +1,5 @@
-"""Register components, such as environments or methods, by name; each is imported when first used.
+"""Import classes of a user's own modules, and find components, such as environments or methods, by
+name; each is imported when first used.
 
 A component of the package is one line, `"name": "module:Class"`. A name with a colon is a class of
 a user's own, which may also lie in the current folder. Whatever a user's module raises becomes a
