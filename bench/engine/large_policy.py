@@ -28,7 +28,7 @@ from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
 from mage_services.actor.actor import HEARTBEAT_S, play
 from mage_services.processes.process import Status
-from mage_services.transport.channels import Peer
+from mage_services.transport.access_control import Peer
 from tests.helpers.memory_channels import MemoryLearnerChannel
 
 LAYERS = 36

@@ -22,7 +22,7 @@ from mage_async.protocol.trial_arrays import Frame
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group
 from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
-from mage_services.transport.channels import AccessControl, Peer
+from mage_services.transport.access_control import AccessControl, Peer
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.memory_channels import MemoryJournal, MemoryWeights
 

@@ -34,7 +34,7 @@ from mage_async.protocol.messages import (
 )
 from mage_async.protocol.trial_arrays import Frame
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
-from mage_services.transport.channels import Peer
+from mage_services.transport.access_control import Peer
 
 TURNS = 6
 """Turns of a trial: they only make its message as long as a real one."""

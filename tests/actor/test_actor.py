@@ -11,7 +11,7 @@ from mage_async.completion import Prompt
 from mage_async.protocol.messages import Hello, Unwanted
 from mage_async.trajectory import Task
 from mage_services.actor import actor
-from mage_services.transport.channels import AccessControl
+from mage_services.transport.access_control import AccessControl
 from tests.helpers.actor_site import (
     FOREVER_S,
     MEMBER,

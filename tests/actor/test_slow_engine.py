@@ -15,7 +15,7 @@ from mage_async.protocol.messages import Heartbeat, Hello, Welcome
 from mage_services.actor import actor as actor_module
 from mage_services.actor.actor import play
 from mage_services.processes.process import Status
-from mage_services.transport.channels import AccessControl
+from mage_services.transport.access_control import AccessControl
 from tests.helpers.actor_site import PATIENCE_S
 from tests.helpers.memory_channels import MemoryLearnerChannel
 

@@ -18,7 +18,8 @@ from mage_async.protocol.journal_records import Record, SegmentHeader
 from mage_async.protocol.messages import Hello, Message, Refusal, WhoAreYou
 from mage_async.protocol.trial_arrays import DEFAULT_LIMITS, Frame, Limits
 from mage_services.journal.record_bytes import MAGIC, decode_record, encode_record, scan
-from mage_services.transport.channels import AccessControl, Peer, PeerGone
+from mage_services.transport.access_control import AccessControl, Peer
+from mage_services.transport.channels import PeerGone
 from mage_services.transport.sockets import HIGH_WATER_MESSAGES
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from mage_async.protocol.codec import encode
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, WhoAreYou
-from mage_services.transport.channels import MAX_REMEMBERED_PEERS, AccessControl, Verdict
+from mage_services.transport.access_control import MAX_REMEMBERED_PEERS, AccessControl, Verdict
 
 NOTHING = Verdict()
 

@@ -58,7 +58,7 @@ from mage_services.processes.process import (
     ticks,
 )
 from mage_services.processes.startup import RunFiles, Startup, read_startup
-from mage_services.transport.authentication import actor_keys, keys_in
+from mage_services.transport.access_control import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ from mage_services.processes.process import (
     run_process,
 )
 from mage_services.processes.startup import Startup, read_startup
-from mage_services.transport.authentication import actor_keys, keys_in
+from mage_services.transport.access_control import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
 from mage_services.weights.weight_group import on_disk
 

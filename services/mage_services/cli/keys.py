@@ -26,7 +26,7 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         ConfigError: the keys cannot be written there.
     """
-    from mage_services.transport.authentication import make_keys
+    from mage_services.transport.access_control import make_keys
 
     directory = given.directory
     make_keys(directory)

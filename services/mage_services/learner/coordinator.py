@@ -45,7 +45,8 @@ from mage_async.tasks.league import League, version_of
 from mage_async.tasks.task_stream import MatchedTasks
 from mage_async.trajectory import Group
 from mage_services.journal.writer import JournalFile
-from mage_services.transport.channels import LearnerChannel, Peer, PeerGone
+from mage_services.transport.access_control import Peer
+from mage_services.transport.channels import LearnerChannel, PeerGone
 from mage_services.weights.weight_store import EARLIER, WeightStore
 
 #     message of a peer   answer of the coordinator

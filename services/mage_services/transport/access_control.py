@@ -1,4 +1,5 @@
-"""Authenticate peers on other machines by CURVE keys.
+"""Decide who may connect to the learner: peers by their CURVE keys, on other machines, and by their
+build and configuration (`AccessControl`).
 
 A directory of keys, as `mage keys new` makes it, in pyzmq's format:
 
@@ -13,18 +14,28 @@ memory and in files keys are in Z85, ZeroMQ's text encoding: 40 characters for 3
 """
 
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import zmq
 import zmq.asyncio
 from zmq.auth import create_certificates, load_certificate
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from mage_async.errors import ConfigError
+from mage_async.errors import ConfigError, WireError
+from mage_async.protocol.codec import decode
+from mage_async.protocol.messages import Goodbye, Hello, Message, Refusal, WhoAreYou
+from mage_async.protocol.trial_arrays import DEFAULT_LIMITS, Frame, Limits
 
+Peer = str
+"""Name of one connection of one process: `actor-0/5e2c81d0`. A restarted process is a new peer."""
+
+MAX_REMEMBERED_PEERS = 8192
+"""Largest number of unknown peers, and of peers with malformed messages, that are recorded by name.
+"""
 LEARNER, ACTOR = "learner", "actor"
 """Names of the key files of the learner and of the actors."""
 _DOMAIN = "mage"
@@ -211,3 +222,110 @@ def _is_key(key: bytes) -> bool:
     except (ValueError, zmq.ZMQError):
         return False
     return True
+
+
+class Verdict(NamedTuple):
+    """Say what to do with the frames of a peer; both fields are None if the frames are ignored."""
+
+    message: Message | None = None
+    """Message to deliver to the learner."""
+    answer: Message | None = None
+    """Message to send back to the peer."""
+
+
+@dataclass(slots=True)
+class AccessControl:
+    """Decide which frames that arrive at the learner are delivered. Nothing here waits or sends.
+
+    A peer is let in with a Hello of the learner's own build and configuration. An unknown peer that
+    sends anything else receives one `WhoAreYou`. So a restarted learner finds its peers again: each
+    answers with a Hello, and after the Welcome sends again whatever was not acknowledged.
+
+    A malformed message is counted and ignored; the first one of each peer is reported.
+    """
+
+    build: str
+    config_digest: str
+    limits: Limits = DEFAULT_LIMITS
+    peers: dict[Peer, Hello] = field(default_factory=dict)
+    """Peers that were let in."""
+    faults: Counter[Peer] = field(default_factory=Counter)
+    """Number of malformed messages by peer; those of peers over `MAX_REMEMBERED_PEERS` under
+    "others"."""
+    num_turned_away: int = 0
+    """Number of connections with an unknown key."""
+    _questioned: dict[Peer, None] = field(default_factory=dict)
+    """Unknown peers that received a `WhoAreYou` and have not answered, oldest first."""
+    _notes: list[str] = field(default_factory=list)
+    """Sentences for the screen that `take_notes` has not returned yet."""
+
+    def receive(self, peer: Peer, frames: Sequence[Frame]) -> Verdict:
+        """Decide what to do with a peer's frames."""
+        try:
+            message = decode(frames, self.limits)
+        except WireError as fault:
+            self._count_fault(peer, str(fault))
+            return Verdict()
+        if isinstance(message, Hello):
+            return self._receive_hello(peer, message)
+        if peer not in self.peers:
+            is_ignored = peer in self._questioned or isinstance(message, Goodbye)
+            return Verdict() if is_ignored else Verdict(answer=WhoAreYou())
+        if isinstance(message, Goodbye):
+            self.forget(peer)
+        return Verdict(message)
+
+    def turn_away(self, address: str) -> None:
+        """Count a connection with an unknown key; report the 1st, 10th, 100th, …"""
+        self.num_turned_away += 1
+        count = str(self.num_turned_away)
+        # Only 1, 10, 100, … are "1" without their zeros.
+        if count.strip("0") == "1":
+            self._note(
+                f"{count}. connection turned away, from {address}: it has no key that this "
+                "learner knows"
+            )
+
+    def sent(self, peer: Peer, message: Message) -> None:
+        """Record that a message was sent: a peer that received a `WhoAreYou` gets no second one."""
+        if isinstance(message, WhoAreYou):
+            self._questioned[peer] = None
+            if len(self._questioned) > MAX_REMEMBERED_PEERS:
+                del self._questioned[next(iter(self._questioned))]
+
+    def forget(self, peer: Peer) -> None:
+        """Forget a peer: it must say hello before its next message is delivered."""
+        self.peers.pop(peer, None)
+        self._questioned.pop(peer, None)
+
+    def take_notes(self) -> list[str]:
+        """Return the sentences for the screen since the last call, at most the latest 20."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def _receive_hello(self, peer: Peer, hello: Hello) -> Verdict:
+        """Accept a peer of the same build and configuration, and refuse any other."""
+        self._questioned.pop(peer, None)
+        reason = ""
+        if hello.build != self.build:
+            reason = f"is build {hello.build}, the learner {self.build}: run both from one install"
+        elif (theirs := hello.config_digest) != (own := self.config_digest):
+            reason = (
+                f"has configuration {theirs}, the learner {own}: start both from one run directory"
+            )
+        if reason:
+            return Verdict(answer=Refusal(reason=f"{hello.name} {reason}"))
+        self.peers[peer] = hello
+        return Verdict(hello)
+
+    def _count_fault(self, peer: Peer, reason: str) -> None:
+        """Count a malformed message, and report the first one of each peer."""
+        if peer not in self.faults and len(self.faults) >= MAX_REMEMBERED_PEERS:
+            peer = "others"
+        if peer not in self.faults:
+            self._note(f"{peer} sent a malformed message, which is ignored: {reason}"[:500])
+        self.faults[peer] += 1
+
+    def _note(self, sentence: str) -> None:
+        """Add a sentence for the screen; of more than 20 the latest ones are kept."""
+        self._notes = [*self._notes[-19:], sentence]

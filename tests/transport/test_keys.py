@@ -11,7 +11,7 @@ import uvloop
 
 from mage_async.errors import ConfigError, PeerRefused
 from mage_async.protocol.messages import Heartbeat, Hello, Welcome
-from mage_services.transport.authentication import (
+from mage_services.transport.access_control import (
     LearnerKeys,
     PeerKeys,
     actor_keys,
