@@ -69,7 +69,7 @@ FORECAST = re.compile(
     r"first step is expected after (?P<first_step>[\d.:a-z ]+?)(?:, [^,]+ of it the warm start)?, "
     r"then one every (?P<step>[\d.:a-z ]+) \(.*evaluation take about (?P<run>[\d.:a-z ]+)$"
 )
-STEP = re.compile(r"step=(\d+)/\d+")
+STEP = re.compile(r"(?<!warm_start )step=(\d+)/\d+")
 
 
 def main() -> None:

@@ -80,7 +80,16 @@ ON_CORES: Table = {
     "transcript": {"forced_tags": "both", "max_action_tokens": 8, "max_reflection_tokens": 64},
     # An actor plays all 36 trials of a step at once: with fewer contexts, the last groups of the
     # first step would be played beside those of the second, which took as long again.
-    "engine": {"max_contexts": 36, "max_tokens": 2048, "threads": 1, "turn_deadline_s": 1800.0},
+    # On cores, reading a context again is what an engine can afford least: with the schema's
+    # "refresh_at_episode", a policy of 6 million weights that plays rps took 1.7 to 2.1 times as
+    # long for a step.
+    "engine": {
+        "max_contexts": 36,
+        "max_tokens": 2048,
+        "cache_rule": "keep",
+        "threads": 1,
+        "turn_deadline_s": 1800.0,
+    },
     "admission": {
         "groups_per_step": 12,
         "trials_per_group": 3,

@@ -173,7 +173,7 @@ def test_a_changed_engine_drops_the_other_engines_keys(tmp_path: Path) -> None:
     assert mine(tmp_path, text, "engine.kind=sglang").engine == Sglang(threads=2)
     stated = ("engine.max_contexts=32", "engine.max_tokens=8192", "engine.turn_deadline_s=300")
     found = mine(tmp_path, text, *stated)
-    assert found.engine == Embedded(threads=2, arithmetic="exact")
+    assert found.engine == Embedded(threads=2, arithmetic="exact", cache_rule="keep")
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
