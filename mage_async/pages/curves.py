@@ -6,9 +6,8 @@ from typing import Any
 
 from mage_async.pages.charts import Chart, Point, Series, figure, line_chart, small_chart, words
 from mage_async.results.metrics import explanation_of
-from mage_async.results.return_rows import SETS
 from mage_async.results.run_files import Record, RunRecords
-from mage_async.results.summary import weighted_mean
+from mage_async.results.summary import SETS, weighted_mean
 
 CurvePoint = tuple[int, Mapping[str, Any]]
 """A policy version and the score of an evaluation set."""

@@ -47,10 +47,16 @@ from mage_async.pages.tables import (
 from mage_async.pages.templating import fill
 from mage_async.pages.turns import sample_trial
 from mage_async.results.dropped_bias import Ratio, Selection, Share
-from mage_async.results.return_rows import SETS, EpisodeRow, Score, reference_rows
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_records
-from mage_async.results.summary import chosen_note, unplayed_note
+from mage_async.results.summary import (
+    SETS,
+    EpisodeRow,
+    Score,
+    chosen_note,
+    reference_rows,
+    unplayed_note,
+)
 
 MAX_FOLDED_TRIALS = 12
 """Largest number of trials that are shown folded."""

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from mage_async.pages.charts import MINUS, percent, signed
-from mage_async.results.return_rows import (
+from mage_async.results.summary import (
     SETS,
     EpisodeRow,
     diversity_row,

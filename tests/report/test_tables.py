@@ -11,7 +11,7 @@ from mage_async.pages.tables import (
     family_tables,
     harder_tables,
 )
-from mage_async.results.return_rows import EpisodeRow
+from mage_async.results.summary import EpisodeRow
 
 
 def test_every_episode_of_the_longest_row_has_a_head() -> None:

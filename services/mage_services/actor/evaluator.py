@@ -33,15 +33,14 @@ from mage_async.methods.method import Methods, overriding
 from mage_async.policy.checkpoint import MERGE_AGAIN, MERGED, whole_policy
 from mage_async.policy.full_disk import writing
 from mage_async.protocol.messages import Goodbye, Heartbeat, Loaded, Message, Publication, Welcome
+from mage_async.results.diversity import Diversity, diversity
 from mage_async.results.run_directory import RunDirectory, checkpoint_at
 from mage_async.results.run_files import read_document, read_lines, write_whole
 from mage_async.results.score import (
-    Diversity,
     Harder,
     Rung,
     Score,
     by_environment,
-    diversity,
     environment_returns,
     references,
     rung_label,

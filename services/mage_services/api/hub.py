@@ -13,10 +13,9 @@ from mage_async import __version__
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Pretrained
 from mage_async.errors import RunError, first_line
-from mage_async.results import return_rows
 from mage_async.results.run_directory import NOT_OF_MODEL, RunDirectory
 from mage_async.results.run_files import read_document
-from mage_async.results.summary import chosen_note
+from mage_async.results.summary import chosen_note, set_rows
 from mage_services.actor.play_session import chosen_policy
 
 # The class of an absent network is that of the library with which the hub is called: httpx, or
@@ -184,7 +183,7 @@ def _evaluation(summary: dict[str, Any]) -> list[str]:
     scores = summary.get("evaluation")
     if not scores:
         return ["The run has not been evaluated."]
-    rows = return_rows.set_rows(scores)
+    rows = set_rows(scores)
     episodes = range(1, 1 + len(next(iter(rows.values())).values))
     lines = [
         "Return per unit of the environment, with 95 % intervals. `blind` removes earlier episodes "

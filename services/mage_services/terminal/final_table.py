@@ -10,8 +10,18 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from mage_async.results import return_rows
-from mage_async.results.summary import chosen_note, unplayed_note
+from mage_async.results.summary import (
+    SETS,
+    EpisodeRow,
+    chosen_note,
+    diversity_row,
+    environment_rows,
+    harder_rows,
+    probe_rows,
+    reference_rows,
+    set_rows,
+    unplayed_note,
+)
 
 SET_STYLES = {"heldout": "bold green", "train": ""}
 """Styles of evaluation sets; controls are yellow."""
@@ -69,7 +79,7 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
     for episode in shown:
         table.add_column(f"episode {episode + 1}", justify="right", no_wrap=True)
 
-    def add(row: return_rows.EpisodeRow, label: str = "", style: str = "", sign: str = "+") -> None:
+    def add(row: EpisodeRow, label: str = "", style: str = "", sign: str = "+") -> None:
         """Add a row of returns, with their half-widths if there are some."""
         cells = []
         for k in shown:
@@ -82,13 +92,13 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
         plain = Text(label or row.label)
         table.add_row(plain, *cells, style="dim" if row.is_reference else style)
 
-    for name, row in return_rows.set_rows(scores).items():
-        note = return_rows.SETS[name].short_note
+    for name, row in set_rows(scores).items():
+        note = SETS[name].short_note
         add(row, f"  {row.label}: {note}" if note else row.label, SET_STYLES.get(name, "yellow"))
     table.add_section()
-    for row in return_rows.reference_rows(summary):
+    for row in reference_rows(summary):
         add(row)
-    for environment in return_rows.environment_rows(summary):
+    for environment in environment_rows(summary):
         if "heldout" in environment.sets:
             table.add_section()
             add(environment.sets["heldout"], environment.label, "bold green")
@@ -96,7 +106,7 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
                 add(row, f"  {row.label}")
     table.add_section()
     # Probes are actions that only gather information; few environments know such actions.
-    probes = return_rows.probe_rows(scores)
+    probes = probe_rows(scores)
     for name in ("heldout", "train"):
         if name in probes:
             shares = [f"{probes[name].values[k]:.0%}       " for k in shown]
@@ -104,11 +114,11 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
     table.add_section()
     if "harder" in summary:
         # Skip the first row, the returns on tasks as trained: the table begins with them.
-        for row in return_rows.harder_rows(summary["harder"])[1:]:
+        for row in harder_rows(summary["harder"])[1:]:
             add(row, f"harder: {row.label}")
     table.add_section()
     if "diversity" in summary:
-        add(return_rows.diversity_row(summary["diversity"]), sign="")
+        add(diversity_row(summary["diversity"]), sign="")
     return table
 
 

@@ -27,9 +27,9 @@ from mage_async.pages.tables import population_table
 from mage_async.pages.templating import fill
 from mage_async.results.dropped_bias import Selection
 from mage_async.results.progress import before_first_step
-from mage_async.results.return_rows import SETS
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import ENDED, RunRecords, last_line, read_document, read_lines
+from mage_async.results.summary import SETS
 from mage_services.processes.run_lock import is_held
 from mage_services.view import trial_pages
 from mage_services.view.index import RunReader, file_state
