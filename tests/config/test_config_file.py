@@ -7,8 +7,8 @@ import pytest
 
 from mage_async.assembly import check
 from mage_async.config import config_file
+from mage_async.config.configuration_page import key_names, sections
 from mage_async.config.error_messages import successor
-from mage_async.config.reference import key_names, sections
 from mage_async.errors import ConfigError
 
 FOLDER = Path(__file__).parents[2] / "configs"

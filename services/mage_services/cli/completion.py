@@ -42,8 +42,8 @@ def run(given: argparse.Namespace) -> int:
 def _words() -> dict[str, list[str]]:
     """Return the possible values of some arguments, by the argument's name (`dest`)."""
     from mage_async.config import config_file
+    from mage_async.config.configuration_page import key_names, sections
     from mage_async.config.presets import presets
-    from mage_async.config.reference import key_names, sections
     from mage_async.methods.catalogue import METHODS
 
     tables = sections()

@@ -24,7 +24,7 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         ConfigError: there is no such section or key.
     """
-    from mage_async.config.reference import as_lines, sections
+    from mage_async.config.configuration_page import as_lines, sections
 
     with printing():
         print("\n".join(as_lines(sections(given.section))))

@@ -33,7 +33,7 @@ def assignment_meant(given: argparse.Namespace, unknown: Sequence[str]) -> str:
     if "set" not in given:
         return ""
     # The schema is not needed for a command line without a mistake.
-    from mage_async.config.reference import key_names, sections
+    from mage_async.config.configuration_page import key_names, sections
 
     first, *rest = (each for each in unknown if each != "=")
     key, equals, value = first.removeprefix("--").partition("=")

@@ -1,7 +1,8 @@
 """Write the reference of all keys from the schema: type, default and a sentence for each.
 
-`mage config` prints it, and `python -m mage_async.config.reference > docs/configuration.md` writes
-it as a page. The sentences are the docstrings in the source of sections and components.
+`mage config` prints it, and `python -m mage_async.config.configuration_page >
+docs/configuration.md` writes it as a page. The sentences are the docstrings in the source of
+sections and components.
 """
 
 import ast
@@ -57,7 +58,7 @@ INTRODUCTION = """\
 
 This page is generated from the schema by
 
-    python -m mage_async.config.reference > docs/configuration.md
+    python -m mage_async.config.configuration_page > docs/configuration.md
 
 and `mage config` prints the same. A file contains the keys that it changes; every other key has its
 default. Some defaults depend on the run, and follow in brackets:

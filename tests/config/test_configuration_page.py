@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mage_async.config.config_file import find
-from mage_async.config.reference import (
+from mage_async.config.configuration_page import (
     OTHER_DEFAULTS,
     _described,
     as_lines,
@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_page_is_what_the_schema_says() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
-    assert page == as_markdown(sections()), "python -m mage_async.config.reference > the page"
+    assert page == as_markdown(sections()), (
+        "python -m mage_async.config.configuration_page > the page"
+    )
 
 
 def test_every_key_has_a_sentence() -> None:
