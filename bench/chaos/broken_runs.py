@@ -511,7 +511,7 @@ _CASES = [
     ),
     Case(
         "weights_cut_short",
-        r"model\.safetensors is cut short",
+        r"model\.safetensors: .* may be cut short",
         r"copy it again",
         settings=SOURCE,
         prepare=with_model(lambda folder: os.truncate(folder / "model.safetensors", 100_000)),

@@ -8,7 +8,6 @@ The families are Llama's relatives. They differ in where a layer normalises (bef
 MLP, behind them, or both), in the activation of the MLP, and in what a token of a layer sees.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from mage_async.errors import PolicyError
+from mage_async.inference.chat_files import read_config
 
 ROPE_TYPES = ("default", "linear", "llama3")
 """Values of `rope_type`; `linear` interpolates all positions, `llama3` only dimensions that turn
@@ -135,14 +135,7 @@ def read_architecture(directory: Path) -> Architecture:
     Raises:
         PolicyError: there is no such file, or the embedded engine does not serve the model.
     """
-    file = directory / "config.json"
-    if not file.is_file():
-        raise PolicyError(f"{directory}: no config.json, so this is no HuggingFace model directory")
-    try:
-        written = json.loads(file.read_text()).items()
-    except (ValueError, AttributeError) as error:
-        raise PolicyError(f"{file}: no JSON object: {error}") from error
-    return architecture_of(dict(written), file)
+    return architecture_of(read_config(directory), directory / "config.json")
 
 
 def architecture_of(written: dict[str, Any], file: Path) -> Architecture:

@@ -225,12 +225,24 @@ def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]
     return sorted({number for number in ids if number is not None})
 
 
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read a model directory's `config.json`.
+
+    Raises:
+        PolicyError: there is no such file, or it is damaged.
+    """
+    file = directory / "config.json"
+    if not file.is_file():
+        raise PolicyError(f"{directory}: no config.json, so this is no HuggingFace model directory")
+    return _json(file)
+
+
 def _json(file: Path) -> dict[str, Any]:
     """Read a table from a file of JSON; return an empty one if there is no file."""
     try:
         read = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise PolicyError(f"{file}: no JSON: {error}; copy the file again") from error
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"{file}: cannot be read as JSON: {error}; copy it again") from error
     if not isinstance(read, dict):
         raise PolicyError(f"{file}: must be a table, got {type(read).__name__}")
     return read

@@ -4,23 +4,21 @@ weights.
 A directory that cannot be used is thus refused within a second.
 """
 
-import json
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from safetensors import SafetensorError, safe_open
 
 from mage_async.errors import PolicyError
+from mage_async.inference.chat_files import read_config
 
 HEAD = "lm_head.weight"
 """Name of the LM head's tensor."""
 EMBEDDING = "embed_tokens"
 """Name of the embedding's layer, as a part of its tensor's name."""
-MAX_HEADER_BYTES = 1 << 27
-"""Largest number of bytes of a safetensors header that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +61,10 @@ def outline_of(directory: Path) -> Outline:
     """Read `config.json` and the safetensors headers.
 
     Raises:
-        PolicyError: `config.json` is no JSON object, there are no weights, they lie in `*.bin`
-            files alone, or a file is truncated or not safetensors.
+        PolicyError: `config.json` is missing or no JSON object, there are no weights, they lie in
+            `*.bin` files alone, or a file is cut short or not safetensors.
     """
-    config = _config(directory)
+    config = read_config(directory)
     files = sorted(directory.glob("*.safetensors"))
     if not files and any(directory.glob("*.bin")):
         # They have no header, and the embedded engine reads safetensors alone.
@@ -76,7 +74,7 @@ def outline_of(directory: Path) -> Outline:
         )
     if not files:
         raise PolicyError(f"{directory}: no *.safetensors: take a whole model directory")
-    tensors = {name: shape for file in files for name, shape in _header(file).items()}
+    tensors = {name: shape for file in files for name, shape in _shapes(file).items()}
     is_untied = config.get("tie_word_embeddings") is False
     model_type = str(config.get("model_type", ""))
     return Outline(model_type, tensors, _kv_token_bytes(config), is_untied)
@@ -119,18 +117,6 @@ def check_targets(model_type: str, targets: list[str], linear: set[str]) -> None
         raise PolicyError("policy.lora.targets is empty: name a layer, or leave policy.lora out")
 
 
-def _config(directory: Path) -> dict[str, Any]:
-    """Return the content of `config.json`."""
-    file = directory / "config.json"
-    try:
-        read = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PolicyError(f"{file}: cannot be read as a model's configuration: {error}") from error
-    if not isinstance(read, dict):
-        raise PolicyError(f"{file}: must be a table, got {type(read).__name__}")
-    return read
-
-
 def _kv_token_bytes(config: dict[str, Any]) -> int:
     """Return the bytes of one token's keys and values over all layers, in float32."""
     layers, width, heads = (
@@ -141,35 +127,18 @@ def _kv_token_bytes(config: dict[str, Any]) -> int:
     return 2 * 4 * layers * (config.get("num_key_value_heads") or heads) * size
 
 
-class _Entry(msgspec.Struct):
-    """Describe a tensor in a safetensors header; its type is not read."""
-
-    shape: list[int]
-    data_offsets: tuple[int, int]
-    """First byte and end of the tensor, counted from the end of the header."""
-
-
-def _header(file: Path) -> dict[str, list[int]]:
-    """Return the shapes in a safetensors header, by the name of the tensor; check that the file has
+def _shapes(file: Path) -> dict[str, list[int]]:
+    """Return the shapes of the tensors of a safetensors file, by their names; the file must have
     all bytes of the tensors.
     """
     try:
-        with file.open("rb") as opened:
-            size = int.from_bytes(opened.read(8), "little")
-            header = msgspec.json.decode(
-                opened.read(min(size, MAX_HEADER_BYTES)), type=dict[str, Any]
-            )
-        header.pop("__metadata__", None)
-        tensors = msgspec.convert(header, dict[str, _Entry])
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        with safe_open(file, "np") as opened:
+            names: list[str] = opened.keys()
+            return {name: opened.get_slice(name).get_shape() for name in names}
+    except (OSError, SafetensorError) as error:
         raise PolicyError(
-            f"{file}: cannot be read as safetensors: {error}; copy the file again"
+            f"{file}: cannot be read as safetensors, and may be cut short: {error}; copy it again"
         ) from error
-    end = max((entry.data_offsets[1] for entry in tensors.values()), default=0)
-    # A file is the header's size in 8 bytes, the header, and the tensors.
-    if (wanted := 8 + size + end) > (has := file.stat().st_size):
-        raise PolicyError(f"{file} is cut short: {has:,} of {wanted:,} bytes; copy it again")
-    return {name: entry.shape for name, entry in tensors.items()}
 
 
 def check_divisible(model: Mapping[str, Any], gpus: int, where: str) -> None:

@@ -63,8 +63,7 @@ def test_weights_that_are_missing_or_cut_short_are_told_before_they_are_loaded(
     weights = directory / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1])
-    sentence = f"is cut short: {len(whole) - 1:,} of {len(whole):,} bytes; copy it again"
-    with pytest.raises(PolicyError, match=sentence):
+    with pytest.raises(PolicyError, match=r"may be cut short: .*; copy it again"):
         run_preflight(pretrained(directory), 1, say=print)
     weights.unlink()
     with pytest.raises(PolicyError, match="take a whole model directory"):
@@ -138,7 +137,7 @@ def test_a_header_that_is_not_one_of_safetensors_is_one_sentence(
     written = json.dumps(header).encode()
     file = directory / "model.safetensors"
     file.write_bytes(len(written).to_bytes(8, "little") + written + bytes(4))
-    with pytest.raises(PolicyError, match=r"model\.safetensors: cannot be read as safetensors: "):
+    with pytest.raises(PolicyError, match=r"model\.safetensors: cannot be read as safetensors, "):
         outline_of(directory)
 
 
@@ -146,7 +145,9 @@ def test_a_damaged_file_of_a_tokenizer_is_one_sentence(directory: Path) -> None:
     settings = directory / "tokenizer_config.json"
     for damaged in ("{", "[]"):
         settings.write_text(damaged)
-        with pytest.raises(PolicyError, match=r"tokenizer_config\.json: (no JSON|must be a table)"):
+        with pytest.raises(
+            PolicyError, match=r"tokenizer_config\.json: (cannot be read as JSON|must be a table)"
+        ):
             load_chat(directory)
     (directory / "tokenizer.json").write_text("{")
     with pytest.raises(PolicyError, match=r"tokenizer\.json: cannot be read as a tokenizer: "):

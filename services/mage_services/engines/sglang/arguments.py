@@ -10,7 +10,6 @@
 `engine.server` may set any argument, except those of `_FIXED`.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +18,7 @@ from typing import Any
 
 from mage_async.config.schema import Sglang as EngineConfig
 from mage_async.errors import ConfigError, PolicyError
+from mage_async.inference.chat_files import read_config
 from mage_async.policy.headers import check_divisible
 
 _RENAMED = {
@@ -72,10 +72,7 @@ def vocabulary(directory: Path) -> int:
 
 def _model(directory: Path) -> dict[str, Any]:
     """Read config.json; of a multimodal model, the part for text."""
-    try:
-        config: dict[str, Any] = json.loads((directory / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise PolicyError(f"{directory}: no config.json that can be read: {error}") from error
+    config = read_config(directory)
     return config.get("text_config") or config
 
 
