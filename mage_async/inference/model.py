@@ -335,7 +335,11 @@ class Model:
     ) -> None:
         self.architecture, self.weights, self.arithmetic = architecture, weights, arithmetic
         block = (2, architecture.kv_heads, max_tokens, architecture.head_dim)
-        self._cache = [_mapped(slots, *block) for _ in range(architecture.layers)]
+        self._pages = [_mapped(slots, *block) for _ in range(architecture.layers)]
+        self._cache = [
+            torch.frombuffer(pages, dtype=torch.float32).view(slots, *block)
+            for pages in self._pages
+        ]
         kinds = set(architecture.layer_kinds)
         self._rotations = {
             each.rotation: rotations(each.rotation, architecture.head_dim, max_tokens)
@@ -375,8 +379,13 @@ class Model:
             f"{1e-6 * self.cache_bytes():.1f} MB"
         )
 
+    def discard_cache(self) -> None:
+        """Discard all keys and values, and give their memory back to the system."""
+        for pages in self._pages:
+            pages.madvise(mmap.MADV_DONTNEED)
+
     def cache_bytes(self) -> int:
-        """Return the memory of the KV cache, in bytes."""
+        """Return the memory that the KV cache takes if every slot is full, in bytes."""
         return sum(layer.numel() * layer.element_size() for layer in self._cache)
 
     @torch.inference_mode()
@@ -605,11 +614,10 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _mapped(*shape: int) -> torch.Tensor:
+def _mapped(*shape: int) -> mmap.mmap:
     """Return float32 zeros in memory that is allocated page by page, when it is first written.
 
     A slot therefore takes the memory of its longest sequence so far, not of the longest possible.
     """
     size = math.prod(shape) * torch.float32.itemsize
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=torch.float32).view(shape)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

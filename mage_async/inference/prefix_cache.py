@@ -151,6 +151,12 @@ class PrefixCache:
         count, self.num_computed[slot] = self.num_computed[slot], 0
         return count
 
+    def discard_released(self) -> None:
+        """Discard the keys and values of released slots, so that no prefix is copied from them."""
+        for slot, name in enumerate(self._names):
+            if name is None:
+                self.num_computed[slot] = 0
+
     def release(self, name: str) -> None:
         """Forget a sequence; its slot remains a source of prefixes until another one takes it."""
         self._evicted.pop(name, None)

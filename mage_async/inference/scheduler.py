@@ -243,6 +243,15 @@ class Scheduler:
                 repeated = running.opened.num_repeated + self._cache.discard_kv(slot)
                 running.opened = running.opened._replace(num_repeated=repeated)
 
+    def trim(self) -> None:
+        """Give the memory of the KV cache back to the system, unless a sequence holds a slot.
+
+        Later sequences cannot copy a prefix of those that were released before.
+        """
+        if not self._cache.num_contexts:
+            self._cache.discard_released()
+            self.model.discard_cache()
+
     def statistics(self) -> Statistics:
         """Return the statistics up to now."""
         return replace(

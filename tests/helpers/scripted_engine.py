@@ -175,6 +175,9 @@ class ScriptedEngine:
         """Do so no more."""
         self._held.remove(version)
 
+    def trim(self) -> None:
+        """This engine has no keys and values."""
+
     def release(self, context: str) -> None:
         """Forget a context."""
         self._contexts.pop(context, None)

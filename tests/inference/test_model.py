@@ -93,6 +93,13 @@ def test_keys_and_values_take_memory_where_they_are_written(reference) -> None:
     assert model.cache_bytes() > 500_000_000
     assert resident() - before < 100_000_000
 
+    full = Rows(np.arange(1000), np.zeros(1000, int), np.full(1000, 128))
+    tokens = np.ones(128_000, int)
+    forward_together([PolicyForward(model, tokens, full, {}, np.array([0]))])
+    held = resident()
+    model.discard_cache()
+    assert held - resident() > 25_000_000
+
 
 def test_a_folder_in_shards_is_the_folder_in_one_piece(reference, tmp_path) -> None:
     reference.model.save_pretrained(tmp_path, max_shard_size="10KB")

@@ -84,3 +84,15 @@ def test_its_memory_is_said_before_it_is_used(scheduler) -> None:
     said = scheduler.model.describe()
     assert "8 contexts x 256 tokens, 1.0 MB" in said
     assert scheduler.statistics().cache_bytes == 8 * 256 * 2 * 2 * 2 * 16 * 4
+
+
+def test_memory_is_given_back_only_when_no_context_needs_it(reference, scheduler) -> None:
+    answer(scheduler, "a", text(0, 20), max_tokens=2)
+    scheduler.trim()
+    assert answer(scheduler, "b", text(0, 20), max_tokens=2).num_reused == 19
+    scheduler.release("a")
+    scheduler.release("b")
+    scheduler.trim()
+    completion = answer(scheduler, "c", text(0, 20), max_tokens=2)
+    assert completion.num_reused == 0
+    assert_logprobs(reference, text(0, 20), completion)

@@ -473,7 +473,7 @@ class CurveEvaluator:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._receive(), name="messages of the learner")
             await self.begin(evaluator, version)
-            self.time.enter("no version")
+            self._rest(engine)
             while not isinstance(message := await self._messages.get(), Goodbye):
                 match message:
                     # A restarted learner welcomes the evaluator with its newest weights, which it
@@ -491,8 +491,15 @@ class CurveEvaluator:
                         await self._channel.send(Loaded(version=version))
                     case _:
                         raise RunError(f"an evaluator cannot take {type(message).__name__}")
-                self.time.enter("no version")
+                self._rest(engine)
         return version, waiting
+
+    def _rest(self, engine: Engine) -> None:
+        """Wait for the next version without the memory of keys and values: with a model of 135
+        million weights it is a gigabyte and a half, which the learner may need.
+        """
+        self.time.enter("no version")
+        engine.trim()
 
     async def _receive(self) -> None:
         """Queue messages until the learner's goodbye, then restore this process's priority: the

@@ -451,6 +451,9 @@ class ChatEndpoint(Engine):
         """Forget the usage of a context; the endpoint itself keeps no context."""
         self._last.pop(context, None)
 
+    def trim(self) -> None:
+        """Do nothing: this process holds no keys and values."""
+
     def statistics(self) -> Statistics:
         """Return empty statistics: what the endpoint computes is not known."""
         return Statistics()

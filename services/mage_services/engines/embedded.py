@@ -209,6 +209,10 @@ class EmbeddedEngine(Engine):
         """Forget a sequence; return at once."""
         self._post(partial(self._release, context))
 
+    def trim(self) -> None:
+        """Give the KV cache's memory back to the system if no sequence holds a slot."""
+        self._post(self._scheduler.trim)
+
     def statistics(self) -> Statistics:
         """Return the statistics up to now, with those of past versions."""
         return self._past_policies.add_to(self._scheduler.statistics())

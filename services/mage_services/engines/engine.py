@@ -109,6 +109,10 @@ class Engine(ABC):
         """Forget a sequence, by the `context` of its prompts; return at once."""
 
     @abstractmethod
+    def trim(self) -> None:
+        """Give memory that no sequence needs back to the system; return at once."""
+
+    @abstractmethod
     def statistics(self) -> "Statistics":
         """Return the statistics up to now."""
 

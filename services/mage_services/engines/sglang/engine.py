@@ -276,6 +276,9 @@ class SglangEngine(Engine):
         """Forget a sequence; SGLang evicts its keys and values when it needs room."""
         self._turns.contexts.release(context)
 
+    def trim(self) -> None:
+        """Do nothing: SGLang's server reserves its memory once."""
+
     def statistics(self) -> Statistics:
         """Return the statistics up to now."""
         return self._turns.statistics()
