@@ -189,7 +189,8 @@ def check_files(config: Config, directory: Path) -> Contexts:
     then that of the actions of all turns, because observations are unknown.
 
     Raises:
-        PolicyError: the tokenizer or the template is missing, or the template drops words.
+        PolicyError: the tokenizer or the template is missing, or the template drops words, or the
+            tools of an environment.
         ConfigError: no trial fits into `engine.max_tokens`, or no action into its token limit.
     """
     chat = load_chat(directory, thinking=config.transcript.thinking)
@@ -205,6 +206,7 @@ def _contexts(
     config: Config, directory: Path, chat: ChatFormat, name: str, environment: Environment
 ) -> Contexts:
     """Return the lengths of the trials of one environment, named `name` in the configuration."""
+    chat = chat.offering(environment.tools)
     num_turns = config.trial.most_turns(environment.facts.max_turns)
     if isinstance(environment, ResetStep) or environment.script(random.Random(0)) is None:
         return Contexts(0, num_turns * config.transcript.max_action_tokens, num_turns)

@@ -241,8 +241,9 @@ def sentence(progress: Progress) -> str:
     head = f"step {progress.step}/{progress.steps} {doing}, for {time_in_words(progress.doing_s)}"
     if not progress.num_actors:
         return "; ".join([f"{head}: no actor is connected yet", *_dropped(progress)])
+    batch = "" if progress.doing == "batch not full" else " of the next batch"
     parts = [
-        f"{head}: {progress.trials_arrived} of {progress.trials_needed} trials are in, "
+        f"{head}: {progress.trials_arrived} of {progress.trials_needed} trials{batch} are in, "
         f"{progress.groups_in_flight} groups in flight"
     ]
     if progress.num_loading == progress.num_actors:

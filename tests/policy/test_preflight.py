@@ -100,6 +100,12 @@ def test_a_context_too_short_for_the_policys_own_tokens_is_refused(directory: Pa
         check_files(pretrained(directory, short), directory)
 
 
+def test_a_template_without_tools_is_refused_from_the_files_alone(directory: Path) -> None:
+    config = pretrained(directory, "environment.name=tests.environments.boxes:Boxes")
+    with pytest.raises(PolicyError, match="the chat template offers no tools, .*such as Qwen3's"):
+        check_files(config, directory)
+
+
 def test_actions_that_would_be_cut_off_are_refused(directory: Path) -> None:
     keys = ("transcript.max_action_tokens=1", "transcript.forced_tags=none")
     config = pretrained(directory, *keys)

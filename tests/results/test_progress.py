@@ -105,7 +105,7 @@ def test_a_sentence_leaves_out_what_is_not_known() -> None:
         "step 1/60 waits for trials, for 41 s: no actor is connected yet"
     )
     assert sentence(replace(unknown, doing="training")).startswith(
-        "step 1/60 trains on its batch, for 41 s: "
+        "step 1/60 trains on its batch, for 41 s: 5 of 32 trials of the next batch are in, "
     )
     assert sentence(replace(unknown, step=60, doing="log-prob check")).startswith(
         "step 60/60 compares its log-probs with those of the engines, once, after the last step, f"
