@@ -102,7 +102,7 @@ def test_a_context_too_short_for_the_policys_own_tokens_is_refused(directory: Pa
 
 def test_a_template_without_tools_is_refused_from_the_files_alone(directory: Path) -> None:
     config = pretrained(directory, "environment.name=tests.environments.boxes:Boxes")
-    with pytest.raises(PolicyError, match="the chat template offers no tools, .*such as Qwen3's"):
+    with pytest.raises(PolicyError, match=r"the chat template offers no tools, .*such as Qwen3's"):
         check_files(config, directory)
 
 
