@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         """Declare an option with the values of one key."""
         shown = " ".join(map(str, default))
         parser.add_argument(
-            name, nargs="+", default=list(default), help=f"{text} ({shown})", **more
+            name, nargs="+", default=list(default), help=f"{text} (default: {shown})", **more
         )
 
     axis("--bounds", (0, 1, 2, 4, 8), "largest staleness in steps", type=int, metavar="N")

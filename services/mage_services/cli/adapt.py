@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "directory; or RUN_DIR, a checkpoint of which plays"
     )
     parser.add_argument("--model", required=True, help=model)
-    add_checkpoint(parser, "of a run: newest, best, or the number of a step (newest)")
+    add_checkpoint(parser, "of a run: newest, best, or the number of a step (default: newest)")
     games = (
-        f"names as environment.name, separated by commas ({GAMES}; of a run, its own); "
+        f"names as environment.name, separated by commas (default: {GAMES}; of a run, its own); "
         f"{' or '.join(PAPERS)} is that paper's test"
     )
     parser.add_argument("--games", metavar="A,B", help=games)
@@ -62,30 +62,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--option", action="append", default=[], metavar="GAME.KEY=VALUE", help=option
     )
-    add_number(parser, "--episodes", "episodes of a task (3)", 3, type=_two_or_more, metavar="K")
+    add_number(
+        parser, "--episodes", "episodes of a task (default: 3)", 3, type=_two_or_more, metavar="K"
+    )
     paper = ", ".join(f"{number} with --games {name}" for name, (_, number) in PAPERS.items())
-    add_number(parser, "--trials", f"tasks of each game ({TRIALS}; {paper})", type=positive)
-    carried = "what a later episode sees: the history, or the model's reflections on it (history)"
+    add_number(
+        parser, "--trials", f"tasks of each game (default: {TRIALS}; {paper})", type=positive
+    )
+    carried = (
+        "what a later episode sees: the history, or the model's reflections (default: history)"
+    )
     memories = ("history", "reflection")
     parser.add_argument("--memory", choices=memories, default="history", help=carried)
-    out = "where the record, certificate.json and certificate.html are written (adapt/MODEL)"
+    out = (
+        "where the record, certificate.json and certificate.html are written (default: adapt/MODEL)"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
-    margin = "the least adaptation that matters, as a share of the range of returns (0.1)"
+    margin = "the least adaptation that matters, as a share of the range of returns (default: 0.1)"
     add_number(parser, "--margin", margin, 0.1, type=_share, metavar="X")
-    tokens = "largest length of an answer (512; of a run or a directory, the configuration's)"
+    tokens = (
+        "largest length of an answer (default: 512; of a run or a directory, the configuration's)"
+    )
     add_number(parser, "--max-tokens", tokens, type=positive)
-    temperature = "(the endpoint's own; of a run or a directory, the configuration's)"
+    temperature = "(default: the endpoint's own; of a run or a directory, the configuration's)"
     add_number(parser, "--temperature", temperature, type=amount, metavar="T")
     price = "money per million prompt tokens and per million sampled tokens"
     parser.add_argument("--price", type=_price, metavar="IN,OUT", help=price)
     limits = parser.add_argument_group("limits of an endpoint")
-    add_number(limits, "--concurrency", "trials played at once (16)", 16, type=positive)
-    minute = "(no limit but the endpoint's own, which is kept to in any case)"
+    add_number(limits, "--concurrency", "trials played at once (default: 16)", 16, type=positive)
+    minute = "largest rate of calls (default: the endpoint's own limit, which holds in any case)"
     add_number(limits, "--requests-per-minute", minute, type=amount)
-    add_number(limits, "--timeout", "seconds of one call (300)", 300.0, type=amount, metavar="S")
-    patience = "seconds without any answer after which the endpoint is given up (600)"
+    add_number(
+        limits, "--timeout", "seconds of one call (default: 300)", 300.0, type=amount, metavar="S"
+    )
+    patience = "seconds without any answer after which the endpoint is given up (default: 600)"
     add_number(limits, "--patience", patience, 600.0, type=amount, metavar="S")
-    key = "environment variable that holds the key (OPENAI_API_KEY)"
+    key = "environment variable that holds the key (default: OPENAI_API_KEY)"
     limits.add_argument("--key-variable", default="OPENAI_API_KEY", metavar="NAME", help=key)
     request = (
         "further keys of each request, such as '{\"top_p\": 0.9}'; null removes one, such as "

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Nothing is trained, and no model is loaded. The status is 0 if a run could start. "
         "`mage new NAME` writes an environment to begin with."
     )
-    text = "module:Class, or a name of the catalogue (that of the configuration)"
+    text = "module:Class, or a name of the catalogue (default: that of the configuration)"
     parser.add_argument("environment", nargs="?", metavar="NAME:Class", help=text)
     add_config(parser)
     add_set(parser, "change a key, such as environment.options.size=5")

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "environment of your own (own class), and of a pretrained policy on processor cores (CPU) "
         "or a GPU. `mage train --print-config` prints the configuration that a run would have."
     )
-    text = "a section such as learner or learner.correction, or a key such as learner.steps (all)"
+    text = "a section, such as learner.correction, or a key, such as learner.steps (default: all)"
     parser.add_argument("section", nargs="?", default="", metavar="SECTION", help=text)
 
 

@@ -28,8 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, nargs="*", help=runs)
     cluster = "look at the nodes of a Ray cluster instead: `auto`, or HOST:PORT of its head"
     parser.add_argument("--cluster", metavar="ADDRESS", help=cluster)
-    parser.add_argument("--config", help="with --cluster: what is to be trained (quickstart)")
-    actors = "with --cluster: actor processes (1)"
+    parser.add_argument(
+        "--config", help="with --cluster: what is to be trained (default: quickstart)"
+    )
+    actors = "with --cluster: actor processes (default: 1)"
     add_number(parser, "--actors", actors, type=positive)
     add_set(parser, "with --cluster: change a key")
 

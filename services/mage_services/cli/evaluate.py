@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("run_dir", type=Path)
     add_checkpoint(parser)
-    add_number(parser, "--trials", "trials per set (1024)", 1024, type=positive)
+    add_number(parser, "--trials", "trials per set (default: 1024)", 1024, type=positive)
     episodes = "episodes of a trial, which may be others than in training"
     add_number(parser, "--episodes", episodes, type=positive, metavar="K")
     diversity = (
         "also measure the entropy of distinct trajectories by episode, over R plays of each "
-        f"held-out task ({REPEATS})"
+        f"held-out task (default: {REPEATS})"
     )
     optional = {"nargs": "?", "const": REPEATS}
     add_number(parser, "--diversity", diversity, type=positive, metavar="R", **optional)

@@ -16,7 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("action", choices=("new",), help="`new` makes two pairs of keys")
     parser.add_argument(
-        "directory", type=Path, nargs="?", default=Path("keys"), metavar="DIR", help="(keys)"
+        "directory",
+        type=Path,
+        nargs="?",
+        default=Path("keys"),
+        metavar="DIR",
+        help="folder to write (default: keys)",
     )
 
 

@@ -17,7 +17,7 @@ def add_config(parser: argparse.ArgumentParser, *names: str, **more: Any) -> Non
         names: Another name of the argument; without leading dashes it is a positional one.
         more: Further arguments of `add_argument`.
     """
-    text = "a TOML file, or the name of a shipped one (quickstart)"
+    text = "a TOML file, or the name of a shipped one (default: quickstart)"
     parser.add_argument(*(names or ("--config",)), help=text, **more)
 
 
@@ -64,7 +64,7 @@ def add_number(
 
 def add_checkpoint(parser: argparse.ArgumentParser, text: str = "") -> None:
     """Declare `--checkpoint`, which chooses a policy of a run (`chosen_checkpoint`)."""
-    choice = text or "newest, best, or the number of a step that the run has kept (newest)"
+    choice = text or "newest, best, or the number of a step that the run has kept (default: newest)"
     parser.add_argument(
         "--checkpoint", default="newest", type=_checkpoint, metavar="STEP", help=choice
     )

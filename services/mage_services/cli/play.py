@@ -26,8 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "kept as an opponent, such as policy-20"
     )
     parser.add_argument("--member", metavar="NAME", help=member)
-    add_number(parser, "--seed", "seed of the task's chance events (a new one)")
-    add_number(parser, "--episodes", "(as in training)", type=positive, metavar="K")
+    add_number(parser, "--seed", "seed of the task's chance events (default: a new one)")
+    add_number(
+        parser,
+        "--episodes",
+        "episodes of the trial (default: as in training)",
+        type=positive,
+        metavar="K",
+    )
 
 
 def run(given: argparse.Namespace) -> int:

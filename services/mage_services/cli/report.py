@@ -16,7 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Runs that differ only in their seed are one arm, with 95 % intervals over its runs."
     )
     parser.add_argument("run_dir", type=Path, nargs="+")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="(comparison.html)")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="page to write (default: comparison.html)"
+    )
 
 
 def run(given: argparse.Namespace) -> int:

@@ -17,9 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("run_dir", type=Path)
     add_checkpoint(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=port, default=8000, help="port; 0 takes a free one (8000)")
-    sessions = "most conversations that are remembered at once (64)"
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=port, default=8000, help="port; 0 takes a free one (default: 8000)"
+    )
+    sessions = "most conversations that are remembered at once (default: 64)"
     add_number(parser, "--sessions", sessions, 64, type=positive)
     add_set(parser, "change one key, such as engine.kind=sglang or engine.max_tokens=8192")
 

@@ -15,11 +15,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("name", help="as environment.name: rps, module:Class, gymnasium:Taxi-v4, …")
     protocols = ("openenv", "agentgym")
-    parser.add_argument("--protocol", choices=protocols, default=protocols[0], help="(openenv)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=port, default=8000, help="port; 0 takes a free one (8000)")
-    add_number(parser, "--sessions", "most sessions that are open at once (64)", 64, type=positive)
-    idle = "seconds without a request after which a session is closed (300)"
+    parser.add_argument(
+        "--protocol", choices=protocols, default=protocols[0], help="protocol (default: openenv)"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=port, default=8000, help="port; 0 takes a free one (default: 8000)"
+    )
+    add_number(
+        parser, "--sessions", "most sessions that are open at once (default: 64)", 64, type=positive
+    )
+    idle = "seconds without a request after which a session is closed (default: 300)"
     add_number(parser, "--idle", idle, 300, type=positive, metavar="S")
     text = "change one key of the configuration, such as environment.options.turns=50"
     add_set(parser, text)

@@ -35,13 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser, "runs/sweep")
     over = "values of a key, or a range: KEY=LOW..HIGH, KEY=LOW..HIGH:log; may be given again"
     parser.add_argument("--over", action="append", default=[], metavar="KEY=V1,V2", help=over)
-    seeds = "seeds of the runs, by commas or spaces (0)"
+    seeds = "seeds of the runs, by commas or spaces (default: 0)"
     parser.add_argument("--seeds", nargs="+", default=["0"], metavar="N", help=seeds)
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--random", type=int, metavar="N", help="N combinations drawn at random")
     search = "N combinations, each chosen by what the ones before reached (extra `search`: Optuna)"
     ways.add_argument("--search", type=int, metavar="N", help=search)
-    draw = "seed of --random and --search (0)"
+    draw = "seed of --random and --search (default: 0)"
     add_number(parser, "--draw-seed", draw, 0)
 
 
@@ -128,16 +128,22 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
     """Declare the configuration, the folder, and how many runs go on at once and for how long."""
     add_config(parser)
     parser.add_argument(
-        "--run-dir", type=Path, default=Path(run_dir), metavar="DIR", help="(%(default)s)"
+        "--run-dir",
+        type=Path,
+        default=Path(run_dir),
+        metavar="DIR",
+        help="folder of the runs (default: %(default)s)",
     )
     parser.add_argument(
         "--method", metavar="NAME", help="a method for every run; --set overrides its keys"
     )
     add_set(parser, "in every run")
-    trials = f"tasks of each final set ({FINAL_TRIALS})"
+    trials = f"tasks of each final set (default: {FINAL_TRIALS})"
     add_number(parser, "--trials", trials, FINAL_TRIALS)
-    add_number(parser, "--actors", "actors of a run (1)", 1)
-    parallel = "runs side by side (the number of CPU cores; a run with one actor fills one core)"
+    add_number(parser, "--actors", "actors of a run (default: 1)", 1)
+    parallel = (
+        "runs side by side (default: the number of CPU cores; a run with one actor fills one core)"
+    )
     add_number(parser, "--parallel", parallel, num_cores())
     for_s = "begin no run later than so many seconds from now"
     add_number(parser, "--for-s", for_s, math.inf, type=float, metavar="S")

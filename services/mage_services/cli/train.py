@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_config(parser)
     actors = (
-        "actor processes (4, or 1 with a pretrained policy; a resumed run has as many as before)"
+        "actor processes (default: 4, or 1 with a pretrained policy; of a resumed run, as many as "
+        "before)"
     )
     add_number(parser, "--actors", actors)
     add_number(parser, "--learner", "the same as --set learner.ranks=N")
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the optimizer and the number of steps begin anew"
     )
     parser.add_argument("--from", dest="origin", type=Path, metavar="RUN_DIR", help=origin)
-    add_checkpoint(parser, "of --from: newest, best, or the number of a step (newest)")
+    add_checkpoint(parser, "of --from: newest, best, or the number of a step (default: newest)")
     whole = "print the whole configuration and end"
     parser.add_argument("--print-config", action="store_true", help=whole)
 

@@ -16,7 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "still be going on. From another machine: ssh -L PORT:127.0.0.1:PORT, with --port PORT."
     )
     parser.add_argument("runs_dir", type=Path, help="a run, or a folder of runs")
-    parser.add_argument("--port", type=port, default=0, metavar="N", help="(any free one)")
+    parser.add_argument(
+        "--port", type=port, default=0, metavar="N", help="TCP port (default: any free one)"
+    )
     parser.add_argument("--open", action="store_true", help="open a browser")
 
 
