@@ -151,6 +151,22 @@ def test_an_interrupted_measurement_loses_nothing(
     assert first["tasks"] == second["tasks"]
 
 
+def test_answers_that_follow_another_history_are_asked_for_again(tmp_path: Path) -> None:
+    one_by_one = ("--concurrency", "1")
+    # Own, blind and three tries of 12 tasks; both controls of tasks 0 to 7; `swapped` and half of
+    # `noise` of task 8.
+    num_calls = 12 * 4 * 9 + 8 * 4 * 2 + 4 + 2
+    server = ChatServer(reply_of("bayes"), {num_calls: refusing(401)})
+    with server.in_thread() as url:
+        assert adapt(url, tmp_path, *one_by_one) == 1
+        # Task 12 has a history of more similar length to that of task 8 than any before it.
+        assert adapt(url, tmp_path, *one_by_one, "--trials", "24") == 0
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    others = {each["trial"] for each in answers if each["trial"].startswith(f"{GAME}/8/noise/")}
+    assert others == {f"{GAME}/8/noise/10", f"{GAME}/8/noise/12"}
+    assert server.num_requests == 24 * 4 * 11 + 1 + 2  # with the refused one and the two repeated
+
+
 def test_an_endpoint_that_gives_up_says_how_to_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,7 +105,7 @@ class Record:
         self._answers_file = folder / "answers.jsonl"
         self._trials_file = folder / "trials.jsonl"
         self.answers: dict[str, list[Completion]] = defaultdict(list)
-        """Answers of each trial, in order, by the trial's name."""
+        """Answers of each trial, in order, by `Measurement._recorded_as`."""
         self.outcomes: dict[str, Outcome] = {}
         """Outcomes of finished trials, by name."""
         self.usage = Usage()
@@ -157,7 +157,7 @@ class _RecordingEngine:
     further answers and records them.
 
     Args:
-        name: name of the trial in the record.
+        name: name of the trial's answers in the record.
     """
 
     def __init__(
@@ -264,7 +264,8 @@ class Measurement:
 
     async def _trial(self, key: TrialKey) -> Trial:
         """Play a trial, again after a fault of its environment or engine; see `play_or_cut`."""
-        engine = _RecordingEngine(key.name, self._engine, self._record, self._history(key))
+        name, history = self._recorded_as(key), self._history(key)
+        engine = _RecordingEngine(name, self._engine, self._record, history)
         plan = self._plan(key)
 
         def begin() -> TrialInProgress:
@@ -302,6 +303,14 @@ class Measurement:
         whose = key.task if key.arm == "swapped" else self._other(key)
         own = TrialKey(key.game, whose, "own").name
         return self._record.answers[own][: self._record.outcomes[own].history_answers]
+
+    def _recorded_as(self, key: TrialKey) -> str:
+        """Return the name of a trial's answers in the record; a trial of the arm `noise` is named
+        with the other task too, as in `rps/3/noise/7`.
+        """
+        # With a larger `num_tasks` the history of another task may be the closest. A trial that was
+        # interrupted then begins anew: its recorded answers follow another history.
+        return f"{key.name}/{self._other(key)}" if key.arm == "noise" else key.name
 
     def _other(self, key: TrialKey) -> int:
         """Return the index of a task of another variant: of these, the task whose history is
