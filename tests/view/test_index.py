@@ -240,6 +240,15 @@ def test_damaged_metrics_are_named(run):
     builder.close()
 
 
+def test_a_segment_that_cannot_be_read_is_named(run):
+    segment = run.journal / "99999999.log"
+    segment.symlink_to(segment)  # fails as a network disk does, with another error than "no file"
+    builder = IndexBuilder(run)
+    with pytest.raises(RunError, match=r"99999999.log cannot be read: Too many levels"):
+        builder.work()
+    builder.close()
+
+
 def opened(roots, at):
     """Open each index at its moment and add a row; how often that failed, and why."""
     faults = []

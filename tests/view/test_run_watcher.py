@@ -1,11 +1,18 @@
 """When open pages hear of a change: a page of a run shows its index, so only once that has it."""
 
 import asyncio
+import errno
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
 
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import TAIL_BYTES, last_line
+from mage_services.processes.run_lock import hold
+from mage_services.view import run_watcher
 from mage_services.view.indexer import ReadRun
 from mage_services.view.run_watcher import RunWatcher, find_runs, listed_run
 
@@ -46,6 +53,53 @@ def test_a_run_that_is_looked_at_is_told_of_by_its_index_and_others_at_once(tmp_
     told, said = asyncio.run(looked_once(tmp_path, {"opened"}))
     assert told == {"other"}
     assert said == [ReadRun(str(tmp_path / "opened"))]
+
+
+def test_a_run_that_cannot_be_read_does_not_stop_the_watching_of_others(tmp_path):
+    for name in ("broken", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text("seed = 1")
+    # A link to itself fails as a network disk does: with an error that does not say "no such file".
+    broken = RunDirectory(tmp_path / "broken")
+    broken.metrics.symlink_to(broken.metrics)
+    assert "other" in asyncio.run(looked_once(tmp_path, set()))[0]
+    assert "Too many levels of symbolic links" in listed_run("broken", broken).fault
+
+
+def test_a_folder_that_cannot_be_read_hides_no_other_run(tmp_path, monkeypatch):
+    for name in ("broken", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text("seed = 1")
+    is_dir = Path.is_dir
+
+    def stale(path, **options):
+        if path.name == "broken":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return is_dir(path, **options)
+
+    monkeypatch.setattr(Path, "is_dir", stale)
+    assert find_runs(tmp_path).keys() == {"other"}
+
+
+@pytest.mark.skipif(not Path("/proc/locks").is_file(), reason="the system lists no locks")
+def test_pages_are_told_of_a_run_whose_process_was_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_watcher, "INTERVAL_S", 0.0)
+    run = RunDirectory(tmp_path)
+    run.config.write_text("seed = 1")
+    lock = hold(run.lock, "held")
+
+    async def told_after_release():
+        with ThreadPoolExecutor(1) as threads:
+            watcher = RunWatcher(tmp_path, threads, Indexer(), find_runs(tmp_path))
+            told = asyncio.Queue()
+            watcher.listeners = {told: ""}
+            watcher.watch()
+            await told.get()
+            os.close(lock)  # as the kernel does when the process ends
+            async with asyncio.timeout(10):
+                await told.get()
+
+    asyncio.run(told_after_release())
 
 
 def test_the_last_line_is_read_however_long_it_is(tmp_path):

@@ -96,7 +96,7 @@ class IndexBuilder:
         """Do one slice of work; return whether there is more to read.
 
         Raises:
-            RunError: the run is gone, or a record has another format.
+            RunError: the run is gone or cannot be read, or a record has another format.
         """
         try:
             until = time.monotonic() + SLICE_S
@@ -107,6 +107,9 @@ class IndexBuilder:
                         return True
         except FileNotFoundError as gone:
             raise RunError(f"{gone.filename} was deleted") from gone
+        except OSError as error:  # such as an error of a network disk
+            place = error.filename or self._run.root
+            raise RunError(f"{place} cannot be read: {error.strerror}") from error
         except sqlite3.Error as error:
             raise RunError(f"the index of {self._run.root} cannot be written: {error}") from error
         return False

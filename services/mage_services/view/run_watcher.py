@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mage_async.config import config_file
 from mage_async.errors import MageError, RunError
@@ -32,17 +32,47 @@ from mage_services.view.indexer import Indexed, ReadRun
 
 INTERVAL_S = 0.5
 """Seconds between the end of a scan and the next one."""
-FileStates = dict[str, tuple[tuple[int, int], ...]]
-"""For each run, by its name: size and time of change of its files."""
 
 
-def scan(root: Path) -> tuple[dict[str, RunDirectory], FileStates]:
-    """Find the runs below a folder and the states of their files."""
+class WatchedState(NamedTuple):
+    """Describe a run at a scan. If it differs at the next scan, the run's pages are notified."""
+
+    files: tuple[tuple[int, int], ...]
+    """Size and time of change of each file."""
+    is_running: bool | None
+    """Whether a process holds the run's lock; None if that cannot be known."""
+
+
+NOTHING_READ = WatchedState((), None)
+"""State of a run whose files could not be read yet."""
+
+
+def scan(
+    root: Path, known: Mapping[str, WatchedState]
+) -> tuple[dict[str, RunDirectory], dict[str, WatchedState]]:
+    """Find the runs below a folder, and the state of each.
+
+    Args:
+        known: States at the last scan, by name of the run.
+    """
     try:
         runs = find_runs(root)
     except (RunError, OSError):  # the folder was deleted, which pages report
         runs = {}
-    return runs, {name: tuple(map(file_state, _watched_files(run))) for name, run in runs.items()}
+    return runs, {name: _state(run, known.get(name, NOTHING_READ)) for name, run in runs.items()}
+
+
+def _state(run: RunDirectory, known: WatchedState) -> WatchedState:
+    """Return the state of a run, or `known`, the last one, if its files cannot be read now."""
+    try:
+        files = tuple(map(file_state, _watched_files(run)))
+        # A process that takes the lock writes files, so only the release has to be looked for: the
+        # supervisor may have been killed, after which no file changes.
+        if files == known.files and not known.is_running:
+            return known
+        return WatchedState(files, is_held(run.lock))
+    except OSError:  # such as an error of a network disk, which the next scan may not meet
+        return known
 
 
 def _watched_files(run: RunDirectory) -> list[Path]:
@@ -72,8 +102,8 @@ class RunWatcher:
     """Queues of open pages, with the name of the run that each follows; "" follows all runs."""
     changes: Counter[str] = field(default_factory=Counter)
     """Number of changes so far, by name of the run; under "" those of all runs together."""
-    _states: FileStates = field(default_factory=dict)
-    """The states of the files at the last scan."""
+    _states: Mapping[str, WatchedState] = field(default_factory=dict)
+    """The states of the runs at the last scan, by name."""
 
     def run(self, name: str) -> RunDirectory:
         """Return the directory of a run.
@@ -106,11 +136,11 @@ class RunWatcher:
     def watch(self) -> None:
         """Scan the files, and again after each scan for as long as the loop runs."""
         loop = asyncio.get_running_loop()
-        scanning = loop.run_in_executor(self.threads, scan, self.root)
+        scanning = loop.run_in_executor(self.threads, scan, self.root, self._states)
         scanning.add_done_callback(self._scanned)
 
     def _scanned(
-        self, scanning: "asyncio.Future[tuple[dict[str, RunDirectory], FileStates]]"
+        self, scanning: "asyncio.Future[tuple[dict[str, RunDirectory], dict[str, WatchedState]]]"
     ) -> None:
         """Compare a scan with the one before, and react to the changes."""
         if scanning.cancelled():
@@ -192,9 +222,13 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     except OSError:  # the folder was deleted since, or this user may not read it
         return
     for path in paths:
-        if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+        try:
+            if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+                continue
+            is_run = RunDirectory(path).config.is_file()
+        except OSError:  # such as an error of a network disk, which hides this folder alone
             continue
-        if RunDirectory(path).config.is_file():
+        if is_run:
             yield path
         elif depth > 1:
             yield from _runs_below(path, depth - 1)
@@ -203,10 +237,13 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 def listed_run(name: str, run: RunDirectory) -> ListedRun:
     """Return the entry of a run in the list; it is read again only if its files have changed."""
     files = (run.config, run.metrics, run.curve, run.summary, run.events)
-    now = (tuple(map(file_state, files)), is_held(run.lock))
-    known = _listed.get(run.root)
-    if known is None or known[0] != now:
-        known = _listed[run.root] = now, _read_entry(name, run)
+    try:
+        now = (tuple(map(file_state, files)), is_held(run.lock))
+        known = _listed.get(run.root)
+        if known is None or known[0] != now:
+            known = _listed[run.root] = now, _read_entry(name, run)
+    except OSError as error:
+        return ListedRun(name, fault=str(error))
     return known[1]
 
 
