@@ -147,6 +147,18 @@ def test_a_fault_that_stays_ends_the_work_with_its_reason(
     assert sentence in refused(ChatServer(lambda messages: "", {-1: fault}), text_of)
 
 
+@pytest.mark.parametrize("where", ["type", "code"])
+def test_a_spent_quota_ends_the_work_at_once(where: str) -> None:
+    async def refuse(request: chat_server.web.Request) -> chat_server.web.Response:
+        error = {"message": "You exceeded your current quota", where: "insufficient_quota"}
+        return chat_server.web.json_response({"error": error}, status=429)
+
+    server = ChatServer(lambda messages: "", {-1: refuse})
+    sentence = refused(server, text_of)
+    assert "HTTP 429: You exceeded your current quota; the account's quota is spent" in sentence
+    assert server.num_requests == 1
+
+
 def test_an_endpoint_that_is_down_is_given_up_after_its_patience() -> None:
     async def run() -> None:
         endpoint = Endpoint(url="http://127.0.0.1:9/v1", model="player", patience_s=0.0)

@@ -43,8 +43,8 @@ _MARKS = {"<|user|>": USER, "<|assistant|>": ASSISTANT}
 _ROLES = {USER: "user", ASSISTANT: "assistant"}
 _MARK = re.compile("|".join(map(re.escape, _MARKS)))
 MAX_TRIES = 8
-"""Number of failed tries of one call that end the run, each with an answer to another call since
-the last one: an endpoint that answers nothing at all has as long as `Endpoint.patience_s`."""
+"""Number of failures of one call that end the run, if other calls were answered between them. An
+endpoint that answers no call at all has `Endpoint.patience_s`."""
 MAX_EMPTY_TRIES = 3
 """Number of empty answers to one call after which it is not repeated: the last one counts, as an
 answer without an action."""
@@ -56,6 +56,9 @@ FIRST_PAUSE_S = 1.0
 """Seconds of pause after the first failure of a call; they double with each further one."""
 MAX_PAUSE_S = 60.0
 """Most seconds of pause that this doubling reaches."""
+SPENT_QUOTA = "insufficient_quota"
+"""Type or code of OpenAI's error if the account has no credit left. Its status is 429, as that of a
+rate limit."""
 _FULL = re.compile(r"context.{0,20}(length|window)|maximum context|too (many tokens|long)", re.I)
 """Words by which endpoints say that a prompt is longer than the model's context."""
 
@@ -253,7 +256,7 @@ class ChatEndpoint(Engine):
 
         The text is empty if it was so in `MAX_EMPTY_TRIES` tries.
         """
-        num_tries = num_alone = num_empty = 0
+        num_tries = num_while_others = num_empty = 0
         spent = Usage()
         await self._wait_for_rate()
         began = failed_at = time.monotonic()
@@ -263,9 +266,9 @@ class ChatEndpoint(Engine):
             except _Again as fault:
                 if fault.pause_s is None:
                     num_tries += 1
-                    num_alone += self._answered_at > failed_at
+                    num_while_others += self._answered_at > failed_at
                     failed_at = time.monotonic()
-                if num_alone == MAX_TRIES:
+                if num_while_others == MAX_TRIES:
                     raise RunError(
                         f"{self._endpoint.url} has failed {num_tries} times to answer one call, "
                         f"while it answered others: {fault}"
@@ -325,7 +328,7 @@ class ChatEndpoint(Engine):
         Raises errors as `_call`.
         """
         if response.status != 200:
-            self._refuse(response, _error_text(data))
+            self._refuse(response, *_error_of(data))
         try:
             # `msgspec.json` would refuse half of a surrogate pair, which JSON may hold.
             answer = msgspec.convert(json.loads(data), _Answer)
@@ -352,10 +355,18 @@ class ChatEndpoint(Engine):
         )
         return outside_thinking(text).strip(), usage
 
-    def _refuse(self, response: aiohttp.ClientResponse, reason: str) -> NoReturn:
-        """Raise the error of a response that holds no completion."""
+    def _refuse(
+        self, response: aiohttp.ClientResponse, reason: str, kinds: tuple[object, ...]
+    ) -> NoReturn:
+        """Raise the error of a response that holds no completion.
+
+        Args:
+            reason: what the endpoint says.
+            kinds: type and code of the endpoint's error.
+        """
         status = response.status
-        if status in (408, 409, 425, 429) or status >= 500:
+        is_spent = status == 429 and SPENT_QUOTA in kinds
+        if (status in (408, 409, 425, 429) and not is_spent) or status >= 500:
             pause_s = _retry_after(response.headers.get("Retry-After"))
             if status == 429 and pause_s is None:
                 pause_s = _growing_pause(self._num_limited)
@@ -368,6 +379,8 @@ class ChatEndpoint(Engine):
             401: f"; put the key into {self._endpoint.key_variable}",
             403: f"; put the key into {self._endpoint.key_variable}",
             404: "; check the URL, which usually ends with /v1, and the model's name",
+            429: "; the account's quota is spent, and no pause restores it: raise it, or put "
+            f"the key of another account into {self._endpoint.key_variable}",
         }.get(status, "")
         raise RunError(f"{self._endpoint.address} refused: HTTP {status}: {reason}{advice}")
 
@@ -479,16 +492,21 @@ def _growing_pause(num_before: int) -> float:
     return min(FIRST_PAUSE_S * 2.0 ** min(num_before, 100), MAX_PAUSE_S)
 
 
-def _error_text(data: bytes) -> str:
-    """Return what the body of an error says, in at most 300 characters."""
-    text = data.decode(errors="replace")
+def _error_of(data: bytes) -> tuple[str, tuple[object, ...]]:
+    """Return what the body of an error says, in at most 300 characters, and the error's type and
+    code if it has them.
+    """
+    text, kinds = data.decode(errors="replace"), tuple[object, ...]()
     try:
         found = json.loads(text)
         error = found.get("error", found) if isinstance(found, dict) else found
-        text = error.get("message", text) if isinstance(error, dict) else str(error)
+        if isinstance(error, dict):
+            text, kinds = error.get("message", text), (error.get("type"), error.get("code"))
+        else:
+            text = str(error)
     except ValueError:
         pass
-    return " ".join(str(text).split())[:300] or "no reason given"
+    return " ".join(str(text).split())[:300] or "no reason given", kinds
 
 
 def _retry_after(header: str | None) -> float | None:
