@@ -11,6 +11,7 @@ states their places in the whole tensors. So a checkpoint can be read by another
 which each reads its own part alone.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
 )
+from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedModel
@@ -57,7 +59,8 @@ def write_head(file: Path, head: bytes) -> None:
 
 
 def mapped(file: Path, places: tuple[Place, ...], start: int) -> torch.Tensor:
-    """Map the tensors of a file into memory, without its header: uint8 [bytes].
+    """Map the tensors of a written file into memory, to compute their digests from what the disk
+    holds: uint8 [bytes], without the header.
 
     Args:
         start: Offset in bytes at which the tensors begin, after the header.
@@ -73,7 +76,7 @@ class WeightShards:
     pieces: tuple[tuple[int, int], ...]
     """Offset of each shard among the file's tensors, and its size, in bytes."""
     data: torch.Tensor
-    """All shards, one after the other: uint8 [bytes], on the model's device"""
+    """All shards, one after the other: uint8 [bytes], on the model's device."""
     ready: torch.cuda.Event | None = None
     """Event that is set once `data` holds the weights; None if the model is not on a GPU."""
 
@@ -169,10 +172,22 @@ def read_state(trainer: Trainer, folder: Path) -> None:
     num_saved, num_present = (
         sum(name.startswith(MASTER) for name in names) for names in (saved, present)
     )
-    if num_saved != num_present:
+    # A checkpoint without any state lacks files, and says nothing about masters.
+    if saved and bool(num_saved) != bool(num_present):
         raise RunError(
             f"the checkpoint has {num_saved} float32 masters, the model {num_present}: leave "
             "learner.float32_masters as it was"
+        )
+    # PyTorch would leave elements that no file holds as they are.
+    lacking = [
+        name
+        for name, tensor in present.items()
+        if name not in saved or _num_elements(saved[name]) < math.prod(tensor.shape)
+    ]
+    if lacking:
+        raise OSError(
+            f"{folder} lacks files: {len(lacking)} of the {len(present)} tensors of the optimizer "
+            f"are not whole, such as {lacking[0]!r}"
         )
     try:
         # `no_dist` lets each rank read alone; PyTorch warns of it in every call.
@@ -180,6 +195,14 @@ def read_state(trainer: Trainer, folder: Path) -> None:
             load(present, storage_reader=reader, no_dist=True)
     except CheckpointException as error:
         raise OSError(f"{folder}: {error}") from error
+
+
+def _num_elements(saved: STORAGE_TYPES) -> int:
+    """Return how many elements of a tensor the files of a checkpoint hold."""
+    assert isinstance(saved, TensorStorageMetadata), "the files hold nothing but tensors"
+    # Ranks that each hold the whole tensor may each have written it.
+    shards = {(chunk.offsets, chunk.sizes) for chunk in saved.chunks}
+    return sum(math.prod(sizes) for _, sizes in shards)
 
 
 def _moments(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from mage_async.learning.packing import MicroBatch
 from mage_async.learning.ranked_trainer import deal, from_bytes, to_bytes
 from mage_async.policy.snapshot import published_fingerprint, read_snapshot
 from mage_async.restriction import AllowedSets
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import SHARDS, RunDirectory
 from mage_services.learner.gang import Gang, join, rank_store
 from mage_services.learner.trainer_thread import Training
 from tests.helpers.random_models import sequence
@@ -160,6 +160,24 @@ def test_masters_in_float32_are_sharded_and_saved(run: RunDirectory, gang: Gang)
     assert got["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.02)
     with pytest.raises(RunError, match=r"float32 masters, the model 0: leave learner\.float32"):
         on_one(run, "policy.dtype=bfloat16", checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize("masters", [False, True])
+def test_a_checkpoint_without_the_shards_of_one_rank_or_all_is_refused(
+    run: RunDirectory, gang: Gang, masters: bool
+) -> None:
+    changes = ("policy.dtype=bfloat16", "learner.float32_masters=true") if masters else ()
+    checkpoint = saved(on_ranks(run, gang, *changes))
+    for file in sorted((checkpoint / SHARDS).iterdir()):
+        kept = file.read_bytes()
+        file.unlink()
+        with pytest.raises(RunError, match=r"not a whole checkpoint: .* lacks files: \d+ of the"):
+            on_one(run, *changes, checkpoint=checkpoint)
+        file.write_bytes(kept)
+    for file in (checkpoint / SHARDS).iterdir():
+        file.unlink()
+    with pytest.raises(RunError, match=r"lacks files: (\d+) of the \1 tensors"):
+        on_one(run, *changes, checkpoint=checkpoint)
 
 
 def test_a_checkpoint_whose_weights_are_not_all_written_is_refused(
