@@ -37,7 +37,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
         data: vf.TaskData,
     ) -> vf.ProgramResult:
         """Request one completion. Its answer is not returned: verifiers' endpoint has put it into
-        the trace.
+        the trace. No program is started, so `runtime` is not used.
         """
         system, prompt = self.resolve_prompt(data)
         messages = [{"role": "system", "content": system}] if system else []

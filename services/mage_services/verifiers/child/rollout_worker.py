@@ -30,20 +30,24 @@ from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 LENGTH = struct.Struct("<I")
-HARNESS = "chat_harness"
-SEAT = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
-"""Configuration of a seat that has none of its own."""
+SEAT_DEFAULTS = {
+    # The module `chat_harness.py`, which requests completions in this process.
+    "harness": {"id": "chat_harness"},
+    # Where verifiers starts the programs of a harness: on this machine. The default of verifiers is
+    # a container of a cloud service. `chat_harness` starts no program; another harness may.
+    "runtime": {"type": "subprocess"},
+}
+"""Configuration of a seat (an agent of the environment), for the keys that the job does not set."""
 
 
 def environment_of(job: dict[str, Any]) -> vf.Env:
-    """Return the environment of a taskset. A seat (an agent of the environment) for which the
-    configuration names no harness chats in this process.
-    """
+    """Return the environment of a taskset, with `SEAT_DEFAULTS` for each of its seats."""
     wanted = dict(job["environment"])
     wanted["taskset"] = {"id": job["taskset"], **wanted.get("taskset", {})}
-    seats = agent_config_fields(resolve_env_config(wanted))
-    for seat in seats:
-        wanted[seat] = {**SEAT, **wanted.get(seat, {})}
+    # The names of the seats follow from the taskset, so the configuration is resolved twice: to
+    # learn them, and then with the configuration of each seat.
+    for seat in agent_config_fields(resolve_env_config(wanted)):
+        wanted[seat] = {**SEAT_DEFAULTS, **wanted.get(seat, {})}
     return load_environment(resolve_env_config(wanted))
 
 
