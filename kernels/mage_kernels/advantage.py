@@ -65,7 +65,7 @@ def minus_baseline(
 
     Args:
         values: fp64 `[N]`.
-        cells: Cells of the values; they need parts for `leave_one_out`.
+        cells: Cells of the values; they need parts for `leave_one_out` and `counts_parts`.
         leave_one_out: Whether to take the mean over the other parts of the cell (RLOO, Ahmadian et
             al. 2024, arXiv 2402.14740); a part without others gives 0.
         keep_lone: Whether a turn alone in its cell keeps its value; otherwise it gives 0.
@@ -74,7 +74,7 @@ def minus_baseline(
             `EPSILON`.
 
     Raises:
-        ValueError: the values are not fp64, or the cells lack parts.
+        ValueError: the values are not fp64, one a turn, or the cells lack parts that are needed.
     """
     _check(values, cells)
     if leave_one_out and cells.parts is None:
@@ -99,7 +99,8 @@ def over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -
         epsilon: Added to the root mean square, in units of the values.
 
     Raises:
-        ValueError: the values are not fp64, or the cells lack parts.
+        ValueError: the values are not fp64, one a turn, or the cells have `counts_parts` but no
+            parts.
     """
     _check(values, cells)
     if is_fused_on(values.device.type):
@@ -131,13 +132,13 @@ def _minus_baseline(
     # Subtract one value of the cell first, so that equal values give exactly 0.
     relative = values - values[_first_turns(cells)][ids]
     if leave_one_out:
-        level = _minus_mean_of_others(relative, weights, cells)
+        difference = _minus_mean_of_others(relative, weights, cells)
     else:
         sums, totals = _sums(weights * relative, cells), _sums(weights, cells)
-        level = relative - (sums / totals)[ids]
+        difference = relative - (sums / totals)[ids]
     if keep_lone:
-        level = torch.where(_sizes(cells)[ids] == 1, values, level)
-    return level / (_deviation(values, cells) + EPSILON)[ids] if divide_by_std else level
+        difference = torch.where(_sizes(cells)[ids] == 1, values, difference)
+    return difference / (_deviation(values, cells) + EPSILON)[ids] if divide_by_std else difference
 
 
 def _minus_mean_of_others(relative: Tensor, weights: Tensor, cells: Cells) -> Tensor:

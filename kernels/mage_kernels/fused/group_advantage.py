@@ -105,16 +105,16 @@ def minus_baseline_kernel(
             others = count - size
             # Sum of the weights outside of the turn's part; 1 avoids a division by 0.
             rest = tl.where(others > 0, weights - weight * size.to(tl.float64), 1.0)
-            level = value - first - (total - weight * part_sum) / rest
-            level = tl.where(others > 0, level, 0.0)
+            difference = value - first - (total - weight * part_sum) / rest
+            difference = tl.where(others > 0, difference, 0.0)
         else:
-            level = value - first - total / weights
+            difference = value - first - total / weights
         if KEEP_LONE:
-            level = tl.where(count == 1, value, level)
+            difference = tl.where(count == 1, value, difference)
         if DIVIDE_BY_STD:
-            level = level / scale
+            difference = difference / scale
         turn = tl.load(order_ptr + at, mask=is_turn, other=0)
-        tl.store(out_ptr + turn, level, mask=is_turn)
+        tl.store(out_ptr + turn, difference, mask=is_turn)
 
 
 @triton.jit

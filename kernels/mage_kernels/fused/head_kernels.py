@@ -10,8 +10,8 @@ logits.
 Softmax sums are in base 2. In comments and docstrings `z` is a scaled logit: the raw logit times
 the inverse temperature times log2(e). In the kernels `logits` are raw and `scale` is that factor.
 
-Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows with a gradient, `C` columns of a chunk.
-The argument `T` of a kernel is the number of rows of its own launch.
+Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows with a gradient, `K` rows with kept logits,
+`C` columns of a chunk. The argument `T` of a kernel is the number of rows of its own launch.
 """
 
 from dataclasses import dataclass
@@ -51,16 +51,16 @@ columns.
 
 @dataclass(frozen=True, slots=True)
 class KeptLogits:
-    """Hold `2^(z - m)` of the first R rows of a forward, with the `m` of each of their tiles.
+    """Hold `2^(z - m)` of the first K rows of a forward, with the `m` of each of their tiles.
 
     A call of `logit_partials` for these rows alone fills it.
     """
 
     values: Tensor
-    """`[R, V]`: bf16 for 16-bit inputs, because its eight exponent bits hold all but vanishing
+    """`[K, V]`: bf16 for 16-bit inputs, because its eight exponent bits hold all but vanishing
     values of `2^(z - m)`; otherwise of the inputs' type."""
     tile_max: Tensor
-    """fp32 `[tiles, R]`: the running maximum `m` after each tile of BLOCK_V columns."""
+    """fp32 `[tiles, K]`: the running maximum `m` after each tile of BLOCK_V columns."""
 
     @classmethod
     def empty(cls, num_rows: int, vocabulary: int, like: Tensor) -> "KeptLogits":
