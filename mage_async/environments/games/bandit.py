@@ -178,11 +178,11 @@ class Bandit(Game[Code]):
         `random` pulls any arm. `without_memory` plays the best single episode again and again,
         `with_memory` plays the trial that is best for the last episode; `known` knows the code.
         """
-        noise, arms, once = self._noise, self._arms, (0.0,) * (num_episodes - 1)
+        noise, arms, earlier = self._noise, self._arms, (0.0,) * (num_episodes - 1)
         return {
             "random": ((1 - noise + (arms - 1) * noise) / arms,) * num_episodes,
             "without_memory": self._best((1.0,)) * num_episodes,
-            "with_memory": self._best((*once, 1.0)),
+            "with_memory": self._best((*earlier, 1.0)),
             "known": (1 - noise,) * num_episodes,
         }
 

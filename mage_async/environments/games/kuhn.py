@@ -248,9 +248,9 @@ class KuhnPlay(DuelPlay):
         for number in range(num_hands):
             hand = deal(chance, (seat + number) % 2)
             card, style = hand.cards[OPPONENT], opponent.in_seat(1 - hand.seat)
-            bets, calls = style.bets[card], style.calls[card]
-            will_bet = chance.choose("would bet", (1 - bets, bets))
-            will_call = chance.choose("would call", (1 - calls, calls))
+            bet_chance, call_chance = style.bets[card], style.calls[card]
+            will_bet = chance.choose("would bet", (1 - bet_chance, bet_chance))
+            will_call = chance.choose("would call", (1 - call_chance, call_chance))
             self._hands.append(hand)
             self._answers.append((will_bet, will_call))
         self.duel, self._stake = KuhnDuel(game, self._hands, chance), stake
@@ -552,9 +552,9 @@ class Kuhn(Game[Strategy]):
         if self._stakes == 1.0:
             return 1.0
         opponent = self.variant(member)
-        names = next(names for names in self._by_split.values() if opponent in names)
-        place = names.index(opponent) * _STRIDE % len(names)
-        return float(self._stakes ** (place / max(1, len(names) - 1)))
+        split = next(each for each in self._by_split.values() if opponent in each)
+        place = split.index(opponent) * _STRIDE % len(split)
+        return float(self._stakes ** (place / max(1, len(split) - 1)))
 
     def script(self, source: random.Random) -> KuhnScript:
         """Return a script with a style and a skill drawn for the trial. The styles are reasonable
@@ -783,9 +783,12 @@ def hindsight(opponents: tuple[Strategy, ...]) -> float:
     for opponent, seat in itertools.product(opponents, _SEATS):
         style = opponent.in_seat(1 - seat)
         for card, theirs in itertools.permutations(range(3), 2):
-            bet, call = style.bets[theirs], style.calls[theirs]
-            for bets, calls in itertools.product((0, 1), repeat=2):
+            bet_chance, call_chance = style.bets[theirs], style.calls[theirs]
+            for will_bet, will_call in itertools.product((0, 1), repeat=2):
+                bet_weight = bet_chance if will_bet else 1 - bet_chance
+                call_weight = call_chance if will_call else 1 - call_chance
                 weights = np.zeros((1, 3))
-                weights[0, theirs] = (1 - bet, bet)[bets] * (1 - call, call)[calls] / 6
-                total += _HandValue(card).hand(seat, weights, bets, calls)
+                weights[0, theirs] = bet_weight * call_weight / 6
+                # The answers are known, so their probabilities are 0 or 1.
+                total += _HandValue(card).hand(seat, weights, will_bet, will_call)
     return total / 2 / len(opponents)

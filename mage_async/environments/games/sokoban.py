@@ -3,7 +3,8 @@
 Rules: the agent walks in a room of walls, boxes and targets; it can push a box but never pull one.
 Nothing is hidden, but a wrongly pushed box cannot be pulled back, so an episode shows which moves
 to avoid in the next. The room is the same in all episodes. Cells are numbers, row by row from 0; a
-set of cells is an integer (`game.py`). The border is wall, so a step never leaves the room.
+set of cells is an integer whose bit `n` stands for cell `n`. A move is an index of `MOVES`. The
+border is wall, so a step never leaves the room.
 """
 
 import itertools
@@ -46,6 +47,7 @@ class Rewards:
     off: float = -1.0
     """Reward for a box that leaves a target."""
     solved: float = 10.0
+    """Reward for the step after which every box is on a target, added to the others."""
 
 
 REWARDS = Rewards()
@@ -119,16 +121,16 @@ class SokobanPlay(SoloPlay):
     def apply(self, action: str) -> Outcome:
         """Take the steps of an action; steps after the room is solved are not taken."""
         self._turns_left -= 1
-        numbers = self._actions.get(action)
-        reward = REWARDS.step if numbers is None else 0.0
-        if numbers is not None:
+        moves = self._actions.get(action)
+        reward = REWARDS.step if moves is None else 0.0
+        if moves is not None:
             self.done.append(action)
-        for number in numbers or ():
-            reward += self._step(self.room.steps()[number])
+        for move in moves or ():
+            reward += self._step(self.room.steps()[move])
             if self.is_solved:
                 break
-        words = (INVALID if numbers is None else "", self.anchor, end := self._end())
-        return Outcome(" ".join(filter(None, words)), reward, numbers is not None, bool(end))
+        words = (INVALID if moves is None else "", self.anchor, end := self._end())
+        return Outcome(" ".join(filter(None, words)), reward, moves is not None, bool(end))
 
     def _step(self, step: int) -> float:
         """Take one step; return its reward."""
@@ -149,11 +151,11 @@ class SokobanPlay(SoloPlay):
 
 @cache
 def action_names(most: int) -> dict[str, tuple[int, ...]]:
-    """Return all actions of up to `most` steps, with their step numbers."""
+    """Return all actions of up to `most` steps, with the move of each step."""
     return {
-        " ".join(MOVES[number] for number in numbers): numbers
+        " ".join(MOVES[move] for move in moves): moves
         for length in range(1, most + 1)
-        for numbers in itertools.product(range(len(MOVES)), repeat=length)
+        for moves in itertools.product(range(len(MOVES)), repeat=length)
     }
 
 
@@ -197,7 +199,7 @@ class SokobanScript(TrialScript[SokobanPlay]):
         recalled = self._recall(play)
         if recalled is not None and self.source.random() < self.memory:
             return recalled
-        return " ".join(MOVES[number] for number in self._next_steps(play))
+        return " ".join(MOVES[move] for move in self._next_moves(play))
 
     def _recall(self, play: SokobanPlay) -> str | None:
         """Return the next action of an earlier episode that began like this one and was solved."""
@@ -208,23 +210,23 @@ class SokobanScript(TrialScript[SokobanPlay]):
                 return earlier.done[taken]
         return None
 
-    def _next_steps(self, play: SokobanPlay) -> list[int]:
-        """Return the numbers of the steps of an action."""
-        position, numbers = play.position, list[int]()
-        while len(numbers) < self.steps_per_turn and position[1] != play.room.targets:
-            number = self._next_step(play.room, position)
-            position = push(play.room, position, play.room.steps()[number])
-            numbers.append(number)
-        return numbers
+    def _next_moves(self, play: SokobanPlay) -> list[int]:
+        """Return the moves of an action."""
+        position, moves = play.position, list[int]()
+        while len(moves) < self.steps_per_turn and position[1] != play.room.targets:
+            move = self._next_move(play.room, position)
+            position = push(play.room, position, play.room.steps()[move])
+            moves.append(move)
+        return moves
 
-    def _next_step(self, room: Room, position: Position) -> int:
-        """Return the number of a step that shortens the way to the solution, or of any step."""
-        numbers = range(len(MOVES))
+    def _next_move(self, room: Room, position: Position) -> int:
+        """Return a move that shortens the way to the solution, or any move."""
+        moves = range(len(MOVES))
         if self.source.random() >= self.care:
-            return self.source.choice(numbers)
+            return self.source.choice(moves)
         far = len(self._distances)  # above every distance: for positions that are not known
         left = [self._distances.get(push(room, position, step), far) for step in room.steps()]
-        return self.source.choice([number for number in numbers if left[number] == min(left)])
+        return self.source.choice([move for move in moves if left[move] == min(left)])
 
 
 class Sokoban(Game[str]):
