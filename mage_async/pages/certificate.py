@@ -10,6 +10,7 @@ from typing import Any
 from mage_async.pages.charts import Series, duration, figure, line_chart, percent, signed
 from mage_async.pages.tables import Table, TableCell, TableRow
 from mage_async.pages.templating import fill
+from mage_async.results.certificate import PlayCounts
 
 LABELS = {
     "own": "own history",
@@ -73,20 +74,19 @@ def render_certificate(document: Mapping[str, Any]) -> str:
 
 
 def warnings_of(
-    turns: Mapping[str, Sequence[int]], costs: Mapping[str, Any], limits: Iterable[int]
+    counts: Mapping[str, PlayCounts], costs: Mapping[str, Any], limits: Iterable[int]
 ) -> list[str]:
     """Return sentences about what makes a measurement doubtful.
 
     Args:
-        turns: For each game, the number of actions, of invalid actions, of trials, and of trials
-            that were cut short.
+        counts: By label of the game.
         costs: Value of `costs` in the document.
         limits: Largest numbers of tokens of a completion: of an action, and of a reflection.
     """
     found = []
-    for label, (num_turns, invalid, trials, cut) in turns.items():
-        if num_turns and invalid / num_turns > MANY:
-            share = percent(invalid / num_turns)
+    for label, (actions, invalid, trials, cut) in counts.items():
+        if actions and invalid / actions > MANY:
+            share = percent(invalid / actions)
             found.append(
                 f"{label}: {share} of the actions were invalid, so the model may not have "
                 "understood what to write"

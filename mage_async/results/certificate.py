@@ -15,7 +15,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -49,6 +49,17 @@ class TaskReturns(msgspec.Struct, frozen=True):
     """Return of the last episode, with another task than the history's."""
     has_chance: bool = False
     """Whether the game draws new random events in each episode."""
+
+
+class PlayCounts(NamedTuple):
+    """Count the actions and the trials of a game, in all arms together."""
+
+    actions: int
+    invalid: int
+    """Number of invalid actions among them."""
+    trials: int
+    cut: int
+    """Number of trials that were cut short."""
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from mage_async.environments.environment import Environment, Play
 from mage_async.environments.user_calls import new_play
 from mage_async.errors import ConfigError
 from mage_async.policy_version import VersionRun
-from mage_async.results.certificate import ARMS, Arm, TaskReturns, scaled
+from mage_async.results.certificate import ARMS, Arm, PlayCounts, TaskReturns, scaled
 from mage_async.results.run_files import read_lines
 from mage_async.tasks.task_stream import FINAL_SEED, evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
@@ -396,13 +396,17 @@ class Measurement:
                     return False
         return num_repeated >= ENOUGH_REPEATED
 
-    def turns(self, label: str) -> tuple[int, int, int, int]:
-        """Return four counts of a game: actions, invalid actions, trials, trials cut short."""
+    def counts(self, label: str) -> PlayCounts:
+        """Count the actions and the trials of a game."""
         found = [
             each for name, each in self._record.outcomes.items() if name.startswith(f"{label}/")
         ]
-        turns, invalid = sum(each.turns for each in found), sum(each.invalid for each in found)
-        return turns, invalid, len(found), sum(each.is_cut for each in found)
+        return PlayCounts(
+            actions=sum(each.turns for each in found),
+            invalid=sum(each.invalid for each in found),
+            trials=len(found),
+            cut=sum(each.is_cut for each in found),
+        )
 
 
 def tasks_of(environment: Environment, num_tasks: int) -> list[Task]:
@@ -418,7 +422,7 @@ def _begin_try(environment: Environment, task: Task, number: int, episode: int) 
 
 def _index(key: TrialKey) -> int:
     """Return the trial's index, from which a model of our own derives the seeds of its samples."""
-    # A factor of 8, and not of 5: up to three further arms would change no seed.
+    # Each try has 8 indices, of which 5 are used: up to three more arms would change no seed.
     return 8 * key.try_ + ARMS.index(key.arm)
 
 

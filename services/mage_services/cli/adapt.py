@@ -519,7 +519,7 @@ def _document(
     usage = asdict(record.usage)
     money = None if given.price is None else _money(usage, given.price)
     costs = usage | {"wall_s": wall_s, "money": money}
-    turns = {label: measurement.turns(label) for label in tasks}
+    counts = {label: measurement.counts(label) for label in tasks}
     lengths = {game.config.sampling.max_tokens for game in games}
     lengths |= {game.config.max_reflection_tokens for game in games if game.config.reflects}
     named = zip(games, player.games, strict=True)
@@ -530,7 +530,7 @@ def _document(
         "margin": given.margin,
         "episodes": given.episodes,
         "memory": given.memory,
-        "warnings": [*warnings_of(turns, costs, lengths), *_seen_ranges(games, measurement)],
+        "warnings": [*warnings_of(counts, costs, lengths), *_seen_ranges(games, measurement)],
         "returns": arm_returns(every),
         "games": [
             {
@@ -540,8 +540,8 @@ def _document(
                 **_game_certificate(tasks[game.label], given.margin, len(games)),
                 "returns": _in_units(arm_returns(tasks[game.label]), game, measurement),
                 "references": game.environment.references("heldout", given.episodes),
-                "actions": turns[game.label][0],
-                "invalid_actions": turns[game.label][1],
+                "actions": counts[game.label].actions,
+                "invalid_actions": counts[game.label].invalid,
             }
             for game, (_, name, options) in named
         ],
