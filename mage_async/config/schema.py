@@ -562,8 +562,9 @@ class Learner(Section):
     a small part of the memory for a third more time."""
     float32_masters: bool = False
     """Whether the optimizer, with `policy.dtype = "bfloat16"`, updates a float32 copy of each
-    trained weight and rounds it into the model: 10 more bytes per weight, and no update is rounded
-    to zero."""
+    trained weight and rounds it into the model, so that no update is rounded to zero. It takes 10
+    more bytes per weight: 4 of the copy, 4 of the moments and 2 of the gradient, which are float32
+    too."""
     optimizer_state: Literal["full", "8bit"] = "full"
     """AdamW's two moments, in the type of the trained weights or in one byte each by torchao (`pip
     install "mage_async[8bit]"`): 2 bytes per trained weight instead of 8 in float32."""
@@ -659,8 +660,8 @@ class Evaluation(Section):
     else 3."""
 
     def is_due(self, version: int, last: int) -> bool:
-        """Return whether the evaluator plays this version of the weights: each `every`-th, and the
-        last of the run, `last`.
+        """Return whether the evaluator plays this version of the weights: version 0, each
+        `every`-th, and the last of the run, `last`; if `every` is 0, the last alone.
         """
         return version == last or (self.every > 0 and version % self.every == 0)
 
@@ -681,8 +682,8 @@ class Journal(Section):
     """The journal of grants, trials and steps on disk."""
 
     max_bytes: Count = 32_000_000_000
-    """Size at which no trial is accepted until there is space again. From half of it on, and on a
-    full disk, segments that a checkpoint has made unnecessary are deleted."""
+    """Largest size. A full journal accepts no trial until segments have been deleted: from half of
+    this size on, and on a full disk, those that a checkpoint has made unnecessary."""
 
 
 class Supervision(Section):
@@ -731,7 +732,7 @@ class Config(Section):
     """A whole run."""
 
     seed: Natural = 0
-    """Seed of every random draw."""
+    """Seed of the run's random draws."""
     environment: Environment = Environment()
     trial: TrialShape = TrialShape()
     transcript: Transcript = Transcript()
