@@ -91,6 +91,10 @@ def save_checkpoint(
     Args:
         best: A checkpoint that is not deleted.
         is_last: Whether to write the merged model too, if the model has adapters.
+
+    Raises:
+        OSError, SafetensorError, RuntimeError: the disk has failed; a caller turns these into a
+            RunError (`writing`).
     """
     import torch
 
@@ -166,6 +170,7 @@ def whole_policy(config: Config, policy: Path, checkpoint: Path) -> Path:
         policy: Model directory that the run began from.
 
     Raises:
+        PolicyError: the model lacks the configured layers or adapters.
         RunError: the adapters cannot be read, or the merged model cannot be written.
     """
     from mage_async.policy.load import export_hf

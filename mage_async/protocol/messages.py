@@ -80,7 +80,7 @@ class Welcome(Fields):
 
 
 class Refusal(Fields):
-    """Refuse a peer, now and later."""
+    """Refuse a peer for good; its process ends."""
 
     reason: Reason
 
@@ -150,6 +150,7 @@ class Acknowledge(OfGroup):
     trial: Number
     """Index of the trial in its group."""
     is_duplicate: bool
+    """Whether the trial had arrived before; this copy was discarded."""
 
 
 class Unwanted(OfGroup):

@@ -65,6 +65,9 @@ def play_again(
     Args:
         trial: one whose turns are all actions: no reflections, strategies or notes.
         member: another goal; None: the trial's own.
+
+    Raises:
+        RunError: an action was not drawn from a list of legal ones.
     """
     task = replace(trial.task, member=trial.task.member if member is None else member)
     run = TrialRun(environment, task, trial.index, trial_config, chat, name="again")
@@ -122,11 +125,11 @@ def _runs(segment: Segment, turn: Turn) -> tuple[VersionRun, ...]:
 # Trials as arrays
 #
 # A state is a context before a token that has alternatives in the legal actions. The probability of
-# an action is the product of those of its tokens: to choose a token is a step of its own, which
-# earns nothing and is not discounted unless it is the last of its action. By the chain rule of
-# entropy the soft value of the state before an action is then that over whole actions. A context
-# only grows: all states of a segment are positions in one row of tokens, and the state that follows
-# is the next position.
+# an action is the product of those of its tokens: to choose a token is a step of its own. Only the
+# last token of an action earns the action's reward and is discounted. By the chain rule of entropy
+# the soft value of the state before an action is then that over whole actions. A context only
+# grows: all states of a segment are positions in one row of tokens, and the state that follows is
+# the next position.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -54,7 +54,7 @@ def prepare(
     """Return a session of a run's policy and a task.
 
     Args:
-        member: name of the hidden task variant; None: any held-out one.
+        member: name of the hidden task variant, or of a past policy; None: any held-out variant.
         seed: seed of the task; None: a new one.
         episodes: episodes of the trial; None: as in training.
         checkpoint: as for `chosen_checkpoint`.
@@ -88,7 +88,9 @@ def prepare(
 
 
 def _check_member(environment: Environment, member: str) -> None:
-    """Refuse a member that the environment does not have, and name the closest."""
+    """Refuse a member that is neither a task variant of the environment nor a past policy, and name
+    the closest variant.
+    """
     known = (*environment.members("train"), *environment.members("heldout"))
     if version_of(member) is None and member not in known:
         hint = user_modules.did_you_mean(member, known)
@@ -201,6 +203,7 @@ async def play_person_and_agent(
                 task,
                 config=trial_config,
                 chat=stage.chat,
+                # Begins the names of the past policy's sequences: it plays against the person.
                 name="person",
                 version=version,
             )

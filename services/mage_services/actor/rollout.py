@@ -91,9 +91,9 @@ Begin = Callable[[], TrialInProgress]
 
 
 Between = Callable[[TrialInProgress], Awaitable[None]]
-"""Called when an episode has ended and the next one has not begun (`is_between_episodes`): once,
-and again after each call of the environment that is made in between, such as the one that closes
-it."""
+"""Called when an episode has ended and the next one has not begun (`is_between_episodes`). Between
+two episodes it may be called more than once: after the last turn, and after each call that closes
+an object of the environment."""
 
 
 class Played(NamedTuple):
@@ -192,8 +192,9 @@ async def play_to_end(
     sequences, and the objects of its environment are closed.
 
     Raises:
-        TurnOverdue: a turn was not sampled by its deadline, and was aborted.
-        CallFault: a call of the environment raised, took too long, or returned a wrong value.
+        TurnOverdue, TurnLost: a turn was not sampled by its deadline, or the engine died.
+        EnvironmentFault: a call of the environment raised, took too long, or returned a value that
+            cannot be played.
         ContextFull: a context has no room for a turn that must be played.
     """
     began = time.monotonic()
