@@ -135,10 +135,8 @@ class LearnerSite:
 
     def _trained(self, version: int, groups: list[Group]) -> None:
         """Do what the training loop and the run's log do on the event loop after a step."""
-        self.coordinator.durations.trained([group.grant for group in groups])
         self.coordinator.trained(version)
         self.coordinator.take_actors()
-        self.coordinator.duration_metrics()
 
     def _announce(self, version: int) -> None:
         self.coordinator.announce(publication(version))

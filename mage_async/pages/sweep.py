@@ -52,7 +52,7 @@ CORRECTION_COLUMNS = (
 """Columns of the table that shows how far off-policy tokens were, and how the correction treated
 them.
 """
-UNTRAINED_COLUMNS = ("dropped_share", "wasted_share", "length_bias")
+UNTRAINED_COLUMNS = ("dropped_share", "wasted_share", "long_over_short")
 """Columns of the table of trials that were played and not trained."""
 CaptionedChart = tuple[str, Chart | None]
 

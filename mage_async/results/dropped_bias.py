@@ -4,13 +4,12 @@ A group that was dropped is not trained. If long groups, or those of one kind, a
 often than others, the policy is trained on other tasks than the configuration names. The ratio of
 selection is 1 if every group that started was trained; groups in flight are not counted yet.
 
-`Selection` counts the groups of a whole run, and reads its metrics. `TrialDurations` counts the
-trials of one learner process by their seconds; its `length_bias` and `wasted_share` are metrics.
+`Selection` counts the groups of a run by its lines of metrics.
 """
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -155,6 +154,14 @@ class Selection:
         trained, dropped = self._trained.total(), self._dropped.total()
         return Share("all", trained, trained + dropped) if trained + dropped else None
 
+    def wasted_share(self) -> float:
+        """Return the share of dropped groups in the turns of all groups; 0 if none has ended."""
+        trained, dropped = (
+            sum(turns * count for turns, count in groups.items())
+            for groups in (self._trained, self._dropped)
+        )
+        return dropped / max(1, trained + dropped)
+
     def by_kind(self) -> list[Share]:
         """Return the share of every kind, the smallest ratio first."""
         return _shares(*self._kinds, self._kinds[0].keys() | self._kinds[1].keys())
@@ -252,114 +259,3 @@ def _length_label(name: str, least: float, most: float) -> str:
 def ratio_text(ratio: Ratio) -> str:
     """Return a ratio with its interval, as `0.98 (0.95 to 1.00)`."""
     return f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-
-
-# The code below counts trials by their seconds, to see whether long ones are trained less often.
-
-BINS_PER_DOUBLING = 64
-"""Number of bins in which a duration doubles, so that a bin is about one percent wide. Counts by
-bin take bounded memory, however long a run is.
-"""
-SHORTEST_S = 1e-6
-"""Seconds below which a duration counts as this one, because log2(0) is not finite."""
-NUM_REMEMBERED = 4096
-"""Least number of groups, granted before the oldest group in flight, whose trials are remembered. A
-trial of a still older group that arrives late may not be counted.
-"""
-
-
-@dataclass(slots=True)
-class DurationHistogram:
-    """Count durations in logarithmic bins, and sum them up."""
-
-    counts: Counter[int] = field(default_factory=Counter)
-    """Number of durations in each bin."""
-    seconds: float = 0.0
-    """Sum of all durations."""
-
-    def add(self, durations_s: Iterable[float]) -> None:
-        """Count durations in seconds."""
-        for duration_s in durations_s:
-            self.counts[round(BINS_PER_DOUBLING * math.log2(max(duration_s, SHORTEST_S)))] += 1
-            self.seconds += duration_s
-
-    def __add__(self, other: "DurationHistogram") -> "DurationHistogram":
-        return DurationHistogram(self.counts + other.counts, self.seconds + other.seconds)
-
-
-def length_bias(started: DurationHistogram, trained: DurationHistogram) -> float:
-    """Return how much more often than others the longest tenth of the started trials is trained.
-
-    That is the longest tenth's share of the trained trials over its share of the started ones: 1 is
-    unbiased, 0 means that no long trial is trained. The tenth is rounded up to whole bins.
-    """
-    if not started.counts or not trained.counts:
-        return 1.0
-    total, num_longest, num_trained = started.counts.total(), 0, 0
-    for index in sorted(started.counts, reverse=True):
-        num_longest += started.counts[index]
-        num_trained += trained.counts[index]
-        if 10 * num_longest >= total:
-            break
-    return (num_trained / trained.counts.total()) / (num_longest / total)
-
-
-@dataclass(slots=True)
-class TrialDurations:
-    """Collect the durations of the trials of one learner process, trained and not trained.
-
-    A trial counts from its arrival on, even if its group was dropped before. Trials that have not
-    arrived do not count.
-    """
-
-    _untrained_durations: dict[int, dict[int, float]] = field(default_factory=dict)
-    """Duration in seconds by grant and trial index, for groups that were not trained so far."""
-    _trained_durations: DurationHistogram = field(default_factory=DurationHistogram)
-    _dropped_durations: DurationHistogram = field(default_factory=DurationHistogram)
-    """Durations of the trials of dropped groups that are no longer remembered."""
-    _trained_grants: set[int] = field(default_factory=set)
-    """Grants of groups that were trained. A trial of theirs that arrives again must not count
-    again.
-    """
-    _oldest_remembered: int = 0
-    """Number of the oldest group that is remembered; late trials of older ones do not count."""
-
-    def arrived(self, grant: int, index: int, duration_s: float) -> None:
-        """Count a trial once, however often it arrives."""
-        if grant >= self._oldest_remembered and grant not in self._trained_grants:
-            self._untrained_durations.setdefault(grant, {}).setdefault(index, duration_s)
-
-    def trained(self, grants: Collection[int]) -> None:
-        """Count the trials of these groups as trained."""
-        self._trained_grants.update(grants)
-        for grant in grants:
-            self._trained_durations.add(self._untrained_durations.pop(grant, {}).values())
-
-    def forget_before(self, oldest_in_flight: int) -> None:
-        """Forget the groups that ended long before the oldest group in flight was granted."""
-        first = oldest_in_flight - NUM_REMEMBERED
-        if first < self._oldest_remembered + NUM_REMEMBERED:
-            return  # a scan of all remembered groups is worth it only once many can be forgotten
-        self._oldest_remembered = first
-        self._trained_grants = {grant for grant in self._trained_grants if grant >= first}
-        for grant in [grant for grant in self._untrained_durations if grant < first]:
-            self._dropped_durations.add(self._untrained_durations.pop(grant).values())
-
-    def length_bias(self, in_flight: Collection[int]) -> float:
-        """Return `length_bias` over the trials of all groups that are not in flight."""
-        return length_bias(self._trained_durations + self._lost(in_flight), self._trained_durations)
-
-    def wasted_share(self, in_flight: Collection[int]) -> float:
-        """Return the share of playing time that went into trials which were never trained."""
-        lost = self._lost(in_flight).seconds
-        return lost / max(1e-9, lost + self._trained_durations.seconds)
-
-    def _lost(self, in_flight: Collection[int]) -> DurationHistogram:
-        """Return the durations of all trials that were never trained, except those of groups in
-        flight.
-        """
-        lost = DurationHistogram()
-        for grant, durations in self._untrained_durations.items():
-            if grant not in in_flight:
-                lost.add(durations.values())
-        return lost + self._dropped_durations

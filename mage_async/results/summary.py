@@ -165,10 +165,7 @@ def _trials(run: RunDirectory, records: RunRecords) -> Record | None:
 
 
 def _staleness(records: RunRecords) -> Record:
-    """Return staleness over all trained tokens, `length_bias` (how much more often than others the
-    longest tenth of the trials is trained), and `wasted_share`, the share of playing time spent on
-    trials that were never trained.
-    """
+    """Return staleness over all trained tokens."""
     metrics = [record for record in records.metrics if "staleness_mean" in record]
     if not metrics:
         return {}
@@ -183,7 +180,6 @@ def _staleness(records: RunRecords) -> Record:
         "over_bound_share_by_episode": [
             _over_tokens(records, f"over_bound_share_episode_{episode}") for episode in episodes
         ],
-        **records.learner.get("fates", {}),  # length_bias and wasted_share
     }
 
 

@@ -26,6 +26,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import BOUND_OF, Config, check_source
 from mage_async.errors import ConfigError
 from mage_async.policy_version import OLDEST_AGE
+from mage_async.results.dropped_bias import Selection
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory, distinct_name
 from mage_async.results.run_files import Record, RunRecords, read_document, read_records
@@ -367,6 +368,8 @@ def unreached_bounds_sentence(finished: Iterable[FinishedRun]) -> str:
 def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
     """Return the figures of a run by name; NaN if the run did not record it."""
     staleness, trials = summary["staleness"], summary["trials"]
+    selection = Selection.of(records.metrics)
+    long_over_short = selection.long_over_short(records.config.admission.trials_per_group)
     last = {
         f"{split}_last_return": summary["evaluation"][split]["return_by_episode"][-1]
         for split in ("heldout", "train")
@@ -387,8 +390,8 @@ def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
         **{n: statistics.fmean(record[n] for record in records.metrics) for n in AVERAGED},
         **first,
         "dropped_share": trials["dropped"] / max(1, trials["granted"]),
-        "wasted_share": staleness.get("wasted_share", math.nan),
-        "length_bias": staleness.get("length_bias", math.nan),
+        "wasted_share": selection.wasted_share(),
+        "long_over_short": 1.0 if long_over_short is None else long_over_short.value,
     }
 
 

@@ -173,10 +173,7 @@ def simulate(policy: AdmissionPolicy, work: Workload, seed: int) -> FlowFigures:
 
 
 def exact_length_bias(started: Sequence[float], trained: Sequence[float]) -> float:
-    """Return the longest tenth's share of the trained trials over its share of the started ones.
-
-    Like `dropped_bias.length_bias`, but from all lengths instead of a histogram.
-    """
+    """Return the longest tenth's share of the trained trials over its share of the started ones."""
     if not len(started) or not len(trained):
         return 1.0
     edge = np.quantile(started, 0.9)

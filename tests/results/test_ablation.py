@@ -39,7 +39,7 @@ FIGURES = {
     "k3_mean": 0.01,
     "dropped_share": 0.0,
     "wasted_share": math.nan,
-    "length_bias": 1.0,
+    "long_over_short": 1.0,
 }
 
 

@@ -100,3 +100,7 @@ def test_drops_become_rows_by_kind_task_turns_and_cause() -> None:
     found = Selection.of([{"dropped_groups": rows}])
     assert found.causes == {"the environment raised": 2, "over age": 1}
     assert [share.label for share in found.by_task()] == sorted([one, other])
+    trained = [[environment.family(one), one, 10, 3]]
+    both = Selection.of([{"dropped_groups": rows, "trained_groups": trained}])
+    assert both.wasted_share() == pytest.approx(17 / 47)
+    assert Selection().wasted_share() == 0.0

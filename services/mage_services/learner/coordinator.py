@@ -39,7 +39,6 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
-from mage_async.results.dropped_bias import TrialDurations
 from mage_async.results.progress import ProgressCounts, drop_kind
 from mage_async.tasks.league import League, version_of
 from mage_async.tasks.task_stream import MatchedTasks
@@ -192,7 +191,6 @@ class Coordinator:
     """Peers that have said Hello, by the names of their connections."""
     faults: list[str] = field(default_factory=list, init=False)
     """Sentences about what went wrong, for people, oldest first, at most `MAX_FAULTS`."""
-    durations: TrialDurations = field(default_factory=TrialDurations, init=False)
     """Durations of trials since this process began."""
     progress: ProgressCounts = field(default_factory=ProgressCounts, init=False)
     """What has arrived since this process began."""
@@ -382,22 +380,11 @@ class Coordinator:
     def take_actors(self) -> dict[int, str]:
         """Return the name of the actor that completed each group, by grant.
 
-        Forgets the groups that are not in flight, and the durations of trials of long ago.
+        Forgets the groups that are not in flight.
         """
         known, in_flight = self._actors, self.ledger.grants_in_flight()
-        self.durations.forget_before(min(in_flight, default=self.ledger.next_grant))
         self._actors = {grant: actor for grant, actor in known.items() if grant in in_flight}
         return known
-
-    def duration_metrics(self) -> dict[str, float]:
-        """Return how the admission policy treated long trials: the bias of their length, and the
-        share of playing time that was never trained.
-        """
-        in_flight = self.ledger.grants_in_flight()
-        return {
-            "length_bias": self.durations.length_bias(in_flight),
-            "wasted_share": self.durations.wasted_share(in_flight),
-        }
 
     def note(self, sentence: str) -> None:
         """Remember what went wrong, for people to read."""
@@ -627,7 +614,6 @@ class Coordinator:
                 ),
             )
             return
-        self.durations.arrived(result.grant, index, result.trial.duration_s)
         is_first = isinstance(outcome, Accepted)
         answer = Acknowledge(
             grant=result.grant, epoch=result.epoch, trial=index, is_duplicate=not is_first

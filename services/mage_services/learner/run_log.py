@@ -150,8 +150,6 @@ class RunLog:
             "trials": trial_counts(counts),
             "dropped_by_reason": dict(counts.dropped_by_reason),
             "granted_again": counts.granted_again,
-            # How the admission policy treated long trials: `length_bias` and `wasted_share`.
-            "fates": self._coordinator.duration_metrics(),
             "blocked_s": self.blocked_s(),
         }
         if self._coordinator.league.is_on:

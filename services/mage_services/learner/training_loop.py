@@ -123,7 +123,6 @@ class TrainingLoop:
         await self.run_log.write_method_states()  # before the evaluator hears of the version
         self.publisher.offer(snapshot, commit.digest)
         self._coordinator.limit_concurrency(time.monotonic() - began)
-        self._coordinator.durations.trained(commit.grants)
         self._coordinator.trained(commit.version)
         record = await self.run_log.write_step(groups, metrics, waited_s)
         if commit.version % self._config.learner.checkpoint_every == 0:
