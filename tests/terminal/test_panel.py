@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from mage_services.terminal.panel import panel, panel_width, short, sparkline
+from mage_services.terminal.panel import panel, panel_width, sparkline
 from mage_services.terminal.view import make_view
 from tests.helpers.status_events import (
     FULL_RUN,
@@ -169,10 +169,6 @@ def test_sparklines_keep_their_scale_and_width():
     assert sparkline([0.0, 0.5, 1.0], 0.0, 1.0, 10) == "▁▅█"
     assert sparkline([0.0] * 50 + [1.0] * 50, 0.0, 1.0, 10) == "▁▁▁▁▁█████"
     assert sparkline([], 0.0, 1.0, 10) == ""
-
-
-def test_numbers_are_short():
-    assert [short(n) for n in (288.0, 3456.0, 29376.0, 1.5e6)] == ["288", "3,456", "29.4k", "1.5M"]
 
 
 def test_the_panel_says_what_the_first_step_waits_for(config, run):

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from mage_async.pages.charts import figure
 from mage_async.results.metrics import returns_by_environment
 from mage_async.results.run_directory import RunDirectory
 from mage_services.terminal.run_state import RunState
@@ -187,8 +188,8 @@ def _figures(state: RunState) -> RenderableType:
         grid.add_row(
             "speed",
             f"{last['trials_per_s']:.0f} [dim]trials/s[/]  "
-            f"{short(last['generated_tokens_per_s'])} [dim]sampled[/]  "
-            f"{short(last['trained_tokens_per_s'])} [dim]trained tokens/s[/]",
+            f"{figure(last['generated_tokens_per_s'])} [dim]sampled[/]  "
+            f"{figure(last['trained_tokens_per_s'])} [dim]trained tokens/s[/]",
         )
         grid.add_row(
             "staleness",
@@ -272,12 +273,3 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def short(number: float) -> str:
-    """Return a number in few characters, such as 1.2M for 1234567."""
-    for size, unit in ((1e6, "M"), (1e3, "k")):
-        # Numbers below 10,000 are written out.
-        if number >= 10 * size or (unit == "M" and number >= size):
-            return f"{number / size:.1f}{unit}"
-    return f"{number:,.0f}"
