@@ -84,6 +84,8 @@ def check_declared(name: str, environment: Environment, num_episodes: int) -> No
             members = environment.members(split)
             want(_are_names(members), f"members({split!r})", "a tuple of names", members)
             first = members[0]
+            wanted = "at least two names: the control `swapped` hides another task than its trial's"
+            want(len(members) > 1, f"members({split!r})", wanted, members)
             family, others = environment.family(first), environment.swaps(first, split)
             want(isinstance(family, str), f"family({first!r})", "text", family)
             are_others = _are_names(others) and set(others) <= set(members) - {first}

@@ -424,7 +424,8 @@ def _short(value: Any) -> str:
 
 def _misspelt_parts(kind: type) -> Iterator[tuple[str, str]]:
     """Yield attributes that nothing in the class's module reads, each with the optional part that
-    was meant: one with almost the same name, which the class does not declare.
+    was meant: one with almost the same name, which the class that has the attribute does not
+    declare.
     """
     # Base classes of a library have attributes for other purposes.
     own = [each for each in kind.__mro__ if each.__module__ == kind.__module__]
@@ -440,9 +441,12 @@ def _misspelt_parts(kind: type) -> Iterator[tuple[str, str]]:
     read, stored = (_names_of((*owners, module), action) for action in ("LOAD", "STORE"))
     for names, parts in ((declared, OPTIONAL_PARTS), (stored - declared, _CHANGING_PARTS)):
         for name in sorted(names - read - {*OPTIONAL_PARTS, "reset", "step"}):
-            missing = [each for each in parts if not hasattr(kind, each) and each not in stored]
-            for meant in difflib.get_close_matches(name, missing, n=1, cutoff=_LIKENESS):
-                yield name, meant
+            for meant in difflib.get_close_matches(name, parts, n=1, cutoff=_LIKENESS):
+                declaring = [each for each in own if meant in vars(each)]
+                # A class may misspell a part that it would have replaced in a base class.
+                is_inherited = all(name not in vars(each) for each in declaring)
+                if meant not in stored and is_inherited and (declaring or not hasattr(kind, meant)):
+                    yield name, meant
 
 
 def _names_of(owners: Iterable[Any], action: str) -> set[str]:

@@ -324,6 +324,21 @@ def test_what_a_class_declares_as_none_is_not_declared(
     assert "script        no warm start by a script" in said
 
 
+def test_bounds_that_play_contradicts_and_observations_that_no_context_holds_are_said(
+    vault: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (vault / "open_text.py").write_text(
+        OPEN.replace('return "on", 0.0', 'return "on " * 20_000, 2.0')
+        + "    legal_actions = ('a', 'b')\n    min_return = 0.0\n    max_return = 1.0\n"
+    )
+    assert main(["check", "open_text:Open", "--set", "policy.source=a/model"]) == 0
+    said = capsys.readouterr().out
+    assert "an episode earned 4, but the environment declares min_return = 0 and max_" in said
+    assert "more rows of this line" in said
+    assert "shorten the observations, or raise the key" in said
+    assert len(said.splitlines()) < 150
+
+
 def test_play_that_would_take_long_is_not_begun(
     vault: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -323,6 +323,10 @@ LEGAL = "    def legal_actions(self):\n        return "
         ("    max_turns = 0", "facts.max_turns must be a whole number from 1, got 0"),
         ("    min_return = 1", "facts.min_return and max_return must be two numbers in order, or"),
         ("    def members(self, split):\n        return ()", "members('train') must be a tuple of"),
+        (
+            "    def members(self, split):\n        return (f'{split} alone',)",
+            "members('train') must be at least two names: the control `swapped` hides another",
+        ),
         ("    def members(self, split):\n        return (1, 2)", "'1' cannot be trained on and he"),
         (
             RESET + "str(random.random())",
@@ -343,6 +347,14 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
         rehearsed(config)
     assert str(caught.value).startswith(("environment 'own", "own: '1'"))
     assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_part_of_a_base_class_is_found_in_the_class_that_would_replace_it(
+    write: Callable[..., Config],
+) -> None:
+    text = own("    max_turns = 2\n\nclass Longer(Own):\n    max_turnz = 3")
+    with pytest.raises(ConfigError, match=r"Longer\.max_turnz \(did you mean `max_turns`\?\)"):
+        rehearsed(write(text, *PRETRAINED, "environment.name=own:Longer"))
 
 
 @pytest.mark.parametrize(

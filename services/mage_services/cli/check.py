@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 HELP = "Rehearse an environment of your own, and say what its declarations switch on."
 NUM_TURNS = 5
 """Number of turns that are shown as the model will read them."""
+NUM_ROWS = 12
+"""Largest number of rows that are shown of one line of a turn."""
 NUM_TRIALS, BUDGET_S = 400, 4.0
 """Largest number of trials of random play, of trials of scripted play, and of pairs of tasks that
 are compared; and seconds after which each of these three ends early.
@@ -210,11 +212,19 @@ def _print_turns(config: "Config", environment: "Environment", chat: "ChatFormat
     print(f"the first {len(shown)} turns, as the model reads and writes them:")
     for turn in shown:
         for line in chat.decode(tokens[start : turn.stop]).splitlines():
-            print("\n".join(wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")))
+            rows = wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
+            print("\n".join(rows[:NUM_ROWS]))
+            if len(rows) > NUM_ROWS:
+                print(f"    … {len(rows) - NUM_ROWS:,} more rows of this line")
         start = turn.stop
     first = "a trial" if len(trial.segments) == 1 else "the first context of a trial"
     most = config.engine.max_tokens
     print(f"  {first} of random play has {len(tokens):,} tokens of {most:,}")
+    if len(tokens) > most:
+        print(
+            f"  an episode is cut where it has used its share of engine.max_tokens = {most:,}: "
+            "shorten the observations, or raise the key"
+        )
 
 
 def _trials(
@@ -285,15 +295,28 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
         pairs = zip(found.return_by_episode, found.ci95_by_episode, strict=True)
         returns = "  ".join(f"{mean:+.3f} ±{half:.3f}" for mean, half in pairs)
         print(f"  {name:<9}{returns}  ({len(trials)} trials)")
-        has_earned = any(any(trial.episode_rewards()) for trial in trials)
-        if player is random_play and not has_earned:
+        earned = [reward for trial in trials for reward in trial.episode_rewards()]
+        if player is random_play and not any(earned):
             print("  random play never earned anything: begin with easier tasks or part rewards")
+        if wrong := _wrong_bounds(environment, earned):
+            print(f"  {wrong}")
     size = config.admission.groups_per_step * config.admission.trials_per_group
     if not seconds:
         return
     print(
         f"a step trains on {size} trials; without a model, one took {seconds:.2g} s here, so the "
         f"environment's part of a step is about {size * seconds:.2g} s on one core"
+    )
+
+
+def _wrong_bounds(environment: "Environment", earned: list[float]) -> str:
+    """Return a sentence if an episode earned less or more than declared; "" if none did."""
+    least, most = environment.facts.min_return, environment.facts.max_return
+    if least is None or most is None or (least <= min(earned) and max(earned) <= most):
+        return ""
+    return (
+        f"an episode earned {max(earned) if max(earned) > most else min(earned):g}, but the "
+        f"environment declares min_return = {least:g} and max_return = {most:g}: correct them"
     )
 
 
