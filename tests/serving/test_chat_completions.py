@@ -100,10 +100,14 @@ def test_an_answer_is_streamed_as_events(address):
         ({"messages": [user("a")], "n": 0}, "`n` must be 1"),
         ({"messages": [user("a")], "stop": ["."]}, "`stop` does not end an answer"),
         ({"messages": [user("a")], "logprobs": True}, "`logprobs` are not sent"),
-        ({"messages": [user("a")], "regex": "a|b"}, "`regex` do not restrict the answer"),
+        ({"messages": [user("a")], "regex": "("}, "the pattern '(' cannot be read"),
+        (
+            {"messages": [user("a")], "regex": "a+"},
+            "the form of the answer: the legal_pattern 'a+' ",
+        ),
         (
             {"messages": [user("a")], "response_format": {"type": "json_object"}},
-            "describe its form in a message",
+            "because it is one action: send a `regex` that the action matches",
         ),
         ({"messages": [user("a")], "temperature": -1}, "`temperature` must be at least 0"),
         ({"messages": [user("a")], "max_completion_tokens": 0}, "`max_tokens` at least 1"),
@@ -115,6 +119,38 @@ def test_a_bad_request_is_answered_with_the_reason(address, body, reason):
     status, reply = post(address, body)
     assert status == 400
     assert reason in reply["error"]["message"]
+
+
+def test_a_regex_restricts_an_answer_to_the_legal_actions_of_a_turn(address):
+    for action in ("rock", "paper"):
+        _, reply = post(address, {"messages": [user("episode 1")], "regex": action})
+        assert said(reply)["content"] == f"<action> {action}</action>"
+        assert reply["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_answer_that_the_clients_own_limit_cuts_says_so(address):
+    _, reply = post(address, {"messages": [user("episode 1")], "max_tokens": 1, "temperature": 0})
+    assert reply["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("form", "answer"),
+    [
+        ({"regex": "rock"}, "rock"),
+        ({"response_format": {"type": "regex", "pattern": "(rock|paper) rock"}}, "paper rock"),
+    ],
+)
+def test_the_policy_of_an_agent_program_answers_without_tags(form, answer, tmp_path):
+    chat = small_chat(tmp_path)
+    engine = scripted(chat, answer)
+    config = config_file.load(config_file.find(None), ["transcript.max_action_tokens=8"])
+    conversations = Conversations(config, chat, engine, is_whole=True)
+    reply = asyncio.run(conversations.answer(ChatRequest([Message("user", "a")], **form)))
+    assert reply.text == answer
+    allowed, node = engine.completions[-1][0].restriction, 0
+    for token in chat.encode(answer):
+        assert token in allowed.allowed(node)
+        node = allowed.after(node, token)
 
 
 def test_the_models_are_listed(address):

@@ -9,6 +9,8 @@ from typing import Any, Self
 from mage_async.assembly import environment_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
+from mage_async.environments.agent import AgentTasks
+from mage_async.environments.environment import Environment
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import MageError
 from mage_async.inference.chat_files import load_chat
@@ -66,21 +68,27 @@ class Policy:
             most: Largest number of conversations that are remembered.
         """
         chat = load_chat(self.path, thinking=self.config.transcript.thinking)
+        environment = _environment_of(self.config)
+        actions, is_whole = None, False
+        if environment is not None:
+            chat = chat.offering(environment.tools)
+            is_whole = isinstance(environment, AgentTasks) or bool(environment.tools)
+        if isinstance(environment, ResetStep):
+            actions = environment.actions_of_every_turn
         async with make_engine(self.config, self.path, name) as engine:
-            yield Conversations(self.config, chat, engine, most, _actions_of(self.config))
+            yield Conversations(self.config, chat, engine, most, actions, is_whole=is_whole)
 
 
-def _actions_of(config: Config) -> tuple[str, ...] | str | None:
-    """Return the legal actions of every turn of the run's environment, or a pattern of them; None
-    if they are not known.
+def _environment_of(config: Config) -> Environment | None:
+    """Return the run's environment; None if it cannot be made any more, which a conversation does
+    not need.
     """
     try:
-        environment = environment_of(config)
-    except MageError as fault:  # a conversation needs no environment
+        return environment_of(config)
+    except MageError as fault:
         text = f"answers are not restricted to legal actions: {fault}"
         print(text, file=sys.stderr, flush=True)
         return None
-    return environment.actions_of_every_turn if isinstance(environment, ResetStep) else None
 
 
 class Chat:

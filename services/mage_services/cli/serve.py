@@ -1,6 +1,7 @@
 """`mage serve RUN`: answer with a run's policy over OpenAI's chat completions."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from mage_services.cli.options import add_checkpoint, add_number, add_set, port, positive
@@ -55,5 +56,14 @@ async def _serve(given: argparse.Namespace) -> None:
         print(f"serving version {policy.version} of {run.root.name} at {address}/v1", flush=True)
 
     async with policy.conversations("serve", given.sessions) as conversations:
+        if conversations.needs_regex:
+            most = policy.config.transcript.max_action_tokens
+            print(
+                "legal actions change from turn to turn: send a turn's as `regex`, such as "
+                f'"look|go left"; an answer without it ends after {most} tokens '
+                "(transcript.max_action_tokens)",
+                file=sys.stderr,
+                flush=True,
+            )
         application = ChatServer(conversations, run.root.name).application
         await serve(application, given.host, given.port, CallRunner(), say)

@@ -117,6 +117,10 @@ class ChatRequest(msgspec.Struct, frozen=True):
         newer = self.max_completion_tokens
         return self.max_tokens if newer is None else newer
 
+    def has_form(self) -> bool:
+        """Return whether the request restricts the form of its answer."""
+        return self.regex is not None or (self.response_format or {}).get("type", "text") != "text"
+
     def policy_call(self) -> PolicyCall:
         """Convert the request to the form that is the same for all protocols.
 
@@ -308,18 +312,13 @@ def read_request(body: bytes) -> ChatRequest:
 
     Raises:
         BadRequest: the body is no request, or it asks for what the server of a policy cannot do:
-            tools, several choices, a form of the answer, stops or log-probs.
+            tools, several choices, stops or log-probs.
     """
     request: ChatRequest = decode(body, ChatRequest)
     if request.tools:
         raise BadRequest("`tools` are not passed on: describe them in a message")
     if request.n not in (1, None):
         raise BadRequest(f"`n` must be 1, got {request.n}: send the request again instead")
-    if (request.response_format or {"type": "text"}).get("type") != "text" or request.regex:
-        raise BadRequest(
-            "`response_format` and `regex` do not restrict the answer: describe its form in a "
-            "message"
-        )
     if request.stop:
         raise BadRequest("`stop` does not end an answer: cut the answer where it is found")
     if request.logprobs:

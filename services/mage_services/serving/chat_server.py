@@ -19,11 +19,13 @@ from aiohttp import web
 from mage_async.assembly import sampling_of
 from mage_async.completion import Prompt, Sampling
 from mage_async.config.schema import Config
-from mage_async.errors import ContextFull, InfrastructureFault, RunError
+from mage_async.environments.legal_pattern import regex_form
+from mage_async.errors import ContextFull, EnvironmentFault, InfrastructureFault, RunError
 from mage_async.methods.method import Methods
+from mage_async.restriction import Restriction
 from mage_async.trajectory import Kind
 from mage_async.trials.action_parser import ActionParser
-from mage_async.trials.allowed_tokens import actions_restriction
+from mage_async.trials.allowed_tokens import actions_restriction, answer_restriction, json_form
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.engines.engine import Engine
 from mage_services.gateway.chat_completions import (
@@ -65,7 +67,10 @@ class Conversations:
     Args:
         most: Number of conversations to remember; beyond it, the least recently used is forgotten.
         actions: Legal actions of every turn, or a pattern of them: an answer whose request does not
-            limit its tokens is one of them, as in training. None: any text is an answer.
+            limit its tokens is one of them, as in training. None: any text is an answer, unless the
+            request has a form for it.
+        is_whole: Whether an answer has no tags around its action: the policy was trained by an
+            agent program, or calls tools.
 
     Raises:
         RunError: the policy has two roles, and a conversation could use only one of them.
@@ -78,15 +83,20 @@ class Conversations:
         engine: Engine,
         most: int = 64,
         actions: tuple[str, ...] | str | None = None,
+        *,
+        is_whole: bool = False,
     ) -> None:
         if Methods(config).roles() is not None:
             raise RunError("the policy has two roles, of which a conversation has only one")
         self._chat, self._engine, self._most = chat, engine, most
         self._default_sampling = sampling_of(config, chat)
-        self._parser = ActionParser(config.transcript.forced_tags)
+        self._parser = ActionParser(config.transcript.forced_tags, has_tools=is_whole)
+        self._is_whole = is_whole
         # Where the policy writes the opening tag, trials are not restricted (`restriction_of`).
         is_restricted = config.sampling.restricted and bool(self._parser.prefill(Kind.ACT))
         self._actions = actions if is_restricted else None
+        self.needs_regex = is_restricted and actions is None
+        """Whether a turn of training had legal actions that only a request can name here."""
         self._kept: OrderedDict[str | Texts, _Context] = OrderedDict()
         """Contexts by the name of their session or, without a session, by their messages; the least
         recently used is first."""
@@ -103,8 +113,8 @@ class Conversations:
                 must hold all messages.
 
         Raises:
-            BadRequest: the messages are no conversation, or an earlier request of the session has
-                not been answered yet.
+            BadRequest: the messages are no conversation, an earlier request of the session has not
+                been answered yet, or the form of the answer cannot be used.
             ContextFull: the conversation has outgrown the engine's context.
             InfrastructureFault: the engine has lost the completion.
         """
@@ -163,9 +173,7 @@ class Conversations:
             else:
                 tokens += self._chat.opening(words) + self._chat.encode(prefill)
         sampling, seed = self._sampling_for(request), self._seed(request)
-        restriction = None
-        if self._actions is not None and request.limit() is None:
-            restriction = actions_restriction(self._actions, self._chat, self._parser)
+        restriction = self._restriction(request, sampling.max_tokens)
         prompt = Prompt(
             context.name, np.array(tokens, np.int32), sampling, seed, restriction=restriction
         )
@@ -177,8 +185,39 @@ class Conversations:
         shown = sampled[:-1] if sampled[-1] in self._chat.stop_tokens else sampled
         text = prefill + self._chat.decode(shown) + context.forced
         context.texts += (*new, text)
-        finish = "stop" if completion.finish == "stop" or context.forced else completion.finish
+        # An action of training ends at its limit of tokens; a client's own limit cuts an answer.
+        is_action = bool(context.forced) and request.limit() is None
+        finish = "stop" if is_action else completion.finish
         return Answer(text, finish, len(tokens), len(sampled))
+
+    def _restriction(self, request: ChatRequest, max_tokens: int) -> Restriction | None:
+        """Return the form of the answer: that of the request, or one of the legal actions; None if
+        it may be any text.
+
+        Args:
+            max_tokens: Largest number of tokens of an answer without tags.
+
+        Raises:
+            BadRequest: the request's form cannot be used.
+        """
+        if not request.has_form():
+            if self._actions is None or request.limit() is not None:
+                return None
+            return actions_restriction(self._actions, self._chat, self._parser)
+        asked = request.policy_call()
+        try:
+            if self._is_whole and asked.schema is not None:
+                return answer_restriction(json_form(asked.schema), self._chat, max_tokens)
+            if self._is_whole and asked.pattern is not None:
+                return answer_restriction(regex_form(asked.pattern), self._chat, max_tokens)
+            if asked.pattern is not None:
+                return actions_restriction(asked.pattern, self._chat, self._parser)
+        except EnvironmentFault as fault:
+            raise BadRequest(f"the form of the answer: {fault}") from fault
+        raise BadRequest(
+            "`response_format` cannot restrict an answer of this policy to JSON, because it is one "
+            "action: send a `regex` that the action matches"
+        )
 
     def _keep(self, key: str | Texts, context: _Context) -> None:
         """Remember a context, and forget the least recently used ones."""
