@@ -191,6 +191,21 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(options, sentence, 
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"environment.name": "boxes"}, "the run's own environment.name 'rps': leave the key out"),
+        ({"policy.source": "a/model"}, r"the run's own policy\.kind: .* mage train --from "),
+        ({"learner.steps": 3}, "learner.steps must be at least 4, which the run has trained alre"),
+    ],
+)
+def test_a_run_is_not_resumed_as_another_one_and_stays_as_it_is(keys, sentence, run):
+    before = run.path.joinpath("config.toml").read_text()
+    with pytest.raises(mage.MageError, match=sentence):
+        run.resume(keys)
+    assert run.path.joinpath("config.toml").read_text() == before
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(mage.MageError, match="no run directory"):
         mage.load(tmp_path)

@@ -200,14 +200,33 @@ def resumed_config(run_dir: Path, assignments: list[str], method: str | None = N
     """Return the configuration that a run recorded, with assignments written over it.
 
     Raises:
-        ConfigError: an assignment turns a method that replaces the trainer on or off.
+        ConfigError: an assignment names another environment or policy, fewer steps than the run has
+            trained, or turns a method that replaces the trainer on or off.
         RunError: there is no run to resume.
     """
-    file = RunDirectory(run_dir).config
-    if not file.is_file():
+    run = RunDirectory(run_dir)
+    if not run.config.is_file():
         raise RunError(f"{run_dir}: no config.toml, so there is no run to resume")
-    config = config_file.load_recorded(file, assignments, method)
-    recorded = config_file.load_recorded(file)
+    config = config_file.load_recorded(run.config, assignments, method)
+    recorded = config_file.load_recorded(run.config)
+    for key, new, old in (
+        ("environment.name", config.environment.name, recorded.environment.name),
+        ("policy.kind", type(config.policy), type(recorded.policy)),
+        ("policy.source", *(getattr(each.policy, "source", "") for each in (config, recorded))),
+    ):
+        if new != old:
+            was = f" {old!r}" if isinstance(old, str) and old else ""
+            raise ConfigError(
+                f"--resume goes on with the run's own {key}{was}: leave the key out, or begin "
+                f"another run with this one's weights: mage train --from {run_dir} --set …"
+            )
+    num_trained = last_line(run.metrics).get("step", 0)
+    if config.learner.steps < num_trained:
+        raise ConfigError(
+            f"learner.steps must be at least {num_trained}, which the run has trained already, got "
+            f"{config.learner.steps}; mage evaluate RUN_DIR --checkpoint STEP measures an earlier "
+            "step"
+        )
     # Methods that replace the trainer, on in only one of the two configurations.
     changed = set(overriding(config, "trainer")) ^ set(overriding(recorded, "trainer"))
     if changed:
