@@ -153,6 +153,15 @@ def test_the_policy_of_an_agent_program_answers_without_tags(form, answer, tmp_p
         node = allowed.after(node, token)
 
 
+def test_another_path_is_refused_in_the_form_that_clients_read(address):
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"{address}/completions", b"{}", timeout=60)
+    with caught.value as error:
+        assert error.code == 404
+        said = json.load(error)["error"]["message"]
+    assert said.startswith("POST /v1/completions: this server answers POST /v1/chat/completions")
+
+
 def test_the_models_are_listed(address):
     with urllib.request.urlopen(f"{address}/models", timeout=60) as answer:
         assert [each["id"] for each in json.load(answer)["data"]] == ["finished"]

@@ -298,6 +298,7 @@ class ChatServer:
             [
                 web.post("/v1/chat/completions", self._complete),
                 web.get("/v1/models", self._list_models),
+                web.route("*", "/{path:.*}", self._refuse_path),
             ]
         )
 
@@ -313,6 +314,11 @@ class ChatServer:
         except InfrastructureFault as fault:
             return error_response(503, str(fault))
         return completion_response([answer], self._model, chat_request)
+
+    async def _refuse_path(self, request: web.Request) -> web.Response:
+        """Answer a request for anything else, in the form that clients read."""
+        text = "this server answers POST /v1/chat/completions and GET /v1/models"
+        return error_response(404, f"{request.method} {request.path:.60}: {text}")
 
     async def _list_models(self, request: web.Request) -> web.Response:
         """Answer with the list of models, which has one."""
