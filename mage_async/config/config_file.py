@@ -9,6 +9,7 @@ sets it in the content of the file.
 Below, a *tree* is a file's content as nested dictionaries, and a *hint* the declared type of a key.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -220,8 +221,10 @@ class Assignments:
     def culprit(self, key: str) -> str:
         """Return the newest assignment that may have caused an error about `key`, or "".
 
-        It assigns to the key itself, to a table that holds the key, or to a key inside it.
+        It assigns to the key itself, to a table that holds the key, or to a key inside it. The key
+        may be an item of a list, such as `doctor.halt[0]`, which is assigned with its whole list.
         """
+        key = re.sub(r"(\[\d+\])+(?=\.|$)", "", key)
         for name, text in reversed(self._texts.items()):
             if f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}."):
                 return f"--set {text}"

@@ -5,8 +5,10 @@ the key that was probably meant, all known keys, or the new name of an old key.
 """
 
 import difflib
+import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -47,6 +49,8 @@ REMOVED_KEYS = {
 """What to do instead of setting a key that was removed, by the key."""
 BOUNDS = {">=": "at least", ">": "greater than", "<=": "at most", "<": "less than"}
 """Words for the signs with which msgspec states a bound."""
+TYPES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
+"""Words for the types that msgspec names."""
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 """The smallest and the largest whole number in TOML."""
 
@@ -113,6 +117,8 @@ def explain(message: str, tree: Table) -> Fault:
     if "Invalid enum value" in what or is_kind:
         choices = ", ".join(map(repr, kinds(table_hint) if is_kind else _literals(hint)))
         own = ", or your own class as `module:Class`" if is_kind and registry_of(table_hint) else ""
+        if is_kind and may_be_absent(table_hint):
+            own += f'; {_key(parent)} = "none" leaves the table out'
         return Fault(key, f"`{key}` must be one of {choices}, got {value!r}{own}", is_kind)
     # What msgspec expected: "int >= 1" becomes "at least 1", "object | null" becomes "a table, or
     # 'none'".
@@ -120,7 +126,10 @@ def explain(message: str, tree: Table) -> Fault:
     bound = re.sub(
         r"^(?:int|float) (>=|>|<=|<) (\S+)$", lambda found: f"{BOUNDS[found[1]]} {found[2]}", bound
     )
-    if "object" in bound:
+    bound = TYPES.get(bound, bound)
+    if bound == "array":
+        bound = _list_in_words(key, value, _literals(hint))
+    elif "object" in bound:
         table = table_class(hint)
         # The keys of a small table fit into the sentence.
         names = ", ".join(hints_of(table)) if table and len(hints_of(table)) < 4 else ""
@@ -173,6 +182,22 @@ def _declared(path: str, tree: Table) -> tuple[Any, Any]:
         if index.isdigit():
             value = value[int(index)]
     return hint, value
+
+
+def _list_in_words(key: str, value: Any, choices: Sequence[str]) -> str:
+    """Return what a list's key takes: its values, if only some are allowed, and how to write it.
+
+    Args:
+        value: What was given instead of a list; the example shows it inside one, if it is allowed.
+        choices: Allowed values; empty if there are others.
+    """
+    # A shell removes the quotes inside `--set a.b=["c"]`, so that the value is the text "[c]".
+    item = value.strip("[] ") if isinstance(value, str) else value
+    if choices and item not in choices:
+        item = choices[0]
+    example = json.dumps([item], ensure_ascii=False, default=str)
+    among = f" of {', '.join(map(repr, choices))}" if choices else ""
+    return f"a list{among}, as in --set '{key}={example}'"
 
 
 def _literals(hint: Any) -> list[str]:

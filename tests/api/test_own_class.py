@@ -203,6 +203,18 @@ def test_a_value_that_toml_does_not_know_is_an_error_that_names_the_key(key, val
         mage.configure(keys={key: value})
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "name"),
+    [
+        ("learner.learning_rate", float("nan"), "learner.learning_rate"),
+        ("environment.options.odds", [1.0, -float("inf")], r"environment.options.odds\[1\]"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_an_error_that_says_so(key, value, name):
+    with pytest.raises(mage.MageError, match=f"`{name}` must be a finite number, got (nan|-inf)$"):
+        mage.configure(keys={key: value})
+
+
 def test_a_wrong_key_is_an_error_that_names_it():
     with pytest.raises(mage.MageError, match=r"learner.stepz.*did you mean"):
         mage.configure(keys={"learner.stepz": 1})

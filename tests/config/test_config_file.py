@@ -48,7 +48,16 @@ def test_what_is_printed_reads_back_as_the_same_configuration(file: Path, tmp_pa
         ),
         ("admission.groups_per_step=0", "`admission.groups_per_step` must be at least 1, got 0"),
         ("engine.kind=vllm", "`engine.kind` must be one of 'embedded', 'sglang', got 'vllm'"),
-        ("learner.steps=few", "`learner.steps` must be int, got 'few'"),
+        ("learner.steps=few", "`learner.steps` must be a whole number, got 'few'"),
+        ("learner.learning_rate=few", "`learner.learning_rate` must be a number, got 'few'"),
+        (
+            "engine.devices=3",
+            "`engine.devices` must be a list, as in --set 'engine.devices=[3]', got 3",
+        ),
+        (
+            "policy.lora={targets=['query', 3]}",
+            "`policy.lora.targets[1]` must be a text, got 3",
+        ),
         ("lerner.steps=3", "unknown key `lerner` (did you mean `learner`?)"),
         ("admission.lag=257", "`admission.lag` must be at most 256, got 257"),
         ("sampling.top_p=1.5", "`sampling.top_p` must be at most 1.0, got 1.5"),
@@ -72,6 +81,27 @@ def test_a_wrong_key_or_value_is_answered_with_what_to_write(
     with pytest.raises(ConfigError) as caught:
         config_file.load(config_file.find(None), [assignment])
     assert str(caught.value) == f"--set {assignment}: {sentence}"
+
+
+@pytest.mark.parametrize("value", ["entropy_collapse", '"entropy_collapse"', "[entropy_collapse]"])
+def test_a_text_instead_of_a_list_is_answered_with_the_values_and_the_list(value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_file.load(config_file.find(None), [f"doctor.halt={value}"])
+    text = str(caught.value)
+    assert "`doctor.halt` must be a list of 'not_finite', " in text
+    assert """--set 'doctor.halt=["entropy_collapse"]'""" in text
+
+
+def test_a_wrong_item_of_a_list_names_the_assignment_and_not_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"^--set doctor.halt=\['entropy'\]: `doctor.halt\[0\]`"):
+        config_file.load(config_file.find(None), ["doctor.halt=['entropy']"])
+
+
+def test_a_wrong_kind_of_warm_start_is_answered_with_how_to_leave_it_out() -> None:
+    with pytest.raises(
+        ConfigError, match=r"got 'win'; warm_start = \"none\" leaves the table out$"
+    ):
+        config_file.load(config_file.find(None), ["warm_start=win"])
 
 
 def test_what_the_file_says_is_blamed_on_the_file(tmp_path: Path) -> None:

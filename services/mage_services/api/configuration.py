@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import linecache
+import math
 import symtable
 import sys
 from collections.abc import Iterator, Mapping
@@ -91,6 +92,11 @@ def _as_toml(value: Any, key: str) -> str:
         return json.dumps(NONE)
     if inspect.isclass(value):
         return json.dumps(address_of(value))
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_as_toml(item, key) for item in value)}]"
+    # JSON writes NaN and Infinity, which TOML cannot read.
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     # Strings, numbers, booleans and lists of them look the same in JSON and TOML.
     return json.dumps(value, ensure_ascii=False, default=converted)
 
