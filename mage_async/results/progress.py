@@ -221,6 +221,9 @@ class Progress:
     """Whether `due_s` is computed from the longest trial that the environment allows, because no
     trial has arrived yet. At the present pace it is an upper bound.
     """
+    played_again: int = 0
+    """Number of trials that the actors have played again after a fault, since the learner started.
+    """
 
 
 _DOING = {
@@ -265,6 +268,8 @@ def sentence(progress: Progress) -> str:
         parts.append(f"return {progress.mean_return:+.3f}")
     if progress.valid_share is not None:
         parts.append(f"{progress.valid_share:.0%} of actions valid")
+    if progress.played_again:
+        parts.append(f"{progress.played_again:,} trials played again after a fault")
     parts += _dropped(progress)
     if progress.due_s is not None:
         words = time_in_words(progress.due_s)
@@ -300,12 +305,16 @@ class ProgressCounts:
     The learner calls it for each of them, so every call is cheap.
     """
 
-    _totals: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Numbers of turns and tokens in the last heartbeat of each actor, by its name."""
+    _totals: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Numbers of turns, tokens and trials played again in the last heartbeat of each actor, by its
+    name.
+    """
     _turns: int = 0
     """Number of turns over all actors and their restarts."""
     _tokens: int = 0
     """Number of tokens over all actors and their restarts."""
+    _played_again: int = 0
+    """Number of trials played again over all actors and their restarts."""
     _arrived_turns: int = 0
     """Number of turns of the trials that have arrived."""
     _latest: deque[tuple[float, int, int]] = field(default_factory=deque)
@@ -327,15 +336,19 @@ class ProgressCounts:
     _is_lateness_noted: bool = False
 
     def heard(self, actor: str, counters: Mapping[str, float]) -> None:
-        """Count the turns and tokens of an actor's heartbeat; an actor may have been restarted."""
+        """Count the turns, tokens and trials played again of an actor's heartbeat; an actor may
+        have been restarted.
+        """
         turns = int(counters.get("num_completions", 0))
         tokens = int(counters.get("num_generated_tokens", 0))
-        turns_before, tokens_before = self._totals.get(actor, (0, 0))
+        played_again = int(counters.get("num_played_again", 0))
+        turns_before, tokens_before, played_before = self._totals.get(actor, (0, 0, 0))
         if turns < turns_before:  # the actor was restarted, and counts from zero
-            turns_before, tokens_before = 0, 0
-        self._totals[actor] = turns, tokens
+            turns_before, tokens_before, played_before = 0, 0, 0
+        self._totals[actor] = turns, tokens, played_again
         self._turns += turns - turns_before
         self._tokens += max(0, tokens - tokens_before)
+        self._played_again += max(0, played_again - played_before)
 
     def arrived(self, trial: Trial) -> None:
         """Count a trial that has arrived for the first time."""
@@ -408,12 +421,19 @@ class ProgressCounts:
             if num_new > 0:
                 due_s = waited_s / num_new * (needed - arrived)
             # Before the first trial has arrived, the longest possible trials give an upper bound,
-            # but not if groups were dropped or granted again: their turns are played once more.
+            # but not if groups were dropped or granted again, or trials played again: their turns
+            # are played once more.
             elif turns_per_s and not (
-                self._arrived_turns or dropped_by_reason or self._is_lateness_noted
+                self._arrived_turns
+                or dropped_by_reason
+                or self._is_lateness_noted
+                or self._played_again
             ):
                 most_turns = num_missing * config.trial.most_turns(facts.max_turns)
-                due_s, is_bound = max(0, most_turns - self._turns) / turns_per_s, True
+                # More turns than the longest trials have were sampled: of a restarted actor, or of
+                # a trial that is about to be played again. They bound nothing.
+                if self._turns < most_turns:
+                    due_s, is_bound = (most_turns - self._turns) / turns_per_s, True
         # The columns of `_latest`; three empty ones before the first trial.
         returns, actions, invalid = zip(*self._latest, strict=True) if self._latest else ((),) * 3
         return Progress(
@@ -435,6 +455,7 @@ class ProgressCounts:
             dropped=dropped_by_kind(dropped_by_reason),
             due_s=due_s,
             is_due_bound=is_bound,
+            played_again=self._played_again,
         )
 
     def _speed(self, now: float) -> tuple[float, float]:

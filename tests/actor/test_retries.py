@@ -19,7 +19,7 @@ from mage_async.protocol.messages import GroupDrop, TrialResult
 from mage_async.results.progress import drop_kind
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Task, Trial
-from mage_services.actor import rollout
+from mage_services.actor import actor, rollout
 from mage_services.actor.rollout import Retries, Stage, play_all
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.environments.call_runner import CallRunner
@@ -157,6 +157,21 @@ def test_faults_drop_no_group_and_change_no_trial(
         "no answer to",
     )
     assert all(any(each in line for line in lines) for each in words)
+
+
+def test_heartbeats_count_each_trial_that_is_played_again_once(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(site: Site) -> None:
+        # Two trials fail in their first call, and one of them in its second try as well.
+        sys.modules["flaky"].FAILING.update(reset={1, 2, 3})
+        site.say(grant(0, member="good"))
+        while (beat := await site.beat()).counters["num_completions"] < 24:
+            assert beat.counters["num_played_again"] <= 2
+        assert beat.counters["num_played_again"] == 2
+
+    monkeypatch.setattr(actor, "HEARTBEAT_S", 0.005)
+    begin(main, retries=6)
 
 
 @pytest.mark.parametrize("num_processes", [0, 1])

@@ -155,6 +155,26 @@ def test_before_the_first_trial_the_limits_of_the_environment_bound_the_time() -
     assert said.endswith(", if every trial is as long as it may be and the pace stays")
 
 
+def test_trials_played_again_are_named_and_end_the_bound_on_the_time() -> None:
+    counts = ProgressCounts()
+    snapshot(counts, 0.0)
+    counts.heard("actor-0", {"num_completions": 20, "num_played_again": 3})
+    seen = snapshot(counts, 10.0)
+    assert seen.due_s is None
+    assert "; 3 trials played again after a fault" in sentence(seen)
+    assert "complete in" not in sentence(seen)
+    counts.heard("actor-0", {"num_completions": 5, "num_played_again": 1})  # started again
+    counts.heard("actor-1", {"num_completions": 5, "num_played_again": 2})
+    assert snapshot(counts, 20.0).played_again == 6
+
+
+def test_more_turns_than_the_longest_trials_have_bound_no_time() -> None:
+    counts = ProgressCounts()
+    snapshot(counts, 0.0)
+    counts.heard("actor-0", {"num_completions": 32 * CONFIG.trial.episodes * FACTS.max_turns})
+    assert snapshot(counts, 10.0).due_s is None
+
+
 def test_return_and_valid_share_are_those_of_the_latest_trials() -> None:
     counts = ProgressCounts()
     for _ in range(40):

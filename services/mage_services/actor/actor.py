@@ -399,13 +399,14 @@ class Actor:
         await self._channel.send_frames(frames)
 
     def _heartbeat(self) -> Heartbeat:
-        """Return the engine's counters, the seconds in each state so far, and how far each group
-        has come.
+        """Return the engine's counters, the number of trials played again, the seconds in each
+        state so far, and how far each group has come.
         """
         statistics = self._stage.engine.statistics()
         seconds = self._book_seconds(statistics.forward_s)
         turns = tuple((*key, group.num_turns()) for key, group in self._playing.items())
-        counters = statistics.counters()
+        played_again = {"num_played_again": self._stage.retries.num_trials}
+        counters = {**statistics.counters(), **played_again}
         return Heartbeat(name=self._name, counters=counters, blocked_s=seconds, turns=turns)
 
     def _book_seconds(self, engine_s: float) -> dict[str, float]:

@@ -52,6 +52,8 @@ class Retries:
         say: Callable[[str], None] = print_to_stderr,
     ) -> None:
         self._most, self._say = most, say
+        self.num_trials = 0
+        """Number of trials that were played again, each counted once."""
         self._reported: set[str] = set()
         """Kinds of faults of which one was reported to people."""
 
@@ -70,6 +72,7 @@ class Retries:
                 raise fault
             raise type(fault)(f"after {num_retries + 1} tries: {fault}") from fault
         self._say_first(fault)
+        self.num_trials += not num_retries
         if num_retries:
             await asyncio.sleep(min(RETRY_PAUSE_S * 2 ** (num_retries - 1), MAX_RETRY_PAUSE_S))
 
