@@ -49,6 +49,18 @@ def test_the_trials_of_a_step_are_those_of_its_groups(run):
     assert sum(trial["step"] is not None for trial in run.trials()) == 48
 
 
+def test_a_step_that_the_journal_does_not_have_is_an_error_with_those_that_it_has(run):
+    with pytest.raises(mage.MageError, match=r"no trial of step 99; the journal has steps 1 to 4$"):
+        run.trials(step=99)
+
+
+@pytest.mark.parametrize("given", [{"trials": 0}, {"trials": -3}, {"trials": 2, "episodes": 0}])
+def test_an_evaluation_of_nothing_is_refused(run, given):
+    ((name, number),) = [item for item in given.items() if item[1] < 1]
+    with pytest.raises(mage.MageError, match=f"^{name} must be at least 1, got {number}$"):
+        run.evaluate(**given)
+
+
 def test_a_table_is_plain_where_neither_pandas_nor_polars_is_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     monkeypatch.setitem(sys.modules, "polars", None)

@@ -25,6 +25,16 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
+def test_keys_instead_of_a_configuration_are_answered_with_how_to_make_one():
+    with pytest.raises(mage.MageError, match=r"got \{'learner.steps': 3\}: mage.train\(mage.conf"):
+        mage.train({"learner.steps": 3})
+
+
+def test_no_actor_is_an_error_in_the_words_of_python(tmp_path):
+    with pytest.raises(mage.MageError, match=r"^actors must be at least 1, got 0$"):
+        mage.train(small(), run_dir=tmp_path / "run", actors=0, progress=False)
+
+
 class Enough(Exception):
     pass
 
@@ -94,7 +104,7 @@ def test_more_actors_than_cores_that_may_be_used_are_warned_of(tmp_path, monkeyp
     def say(line):
         raise Enough(line)  # before anything is played
 
-    with pytest.raises(Enough, match="--actors 6: each computes, and this process may use 2 c"):
+    with pytest.raises(Enough, match="6 actors: each computes, and this process may use 2 c"):
         start_run(
             small(), run_dir=tmp_path / "run", actors=6, is_resumed=False, cluster="", say=say
         )

@@ -110,7 +110,7 @@ def test_the_default_matrix_of_an_ablation_and_what_each_rule_guarantees_are_in_
         (["play", "/nope"], "mage play: /nope: no config.toml"),
         (["report", "/nope"], "mage report: /nope: no config.toml, so this is no run directory"),
         (["ablate", "--parallel", "0"], "mage ablate: --parallel and --actors must be at least 1"),
-        (["train", "--actors", "0"], "mage: --actors must be at least 1, got 0"),
+        (["train", "--actors", "0"], "mage: actors must be at least 1, got 0"),
         (
             ["--learner", "0"],
             "mage: --set learner.ranks=0: `learner.ranks` must be at least 1, got 0",

@@ -78,9 +78,13 @@ def evaluate(
         room for them, in place of the run's own), and the summary.
 
     Raises:
-        ConfigError: there is no such environment or ladder, or the policy lacks its words.
+        ConfigError: a number is below 1; there is no such environment or ladder, or the policy
+            lacks its words.
         RunError: the run has no policy, or not that checkpoint.
     """
+    for name, number in (("trials", trials), ("episodes", episodes)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{name} must be at least 1, got {number}")
     run.check_policy()
     subfolders, changes = list[str](), list[str]()
     if environment:

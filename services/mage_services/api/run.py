@@ -1,12 +1,13 @@
 """Read a run as an object: what it measured, what it played, and the policy that it trained."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.errors import ConfigError
+from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines
 from mage_services.api.configuration import address_of, assignments_of
@@ -106,7 +107,8 @@ class Run:
             sets are "train", "heldout", "heldout_blind" and "heldout_swapped".
 
         Raises:
-            ConfigError: keys are given without an environment, or cannot be played.
+            ConfigError: a number is below 1; keys are given without an environment, or cannot be
+                played.
             RunError: the run has no policy yet, or not that checkpoint.
         """
         from mage_services.api.evaluation import evaluate
@@ -132,13 +134,20 @@ class Run:
             step: Step whose trials are yielded; None for all steps, in order.
 
         Raises:
-            RunError: the run has no journal.
+            RunError: the run has no journal, or the journal has no trial of that step.
         """
         from mage_async.inference.chat_files import load_chat
         from mage_services.journal.export import journaled_trials, trial_row
+        from mage_services.journal.reader import open_journal, steps_in_words
 
         chat = load_chat(self._files.policy)
-        return (trial_row(each, chat) for each in journaled_trials(self._files, chat, step=step))
+        found = journaled_trials(self._files, chat, step=step)
+        if step is not None:
+            if (first := next(found, None)) is None:
+                there = steps_in_words(open_journal(self._files.journal))
+                raise RunError(f"{self.path}: no trial of step {step}; the journal has {there}")
+            found = itertools.chain([first], found)
+        return (trial_row(each, chat) for each in found)
 
     def policy(
         self, keys: Mapping[str, Any] | None = None, checkpoint: int | str = "newest"

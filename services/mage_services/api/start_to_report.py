@@ -109,13 +109,13 @@ def start_run(
         say(unused)
     config = resolved
     if actors is not None and actors < 1:
-        raise ConfigError(f"--actors must be at least 1, got {actors}")
+        raise ConfigError(f"actors must be at least 1, got {actors}")
     is_pretrained = isinstance(config.policy, Pretrained)
     num_actors = actors or (DEFAULT_PRETRAINED_ACTORS if is_pretrained else DEFAULT_ACTORS)
     cores = num_cores()
     # The default number of actors gets no warning, even on fewer cores.
     if isinstance(config.engine, Embedded) and num_actors > max(cores, DEFAULT_ACTORS):
-        say(f"--actors {num_actors}: each computes, and this process may use {cores} cores")
+        say(f"{num_actors} actors: each computes, and this process may use {cores} cores")
     rehearse_all(config, say)
     check_context_length(config)
     if not is_resumed:  # a resumed run keeps the policy that it began with

@@ -15,7 +15,7 @@ from rich.console import Console
 from tqdm.auto import tqdm
 
 from mage_async.config.schema import Config
-from mage_async.errors import Halted
+from mage_async.errors import ConfigError, Halted
 from mage_async.results.run_directory import RunDirectory
 from mage_services.api.run import Run
 from mage_services.api.start_to_report import EXIT_HALTED, start_run
@@ -56,11 +56,17 @@ def train(
         cluster: Address of a Ray cluster; "" for this machine.
 
     Raises:
-        ConfigError: the configuration cannot be run as written.
+        ConfigError: `config` is no configuration, or one that cannot be run as written.
         RunError: the directory holds another run, is in use or cannot be written.
         RunFailed: a process failed more often than its budget allows.
         Halted: the doctor ended the run; it can be resumed.
     """
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"mage.train takes what mage.configure returns, got {config!r:.60}: "
+            "mage.train(mage.configure(FILE, KEYS)), as in "
+            'mage.configure("quickstart", {"learner.steps": 40})'
+        )
     place = None if run_dir is None else Path(run_dir)
     return supervise(config, place, actors, on_step, progress, cluster, is_resumed=False)
 

@@ -3,15 +3,11 @@
 import argparse
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli.options import add_number
 from mage_services.terminal import printing
-
-if TYPE_CHECKING:
-    from mage_services.journal.reader import JournalOnDisk
 
 HELP = "List what a run's journal holds, a line a record, or export its trials."
 KINDS = ("head", "grant", "trial", "drop", "commit", "publication", "receipt")
@@ -53,7 +49,7 @@ def run(given: argparse.Namespace) -> int:
 def _list(run: RunDirectory, given: argparse.Namespace) -> None:
     """Print a line for each record that the filters want."""
     from mage_async.protocol.journal_records import RecordFilter, line_of, trained_in
-    from mage_services.journal.reader import open_journal
+    from mage_services.journal.reader import open_journal, steps_in_words
 
     journal = open_journal(run.journal)
     trained = frozenset() if given.step is None else trained_in(journal.records(), given.step)
@@ -64,24 +60,15 @@ def _list(run: RunDirectory, given: argparse.Namespace) -> None:
         kind, text = line_of(record)
         print(f"{kind:<12} {text}")
     if is_empty:
-        print(_nothing_matches(journal))
+        print(f"nothing matches; the journal has {steps_in_words(journal)}")
     if journal.torn is not None:
         print(f"{journal.torn.name} has a torn tail, from byte {journal.torn_at} on")
-
-
-def _nothing_matches(journal: "JournalOnDisk") -> str:
-    """Return the sentence that no record matches, with the steps that the journal has."""
-    from mage_async.protocol.journal_records import Commit
-
-    steps = [record.version for record in journal.records() if isinstance(record, Commit)]
-    there = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
-    return f"nothing matches; the journal has {there}"
 
 
 def _export(run: RunDirectory, given: argparse.Namespace) -> None:
     """Write the trials that the filters want to a file."""
     from mage_services.journal.export import check_file, export, journaled_trials
-    from mage_services.journal.reader import open_journal
+    from mage_services.journal.reader import open_journal, steps_in_words
 
     if given.kind and "trial" not in given.kind:
         raise RunError(f"an export is made of trials, and --kind asks for {', '.join(given.kind)}")
@@ -92,7 +79,8 @@ def _export(run: RunDirectory, given: argparse.Namespace) -> None:
     chat = load_chat(run.policy)
     wanted = iter(journaled_trials(run, chat, step=given.step, grant=given.grant))
     if (first := next(wanted, None)) is None:
-        raise RunError(f"no trial is exported: {_nothing_matches(open_journal(run.journal))}")
+        there = steps_in_words(open_journal(run.journal))
+        raise RunError(f"no trial is exported: nothing matches; the journal has {there}")
     trials = itertools.chain([first], wanted)
     count = export(trials, chat, given.export, run=run.root.resolve().name)
     print(f"{count} trials in {given.export}")

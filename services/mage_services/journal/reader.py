@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mage_async.errors import RunError, WireError
-from mage_async.protocol.journal_records import Record, Segment, SegmentHeader
+from mage_async.protocol.journal_records import Commit, Record, Segment, SegmentHeader
 from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.record_bytes import decode_record, find_record, first_record, scan
 
@@ -117,6 +117,12 @@ def _decode(file: Path, body: memoryview) -> Record:
         return decode_record(body)
     except WireError as fault:
         raise RunError(f"{file}: {fault}") from fault
+
+
+def steps_in_words(journal: JournalOnDisk) -> str:
+    """Return which steps a journal has, as "steps 1 to 60" or "no step"."""
+    steps = [record.version for record in journal.records() if isinstance(record, Commit)]
+    return f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
 
 
 def check_journal(run: RunDirectory) -> None:
