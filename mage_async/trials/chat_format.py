@@ -85,6 +85,11 @@ class ChatFormat:
         self._between, self._after = _bridge(render)
         self._tool_pieces = _tool_bridge(render, self._head, tools) if tools else None
 
+    @property
+    def has_tools(self) -> bool:
+        """Whether contexts offer tools."""
+        return self._tool_pieces is not None
+
     def offering(self, tools: Tools) -> "ChatFormat":
         """Return this chat format with tools in every context; equal tools give the same object."""
         key = json.dumps(tools)

@@ -10,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -17,10 +18,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from mage_async.config import config_file
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import TurnLost
+from mage_async.inference.chat_files import load_chat
 from mage_services.gateway.chat_completions import BadRequest, ChatRequest, Message, read_request
 from mage_services.serving.chat_server import ChatServer, Conversations, said_in
 from tests.helpers.agent_site import scripted, small_chat
 from tests.helpers.recorded_runs import unpack
+from tests.helpers.text_model import save_text_model
 
 ROLES = ("user", "assistant", "user", "assistant", "user")
 MAGE = [sys.executable, "-m", "mage_async.launch"]
@@ -151,6 +154,35 @@ def test_the_policy_of_an_agent_program_answers_without_tags(form, answer, tmp_p
     for token in chat.encode(answer):
         assert token in allowed.allowed(node)
         node = allowed.after(node, token)
+
+
+QWEN3 = Path(__file__).parents[1] / "inference" / "chat_templates" / "qwen3.jinja"
+TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}
+
+
+@pytest.mark.parametrize("session", ["", "mine"])
+def test_answers_of_tools_reach_a_policy_with_tools_as_its_template_writes_them(session, tmp_path):
+    save_text_model(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(QWEN3.read_text())
+    chat = load_chat(tmp_path).offering([TOOL])
+    engine = scripted(chat, "twice")
+    config = config_file.load(config_file.find(None), ["transcript.max_action_tokens=32"])
+    conversations = Conversations(config, chat, engine, is_whole=True)
+    messages = [Message("user", "Which?")]
+
+    async def talk():
+        first = await conversations.answer(ChatRequest(messages), session)
+        assert first.text == "twice"
+        results = [Message("tool", "red"), Message("tool", "blue")]
+        whole = [*messages, Message("assistant", first.text), *results]
+        await conversations.answer(ChatRequest(results if session else whole), session)
+        read = chat.decode(engine.completions[-1][0].tokens.tolist())
+        assert read.partition("twice")[2].startswith(
+            "<|im_end|>\n<|im_start|>user\n<tool_response>\nred\n</tool_response>\n"
+            "<tool_response>\nblue\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        )
+
+    asyncio.run(talk())
 
 
 def test_another_path_is_refused_in_the_form_that_clients_read(address):

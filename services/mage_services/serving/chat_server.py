@@ -40,9 +40,9 @@ from mage_services.gateway.chat_completions import (
 from mage_services.gateway.gateway import MAX_REQUEST_BYTES
 from mage_services.serving.session import refuse_other_sites
 
-Texts = tuple[str, ...]
+Texts = tuple[str | tuple[str, ...], ...]
 """Texts of a conversation's messages: the user's first one, then alternately the policy's and the
-user's.
+user's. Answers of tools, which come in place of a user's message, are a tuple.
 """
 
 
@@ -108,9 +108,9 @@ class Conversations:
         """Sample the policy's next message.
 
         Args:
-            session: Name of the conversation. With a name, the request may be only the new message;
-                several that do not continue the conversation begin it anew. With "" the request
-                must hold all messages.
+            session: Name of the conversation. With a name, the request may be only the new message,
+                or the new answers of tools; several that do not continue the conversation begin it
+                anew. With "" the request must hold all messages.
 
         Raises:
             BadRequest: the messages are no conversation, an earlier request of the session has not
@@ -118,7 +118,7 @@ class Conversations:
             ContextFull: the conversation has outgrown the engine's context.
             InfrastructureFault: the engine has lost the completion.
         """
-        texts = said_in(request.messages)
+        texts = said_in(request.messages, has_tools=self._chat.has_tools)
         if session and session in self._busy:
             raise BadRequest(f"session {session!r:.60} still waits for an answer")
         # The context is removed until its completion has come. Another request with the same
@@ -128,7 +128,10 @@ class Conversations:
         # does not.
         known = len(context.texts)
         continues = texts[:known] == context.texts
-        if not continues and len(request.messages) > 1:  # the client has edited earlier messages
+        is_only_new = len(request.messages) == 1 or (
+            len(texts) == 1 and isinstance(texts[0], tuple)
+        )
+        if not continues and not is_only_new:  # the client has edited earlier messages
             self._engine.release(context.name)
             context = _Context(f"c{next(self._ids)}")
         new = texts[known:] if continues else texts
@@ -158,6 +161,11 @@ class Conversations:
         # `new` begins with the user, because a context ends with the policy: odd numbers are the
         # policy's.
         for number, words in enumerate(new):
+            if isinstance(words, tuple):
+                if tokens:
+                    tokens += self._chat.tool_answers(tokens[-1], words)
+                    continue
+                words = "\n\n".join(words)  # a first message has no call before it
             if number % 2:
                 # A message of the policy that this context did not sample, so it must be encoded.
                 # Its prefill is in `tokens` already. A closing tag that the server would have added
@@ -256,24 +264,32 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def said_in(messages: Sequence[Message]) -> Texts:
+def said_in(messages: Sequence[Message], *, has_tools: bool = False) -> Texts:
     """Return the texts of a conversation's messages, alternately the user's and the policy's.
 
     Any role but "assistant" counts as the user. Consecutive messages of one side are joined, so the
     system's message becomes the beginning of the user's first one.
 
+    Args:
+        has_tools: Whether answers of tools become a tuple, unless they follow a user's message.
+
     Raises:
         BadRequest: there are no messages, or the first or the last one is not the user's.
     """
-    texts, last = list[str](), ""
+    texts, last = list[str | tuple[str, ...]](), ""
     for message in messages:
         side = "assistant" if message.role == "assistant" else "user"
-        if side == last:
-            texts[-1] += f"\n\n{message.text()}"
-        elif not texts and side == "assistant":
+        is_answer = has_tools and message.role in ("tool", "function")
+        if not texts and side == "assistant":
             raise BadRequest("`messages` must begin with one of the user's or the system's")
+        if side != last:
+            texts.append((message.text(),) if is_answer else message.text())
+        elif is_answer and isinstance(before := texts[-1], tuple):
+            texts[-1] = (*before, message.text())
         else:
-            texts.append(message.text())
+            before = texts[-1]
+            joined = before if isinstance(before, str) else "\n\n".join(before)
+            texts[-1] = f"{joined}\n\n{message.text()}"
         last = side
     if last != "user":
         raise BadRequest("`messages` must end with one of the user's")
