@@ -363,7 +363,7 @@ def with_step(kind: type) -> type:
         raise ConfigError(f"{kind.__name__}: has tools and `step`; a class has one of the two")
     if not callable(getattr(kind, "score", None)):
         raise ConfigError(f"{kind.__name__}: has tools and no `score()`, which says what it earned")
-    others = (getattr(kind, name, None) for name in ("score", "answer"))
+    others = (getattr(kind, name, None) for name in ("score", "answer", "is_done"))
     is_async = any(each.is_async for each in tools.values()) or any(
         map(inspect.iscoroutinefunction, others)
     )
@@ -396,7 +396,7 @@ async def _step(user_object: Any, tools: Mapping[str, Tool], text: str) -> StepV
     answers, is_valid = list[str](), True
     if calls := parse_calls(text):
         answers, is_valid = await _answers(user_object, tools, calls)
-        observation, is_done = "\n".join(answers), _is_done(user_object)
+        observation, is_done = "\n".join(answers), await _is_done(user_object)
     else:
         is_done = True
         observation = await _final_observation(user_object, without_end(text).strip())
@@ -418,7 +418,7 @@ async def _answers(
     for number, call in enumerate(calls):
         if number == MAX_CALLS:
             return [*answers, f"Not called: a turn has at most {MAX_CALLS} calls."], False
-        if _is_done(user_object):
+        if await _is_done(user_object):
             answers.append(_OVER)
         elif isinstance(function := _checked(user_object, tools, call), str):
             answers.append(function)
@@ -458,10 +458,12 @@ async def _result(function: Callable[[], Any]) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def _is_done(user_object: Any) -> bool:
-    """Return whether the object declares that its episode is over; `is_done` may be a method."""
+async def _is_done(user_object: Any) -> bool:
+    """Return whether the object declares that its episode is over; `is_done` may be a method, plain
+    or `async`.
+    """
     found = getattr(user_object, "is_done", False)
-    return bool(found() if callable(found) else found)
+    return bool(await _result(found) if callable(found) else found)
 
 
 def _text(value: Any) -> str:

@@ -1,5 +1,6 @@
 """A class with tools: what is offered, and how calls are read and checked."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -148,6 +149,36 @@ def test_calls_after_the_end_are_answered_up_to_the_most_of_a_turn_too() -> None
     (outcome,) = outcomes(Boxes, call("look", box=2) * (MAX_CALLS + 5))
     assert outcome.tool_answers[2:MAX_CALLS] == ("The episode is over.",) * (MAX_CALLS - 2)
     assert outcome.tool_answers[MAX_CALLS:] == ("Not called: a turn has at most 16 calls.",)
+
+
+class DoneOverANetwork:
+    """Say over a network whether the episode is over."""
+
+    def reset(self, seed: int, task: int) -> str:
+        self.looks = 0
+        return "There are three boxes."
+
+    @tool
+    def look(self, box: int) -> str:
+        """Look into a box."""
+        self.looks += 1
+        return f"box {box}"
+
+    async def is_done(self) -> bool:
+        return self.looks == 2
+
+    def score(self) -> float:
+        return 0.0
+
+
+def test_an_async_is_done_is_awaited() -> None:
+    async def play() -> list[tuple[str, bool]]:
+        played: Any = with_step(DoneOverANetwork)()
+        played.reset(0, 0)
+        steps = [await played.step(call("look", box=box)) for box in (1, 2)]
+        return [(observation, is_done) for observation, _, is_done, *_ in steps]
+
+    assert asyncio.run(play()) == [("box 1", False), ("box 2", True)]
 
 
 def test_what_a_tool_raises_is_the_environments_fault() -> None:
