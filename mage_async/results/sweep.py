@@ -112,9 +112,15 @@ class Range:
 
     def draw(self, source: random.Random) -> str:
         """Draw a number, and return it as text."""
-        ends = (math.log(self.low), math.log(self.high)) if self.is_log else (self.low, self.high)
-        drawn = source.uniform(*ends)
-        return self.text(math.exp(drawn) if self.is_log else drawn)
+        # Half a unit more at each end, or rounding would give the end half the width of a number.
+        margin = 0.5 if self.is_whole else 0.0
+        low, high = self.low - margin, self.high + margin
+        if self.is_log:
+            number = math.exp(source.uniform(math.log(low), math.log(high)))
+        else:
+            number = source.uniform(low, high)
+        # Python rounds 0.5 to 0 and 3.5 to 4, out of the range 1..3.
+        return self.text(min(max(number, self.low), self.high))
 
     def text(self, number: float) -> str:
         """Return a number in the form that a configuration has."""

@@ -1,9 +1,13 @@
 """Which combinations a sweep is made of."""
 
+import random
+from collections import Counter
+from math import log
+
 import pytest
 
 from mage_async.errors import ConfigError
-from mage_async.results.sweep import Axis, axis_of, combination, drawn, grid, sweep_cells
+from mage_async.results.sweep import Axis, Range, axis_of, combination, drawn, grid, sweep_cells
 
 
 def test_a_grid_is_every_value_with_every_other() -> None:
@@ -49,6 +53,22 @@ def test_draws_are_within_their_range_and_the_same_again() -> None:
     below = drawn([axis_of("b=-3..3")], 40, seed=3)
     assert {int(each.columns["b"]) for each in below} == set(range(-3, 4))
     assert len(drawn([axis_of("c=x,y")], 10, seed=0)) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "shares"),
+    [
+        ("1..3", [1 / 3] * 3),
+        ("1..3:log", [log(x + 0.5) / log(7) - log(x - 0.5) / log(7) for x in (1, 2, 3)]),
+    ],
+)
+def test_the_ends_of_a_range_of_whole_numbers_have_their_share(
+    given: str, shares: list[float]
+) -> None:
+    choices, source = axis_of(f"a={given}").choices, random.Random(0)
+    assert isinstance(choices, Range)
+    counts = Counter(choices.draw(source) for _ in range(10_000))
+    assert [counts[each] / 10_000 for each in "123"] == pytest.approx(shares, abs=0.02)
 
 
 @pytest.mark.parametrize(
