@@ -167,5 +167,5 @@ def test_weights_of_rivals_are_there_and_of_the_others_are_not(killed: Run) -> N
 
 
 def test_the_learner_went_on_from_its_journal(undisturbed: Run, killed: Run) -> None:
-    assert "1 steps of the journal" in killed.printed
-    assert "steps of the journal" not in undisturbed.printed
+    assert "1 step of the journal" in killed.printed
+    assert "of the journal" not in undisturbed.printed

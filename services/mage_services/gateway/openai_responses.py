@@ -140,16 +140,17 @@ def responses_response(
     Args:
         identity: id of the response, by which a later request can continue the conversation.
     """
+    is_cut = choice.finish == "length"
     output: list[Json] = []
     if choice.text or not choice.calls:
         part = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": []}
         own = {"id": f"msg_{secrets.token_hex(8)}", "type": "message", "role": "assistant"}
-        output.append({**own, "status": "completed", "content": [part]})
+        status = "incomplete" if is_cut and not choice.calls else "completed"
+        output.append({**own, "status": status, "content": [part]})
     for name, arguments in choice.calls:
         called = {"call_id": f"call_{secrets.token_hex(8)}", "name": name, "arguments": arguments}
         own = {"id": f"fc_{secrets.token_hex(8)}", "type": "function_call", "status": "completed"}
         output.append({**own, **called})
-    is_cut = choice.finish == "length"
     num_prompt, num_sampled = choice.num_prompt_tokens, len(choice.tokens)
     whole: Json = {
         "id": identity,

@@ -116,7 +116,7 @@ def prepare(
     lost_bytes = make_durable(journal)
     steps = recover(training, journal, ledger, league, methods, note)
     if steps:
-        origin += f" and {len(steps)} steps of the journal"
+        origin += f" and {len(steps)} step{'s' * (len(steps) > 1)} of the journal"
         origin += f" ({training.difference})" if training.difference else ""
     _remove_lines_after(run.metrics, "step", training.trainer.version)
     _remove_lines_after(run.curve, "version", training.trainer.version)

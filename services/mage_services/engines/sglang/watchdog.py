@@ -63,6 +63,8 @@ class EngineWatchdog:
         """Number of deaths in a row."""
         self._due: dict[str, float] = {}
         """Deadline of each expected answer, by its name."""
+        self._missed = ""
+        """Why `watch` has killed the process; "" if it has not."""
         self.num_restarts = 0
 
     @property
@@ -115,10 +117,13 @@ class EngineWatchdog:
             now, start_or_load = time.monotonic(), self._due.get(EVERYTHING)
             deadlines = self._due.values() if start_or_load is None else [start_or_load]
             if self._child is not None and any(deadline < now for deadline in deadlines):
+                what = "a request" if start_or_load is None else "a start or a load of weights"
+                self._missed = f"did not answer {what} in time, and was killed"
                 self._child.kill()
 
     async def _run_once(self) -> str:
         """Run one process from its start to its end; return why it ended."""
+        self._missed = ""
         child = self._child = await start_process(self._threads)
         self.expect(EVERYTHING, START_S)
         try:
@@ -130,7 +135,7 @@ class EngineWatchdog:
             self._due.clear()
             self._on_death()
             ended = end_in_words(await child.wait())
-        return reason or ended
+        return reason or self._missed or ended
 
     async def _receive(self, child: ChildProcess[Message]) -> str:
         """Pass on the process's messages until its end; return the reason that it gave, if any."""
