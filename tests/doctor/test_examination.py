@@ -68,7 +68,7 @@ def test_where_no_reward_is_earned_that_is_the_one_finding() -> None:
 
 
 def test_memory_that_was_switched_off_is_not_missed() -> None:
-    assert doctor("trial.memory=none").evaluated(evaluation(0.7, 0.7, 0.1)) == []
+    assert doctor("trial.memory=none").evaluated(evaluation(0.7, 0.7, 0.7)) == []
 
 
 def test_trials_that_outgrow_the_context_are_truncation() -> None:
