@@ -38,8 +38,6 @@ _ARGUMENT = re.compile(r"(\w+)(?: \(.*?\))?: (.+)")
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON = "<|python_tag|>"
 """Token before a call of Llama 3."""
-_ENDS = re.compile(r"(\s*<\|\w+\|>)+\s*$")
-"""Special tokens at the end of a completion."""
 _DECODER = json.JSONDecoder()
 _NO_JSON = ValueError, RecursionError
 """What a decoder raises; the second for a thousand brackets inside one another."""
@@ -63,22 +61,17 @@ class InvalidCall:
 
 
 def parse_calls(text: str) -> list[ToolCall | InvalidCall]:
-    """Parse all calls of a completion, in order; none if the text is no call but an answer.
+    """Parse all calls of a completion, in order; none if the text is no call but an answer. The
+    text has no stop token at its end.
 
     Two forms are read: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen:
     any number, with text between), and `{"name": ..., "parameters": {...}}` (Llama 3: nothing else,
     `;` between).
     """
-    text = without_end(text)
     if _OPEN in text:
         return [_tagged(part) for part in text.split(_OPEN)[1:]]
     bare = text.strip().removeprefix(_PYTHON).strip()
     return _bare(bare) if bare.startswith("{") and '"name"' in bare else []
-
-
-def without_end(text: str) -> str:
-    """Return a completion without the special tokens that end it, such as `<|im_end|>`."""
-    return _ENDS.sub("", text)
 
 
 def _tagged(part: str) -> ToolCall | InvalidCall:
@@ -399,7 +392,7 @@ async def _step(user_object: Any, tools: Mapping[str, Tool], text: str) -> StepV
         observation, is_done = "\n".join(answers), await _is_done(user_object)
     else:
         is_done = True
-        observation = await _final_observation(user_object, without_end(text).strip())
+        observation = await _final_observation(user_object, text.strip())
     # `score` is the total of the episode so far; the reward is what this turn has added to it.
     score = await _result(user_object.score)
     reward, user_object._earned = score - user_object._earned, score

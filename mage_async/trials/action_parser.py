@@ -32,9 +32,7 @@ class ActionParser:
 
     def prefill(self, kind: Kind) -> str:
         """Return the text with which the assistant's turn begins."""
-        return (
-            "" if self.forced == "none" or self._is_whole_completion(kind) else f"<{NAMES[kind]}>"
-        )
+        return "" if self.forced == "none" or self.is_whole_completion(kind) else f"<{NAMES[kind]}>"
 
     def closing(self, kind: Kind, completion: str) -> str:
         """Return the text that the transcript adds after a completion that does not close its tag.
@@ -42,7 +40,7 @@ class ActionParser:
         This is the closing tag, or its rest if the completion ends with a beginning of it, which
         happens when `max_action_tokens` cuts it off.
         """
-        if self._is_whole_completion(kind):
+        if self.is_whole_completion(kind):
             return ""
         wanted = f"</{NAMES[kind]}>"
         is_forced = self.forced == "both" or (kind is not Kind.ACT and self.forced == "open")
@@ -53,7 +51,7 @@ class ActionParser:
 
     def parse(self, kind: Kind, completion: str) -> str | None:
         """Return the stripped text between the tags; `None` if there is none."""
-        if self._is_whole_completion(kind):
+        if self.is_whole_completion(kind):
             return outside_thinking(completion).strip()
         name = NAMES[kind]
         text = self.prefill(kind) + completion + self.closing(kind, completion)
@@ -63,7 +61,8 @@ class ActionParser:
         inside = found[1].strip()
         return inside if kind is Kind.ACT else inside[:MAX_REMARK_CHARACTERS]
 
-    def _is_whole_completion(self, kind: Kind) -> bool:
+    def is_whole_completion(self, kind: Kind) -> bool:
+        """Return whether a turn of this kind is a whole completion, without tags."""
         return self.has_tools and kind is Kind.ACT
 
 

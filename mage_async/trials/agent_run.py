@@ -442,7 +442,7 @@ class AgentRun:
             # The engine's context of the old name also holds the tokens after the stop.
             lineage.name = self._new_context()
         start = self._append(pending, completion)
-        shown = self._shown(completion)
+        shown = self._chat.decode_completion(completion.tokens.tolist())
         stop = None
         if is_stopped:
             stop = min(
@@ -604,7 +604,8 @@ class AgentRun:
 
     def _record_remark(self, pending: Pending, completion: Completion, kind: Kind) -> str:
         """Append a reflection or notes, and the prompt, to their lineage; return their text."""
-        start, text = self._append(pending, completion), self._shown(completion)
+        start = self._append(pending, completion)
+        text = self._chat.decode_completion(completion.tokens.tolist())
         remark = self._config.parser.parse(kind, text) or text.strip()
         self._add_turn(pending, start, completion, remark, is_valid=bool(remark), kind=kind)
         return remark
@@ -750,11 +751,6 @@ class AgentRun:
                 num_reused=completion.num_reused,
             )
         )
-
-    def _shown(self, completion: Completion) -> str:
-        """Return the text of a completion without the token that ended it."""
-        tokens = completion.tokens.tolist()
-        return self._chat.decode(tokens[:-1] if tokens[-1] in self._chat.stop_tokens else tokens)
 
     def _until_stop(self, completion: Completion, stops: Sequence[str]) -> tuple[Completion, bool]:
         """Return a completion up to the token with which one of the texts is complete, and whether

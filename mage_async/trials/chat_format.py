@@ -104,6 +104,10 @@ class ChatFormat:
             )
         return self._with_tools[key] if tools else self
 
+    def decode_completion(self, ids: Sequence[int]) -> str:
+        """Return the text of a completion without the stop token at its end, if it has one."""
+        return self.decode(ids[:-1] if ids[-1] in self.stop_tokens else ids)
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of the program's own text: special tokens are recognised, none is
         added.

@@ -137,13 +137,16 @@ class Transcript:
 
     def receive(self, completion: Completion) -> tuple[int, str | None]:
         """Append a completion; return its start position and the text between its tags, or `None`
-        without tags.
+        without tags. With tools, that is the whole text of an action, without the stop token.
         """
         segment = self._segments[-1]
-        start = len(segment.tokens)
+        start, ids = len(segment.tokens), completion.tokens.tolist()
         segment.spans.append((start, completion))
-        self._append(completion.tokens.tolist())
-        text = self._chat.decode(completion.tokens.tolist())
+        self._append(ids)
+        if self._parser.is_whole_completion(self._kind):
+            text = self._chat.decode_completion(ids)
+        else:
+            text = self._chat.decode(ids)
         self._forced = self._parser.closing(self._kind, text)
         return start, self._parser.parse(self._kind, text)
 

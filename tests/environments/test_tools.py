@@ -60,12 +60,12 @@ def test_a_signature_and_a_docstring_are_a_schema() -> None:
         ("The key is in box 2.", []),
         ("Look: " + call("look", box=1), [ToolCall("look", {"box": 1})]),
         (
-            f"{call('look', box=1)}\n{call('fall')}<|im_end|>",
+            f"{call('look', box=1)}\n{call('fall')}",
             [ToolCall("look", {"box": 1}), ToolCall("fall", {})],
         ),
-        ('{"name": "look", "parameters": {"box": 1}}<|eot_id|>', [ToolCall("look", {"box": 1})]),
+        ('{"name": "look", "parameters": {"box": 1}}', [ToolCall("look", {"box": 1})]),
         (
-            '<|python_tag|>{"name": "fall", "parameters": {}}; {"name": "fall"}<|eom_id|>',
+            '<|python_tag|>{"name": "fall", "parameters": {}}; {"name": "fall"}',
             [ToolCall("fall", {}), ToolCall("fall", {})],
         ),
         (
@@ -132,7 +132,7 @@ def test_a_turn_has_a_most_of_calls() -> None:
 
 
 def test_rewards_are_what_the_score_grew_by_and_an_answer_ends_the_episode() -> None:
-    look, wrong, end = outcomes(Boxes, call("look", box=2), call("look", box=1), "box 2<|im_end|>")
+    look, wrong, end = outcomes(Boxes, call("look", box=2), call("look", box=1), "box 2")
     assert (look.reward, wrong.reward, end.reward) == (1.0, 0.0, 10.0)
     assert (look.is_done, wrong.is_done, end.is_done) == (False, False, True)
     assert end.observation == "You said box 2."

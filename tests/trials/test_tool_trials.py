@@ -32,17 +32,18 @@ TEMPLATES = ROOT / "tests" / "inference" / "chat_templates"
 BOXES = "tests.environments.boxes:Boxes"
 
 
-def chat_of(folder: Path, template: str) -> ChatFormat:
+def chat_of(folder: Path, template: str, end: str = "<|im_end|>") -> ChatFormat:
     tokenizer = build_tokenizer(["box"])
-    special = [AddedToken(text, normalized=False) for text in ("<|im_start|>", "<|im_end|>")]
+    special = [AddedToken(text, normalized=False) for text in ("<|im_start|>", end)]
     tokenizer.add_special_tokens(special)
     names = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in names])
     save_tokenizer(tokenizer, folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings |= {"eos_token": "<|im_end|>", "chat_template": None}
+    settings |= {"eos_token": end, "chat_template": None}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "chat_template.jinja").write_text((TEMPLATES / template).read_text())
+    text = (TEMPLATES / template).read_text().replace("<|im_end|>", end)
+    (folder / "chat_template.jinja").write_text(text)
     return load_chat(folder)
 
 
@@ -99,6 +100,13 @@ def test_a_trial_with_tools_is_played_in_the_templates_own_form(
     assert trial.num_invalid() == 0
     sampled = trial.segments[0].tokens[trial.segments[0].is_sampled]
     assert chat.decode(sampled.tolist()) == (looks + "box 2<|im_end|>") * 2
+
+
+@pytest.mark.parametrize("end", ["</s>", "<end_of_turn>", "<|im_end|>"])
+def test_an_answer_ends_before_the_stop_token_of_any_model(tmp_path: Path, end: str) -> None:
+    trial = trial_of(Boxes, chat_of(tmp_path, "qwen3.jinja", end), f"box 2{end}")
+    assert [turn.action for turn in trial.turns] == ["box 2", "box 2"]
+    assert trial.episode_rewards() == [10.0, 10.0]
 
 
 class Forging(Boxes):

@@ -190,8 +190,7 @@ class Conversations:
         context.forced = self._parser.closing(Kind.ACT, self._chat.decode(sampled))
         context.tokens = tokens + sampled
         # The token that ended the completion stays in the context, and is not shown.
-        shown = sampled[:-1] if sampled[-1] in self._chat.stop_tokens else sampled
-        text = prefill + self._chat.decode(shown) + context.forced
+        text = prefill + self._chat.decode_completion(sampled) + context.forced
         context.texts += (*new, text)
         # An action of training ends at its limit of tokens; a client's own limit cuts an answer.
         is_action = bool(context.forced) and request.limit() is None
