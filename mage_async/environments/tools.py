@@ -126,20 +126,23 @@ _TYPES: dict[str, Any] = {
     "null": None,
 }
 """Python type of each of JSON's types."""
-_BOUNDS = {
+_NUMBER_BOUNDS = {
     "minimum": "ge",
     "maximum": "le",
     "exclusiveMinimum": "gt",
     "exclusiveMaximum": "lt",
     "multipleOf": "multiple_of",
-    "pattern": "pattern",
-    "minLength": "min_length",
-    "maxLength": "max_length",
-    "minItems": "min_length",
-    "maxItems": "max_length",
 }
-"""Schema keywords, and the constraints of msgspec that they become."""
-_CHECKED_KEYS = {"type", "enum", "items", "properties", "required", *_BOUNDS}
+_BOUNDS: dict[str, dict[str, str]] = {
+    "integer": _NUMBER_BOUNDS,
+    "number": _NUMBER_BOUNDS,
+    "string": {"pattern": "pattern", "minLength": "min_length", "maxLength": "max_length"},
+    "array": {"minItems": "min_length", "maxItems": "max_length"},
+}
+"""For each of JSON's types the schema keywords that bound its values, and the constraints of
+msgspec that they become. Values of other types have no such bound.
+"""
+_CHECKED_KEYS = {"type", "enum", "items", "properties", "required"}.union(*_BOUNDS.values())
 """Schema keywords that are checked."""
 _UNCHECKED_KEYS = {"title", "description", "default", "examples", "additionalProperties", "$schema"}
 """Schema keywords that need no check."""
@@ -152,14 +155,30 @@ def arguments_of(place: str, schema: Mapping[str, Any]) -> type[msgspec.Struct]:
         place: Class and method of the tool, for errors.
 
     Raises:
-        ConfigError: the schema has a keyword or a type that could not be checked.
+        ConfigError: the schema has a keyword, a type or a value that could not be checked.
     """
-    required, fields = schema.get("required", ()), list[Any]()
-    for name, each in schema.get("properties", {}).items():
+    try:
+        arguments = _struct(place, schema)
+        # `defstruct` does not look at the types of fields; a decoder does.
+        msgspec.json.Decoder(arguments)
+    except (TypeError, ValueError, re.error) as error:
+        raise ConfigError(f"tool {place}: its schema cannot be checked: {error}") from error
+    return arguments
+
+
+def _struct(place: str, schema: Mapping[str, Any]) -> type[msgspec.Struct]:
+    """Return the type that the properties of a schema describe."""
+    required, fields, names = schema.get("required", ()), list[Any](), dict[str, str]()
+    for number, (name, each) in enumerate(schema.get("properties", {}).items()):
         kind = _type(place, each)
-        unset = (name, kind | msgspec.UnsetType, msgspec.UNSET)
-        fields.append((name, kind) if name in required else unset)
-    return msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True, kw_only=True)
+        # A property's name, such as `max-items`, may be no identifier.
+        field = f"field_{number}"
+        unset = (field, kind | msgspec.UnsetType, msgspec.UNSET)
+        fields.append((field, kind) if name in required else unset)
+        names[field] = name
+    return msgspec.defstruct(
+        "Arguments", fields, rename=names, forbid_unknown_fields=True, kw_only=True
+    )
 
 
 def _type(place: str, schema: Mapping[str, Any]) -> Any:
@@ -172,21 +191,24 @@ def _type(place: str, schema: Mapping[str, Any]) -> Any:
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
     if schema.get("properties"):
-        return arguments_of(place, schema)
+        return _struct(place, schema)
     names = schema.get("type", list(_TYPES))  # without "type", a value of any type is valid
     names = [names] if isinstance(names, str) else names
+    if "number" in names:  # of which each integer is one
+        names = [name for name in names if name != "integer"]
     return reduce(or_, (_bounded_type(place, name, schema) for name in names))
 
 
 def _bounded_type(place: str, name: str, schema: Mapping[str, Any]) -> Any:
-    """Return one of the types of a schema, with the bounds that the schema sets."""
+    """Return one of the types of a schema, with the bounds that the schema sets for it."""
     if name not in _TYPES:
         raise ConfigError(f"tool {place}: {name!r} is no type of JSON; {', '.join(_TYPES)} are")
     kind: Any = _TYPES[name]
     if name == "array" and "items" in schema:
         kind = GenericAlias(list, _type(place, schema["items"]))
-    bounds = {_BOUNDS[key]: schema[key] for key in schema if key in _BOUNDS}
-    return Annotated[kind, msgspec.Meta(**bounds)] if bounds and kind is not None else kind
+    known = _BOUNDS.get(name, {})
+    bounds = {known[key]: schema[key] for key in schema if key in known}
+    return Annotated[kind, msgspec.Meta(**bounds)] if bounds else kind
 
 
 # The code below makes tools from the methods of a class.

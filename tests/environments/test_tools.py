@@ -1,6 +1,7 @@
 """A class with tools: what is offered, and how calls are read and checked."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -276,6 +277,62 @@ def test_a_schema_that_would_not_be_checked_is_refused(schema: dict[str, Any], s
 
     with pytest.raises(ConfigError, match=said):
         with_step(Own)
+
+
+def given_one(schema: dict[str, Any], name: str = "a") -> type:
+    """A class with a tool whose schema is given, with one property."""
+
+    class Own(Boxes):
+        @tool(schema={"parameters": {"type": "object", "properties": {name: schema}}})
+        def shake(self, **arguments: Any) -> Any:
+            return arguments
+
+    return Own
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong", "said"),
+    [
+        ({"minimum": 1}, [1, 1.5, "x", None, [0]], 0, "Expected `float` >= 1"),
+        ({"minimum": 0.5}, [1, 0.5], 0, "Expected `float` >= 0.5"),
+        ({"type": ["string", "integer"], "minLength": 1}, ["x", 0], "", "Expected `str` of length"),
+        ({"minItems": 1, "maxLength": 2}, [[1, 2, 3], "xy", 100], [], "Expected `array` of length"),
+    ],
+)
+def test_a_bound_holds_for_values_of_its_types_alone(
+    schema: dict[str, Any], right: list[Any], wrong: Any, said: str
+) -> None:
+    kind = given_one(schema)
+    answers = outcomes(kind, *(call("shake", a=each) for each in (*right, wrong)))
+    assert [json.loads(each.observation) for each in answers[:-1]] == [{"a": one} for one in right]
+    assert answers[-1].observation.startswith(f"Error: shake: {said}")
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"enum": [0.5, 1.0]}, "Literal may only contain None/booleans/integers/strings"),
+        ({"enum": []}, "Literal types must have at least one item"),
+        ({"enum": [["x"]]}, "unhashable type"),
+        ({"type": "string", "pattern": "("}, "missing \\)"),
+        ({"type": "integer", "minimum": 1, "exclusiveMinimum": 0}, "both `gt` and `ge`"),
+        ({"type": "integer", "multipleOf": 0.5}, "cannot be interpreted as an integer"),
+    ],
+)
+def test_a_schema_with_values_that_cannot_be_checked_is_refused_when_it_is_read(
+    schema: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^tool Own.shake: its schema cannot .*: .*{said}"):
+        with_step(given_one(schema))
+
+
+def test_the_name_of_a_property_may_be_no_identifier() -> None:
+    kind = given_one({"type": "integer"}, "max-items")
+    right, wrong = outcomes(
+        kind, call("shake", **{"max-items": 3}), call("shake", **{"max-items": "x"})
+    )
+    assert right.observation == '{"max-items":3}'
+    assert wrong.observation == "Error: shake: Expected `int`, got `str` - at `$.max-items`."
 
 
 class Untyped(Boxes):
