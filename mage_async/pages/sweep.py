@@ -5,6 +5,7 @@ the ages of the trained tokens.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import fmean
 
 from mage_async.pages.charts import Bar, Chart, Series, age_bar, figure, line_chart, signed, words
 from mage_async.pages.curves import episode_css
@@ -93,7 +94,7 @@ def _return_charts(runs: RunsBySetting, subject: Subject) -> list[CaptionedChart
     intended = _method_lines(runs, lambda setting, _: float(setting.place))
     charts = [_chart(f"held-out return of the last episode against {subject.axis}", intended)]
     if subject.is_about_staleness:
-        measured = _method_lines(runs, lambda _, same: interval(values(same, "staleness_mean"))[0])
+        measured = _method_lines(runs, lambda _, same: fmean(values(same, "staleness_mean")))
         caption = "the same against the mean staleness that was measured, steps"
         charts.append(_chart(caption, measured))
     return charts

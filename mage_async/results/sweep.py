@@ -372,8 +372,11 @@ def unreached_bounds_sentence(finished: Iterable[FinishedRun]) -> str:
 
 
 def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
-    """Return the figures of a run by name; NaN if the run did not record it."""
-    staleness, trials = summary["staleness"], summary["trials"]
+    """Return the figures of a run by name; NaN for processor time that was not recorded, and for
+    figures of steps if the run has none, such as that of `--method zero_shot`.
+    """
+    trials, is_trained = summary["trials"], bool(records.metrics)
+    staleness = summary["staleness"] if is_trained else {"mean": math.nan, "max": math.nan}
     selection = Selection.of(records.metrics)
     long_over_short = selection.long_over_short(records.config.admission.trials_per_group)
     last = {
@@ -381,8 +384,8 @@ def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
         for split in ("heldout", "train")
     }
     first = {
-        f"{name}_episode_1": statistics.fmean(
-            record.get(f"{name}_episode_1", 0.0) for record in records.metrics
+        f"{name}_episode_1": _mean(
+            [record.get(f"{name}_episode_1", 0.0) for record in records.metrics]
         )
         for name in ("over_bound_share", "masked_share")
     }
@@ -390,15 +393,20 @@ def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
         **last,
         "wall_s": summary["wall_s"],
         "processor_s": summary.get("processor_s", math.nan),
-        "trials_per_s": summary["throughput"]["trials_per_s"],
+        "trials_per_s": summary["throughput"]["trials_per_s"] if is_trained else math.nan,
         "staleness_mean": staleness["mean"],
         "staleness_max": staleness["max"],
-        **{n: statistics.fmean(record[n] for record in records.metrics) for n in AVERAGED},
+        **{name: _mean([record[name] for record in records.metrics]) for name in AVERAGED},
         **first,
         "dropped_share": trials["dropped"] / max(1, trials["granted"]),
         "wasted_share": selection.wasted_share(),
         "long_over_short": 1.0 if long_over_short is None else long_over_short.value,
     }
+
+
+def _mean(over_steps: Sequence[float]) -> float:
+    """Return the mean of a metric over steps; NaN if there is no step."""
+    return statistics.fmean(over_steps) if over_steps else math.nan
 
 
 def _curve(records: RunRecords) -> list[tuple[int, float, float]]:

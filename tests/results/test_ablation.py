@@ -96,6 +96,25 @@ def test_a_finished_run_is_read_and_an_unfinished_one_is_missing(make_run):
     assert len(each.ages) == 1 + 3
 
 
+def test_runs_that_train_no_step_have_returns_and_no_figures_of_steps(make_run):
+    setting, finished = staleness_setting("slots", "decoupled", 0, 1), []
+    for seed in (0, 1):
+        run = make_run(str(seed), steps=0, seed=seed)
+        write_summary(run, summarise(run, wall_s=4.0, processor_s=6.0))
+        assert is_done(run)
+        finished.append(read_cell(Cell(setting, seed), run))
+    figures = finished[0].figures
+    assert math.isfinite(figures["heldout_last_return"])
+    assert (figures["wall_s"], figures["dropped_share"]) == (4.0, 0.0)
+    of_steps = ["trials_per_s", "staleness_mean", "staleness_max", "entropy"]
+    assert all(math.isnan(figures[name]) for name in [*of_steps, "masked_share_episode_1"])
+    assert finished[0].curve == []
+    returned = interval([run.figures["heldout_last_return"] for run in finished])[0]
+    page = render_matrix(finished, num_cells=2, title="untrained")
+    assert f"{returned:+.3f}" in page
+    assert "nan" not in page.lower()
+
+
 def test_after_each_run_a_line_says_how_far_the_matrix_is():
     progress = Progress(135, 11, parallel=2)
     assert progress.begin() == "135 runs, 11 of them done"
