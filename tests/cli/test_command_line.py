@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -369,3 +370,13 @@ def test_a_folder_of_runs_that_is_taken_for_a_run_names_the_newest(
     for folder in (tmp_path, tmp_path / "runs"):
         assert main(["report", str(folder)]) == EXIT_USAGE
         assert f"so this is no run directory; a run lies in {run}" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("sglang") is not None, reason="SGLang is installed")
+def test_a_missing_sglang_is_said_before_the_run_has_a_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "--set", "engine.kind=sglang", "--run-dir", str(run)]) == 2
+    assert 'engine.kind = "sglang" needs SGLang, which is not installed' in capsys.readouterr().err
+    assert not run.exists()

@@ -97,6 +97,10 @@ def start_run(
             f"is {platform.system()}: start the run on a machine or in a container with Linux"
         )
     check_start(config, is_resumed=is_resumed)
+    # Before the run's directory is written, so that the next try finds it new. On a cluster the
+    # nodes need SGLang, and this machine does not.
+    if config.engine.kind == "sglang" and not cluster:
+        installed()
     name = f"{file_name(config.environment.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     directory = RunDirectory((run_dir or Path("runs") / name).resolve())
     if not is_resumed:
@@ -350,8 +354,6 @@ def _supervise(supervisor: Supervisor, until: Until | None = None) -> int:
         0, `EXIT_HALTED` if the doctor ended the run, or 128 + N if signal N did.
     """
     run, view = supervisor.run, supervisor.view
-    if supervisor.config.engine.kind == "sglang":
-        installed()  # raises if SGLang is not installed
     number, halt = None, ""
     try:
         if until is None:
