@@ -142,9 +142,11 @@ _BOUNDS: dict[str, dict[str, str]] = {
 """For each of JSON's types the schema keywords that bound its values, and the constraints of
 msgspec that they become. Values of other types have no such bound.
 """
-_CHECKED_KEYS = {"type", "enum", "items", "properties", "required"}.union(*_BOUNDS.values())
+_CHECKED_KEYS = {"type", "enum", "items", "properties", "required", "additionalProperties"}.union(
+    *_BOUNDS.values()
+)
 """Schema keywords that are checked."""
-_UNCHECKED_KEYS = {"title", "description", "default", "examples", "additionalProperties", "$schema"}
+_UNCHECKED_KEYS = {"title", "description", "default", "examples", "$schema"}
 """Schema keywords that need no check."""
 
 
@@ -157,6 +159,7 @@ def arguments_of(place: str, schema: Mapping[str, Any]) -> type[msgspec.Struct]:
     Raises:
         ConfigError: the schema has a keyword, a type or a value that could not be checked.
     """
+    _check_keys(place, schema)
     try:
         arguments = _struct(place, schema)
         # `defstruct` does not look at the types of fields; a decoder does.
@@ -181,18 +184,28 @@ def _struct(place: str, schema: Mapping[str, Any]) -> type[msgspec.Struct]:
     )
 
 
-def _type(place: str, schema: Mapping[str, Any]) -> Any:
-    """Return the type that a schema describes."""
+def _check_keys(place: str, schema: Mapping[str, Any]) -> None:
+    """Raise a `ConfigError` if a schema has a keyword that would not be checked."""
     if unknown := set(schema) - _CHECKED_KEYS - _UNCHECKED_KEYS:
         raise ConfigError(
             f"tool {place}: the schema's {', '.join(sorted(unknown))} would not be checked; "
             f"these are: {', '.join(sorted(_CHECKED_KEYS))}"
         )
+    if schema.get("additionalProperties", False) is not False:
+        raise ConfigError(
+            f"tool {place}: additionalProperties must be false, got "
+            f"{schema['additionalProperties']!r:.60}: list the arguments in `properties`, or leave "
+            "both out where an object may hold anything"
+        )
+
+
+def _type(place: str, schema: Mapping[str, Any]) -> Any:
+    """Return the type that a schema describes."""
+    _check_keys(place, schema)
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
-    if schema.get("properties"):
-        return _struct(place, schema)
-    names = schema.get("type", list(_TYPES))  # without "type", a value of any type is valid
+    # Without "type" a value of any type is valid, except where properties are listed.
+    names = schema.get("type", "object" if "properties" in schema else list(_TYPES))
     names = [names] if isinstance(names, str) else names
     if "number" in names:  # of which each integer is one
         names = [name for name in names if name != "integer"]
@@ -204,6 +217,8 @@ def _bounded_type(place: str, name: str, schema: Mapping[str, Any]) -> Any:
     if name not in _TYPES:
         raise ConfigError(f"tool {place}: {name!r} is no type of JSON; {', '.join(_TYPES)} are")
     kind: Any = _TYPES[name]
+    if name == "object" and (schema.get("properties") or "additionalProperties" in schema):
+        return _struct(place, schema)
     if name == "array" and "items" in schema:
         kind = GenericAlias(list, _type(place, schema["items"]))
     known = _BOUNDS.get(name, {})

@@ -326,6 +326,46 @@ def test_a_schema_with_values_that_cannot_be_checked_is_refused_when_it_is_read(
         with_step(given_one(schema))
 
 
+OPEN = {"type": "object", "additionalProperties": {"type": "integer"}}
+PAIR = {"type": ["object", "null"], "properties": {"left": {"type": "integer"}}}
+CLOSED = {"type": "object", "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {**OPEN, "additionalProperties": True},
+        {"type": "object", "properties": {"a": OPEN}},
+        {"type": "object", "properties": {"a": {**PAIR, "additionalProperties": True}}},
+        {"type": "object", "properties": {"a": {"type": "array", "items": OPEN}}},
+    ],
+)
+def test_properties_that_would_not_be_checked_are_refused(parameters: dict[str, Any]) -> None:
+    class Own(Boxes):
+        @tool(schema={"parameters": parameters})
+        def shake(self, a: Any) -> Any:
+            return a
+
+    with pytest.raises(ConfigError, match=r"tool Own.shake: additionalProperties must be false"):
+        with_step(Own)
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (PAIR, [{"left": 1}, {}, None], [{"left": "x"}, {"right": 1}, 1]),
+        (CLOSED, [{}], [{"k": "no"}, None]),
+        ({"type": "object"}, [{}, {"k": "no"}], [None]),
+    ],
+)
+def test_an_object_has_the_properties_that_its_schema_lists(
+    schema: dict[str, Any], right: list[Any], wrong: list[Any]
+) -> None:
+    kind = given_one(schema)
+    valid = [outcomes(kind, call("shake", a=each))[0].is_valid for each in (*right, *wrong)]
+    assert valid == [True] * len(right) + [False] * len(wrong)
+
+
 def test_the_name_of_a_property_may_be_no_identifier() -> None:
     kind = given_one({"type": "integer"}, "max-items")
     right, wrong = outcomes(
