@@ -35,8 +35,12 @@ LONGEST_FOLDER = 120
 """Largest number of characters of a folder's name."""
 _UNSAFE = re.compile(r"[^\w.+=,-]")
 """Characters that are replaced in a folder's name."""
-_RANGE = re.compile(r"(?P<low>[^.\s][^\s]*?)\.\.(?P<high>[^:\s]+)(?P<log>:log)?")
-"""Pattern of `LOW..HIGH` or `LOW..HIGH:log`."""
+_RANGE = re.compile(
+    r'(?P<low>(?:\.\d|[^.\s,"/])[^\s,"/]*?)\.\.(?P<high>[^:\s,"/]+)(?P<log>:log)?'
+)
+"""Pattern of `LOW..HIGH` or `LOW..HIGH:log`. A path such as `../model`, a quoted text and several
+values are no range.
+"""
 _LIST = r'\[(?:[^\[\]"]|"[^"]*"|\[[^\[\]]*\])*\]'
 _PART = re.compile(rf'(?:{_LIST}|"[^"]*"|[^,\[\]"])+')
 """Pattern of one value between commas; a quoted text, or a list of values or lists, may hold commas
@@ -155,12 +159,16 @@ def axis_of(text: str) -> Axis:
 
 
 def _range(text: str, low: str, high: str, is_log: bool) -> Range:
-    """Return a range; raise a `ConfigError` if its bounds are not numbers, or do not rise."""
+    """Return a range; raise a `ConfigError` if its bounds are not finite numbers, or do not rise."""
     try:
         are_whole = all(bound.removeprefix("-").isdigit() for bound in (low, high))
         parsed = Range(float(low), float(high), is_log, are_whole)
     except ValueError:
-        raise ConfigError(f"--over {text}: a range is of two numbers") from None
+        raise ConfigError(
+            f"--over {text}: a range is of two numbers; put a text that holds `..` in double quotes"
+        ) from None
+    if not (math.isfinite(parsed.low) and math.isfinite(parsed.high)):
+        raise ConfigError(f"--over {text}: the bounds of a range must be finite")
     if not parsed.low < parsed.high or (is_log and parsed.low <= 0):
         above = " and above 0" if is_log else ""
         raise ConfigError(f"--over {text}: the bounds of a range must rise{above}")

@@ -41,6 +41,19 @@ def test_lists_of_lists_and_quoted_texts_are_values_of_their_own() -> None:
     assert axis_of(f"key={','.join(given)}").choices == given
 
 
+@pytest.mark.parametrize(
+    "values",
+    [("models/a", "../models/b"), ("../models/b", "models/a"), ("runs/../x",), ('"a..b"', "c")],
+)
+def test_two_dots_in_a_path_or_in_quotes_are_no_range(values: tuple[str, ...]) -> None:
+    assert axis_of(f"policy.source={','.join(values)}").choices == values
+
+
+def test_the_bounds_of_a_range_may_begin_with_a_point() -> None:
+    expected = Range(0.001, 0.5, is_log=True, is_whole=False)
+    assert axis_of("a=.001...5:log").choices == expected
+
+
 def test_draws_are_within_their_range_and_the_same_again() -> None:
     axes = [axis_of("a=1e-4..1e-1:log"), axis_of("b=2..9"), axis_of("c=x,y")]
     found = drawn(axes, 40, seed=3)
@@ -85,7 +98,9 @@ def test_the_ends_of_a_range_of_whole_numbers_have_their_share(
         ("a=1,1", "a value stands there twice"),
         ("a=2..1", "must rise"),
         ("a=0..1:log", "must rise and above 0"),
-        ("a=low..high", "of two numbers"),
+        ("a=low..high", "of two numbers; put a text that holds `..` in double quotes"),
+        ("a=1..inf", "must be finite"),
+        ("a=-inf..1", "must be finite"),
     ],
 )
 def test_what_is_no_axis_is_a_sentence(text: str, said: str) -> None:
