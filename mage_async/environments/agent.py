@@ -32,6 +32,10 @@ class Session:
     """Error of a call of the policy that was refused because its conversation no longer fits the
     context; "" if none was.
     """
+    cut: str = ""
+    """Clause that says at which limit of tokens the policy's latest answer was cut; "" if the
+    answer ended by itself.
+    """
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     """Returns a context manager within which a call waits for the policy's answer. `CallRunner`
     sets it, and does not count the time spent in it towards the program's deadline.
@@ -70,6 +74,11 @@ class AgentProgram(Callee):
     def method_name(self, method: Method) -> str:
         """Return "run", the only method; `close` calls nothing."""
         return "" if method == "close" else "run"
+
+    def circumstance(self) -> str:
+        """Return where the policy's latest answer was cut; see `Callee.circumstance`."""
+        # A program that takes a cut answer apart often raises.
+        return self.session.cut
 
     async def check(self) -> None:
         """Check before training, without a policy, whether the program could run.

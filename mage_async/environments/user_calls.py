@@ -105,6 +105,10 @@ class Callee:
         """
         raise NotImplementedError
 
+    def circumstance(self) -> str:
+        """Return a clause on what may have made a call raise; "" if nothing is known."""
+        return ""
+
     def late_close(self) -> Callable[[], Any] | None:
         """Return a coroutine function that closes what the last call left open; None if nothing
         is.
@@ -247,6 +251,8 @@ class Call:
         if (frame := user_modules.own_frame(error)) and not says_no_room(error):
             code = f": {frame.line:.{_MOST_CODE_CHARS}}" if frame.line else ""
             sentence += f" ({frame.filename}, line {frame.lineno}, in {frame.name}{code})"
+        if circumstance := self.callee.circumstance():
+            sentence += f"; {circumstance}"
         fault = NoRoom if says_no_room(error) else CallFault
         return fault(sentence, kind=f"{self.name}() {raised}")
 

@@ -130,6 +130,14 @@ _KINDS = [
         ),
     ),
     (
+        r"last answer was cut at",
+        DropKind(
+            "the program raised after a cut answer",
+            "Raise transcript.max_action_tokens or the call's own limit, or let the program read "
+            "answers that are cut.",
+        ),
+    ),
+    (
         r"raised \w+",
         DropKind(
             "the environment raised",

@@ -464,6 +464,9 @@ class AgentRun:
         self._answer_ends.setdefault(digest, []).append((lineage, len(lineage.segment.tokens)))
         lineage.is_busy = False
         is_ended = is_stopped or int(completion.tokens[-1]) in self._chat.stop_tokens
+        assert self._session is not None
+        is_cut = not is_ended and num_drawn >= self._limit(pending.policy_call)
+        self._session.cut = self._cut_in_words(pending.policy_call) if is_cut else ""
         return Choice(
             text,
             answer.calls,
@@ -659,6 +662,14 @@ class AgentRun:
         """Return the most tokens of an answer to a call."""
         most = self._config.sampling.max_tokens
         return min(policy_call.max_tokens or most, most)
+
+    def _cut_in_words(self, policy_call: PolicyCall) -> str:
+        """Return a clause that says that an answer ended at the limit of `_limit`, and which."""
+        own, asked = self._config.sampling.max_tokens, policy_call.max_tokens
+        which = f"transcript.max_action_tokens = {own}"
+        if asked and asked < own:
+            which = f"the call's own limit of {asked} tokens"
+        return f"the policy's last answer was cut at {which}"
 
     def _prompt(
         self, lineage: _Lineage, tokens: np.ndarray, max_tokens: int, refresh_kv: bool

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from mage_async.errors import CallFault, ContextFull
+from mage_async.results.progress import drop_kind
 from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
 from tests.helpers.agent_site import asked, played, post, said, scripted, small_chat, tasks_of
@@ -49,6 +50,43 @@ def test_a_program_that_goes_wrong_costs_its_trial_alone(
     assert good.episode_rewards() == [1.0, 1.0]
     assert len(good.turns) == 4
     assert engine.statistics().num_contexts == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, "; the policy's last answer was cut at transcript.max_action_tokens = 3"),
+        (
+            {"max_tokens": 2},
+            "; the policy's last answer was cut at the call's own limit of 2 tokens",
+        ),
+    ],
+)
+def test_a_program_that_raises_after_a_cut_answer_is_told_the_limit(
+    chat: ChatFormat, more: dict[str, Any], words: str
+) -> None:
+    async def run(self: Any, task: int, episode: int, seed: int, url: str, key: str) -> float:
+        _, choice = (await asked(url, said("a"), **more))["content"].split(":")
+        return float(choice == " paper")
+
+    engine = scripted(chat, " rock paper scissors rock : paper")
+    (fault,) = played(tasks_of(run), chat, engine, "transcript.max_action_tokens=3")
+    assert isinstance(fault, CallFault)
+    assert "run() raised ValueError: not enough values to unpack" in str(fault)
+    assert str(fault).endswith(words)
+    assert drop_kind(str(fault)).name == "the program raised after a cut answer"
+
+
+def test_a_program_that_raises_after_a_whole_answer_is_told_no_limit(chat: ChatFormat) -> None:
+    async def run(self: Any, task: int, episode: int, seed: int, url: str, key: str) -> float:
+        for messages in (said("a"), said("b")):
+            content = (await asked(url, messages))["content"]
+        return float(content)
+
+    engine = scripted(chat, " rock paper scissors rock paper", " rock")
+    (fault,) = played(tasks_of(run), chat, engine, "transcript.max_action_tokens=3")
+    assert "run() raised ValueError: could not convert" in str(fault)
+    assert "was cut" not in str(fault)
 
 
 def test_a_call_after_its_episode_is_refused_and_leaves_nothing(chat: ChatFormat) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mage_async.completion import Completion, Prompt
+from mage_async.environments.agent import Session
 from mage_async.errors import CallFault, ContextFull
 from mage_async.policy_version import VersionRun
 from mage_async.restriction import Restriction
@@ -470,7 +471,8 @@ def test_a_trial_counts_the_conversations_that_it_has_and_those_that_wait(
     stage = stage_of(tasks_of(lambda: 0.0), chat, scripted(chat, " rock"))
     run = stage.begin(Task("own", "3", 7), 0, "3.0")
     assert isinstance(run, agent_run.AgentRun)
-    run.is_playing = True
+    run.connect(lambda: Session("http://127.0.0.1/v1", "key"))
+    assert run.next_call() is not None
 
     def ask(*texts: str, num_choices: int = 1) -> list[agent_run.Pending]:
         roles = ("user", "assistant")
