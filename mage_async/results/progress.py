@@ -339,6 +339,8 @@ class ProgressCounts:
     """Time at which the wait for the present batch began, as far as snapshots show."""
     _arrived_at_first: int = 0
     """Number of trials of the present batch that had arrived at that time."""
+    _played_again_at_first: int = 0
+    """Number of trials that had been played again at that time."""
     _known_kinds: set[str] = field(default_factory=set)
     """Names of the kinds of drops that were noted."""
     _is_lateness_noted: bool = False
@@ -420,13 +422,15 @@ class ProgressCounts:
         arrived, needed = trials
         if version != self._version:
             self._version, self._waiting_since, self._arrived_at_first = version, now, arrived
+            self._played_again_at_first = self._played_again
         while len(self._latest) > needed:
             self._latest.popleft()
         turns_per_s, tokens_per_s = self._speed(now)
         due_s, is_bound = None, False
         if doing[0] == "batch not full" and arrived < needed:
             waited_s, num_new = now - self._waiting_since, arrived - self._arrived_at_first
-            if num_new > 0:
+            # Trials that are played again take longer than the pace of the others says.
+            if num_new > 0 and self._played_again == self._played_again_at_first:
                 due_s = waited_s / num_new * (needed - arrived)
             # Before the first trial has arrived, the longest possible trials give an upper bound,
             # but not if groups were dropped or granted again, or trials played again: their turns

@@ -168,6 +168,16 @@ def test_trials_played_again_are_named_and_end_the_bound_on_the_time() -> None:
     assert snapshot(counts, 20.0).played_again == 6
 
 
+def test_while_trials_of_a_wait_are_played_again_the_pace_of_the_others_is_no_estimate() -> None:
+    counts = ProgressCounts()
+    snapshot(counts, 0.0)
+    counts.heard("actor-0", {"num_completions": 20, "num_played_again": 1})
+    assert snapshot(counts, 10.0, arrived=31).due_s is None
+    # The next wait has a pace of its own.
+    snapshot(counts, 20.0, version=1)
+    assert snapshot(counts, 30.0, arrived=16, version=1).due_s == 10.0
+
+
 def test_more_turns_than_the_longest_trials_have_bound_no_time() -> None:
     counts = ProgressCounts()
     snapshot(counts, 0.0)
