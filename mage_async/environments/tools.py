@@ -238,8 +238,9 @@ def tool(*, schema: Mapping[str, Any]) -> Callable[[_Method], _Method]: ...
 
 
 def tool(method: Any = None, *, schema: Mapping[str, Any] | None = None) -> Any:
-    """Mark a method, plain or `async`, as a tool: its parameters are typed, its docstring says what
-    it does, and lines `name: text` below `Args:` describe its parameters.
+    """Mark a method as a tool: its parameters are typed, its docstring says what it does, and lines
+    `name: text` below `Args:` describe its parameters. It may be `async`, a static method or a
+    class method.
 
     Args:
         schema: Schema that replaces all of that, in OpenAI's form of a function: `parameters`,
@@ -247,7 +248,7 @@ def tool(method: Any = None, *, schema: Mapping[str, Any] | None = None) -> Any:
     """
 
     def mark(marked: _Method) -> _Method:
-        setattr(marked, _MARK, schema)
+        setattr(_function_of(marked), _MARK, schema)
         return marked
 
     return mark if method is None else mark(method)
@@ -288,7 +289,7 @@ def tools_of(kind: type) -> dict[str, Tool]:
     Raises:
         ConfigError: a signature or a docstring lacks what a tool needs.
     """
-    return {name: _tool(kind, getattr(kind, name), own) for name, own in _schemas(kind).items()}
+    return {name: _tool(kind, name, given) for name, given in _schemas(kind).items()}
 
 
 def _schemas(kind: type) -> dict[str, Mapping[str, Any] | None]:
@@ -300,21 +301,31 @@ def _schemas(kind: type) -> dict[str, Mapping[str, Any] | None]:
     found = dict[str, Mapping[str, Any] | None]()
     for each in reversed(kind.__mro__):
         for name, method in vars(each).items():
-            if hasattr(method, _MARK):
-                found[name] = getattr(method, _MARK)
+            if hasattr(function := _function_of(method), _MARK):
+                found[name] = getattr(function, _MARK)
             elif method is None:
                 found.pop(name, None)
     return found
 
 
-def _tool(kind: type, method: Any, given: Mapping[str, Any] | None) -> Tool:
+def _function_of(method: Any) -> Any:
+    """Return the function of a static or class method, and any other object as it is."""
+    return method.__func__ if isinstance(method, staticmethod | classmethod) else method
+
+
+def _tool(kind: type, name: str, given: Mapping[str, Any] | None) -> Tool:
     """Return the tool of a method."""
+    method = getattr(kind, name)
     place = f"{kind.__name__}.{method.__name__}"
     if given:
         function = _given_function(place, method.__name__, given)
         arguments = arguments_of(place, function["parameters"])
     else:
-        arguments = _arguments(place, method)
+        parameters = list(inspect.signature(method).parameters.values())
+        # A static method has no `self`, and the signature of a class method lacks `cls`.
+        if inspect.isfunction(inspect.getattr_static(kind, name)):
+            parameters = parameters[1:]
+        arguments = _arguments(place, method, parameters)
         function = _function(place, method, arguments)
     schema = {"type": "function", "function": function}
     is_async = inspect.iscoroutinefunction(method)
@@ -350,10 +361,11 @@ def _function(place: str, method: Any, arguments: type[msgspec.Struct]) -> dict[
     }
 
 
-def _arguments(place: str, method: Any) -> type[msgspec.Struct]:
-    """Return the type of a tool's arguments, from the signature of its method."""
+def _arguments(
+    place: str, method: Any, parameters: Sequence[inspect.Parameter]
+) -> type[msgspec.Struct]:
+    """Return the type of a tool's arguments, from the parameters of its method."""
     hints = get_type_hints(method, include_extras=True)
-    _, *parameters = inspect.signature(method).parameters.values()
     fields: list[Any] = []
     for each in parameters:
         if each.name not in hints or each.kind is not each.POSITIONAL_OR_KEYWORD:

@@ -433,7 +433,8 @@ def _misspelt_parts(kind: type) -> Iterator[tuple[str, str]]:
         name
         for each in own
         for name, value in vars(each).items()
-        if not name.startswith("_") and not hasattr(value, "is_offered_tool")
+        if not name.startswith("_")
+        and not hasattr(getattr(value, "__func__", value), "is_offered_tool")
     }
     module = sys.modules.get(kind.__module__, kind)
     others = [each for each in vars(module).values() if inspect.isclass(each)]

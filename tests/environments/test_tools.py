@@ -204,6 +204,64 @@ def test_a_method_that_overrides_a_tool_is_a_tool() -> None:
     assert outcome.observation == "carefully: box 1: nothing"
 
 
+class Unbound(Boxes):
+    """Tools that need no object, marked below or above the other decorator."""
+
+    @staticmethod
+    @tool
+    def weigh(box: int) -> str:
+        """Weigh a box."""
+        return f"weighed {box}"
+
+    @tool
+    @staticmethod
+    def lift(box: int) -> str:
+        """Lift a box."""
+        return f"lifted {box}"
+
+    @classmethod
+    @tool
+    async def count(cls, box: int) -> str:
+        """Count the boxes from a box on."""
+        return f"{cls.__name__} {3 - box}"
+
+
+def test_static_and_class_methods_are_tools() -> None:
+    names = ("weigh", "lift", "count")
+    offered = tools_of(Unbound)
+    for name in names:
+        parameters = offered[name].schema["function"]["parameters"]
+        assert parameters["properties"] == {"box": {"type": "integer"}}
+
+    async def play() -> str:
+        played: Any = with_step(Unbound)()
+        played.reset(0, 0)
+        observation, *_ = await played.step("".join(call(name, box=1) for name in names))
+        return str(observation)
+
+    assert asyncio.run(play()) == "weighed 1\nlifted 1\nUnbound 2"
+
+
+class Turning:
+    """A tool with almost the name of an optional part."""
+
+    @staticmethod
+    @tool
+    def max_turn(box: int) -> str:
+        """Turn a box as far as it goes."""
+        return f"turned {box}"
+
+    def reset(self, seed: int, task: int) -> str:
+        return "There are three boxes."
+
+    def score(self) -> float:
+        return 0.0
+
+
+def test_a_static_tool_is_no_misspelt_part() -> None:
+    assert outcomes(Turning, call("max_turn", box=1))[0].observation == "turned 1"
+
+
 SHAKE = {
     "type": "function",
     "function": {
