@@ -35,9 +35,7 @@ LONGEST_FOLDER = 120
 """Largest number of characters of a folder's name."""
 _UNSAFE = re.compile(r"[^\w.+=,-]")
 """Characters that are replaced in a folder's name."""
-_RANGE = re.compile(
-    r'(?P<low>(?:\.\d|[^.\s,"/])[^\s,"/]*?)\.\.(?P<high>[^:\s,"/]+)(?P<log>:log)?'
-)
+_RANGE = re.compile(r'(?P<low>(?:\.\d|[^.\s,"/])[^\s,"/]*?)\.\.(?P<high>[^:\s,"/]+)(?P<log>:log)?')
 """Pattern of `LOW..HIGH` or `LOW..HIGH:log`. A path such as `../model`, a quoted text and several
 values are no range.
 """
@@ -159,7 +157,7 @@ def axis_of(text: str) -> Axis:
 
 
 def _range(text: str, low: str, high: str, is_log: bool) -> Range:
-    """Return a range; raise a `ConfigError` if its bounds are not finite numbers, or do not rise."""
+    """Return a range; raise a `ConfigError` if its bounds are not finite, or do not rise."""
     try:
         are_whole = all(bound.removeprefix("-").isdigit() for bound in (low, high))
         parsed = Range(float(low), float(high), is_log, are_whole)
