@@ -588,7 +588,9 @@ class Kuhn(Game[Strategy]):
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return exact values per hand and episode; see the function `references`."""
-        values = references(self._by_split[split], self._num_hands, redeals=self._redeals)
+        opponents = self._by_split[split]
+        stakes = tuple(self.stake(each.name) for each in opponents)
+        values = references(opponents, self._num_hands, redeals=self._redeals, stakes=stakes)
         return {name: (each,) * num_episodes for name, each in values.items()}
 
 
@@ -719,7 +721,11 @@ _SEATS = (0, 1)
 
 
 def references(
-    opponents: tuple[Strategy, ...], num_hands: int, *, redeals: bool = True
+    opponents: tuple[Strategy, ...],
+    num_hands: int,
+    *,
+    redeals: bool = True,
+    stakes: tuple[float, ...] = (),
 ) -> dict[str, float]:
     """Return values against a uniform draw of `opponents`, by name.
 
@@ -727,14 +733,25 @@ def references(
     mixture, the same in every hand; `without_memory` is the best player of a single episode of
     `num_hands` hands that knows the set of opponents; `best_response` knows the opponent. If
     episodes repeat their deals, `hindsight` also knows the cards and the answers.
+
+    Args:
+        stakes: Value of a chip against each opponent; empty if it is 1 against all.
     """
-    known = {} if redeals else {"hindsight": hindsight(opponents)}
+    stakes = stakes or (1.0,) * len(opponents)
+
+    def mean(value_of: Callable[[Strategy], float]) -> float:
+        """Return the mean of a value in chips over the opponents, at their stakes."""
+        return sum(
+            stake * value_of(each) for stake, each in zip(stakes, opponents, strict=True)
+        ) / len(opponents)
+
+    known = {} if redeals else {"hindsight": mean(lambda each: hindsight((each,)))}
     return {
-        "random": sum(value(UNIFORM, each) for each in opponents) / len(opponents),
-        "nash": sum(value(NASH, each) for each in opponents) / len(opponents),
-        "best_fixed": best_response(opponents),
-        "without_memory": one_episode(opponents, num_hands),
-        "best_response": sum(best_response((each,)) for each in opponents) / len(opponents),
+        "random": mean(partial(value, UNIFORM)),
+        "nash": mean(partial(value, NASH)),
+        "best_fixed": one_episode(opponents, 1, stakes),
+        "without_memory": one_episode(opponents, num_hands, stakes),
+        "best_response": mean(lambda each: best_response((each,))),
         **known,
     }
 
@@ -757,9 +774,14 @@ def best_response(opponents: tuple[Strategy, ...]) -> float:
 
 
 @cache
-def one_episode(opponents: tuple[Strategy, ...], num_hands: int) -> float:
+def one_episode(
+    opponents: tuple[Strategy, ...], num_hands: int, stakes: tuple[float, ...] = ()
+) -> float:
     """Return the value per hand of the best play of `num_hands` hands, with alternating seats,
     against an unknown opponent.
+
+    Args:
+        stakes: Value of a chip against each opponent; empty if it is 1 against all.
     """
     tables = [_tables(opponents, 1 - seat) for seat in _SEATS]
 
@@ -771,7 +793,8 @@ def one_episode(opponents: tuple[Strategy, ...], num_hands: int) -> float:
         hands = [_HandValue(card, later) for card in range(3)]
         return sum(each.hand(seat, _dealt(belief, each.card), *tables[seat]) for each in hands)
 
-    prior = np.full(len(opponents), 1 / len(opponents))
+    # Values are linear in the belief, so its weight can hold the stake of each opponent too.
+    prior = np.array(stakes or (1.0,) * len(opponents)) / len(opponents)
     return sum(best(prior, seat, num_hands) for seat in _SEATS) / 2 / num_hands
 
 

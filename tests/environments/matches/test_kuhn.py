@@ -163,6 +163,31 @@ def test_stakes_multiply_what_a_chip_earns_and_say_nothing() -> None:
         assert (other.observation, other.reward) == (one.observation, stake * one.reward)
 
 
+@pytest.mark.parametrize("redeals", [True, False])
+def test_references_are_paid_at_the_stakes(redeals: bool) -> None:
+    kuhn = Kuhn("archetypes", 2, redeals, stakes=50)
+    members, known = kuhn.members("heldout"), kuhn.references("heldout", 1)
+    best = sum(kuhn.best_return(member) for member in members) / len(members) / 2
+    assert known["best_response" if redeals else "hindsight"][0] == pytest.approx(best)
+    stakes = {member: kuhn.stake(member) for member in members}
+    nash = sum(stakes[each.name] * value(NASH, each) for each in ARCHETYPES_HELDOUT) / len(members)
+    assert known["nash"][0] == pytest.approx(nash)
+    # Who knows less earns less; each is more than what the same plays earn at stakes of 1.
+    names = ("nash", "best_fixed", "without_memory", "best_response")
+    earned = [known[name][0] for name in names]
+    assert earned == sorted(earned)
+    plain = Kuhn("archetypes", 2, redeals).references("heldout", 1)
+    assert all(known[name][0] > plain[name][0] for name in names[1:])
+
+
+def test_the_best_fixed_play_heeds_the_stakes() -> None:
+    # Against one opponent alone the stake is a factor, and a stake of nearly 0 leaves it out.
+    dear, cheap = ARCHETYPES_TRAIN[:2]
+    assert one_episode((dear,), 2, (3.0,)) == pytest.approx(3 * one_episode((dear,), 2))
+    alone = one_episode((dear, cheap), 2, (1.0, 1e-9))
+    assert alone == pytest.approx(one_episode((dear,), 2) / 2)
+
+
 def test_contrasts_are_split_so_that_no_way_to_bet_or_call_tells_the_split() -> None:
     assert (len(CONTRASTS_TRAIN), len(CONTRASTS_HELDOUT)) == (12, 4)
     for part in (attrgetter("first.bets"), attrgetter("first.calls")):
