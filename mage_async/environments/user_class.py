@@ -1,7 +1,8 @@
 """Adapt a user's class with `reset` and `step` to `Environment`; everything else has a default.
 
-Optional parts are declared on the class itself, as an attribute or a method. Those that change
-within an episode, such as `legal_actions`, may also be attributes that the object's methods set.
+Optional parts are declared on the class itself: `words` and numbers, such as `max_turns`, as
+attributes, the others as an attribute or a method. Those that change within an episode, such as
+`legal_actions`, may also be attributes that the object's methods set.
 `docs/your_environment.md` lists what each part switches on.
 """
 
@@ -530,18 +531,18 @@ class ResetStep(Environment):
         self.ladders = declared("ladders", {})
         self.facts = Facts(
             name=self._name,
-            max_turns=declared("max_turns", MAX_TURNS),
-            min_return=declared("min_return", None),
-            max_return=declared("max_return", None),
-            units=declared("units", 1),
+            max_turns=self._count("max_turns", MAX_TURNS),
+            min_return=self._number("min_return", None),
+            max_return=self._number("max_return", None),
+            units=self._count("units", 1),
             has_chance=True,
             words=(*words, INVALID) if words else (),
             example=_example(declared("legal_actions", ())),
             # Results of tools, and errors about calls of them, are sentences.
             has_open_text=not words or bool(self.tools),
-            wins_above=declared("wins_above", 0.0),
-            loses_below=declared("loses_below", 0.0),
-            win_reward=declared("win_reward", None),
+            wins_above=self._number("wins_above", 0.0),
+            loses_below=self._number("loses_below", 0.0),
+            win_reward=self._number("win_reward", None),
         )
 
     @cached_property
@@ -703,14 +704,39 @@ class ResetStep(Environment):
                 f"mean `{meant}`?); begin the name with an underscore if it is your own"
             )
 
+    def _count(self, name: str, default: int) -> int:
+        """Return a declared count; raise a `ConfigError` if it is no whole number from 1."""
+        value = getattr(self.kind, name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._wrong(name, "a whole number from 1", value)
+        return value
+
+    def _number(self, name: str, default: float | None) -> Any:
+        """Return a declared number; raise a `ConfigError` if it is none. A default of None may be
+        declared too.
+        """
+        value = getattr(self.kind, name, default)
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not is_number and (value is not None or default is not None):
+            raise self._wrong(
+                name, "a number" if default is not None else "a number or None", value
+            )
+        return value
+
+    def _wrong(self, name: str, wanted: str, value: Any) -> ConfigError:
+        """Return the error about a part that is declared with a value of another type."""
+        got = f"{value!r:.60}"
+        if callable(value) or isinstance(value, property | cached_property):
+            got = f"a method: the class itself is read, so write `{name} = ...` with the value"
+        return ConfigError(f"environment {self._name!r}: `{name}` must be {wanted}, got {got}")
+
     def _checked_words(self, words: Any) -> tuple[str, ...]:
         """Return the declared words; raise a `ConfigError` if they are no words."""
-        must = f"environment {self._name!r}: `words` must be"
         if isinstance(words, str) or not isinstance(words, Sequence):
-            raise ConfigError(f"{must} a tuple of words, got {words!r}")
+            raise self._wrong("words", "a tuple of words", words)
         for word in words:
             if not isinstance(word, str) or word.split() != [word]:
-                raise ConfigError(f"{must} words without spaces, got {word!r}")
+                raise self._wrong("words", "words without spaces", word)
         return tuple(words)
 
     def _tasks(self, split: Split) -> dict[str, Any]:

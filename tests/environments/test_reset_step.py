@@ -143,6 +143,42 @@ def test_what_a_class_declares_switches_on_what_the_page_says(
     assert last == Outcome("paid", 1.0, is_done=True)
 
 
+def method(self: object) -> int:
+    return 5
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "sentence"),
+    [
+        ("max_turns", "five", "`max_turns` must be a whole number from 1, got 'five'"),
+        ("max_turns", True, "`max_turns` must be a whole number from 1, got True"),
+        ("units", 0, "`units` must be a whole number from 1, got 0"),
+        ("units", None, "`units` must be a whole number from 1, got None"),
+        ("min_return", "0", "`min_return` must be a number or None, got '0'"),
+        ("max_return", method, "`max_return` must be a number or None, got a method"),
+        ("wins_above", None, "`wins_above` must be a number, got None"),
+        ("loses_below", [0], "`loses_below` must be a number, got [0]"),
+        ("win_reward", True, "`win_reward` must be a number or None, got True"),
+        ("max_turns", method, "got a method: the class itself is read, so write `max_turns = ...`"),
+        ("max_turns", property(method), "`max_turns` must be a whole number from 1, got a method"),
+        ("words", method, "`words` must be a tuple of words, got a method"),
+    ],
+)
+def test_a_part_of_another_type_is_refused_when_the_class_is_read(
+    part: str, value: object, sentence: str
+) -> None:
+    class Own:
+        def reset(self, seed: int, task: int) -> str:
+            return ""
+
+        def step(self, action: str) -> tuple[str, float, bool]:
+            return "", 0.0, True
+
+    setattr(Own, part, value)
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        ResetStep(Own, {})
+
+
 @pytest.mark.parametrize(
     ("removed", "sentence"),
     [
@@ -320,7 +356,7 @@ LEGAL = "    def legal_actions(self):\n        return "
         ("    rules = ''", "does not say its rules: write a docstring, or `rules`"),
         ("    words = 'yes no'", "`words` must be a tuple of words, got 'yes no'"),
         ("    words = ('a, b',)", "`words` must be words without spaces, got 'a, b'"),
-        ("    max_turns = 0", "facts.max_turns must be a whole number from 1, got 0"),
+        ("    max_turns = 0", "`max_turns` must be a whole number from 1, got 0"),
         ("    min_return = 1", "facts.min_return and max_return must be two numbers in order, or"),
         ("    def members(self, split):\n        return ()", "members('train') must be a tuple of"),
         (
