@@ -173,7 +173,8 @@ def test_an_evaluation_says_that_later_steps_are_in_no_checkpoint(tmp_path, caps
 def test_a_run_ends_with_its_best_checkpoint_if_the_newest_is_worse(fallen):
     records, said = read_records(fallen), list[str]()
     view = SimpleNamespace(close=lambda summary: None, line=said.append)
-    start_to_report._finish(fallen, Doctor.recorded(records), view, 1.0, {})
+    costs = {"wall_s": 1.0, "processor_s": 1.0}
+    start_to_report._finish(fallen, Doctor.recorded(records), view, costs, {})
     (line,) = (each for each in said if each.startswith("best checkpoint"))
     assert line.startswith("best checkpoint: step 2: the last episode earned +0.900 on held-out")
     assert f"`mage train --from {fallen.root} --checkpoint 2`" in line

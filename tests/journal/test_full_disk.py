@@ -107,8 +107,9 @@ def test_a_summary_that_cannot_be_written_is_shown_and_said_in_one_line(
     run: RunDirectory, config: Config
 ) -> None:
     view = Lines()
+    costs = {"wall_s": 1.0, "processor_s": 1.0}
     with full_disk(), pytest.raises(RunError, match="no summary and report"):
-        start_to_report._finish(run, Doctor.of(config), view, 1.0, {})
+        start_to_report._finish(run, Doctor.of(config), view, costs, {})
     assert view.summary is not None
 
 

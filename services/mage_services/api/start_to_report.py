@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -324,7 +324,7 @@ def run_to_end(
             cannot be written.
     """
     view = RecordedView(view or make_view(config, run, is_terminal=sys.stdout.isatty()), run)
-    began, doctor = time.monotonic(), Doctor.of(config)
+    began, doctor = _seconds(), Doctor.of(config)
     earlier = read_document(run.summary)  # of the starts before a resumption
     for record in read_lines(run.metrics):  # the steps before a resumed run's start
         doctor.step(record)
@@ -335,7 +335,8 @@ def run_to_end(
                     Supervisor(run, config, num_actors, address, view, doctor, start),
                     until,
                 )
-            _finish(run, doctor, view, time.monotonic() - began, earlier)
+            costs = {name: seconds - began[name] for name, seconds in _seconds().items()}
+            _finish(run, doctor, view, costs, earlier)
         except MageError as error:
             view.close(None)
             raise RunFailed(str(error)) from error
@@ -402,20 +403,28 @@ def _what_a_resumed_run_does(run: RunDirectory) -> str:
     )
 
 
-def _finish(run: RunDirectory, doctor: Doctor, view: View, wall_s: float, earlier: Record) -> None:
+def _seconds() -> dict[str, float]:
+    """Return the wall clock, and the CPU time of this process and of its ended children, in
+    seconds, by the names of their differences in the summary.
+    """
+    # The first four times are user and system time, of the process and of its children.
+    return {"wall_s": time.monotonic(), "processor_s": sum(os.times()[:4])}
+
+
+def _finish(
+    run: RunDirectory, doctor: Doctor, view: View, costs: Mapping[str, float], earlier: Record
+) -> None:
     """Write the summary and the report of a run, finished or not.
 
     Args:
-        wall_s: Seconds since this start of the run.
+        costs: `wall_s` and `processor_s` of this start of the run.
         earlier: Summary of the starts before this one; empty for a new run.
 
     Raises:
         RunError: the disk is full, or a file of the run is damaged.
     """
-    # The first four times are CPU seconds, user and system, of this process and of its children.
-    costs = {"wall_s": wall_s, "processor_s": sum(os.times()[:4])}
-    costs = {name: seconds + (earlier.get(name) or 0.0) for name, seconds in costs.items()}
-    summary = summarise(run, **costs)
+    total = {name: seconds + (earlier.get(name) or 0.0) for name, seconds in costs.items()}
+    summary = summarise(run, wall_s=total["wall_s"], processor_s=total["processor_s"])
     page = render(run, summary)
     view.close(summary)
     records = read_records(run)
