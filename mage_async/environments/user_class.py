@@ -425,8 +425,7 @@ def _short(value: Any) -> str:
 
 def _misspelt_parts(kind: type) -> Iterator[tuple[str, str]]:
     """Yield attributes that nothing in the class's module reads, each with the optional part that
-    was meant: one with almost the same name, which the class that has the attribute does not
-    declare.
+    was meant: one with almost the same name, which is missing.
     """
     # Base classes of a library have attributes for other purposes.
     own = [each for each in kind.__mro__ if each.__module__ == kind.__module__]
@@ -441,14 +440,30 @@ def _misspelt_parts(kind: type) -> Iterator[tuple[str, str]]:
     others = [each for each in vars(module).values() if inspect.isclass(each)]
     owners = {*own, *(each for each in others if each.__module__ == kind.__module__)}
     read, stored = (_names_of((*owners, module), action) for action in ("LOAD", "STORE"))
+    known = {*read, *OPTIONAL_PARTS, "reset", "step"}
     for names, parts in ((declared, OPTIONAL_PARTS), (stored - declared, _CHANGING_PARTS)):
-        for name in sorted(names - read - {*OPTIONAL_PARTS, "reset", "step"}):
+        for name in sorted(names - known):
             for meant in difflib.get_close_matches(name, parts, n=1, cutoff=_LIKENESS):
-                declaring = [each for each in own if meant in vars(each)]
-                # A class may misspell a part that it would have replaced in a base class.
-                is_inherited = all(name not in vars(each) for each in declaring)
-                if meant not in stored and is_inherited and (declaring or not hasattr(kind, meant)):
+                # A part that a method sets is not missing.
+                if meant not in stored and _is_missing(meant, name, kind, own):
                     yield name, meant
+
+
+def _is_missing(part: str, name: str, kind: type, own: Iterable[type]) -> bool:
+    """Return whether a class that has an attribute with almost the name of a part lacks the part.
+
+    Args:
+        part: The optional part.
+        name: The attribute.
+        own: The class `kind` and those of its base classes that its module defines.
+    """
+    declaring = [each for each in own if part in vars(each)]
+    if not declaring:
+        # A part that a class of a library declares is left alone: it may mean something else there.
+        return not hasattr(kind, part)
+    # A class that declares both has an attribute of its own. One that has the attribute alone may
+    # have meant to replace the part of a base class.
+    return all(name not in vars(each) for each in declaring)
 
 
 def _names_of(owners: Iterable[Any], action: str) -> set[str]:

@@ -404,6 +404,10 @@ def test_a_misspelt_part_of_a_base_class_is_found_in_the_class_that_would_replac
         STEP + "[self.unit for _ in '1'][0], 0.0, False\n    unit = 'on'",
         "    @property\n    def script_of(self):\n        return self.swap\n    swap = 2",
         "    _max_turn = 3",
+        "    legal_action = 'a'\n    def reset(self, seed, task):\n"
+        "        self.legal_actions = ['a']\n        return ''",
+        "    pass\n\nclass Library:\n    units = 2\n\nLibrary.__module__ = 'library'\n\n"
+        "class Own(Own, Library):\n    unit = 3",
     ],
 )
 def test_an_attribute_of_the_class_s_own_is_not_taken_for_a_misspelt_part(
