@@ -1,8 +1,8 @@
 """What a run says when it is stopped, and what its records count after a resumption."""
 
 import os
-import time
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
