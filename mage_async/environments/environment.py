@@ -34,6 +34,9 @@ CallMode = Literal["at_once", "in_threads", "in_turn"]
 thread, one call at a time in the whole process, as an engine with global state needs.
 """
 
+_ROUNDING = 1e-9
+"""Tolerance of comparisons with the bounds on returns."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
@@ -84,6 +87,13 @@ class Facts:
         assert self.min_return is not None, "a run with ratings has bounds, as is checked"
         assert self.max_return is not None, "a run with ratings has bounds, as is checked"
         return self.min_return, self.max_return
+
+    def allows(self, earned: float) -> bool:
+        """Return whether an episode may earn this return, by its declared bounds, to rounding."""
+        least, most = self.min_return, self.max_return
+        if least is None or most is None:
+            return True
+        return least - _ROUNDING <= earned <= most + _ROUNDING
 
     def is_won(self, rewards: Sequence[float]) -> bool:
         """Return whether an episode whose turns earned these rewards reached its goal or beat its

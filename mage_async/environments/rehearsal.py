@@ -37,8 +37,6 @@ NUM_ACTS = 8
 """Largest number of steps in each rehearsed episode of a class with `reset` and `step`."""
 _ANY_TEXT = ("1", "a", "hello world", "1 2 3")
 """Actions for a class that lists none: it must accept any text that a policy writes."""
-_ROUNDING = 1e-9
-"""Tolerance of comparisons with the bounds on returns."""
 
 
 class Longest(NamedTuple):
@@ -194,9 +192,8 @@ class _WholeRehearsal:
         self._want(bool(rewards), "legal_actions()", "not empty as an episode begins", legal)
         least, most = facts.min_return, facts.max_return
         if least is not None and most is not None:
-            within = least - _ROUNDING <= sum(rewards) <= most + _ROUNDING
             wanted = f"from facts.min_return = {least:g} to max_return = {most:g}"
-            self._want(within, "what an episode earns", wanted, sum(rewards))
+            self._want(facts.allows(sum(rewards)), "what an episode earns", wanted, sum(rewards))
 
     def _begin(self, task: Task) -> Generator[Call, Any, WholePlay]:
         """Begin an episode, check its first observation, and return it."""

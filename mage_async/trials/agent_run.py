@@ -706,9 +706,7 @@ class AgentRun:
                 if each["function"]["name"] in policy_call.must_call
             ]
             return tool_form(self._chat, {"anyOf": calls}, is_parallel=policy_call.is_parallel)
-        if policy_call.schema is not None:
-            return json_form(policy_call.schema)
-        return None if policy_call.pattern is None else regex_form(policy_call.pattern)
+        return text_form(policy_call)
 
     def _new_lineage(self, policy_call: PolicyCall) -> _Lineage:
         return _Lineage(self._new_context(), _system_message(policy_call.messages))
@@ -856,6 +854,15 @@ class AgentRun:
 def closing_of(call: Call) -> Call:
     """Return the `close` call of a program, which frees its place for another program."""
     return replace(call, request=msgspec.structs.replace(call.request, method="close"))
+
+
+def text_form(policy_call: PolicyCall) -> str | None:
+    """Return the form of an answer that calls no tool (see `answer_restriction`); None if it may be
+    any text.
+    """
+    if policy_call.schema is not None:
+        return json_form(policy_call.schema)
+    return None if policy_call.pattern is None else regex_form(policy_call.pattern)
 
 
 def _without_extra_arguments(parameters: dict[str, Any] | None) -> dict[str, Any]:

@@ -311,13 +311,14 @@ def _print_returns(config: "Config", environment: "Environment", chat: "ChatForm
 
 def _wrong_bounds(environment: "Environment", earned: list[float]) -> str:
     """Return a sentence if an episode earned less or more than declared; "" if none did."""
-    least, most = environment.facts.min_return, environment.facts.max_return
-    if least is None or most is None or (least <= min(earned) and max(earned) <= most):
-        return ""
-    return (
-        f"an episode earned {max(earned) if max(earned) > most else min(earned):g}, but the "
-        f"environment declares min_return = {least:g} and max_return = {most:g}: correct them"
-    )
+    facts = environment.facts
+    for reward in earned:
+        if not facts.allows(reward):
+            return (
+                f"an episode earned {reward:g}, but the environment declares min_return = "
+                f"{facts.min_return:g} and max_return = {facts.max_return:g}: correct them"
+            )
+    return ""
 
 
 def _win_stay(config: "Config", environment: "Environment", chat: "ChatFormat") -> "Player | None":

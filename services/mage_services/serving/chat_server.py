@@ -19,13 +19,13 @@ from aiohttp import web
 from mage_async.assembly import sampling_of
 from mage_async.completion import Prompt, Sampling
 from mage_async.config.schema import Config
-from mage_async.environments.legal_pattern import regex_form
 from mage_async.errors import ContextFull, EnvironmentFault, InfrastructureFault, RunError
 from mage_async.methods.method import Methods
 from mage_async.restriction import Restriction
 from mage_async.trajectory import Kind
 from mage_async.trials.action_parser import ActionParser
-from mage_async.trials.allowed_tokens import actions_restriction, answer_restriction, json_form
+from mage_async.trials.agent_run import text_form
+from mage_async.trials.allowed_tokens import actions_restriction, answer_restriction
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.engines.engine import Engine
 from mage_services.gateway.chat_completions import (
@@ -91,7 +91,6 @@ class Conversations:
         self._chat, self._engine, self._most = chat, engine, most
         self._default_sampling = sampling_of(config, chat)
         self._parser = ActionParser(config.transcript.forced_tags, has_tools=is_whole)
-        self._is_whole = is_whole
         # Where the policy writes the opening tag, trials are not restricted (`restriction_of`).
         is_restricted = config.sampling.restricted and bool(self._parser.prefill(Kind.ACT))
         self._actions = actions if is_restricted else None
@@ -213,10 +212,8 @@ class Conversations:
             return actions_restriction(self._actions, self._chat, self._parser)
         asked = request.policy_call()
         try:
-            if self._is_whole and asked.schema is not None:
-                return answer_restriction(json_form(asked.schema), self._chat, max_tokens)
-            if self._is_whole and asked.pattern is not None:
-                return answer_restriction(regex_form(asked.pattern), self._chat, max_tokens)
+            if self._parser.has_tools and (form := text_form(asked)) is not None:
+                return answer_restriction(form, self._chat, max_tokens)
             if asked.pattern is not None:
                 return actions_restriction(asked.pattern, self._chat, self._parser)
         except EnvironmentFault as fault:
