@@ -105,9 +105,10 @@ def _check_facts(environment: Environment, want: Callable[..., None]) -> None:
         is_count = isinstance(value, int) and value >= 1
         want(is_count, f"facts.{key}", "a whole number from 1", value)
     least, most = bounds = facts.min_return, facts.max_return
-    in_order = _is_number(least) and _is_number(most) and least <= most
-    wanted = "two numbers in order, or both None"
-    want(in_order or bounds == (None, None), "facts.min_return and max_return", wanted, bounds)
+    # Ratings and colours divide by the bounds, so equal ones are refused too.
+    do_rise = _is_number(least) and _is_number(most) and least < most
+    wanted = "two numbers, the second above the first, or both None"
+    want(do_rise or bounds == (None, None), "facts.min_return and max_return", wanted, bounds)
     are_words = _are_names(facts.words) or (facts.has_open_text and facts.words == ())
     want(are_words, "facts.words", "a tuple of words", facts.words)
     want(isinstance(rules, str), "rules()", "text", rules)

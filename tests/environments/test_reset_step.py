@@ -357,7 +357,8 @@ LEGAL = "    def legal_actions(self):\n        return "
         ("    words = 'yes no'", "`words` must be a tuple of words, got 'yes no'"),
         ("    words = ('a, b',)", "`words` must be words without spaces, got 'a, b'"),
         ("    max_turns = 0", "`max_turns` must be a whole number from 1, got 0"),
-        ("    min_return = 1", "facts.min_return and max_return must be two numbers in order, or"),
+        ("    min_return = 1", "facts.min_return and max_return must be two numbers, the second"),
+        ("    min_return = max_return = 0", "max_return must be two numbers, the second above"),
         ("    def members(self, split):\n        return ()", "members('train') must be a tuple of"),
         (
             "    def members(self, split):\n        return (f'{split} alone',)",
