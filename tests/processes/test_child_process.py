@@ -1,6 +1,7 @@
 """The protocol between a process and its children: frames, their bounds, and how children end."""
 
 import asyncio
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from mage_services.processes.child_process import (
     BlockingChild,
     Channel,
     ChildProcess,
+    end_in_words,
     frame,
     last_line,
     waiting_notice,
@@ -156,6 +158,18 @@ def test_the_last_line_of_a_log_is_cut(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("first\n" + "x" * 600 + "\n\n")
     assert last_line(log) == "x" * 500
+
+
+def test_the_last_line_of_a_log_has_text(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("RuntimeError: boom\n   \n")
+    assert last_line(log) == "RuntimeError: boom"
+
+
+def test_the_end_of_a_process_is_in_words() -> None:
+    assert end_in_words(3) == "ended with exit code 3"
+    assert end_in_words(-signal.SIGKILL) == "was killed by SIGKILL"
+    assert end_in_words(-40) == "was killed by signal 40"  # a real-time signal, without a name
 
 
 def test_whoever_waits_says_so(

@@ -59,9 +59,9 @@ _PR_SET_PDEATHSIG = 1
 _FRAME = re.compile(r' +File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
 """Line of a printed stack that names a file, a line and a function."""
 _STACK_LINE = re.compile(
-    r' +(File "|\.\.\.|<no |Garbage-collecting)|$|(Current t|T)hread 0x|Extension modules'
+    r' +(File "|\.\.\.|<no |Garbage-collecting)|\s*$|(Current t|T)hread 0x|Extension modules'
 )
-"""Any line of printed stacks."""
+"""Any line of printed stacks, and a line without text."""
 
 T = TypeVar("T")
 
@@ -477,7 +477,9 @@ def die_with_parent() -> None:
 def end_in_words(code: int) -> str:
     """Return in words how a process ended, by its exit code, negative for a signal."""
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        # `Signals` lacks the real-time signals between the first and the last one.
+        known = -code in signal.Signals.__members__.values()
+        return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
     return f"ended with exit code {code}"
 
 
