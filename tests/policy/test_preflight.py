@@ -297,6 +297,27 @@ def test_what_the_process_finds_is_one_sentence(directory: Path) -> None:
         run_preflight(pretrained(directory), 1, say=print)
 
 
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (
+            "os.kill(os.getpid(), 9)",
+            r"it was killed by SIGKILL\. .* no memory left .* smaller policy",
+        ),
+        ("os.kill(os.getpid(), 6)", "it was killed by SIGABRT: a library warns"),
+        ("sys.exit('no such file')", "failed: no such file"),
+        ("os._exit(0)", "it ended with exit code 0: a library warns"),
+    ],
+)
+def test_a_process_that_ends_without_findings_is_told_by_how_it_ended(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, end: str, told: str
+) -> None:
+    program = f"import os, sys; print('a library warns', flush=True); {end}"
+    monkeypatch.setattr(preflight, "module_command", lambda _: [sys.executable, "-c", program])
+    with pytest.raises(DeterministicFailure, match=told):
+        run_preflight(pretrained(directory), 1, say=lambda _: None)
+
+
 def test_adapters_of_layers_that_do_not_exist_are_refused(directory: Path) -> None:
     config = pretrained(directory, 'policy.lora.targets=["c_attn"]')
     with pytest.raises(PolicyError, match="qwen3 has no layer 'c_attn' that takes an adapter"):

@@ -33,9 +33,11 @@ from mage_async.trials.duels import TrialInProgress
 from mage_services.actor.rollout import make_calls
 from mage_services.environments.call_runner import CallRunner
 from mage_services.processes.child_process import (
+    OUT_OF_MEMORY,
     BlockingChannel,
     BlockingChild,
     channel_to_parent,
+    end_in_words,
     last_line,
     module_command,
 )
@@ -43,6 +45,10 @@ from mage_services.processes.cores_and_memory import memory_bytes, num_cores
 
 MODULE = "mage_services.actor.preflight"
 """This module, which the child process runs."""
+SMALLER_POLICY = (
+    "take a smaller policy, or lower engine.max_contexts or learner.max_tokens_per_microbatch"
+)
+"""Advice to a user whose policy did not fit into memory."""
 
 
 def run_preflight(config: Config, num_actors: int, say: Callable[[str], None]) -> Config:
@@ -179,12 +185,21 @@ def _preflight_in_child(
             child.kill()
         if report is None or code:
             raise DeterministicFailure(
-                "the check of the policy before the start failed: "
-                f"{last_line(log) or f'exit code {code}'}"
+                f"the check of the policy before the start failed: {_end_of_child(code, log)}"
             )
     if report.failed:
         raise DeterministicFailure(report.failed)
     return report
+
+
+def _end_of_child(code: int, log: Path) -> str:
+    """Return why the child process ended without findings, by its exit code and its log."""
+    if code == -signal.SIGKILL:  # then the log's last line is a warning that came long before
+        return f"it {end_in_words(code)}{OUT_OF_MEMORY}: {SMALLER_POLICY}"
+    line = last_line(log)
+    if code > 0 and line:  # the error that ended it
+        return line
+    return f"it {end_in_words(code)}" + (f": {line}" if line else "")
 
 
 def _preflight(

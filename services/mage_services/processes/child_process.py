@@ -50,6 +50,8 @@ MAX_STACK_CHARS = 100_000
 """Number of characters at the end of a log in which stacks are looked for."""
 EXIT_ORPHANED = 2
 """Exit code of a child whose parent had ended before the child began."""
+OUT_OF_MEMORY = ". Unless somebody killed it, the kernel had no memory left (see `dmesg`)"
+"""Explanation of the end of a process that was killed from outside (SIGKILL)."""
 _LENGTH = struct.Struct("<I")
 """Length of a body in bytes: the header of a frame."""
 _READ_BYTES = 1 << 20

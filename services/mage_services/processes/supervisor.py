@@ -26,7 +26,7 @@ from mage_async.errors import DeterministicFailure, Halted, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import write_whole
 from mage_services.processes import process
-from mage_services.processes.child_process import log_bytes
+from mage_services.processes.child_process import OUT_OF_MEMORY, log_bytes
 from mage_services.processes.process import EXIT_DETERMINISTIC, TimeAccounting, append_lines
 from mage_services.processes.supervised_process import (
     OWN_PROCESS,
@@ -61,14 +61,12 @@ PRINT_LESS = "the environment prints too much, and the disk fills up; let it pri
 """Advice in the note on a log that is too long."""
 
 # Advice that is appended to the line which says how a process ended.
-OUT_OF_MEMORY = (
-    ". Unless somebody killed it, the kernel had no memory left (see `dmesg`): start fewer --actors"
-)
-"""Explanation of the end of a process that was killed from outside."""
+FEWER_ACTORS = ": start fewer --actors"
+"""Continuation of `OUT_OF_MEMORY`."""
 SMALLER_STEP = (
     ", or lower learner.max_tokens_per_microbatch, or set learner.activation_checkpointing = true"
 )
-"""Continuation of `OUT_OF_MEMORY` for the learner."""
+"""Continuation of `FEWER_ACTORS` for the learner."""
 UNASKED = ". Nobody asked it to end: the environment may call os._exit"
 """Explanation of the end of a process that exited without an error."""
 
@@ -336,7 +334,7 @@ def _advice(spec: ProcessSpec, code: int, *, was_silent: bool) -> str:
     process of its own (`OWN_PROCESS`).
     """
     if code == -signal.SIGKILL and not was_silent:
-        return OUT_OF_MEMORY + (SMALLER_STEP if spec.name == "learner" else "")
+        return OUT_OF_MEMORY + FEWER_ACTORS + (SMALLER_STEP if spec.name == "learner" else "")
     if spec.name == "learner" or code > 0:
         return ""
     return OWN_PROCESS if code else UNASKED + OWN_PROCESS
