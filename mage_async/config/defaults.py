@@ -5,6 +5,7 @@ one on processor cores, are here. They apply to keys that neither a file nor `--
 `--set policy.source=DIR` over the file of a tiny policy gets the defaults of a pretrained model.
 """
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -137,6 +138,9 @@ BFLOAT16_ADAPTED: Table = {"policy": {"dtype": "bfloat16"}}
 """Defaults added to `BFLOAT16_ENGINE` if the learner trains adapters, which stay float32
 themselves."""
 
+PATHS = (("policy", "source"), ("warm_start", "path"), ("transport", "keys"))
+"""Tables and keys of paths, in which a `~` at the beginning stands for the home directory."""
+
 
 @cache
 def _multiplies_bfloat16() -> bool:
@@ -151,7 +155,7 @@ def _multiplies_bfloat16() -> bool:
 def completed(tree: Table, *, is_recorded: bool = False) -> Table:
     """Return a tree completed with the defaults of this file, ready for decoding by the schema.
 
-    Every table in it states its kind. A table that the tree switches off by "none" is None.
+    A `~` at the beginning of a path is replaced. Every table in it states its kind. A table that the tree switches off by "none" is None.
 
     Args:
         is_recorded: whether a run wrote the tree. A key that it lacks is newer than the run and
@@ -169,7 +173,20 @@ def completed(tree: Table, *, is_recorded: bool = False) -> Table:
     for table, key, hint in tables(Config, whole):
         if table.get(key) == NONE and may_be_absent(hint):
             table[key] = None
+    _expand_home(whole)
     return whole
+
+
+def _expand_home(whole: Table) -> None:
+    """Replace a `~` at the beginning of each path, in place: a shell leaves it in `--set a.b=~/c`.
+
+    The result is recorded, so the processes of a run need not have the same home directory.
+    """
+    for name, key in PATHS:
+        table = whole.get(name)
+        if isinstance(table, dict) and isinstance(path := table.get(key), str):
+            # A name that is no user's stays as it is; `Path.expanduser` raises an error.
+            table[key] = os.path.expanduser(path)
 
 
 def _evaluate_as_trained(whole: Table) -> None:

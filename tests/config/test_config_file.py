@@ -9,6 +9,7 @@ from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.configuration_page import key_names, sections
 from mage_async.config.error_messages import successor
+from mage_async.config.schema import FromData, Pretrained
 from mage_async.errors import ConfigError
 
 FOLDER = Path(__file__).parents[2] / "configs"
@@ -120,6 +121,27 @@ def test_numbers_are_looked_for_however_deep_dotted_keys_are_nested() -> None:
     config_file.read(text.replace("options = {}", f"{deep}1").encode(), "deep.toml")
     with pytest.raises(ConfigError, match=r"a\.a\.a` must be a finite number, got nan"):
         config_file.read(text.replace("options = {}", f"{deep}nan").encode(), "deep.toml")
+
+
+def test_a_tilde_stands_for_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/of-mine")
+    keys = ("policy.source=~/model", "warm_start.kind=data", "warm_start.path=~/rows")
+    config = config_file.load(config_file.find(None), [*keys, "transport.keys=~/keys"])
+    assert isinstance(config.policy, Pretrained)
+    assert isinstance(config.warm_start, FromData)
+    paths = (config.policy.source, config.warm_start.path, config.transport.keys)
+    assert paths == ("/home/of-mine/model", "/home/of-mine/rows", "/home/of-mine/keys")
+    recorded = tmp_path / "config.toml"
+    recorded.write_text(config_file.dump(config))
+    changed = config_file.load_recorded(recorded, ["policy.source=~"])
+    assert getattr(changed.policy, "source", "") == "/home/of-mine"
+
+
+def test_a_tilde_before_the_name_of_nobody_stays() -> None:
+    config = config_file.load(config_file.find(None), ["policy.source=~nobody-here/model"])
+    assert getattr(config.policy, "source", "") == "~nobody-here/model"
 
 
 def test_an_unknown_file_is_answered_with_the_shipped_ones() -> None:
