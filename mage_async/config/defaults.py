@@ -155,7 +155,8 @@ def _multiplies_bfloat16() -> bool:
 def completed(tree: Table, *, is_recorded: bool = False) -> Table:
     """Return a tree completed with the defaults of this file, ready for decoding by the schema.
 
-    A `~` at the beginning of a path is replaced. Every table in it states its kind. A table that the tree switches off by "none" is None.
+    Every table in it states its kind. A table that the tree switches off by "none" is None. A `~`
+    at the beginning of a path is replaced.
 
     Args:
         is_recorded: whether a run wrote the tree. A key that it lacks is newer than the run and
