@@ -132,6 +132,7 @@ def test_the_default_matrix_of_an_ablation_and_what_each_rule_guarantees_are_in_
             "from 0 to 65535, 0 for a free port, got '-1'; see",
         ),
         (["view", "a", "--port", "http"], "from 0 to 65535, 0 for a free port, got 'http'; see"),
+        (["chat", "run", "--temperature", "-1"], "must be a number from 0, got '-1'; see"),
         (["--actors"], "mage train: argument --actors: expected one argument; see `mage train"),
         (["trian"], "mage: no command 'trian' (did you mean `train`?); see `mage --help`"),
         (["run"], "mage: no command 'run'; see `mage --help`"),

@@ -112,7 +112,7 @@ def test_an_answer_is_streamed_as_events(address):
             {"messages": [user("a")], "response_format": {"type": "json_object"}},
             "because it is one action: send a `regex` that the action matches",
         ),
-        ({"messages": [user("a")], "temperature": -1}, "`temperature` must be at least 0"),
+        ({"messages": [user("a")], "temperature": -1}, "`temperature` must be a number from 0"),
         ({"messages": [user("a")], "max_completion_tokens": 0}, "`max_tokens` at least 1"),
         ({"messages": []}, "must end with one of the user's"),
         ({"messages": [user("rock " * 200)]}, "does not fit"),
@@ -343,6 +343,19 @@ def test_a_session_may_have_any_name_but_answers_one_request_at_a_time(tmp_path)
         assert str(refused) == "session 'c2' still waits for an answer"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("temperature", [float("nan"), float("inf")])
+def test_a_temperature_that_is_no_finite_number_does_not_reach_the_engine(tmp_path, temperature):
+    chat = small_chat(tmp_path)
+    engine = scripted(chat, " rock")
+    conversations = Conversations(config_file.load(config_file.find(None), []), chat, engine)
+    request = ChatRequest([Message("user", "a")], temperature=temperature)
+    with pytest.raises(
+        BadRequest, match=f"`temperature` must be a number from 0, .* {temperature}"
+    ):
+        asyncio.run(conversations.answer(request))
+    assert not engine.completions
 
 
 def test_messages_of_one_side_are_joined_and_the_system_speaks_first():

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mage_services.cli.options import add_checkpoint, add_number, add_set, positive
+from mage_services.cli.options import add_checkpoint, add_number, add_set, amount, positive
 
 HELP = "Talk with a run's policy, which remembers what was said."
 
@@ -17,16 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path)
     add_checkpoint(parser)
     tokens = (
-        "longest answer, in tokens, which may then be any text (a legal action, where they are the "
-        "same in every turn; otherwise transcript.max_action_tokens)"
+        "longest answer, in tokens; the answer may then be any text. Without it: a legal action, "
+        "if every turn has the same ones, or else an answer of transcript.max_action_tokens"
     )
     add_number(parser, "--max-tokens", tokens, type=positive)
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="temperature; 0 is greedy (default: that of training)",
-    )
+    temperature = "temperature; 0 is greedy (default: that of training)"
+    add_number(parser, "--temperature", temperature, type=amount, metavar="T")
     add_set(parser, "change one key, such as engine.max_tokens=8192")
 
 
@@ -35,7 +31,6 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.errors import ContextFull
     from mage_async.results.run_directory import RunDirectory
     from mage_services.api.policy import Policy
-    from mage_services.gateway.chat_completions import BadRequest
 
     policy = Policy(RunDirectory(given.run_dir.resolve()), given.set, given.checkpoint)
     print(f"version {policy.version} of {given.run_dir.name}; /reset forgets, Ctrl-D ends")
@@ -48,7 +43,7 @@ def run(given: argparse.Namespace) -> int:
                 elif words:
                     sampling = {"max_tokens": given.max_tokens, "temperature": given.temperature}
                     print(chat(words, **sampling))
-            except (BadRequest, ContextFull) as error:
+            except ContextFull as error:
                 print(f"{error} (/reset begins another conversation)")
             except (EOFError, KeyboardInterrupt):
                 print()

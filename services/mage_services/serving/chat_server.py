@@ -243,10 +243,12 @@ class Conversations:
             "max_tokens": request.limit(),
         }
         sampling = replace(self._default_sampling, **_given(wanted))
-        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.max_tokens < 1:
+        has_temperature = 0 <= sampling.temperature < float("inf")
+        if not has_temperature or not 0 < sampling.top_p <= 1 or sampling.max_tokens < 1:
             raise BadRequest(
-                "`temperature` must be at least 0, `top_p` above 0 and at most 1, `max_tokens` at "
-                f"least 1; got {sampling.temperature:g}, {sampling.top_p:g}, {sampling.max_tokens}"
+                "`temperature` must be a number from 0, `top_p` above 0 and at most 1, "
+                f"`max_tokens` at least 1; got {sampling.temperature:g}, {sampling.top_p:g}, "
+                f"{sampling.max_tokens}"
             )
         return sampling
 
