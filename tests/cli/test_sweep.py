@@ -138,10 +138,11 @@ def searched(
     runs: Runs,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    over: str = "learner.learning_rate=1e-4..1e-1:log",
+    *over: str,
 ) -> int:
-    arguments = ["sweep", "--over", over, "--parallel", "4"]
-    given = command_tree().parse_args([*arguments, "--run-dir", str(folder), "--seeds", "0,1"])
+    arguments = ["sweep", "--run-dir", str(folder), "--parallel", "4", "--seeds", "0,1"]
+    arguments += [f"--over={each}" for each in over or ["learner.learning_rate=1e-4..1e-1:log"]]
+    given = command_tree().parse_args(arguments)
     axes = _axes(given)
     monkeypatch.setattr(Matrix, "finished_runs", lambda matrix: runs.finished_runs(matrix))
     return search(axes, count, 0, lambda found: _matrix(given, axes, found, [0, 1]), run=runs)
@@ -216,6 +217,27 @@ def test_a_search_over_other_keys_or_choices_is_a_sentence(
     searched(4, Runs(), tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match=r"holds a search over learner.learning_rate with other"):
         searched(8, Runs(), tmp_path, monkeypatch, over)
+
+
+@pytest.mark.filterwarnings("default")  # another package's
+@pytest.mark.parametrize("heads", ["4,8", "8,4"])
+def test_a_search_leaves_out_a_combination_that_is_no_valid_configuration(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    heads: str,
+) -> None:
+    pytest.importorskip("optuna")
+    runs, keys = Runs(), [f"policy.heads={heads}", "policy.hidden_size=40,64"]
+    assert searched(12, runs, tmp_path, monkeypatch, *keys) == 0
+    assert runs.done
+    assert searched(24, runs, tmp_path, monkeypatch, *keys) == 0
+    assert not [
+        cell for cell in runs.done if "heads=8, policy.hidden_size=40" in cell.setting.label
+    ]
+    said = capsys.readouterr().out
+    assert "policy.heads=8, policy.hidden_size=40: left out: " in said
+    assert "best: policy.heads=" in said
 
 
 @pytest.mark.filterwarnings("default")  # another package's

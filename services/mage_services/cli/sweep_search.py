@@ -3,7 +3,8 @@ far.
 
 Optuna's record is `search.log` in the sweep's folder. A combination that was chosen but has no
 result, because the command was stopped or a run failed, is run first by the next command. It is
-given up after the second failure of one of its runs.
+given up after the second failure of one of its runs. A combination that is no valid configuration
+is left out; it is one of the `N` of `--search N` all the same, so that every search ends.
 """
 
 import math
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mage_async.errors import ConfigError
-from mage_async.results.sweep import Axis, Matrix, Range, Setting, combination
+from mage_async.results.sweep import Axis, Matrix, Range, Setting, combination, drawn
 from mage_services.cli.sweep_runs import lock_folder, run_missing
 
 GOAL = "heldout_last_return"
@@ -22,8 +23,12 @@ MOST_FAILURES = 2
 """Number of failures of a run after which its combination is given up; the machine may have caused
 one.
 """
+NUM_TRIED = 16
+"""Number of combinations of which one must be a valid configuration."""
 MatrixOf = Callable[[Sequence[Setting]], Matrix]
-"""Returns the matrix of some combinations of values, with every seed."""
+"""Returns the matrix of some combinations of values, with every seed; raises a `ConfigError` if one
+is no valid configuration.
+"""
 Combination = tuple[int, Setting]
 """The number of a trial of Optuna, and its combination of values."""
 
@@ -46,16 +51,20 @@ def search(
         before `--for-s` was over.
 
     Raises:
-        ConfigError: Optuna is not installed, a combination is no valid configuration, or the folder
-            holds a search over other keys or values.
+        ConfigError: Optuna is not installed, no combination that was tried is a valid
+            configuration, or the folder holds a search over other keys or values.
         RunError: another process searches there; or as `run_matrix`.
     """
-    # Build one configuration, so that a wrong key is an error before anything is written.
     first = {
         axis.key: axis.choices.low if isinstance(axis.choices, Range) else axis.choices[0]
         for axis in axes
     }
-    root = matrix_of([_setting(axes, first)]).root
+    # A wrong key or value is an error before anything is written. One combination alone does not
+    # show it: two keys may be valid with other values of each other.
+    fault = _fault(_setting(axes, first), matrix_of)
+    if fault and all(_fault(each, matrix_of) for each in drawn(axes, NUM_TRIED, seed)):
+        raise fault
+    root = matrix_of([]).root
     with lock_folder(root):  # two commands would change Optuna's record at once
         study = _study(root / "search.log", seed)
         _check_axes(study, axes, root)
@@ -72,6 +81,9 @@ def _search(
     """Do as `search`, with Optuna's record, in a folder that this process has locked."""
     code = 0
     while code == 0 and (chosen := _chosen(study, axes, count, matrix_of([]).parallel)):
+        chosen = _valid(study, chosen, matrix_of)
+        if not chosen:
+            continue
         # Combinations of earlier rounds are in the matrix too, so that the report has them.
         known = [trial for trial in study.trials if trial.value is not None]
         settings = [_setting(axes, trial.params) for trial in known]
@@ -82,6 +94,31 @@ def _search(
     if any(trial.value is not None for trial in study.trials):
         print(f"best: {_setting(axes, study.best_params).label}: {study.best_value:.3f}")
     return code
+
+
+def _fault(setting: Setting, matrix_of: MatrixOf) -> ConfigError | None:
+    """Return why a combination is no valid configuration; None if it is one."""
+    try:
+        matrix_of([setting])
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _valid(study: Any, chosen: Sequence[Combination], matrix_of: MatrixOf) -> list[Combination]:
+    """Return the combinations that are valid configurations. Record the others as failed, and print
+    why.
+    """
+    from optuna.trial import TrialState
+
+    found = []
+    for number, setting in chosen:
+        if fault := _fault(setting, matrix_of):
+            study.tell(number, state=TrialState.FAIL)
+            print(f"{setting.label}: left out: {fault}", flush=True)
+        else:
+            found.append((number, setting))
+    return found
 
 
 def _study(file: Any, seed: int) -> Any:
