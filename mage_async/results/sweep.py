@@ -125,8 +125,17 @@ class Range:
         return self.text(min(max(number, self.low), self.high))
 
     def text(self, number: float) -> str:
-        """Return a number in the form that a configuration has."""
-        return str(round(number)) if self.is_whole else f"{number:.4g}"
+        """Return a number of the range in the form that a configuration has: with four digits, or
+        as many more as a narrow range needs. The rounded number is within the bounds too.
+        """
+        if self.is_whole:
+            return str(round(number))
+        # Leading digits that all numbers of the range share: three for 1000.5..1001.5.
+        num_shared = round(math.log10(max(1.0, abs(number) / (self.high - self.low))))
+        # With 17 digits the text is the number itself, which is within the bounds.
+        fewest = min(17, 4 + num_shared)
+        texts = (f"{number:.{digits}g}" for digits in range(fewest, 18))
+        return next(text for text in texts if self.low <= float(text) <= self.high)
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,6 +241,19 @@ def test_a_search_leaves_out_a_combination_that_is_no_valid_configuration(
 
 
 @pytest.mark.filterwarnings("default")  # another package's
+def test_a_search_with_other_ends_of_a_range_keeps_the_runs_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    runs = Runs()
+    assert searched(4, runs, tmp_path, monkeypatch, "learner.beta2=0.9..0.99999") == 0
+    four = set(runs.done)
+    assert searched(8, runs, tmp_path, monkeypatch, "learner.beta2=0.9999..0.99999") == 0
+    assert four < set(runs.done)
+    assert len(runs.done) == 16
+
+
+@pytest.mark.filterwarnings("default")  # another package's
 def test_two_searches_in_one_folder_at_once_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

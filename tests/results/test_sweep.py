@@ -69,6 +69,36 @@ def test_draws_are_within_their_range_and_the_same_again() -> None:
 
 
 @pytest.mark.parametrize(
+    "given",
+    ["0.9..0.99999", "1000.5..1001.5", "-1e-9..-9e-10", "0.1..0.1000000001:log"],
+)
+def test_numbers_of_a_narrow_range_differ_and_stay_within_its_bounds(given: str) -> None:
+    choices, source = axis_of(f"a={given}").choices, random.Random(0)
+    assert isinstance(choices, Range)
+    found = {choices.draw(source) for _ in range(200)}
+    assert len(found) > 150
+    assert all(choices.low <= float(each) <= choices.high for each in found)
+    ends = choices.text(choices.low), choices.text(choices.high)
+    assert tuple(map(float, ends)) == (choices.low, choices.high)
+
+
+@pytest.mark.parametrize(
+    ("given", "numbers", "texts"),
+    [
+        ("1e-4..1e-1:log", [1e-4, 0.0123456, 0.1], ["0.0001", "0.01235", "0.1"]),
+        ("-1..1.5", [-1, 0, 1 / 3, 1.5], ["-1", "0", "0.3333", "1.5"]),
+        ("1.0..1.0000000000000002", [1.0, 1.0 + 2e-16], ["1", "1.0000000000000002"]),
+    ],
+)
+def test_a_number_has_four_digits_unless_the_range_needs_more(
+    given: str, numbers: list[float], texts: list[str]
+) -> None:
+    choices = axis_of(f"a={given}").choices
+    assert isinstance(choices, Range)
+    assert [choices.text(each) for each in numbers] == texts
+
+
+@pytest.mark.parametrize(
     ("given", "shares"),
     [
         ("1..3", [1 / 3] * 3),

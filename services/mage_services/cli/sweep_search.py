@@ -23,6 +23,11 @@ MOST_FAILURES = 2
 """Number of failures of a run after which its combination is given up; the machine may have caused
 one.
 """
+TEXTS = "values"
+"""Name of the attribute of Optuna's trials that holds the values as texts of the configuration.
+
+They are stored, because the digits of a number depend on the ends of its range, which may change.
+"""
 NUM_TRIED = 16
 """Number of combinations of which one must be a valid configuration."""
 MatrixOf = Callable[[Sequence[Setting]], Matrix]
@@ -55,13 +60,13 @@ def search(
             configuration, or the folder holds a search over other keys or values.
         RunError: another process searches there; or as `run_matrix`.
     """
-    first = {
-        axis.key: axis.choices.low if isinstance(axis.choices, Range) else axis.choices[0]
+    first = [
+        axis.choices.text(axis.choices.low) if isinstance(axis.choices, Range) else axis.choices[0]
         for axis in axes
-    }
+    ]
     # A wrong key or value is an error before anything is written. One combination alone does not
     # show it: two keys may be valid with other values of each other.
-    fault = _fault(_setting(axes, first), matrix_of)
+    fault = _fault(combination(axes, first), matrix_of)
     if fault and all(_fault(each, matrix_of) for each in drawn(axes, NUM_TRIED, seed)):
         raise fault
     root = matrix_of([]).root
@@ -86,13 +91,13 @@ def _search(
             continue
         # Combinations of earlier rounds are in the matrix too, so that the report has them.
         known = [trial for trial in study.trials if trial.value is not None]
-        settings = [_setting(axes, trial.params) for trial in known]
+        settings = [_setting(axes, trial) for trial in known]
         matrix = matrix_of([*settings, *(setting for _, setting in chosen)])
         code = run(matrix)
         if not _record(study, chosen, matrix):
             return code
     if any(trial.value is not None for trial in study.trials):
-        print(f"best: {_setting(axes, study.best_params).label}: {study.best_value:.3f}")
+        print(f"best: {_setting(axes, study.best_trial).label}: {study.best_value:.3f}")
     return code
 
 
@@ -177,16 +182,18 @@ def _chosen(study: Any, axes: Sequence[Axis], count: int, most: int) -> list[Com
 
     unfinished = []
     for trial in study.trials:
-        if len(trial.params) == len(axes) and not trial.state.is_finished():
+        if TEXTS in trial.user_attrs and not trial.state.is_finished():
             unfinished.append(trial)
-        elif not trial.state.is_finished():  # the command was killed before all values were drawn
+        elif not trial.state.is_finished():  # the command was killed before the values were stored
             study.tell(trial.number, state=TrialState.FAIL)
     if not unfinished:
         distributions = {axis.key: _distribution(axis) for axis in axes}
         num_new = min(most, count - len(study.trials))
         new = [study.ask(distributions) for _ in range(num_new)]
+        for trial in new:
+            trial.set_user_attr(TEXTS, _texts(axes, trial.params))
         unfinished = [study.trials[trial.number] for trial in new]
-    return [(trial.number, _setting(axes, trial.params)) for trial in unfinished]
+    return [(trial.number, _setting(axes, trial)) for trial in unfinished]
 
 
 def _distribution(axis: Axis) -> Any:
@@ -201,13 +208,19 @@ def _distribution(axis: Axis) -> Any:
     return distributions.FloatDistribution(own.low, own.high, log=own.is_log)
 
 
-def _setting(axes: Sequence[Axis], values: Mapping[str, Any]) -> Setting:
-    """Return the setting with these values, by key."""
-    texts = [
-        axis.choices.text(values[axis.key]) if isinstance(axis.choices, Range) else values[axis.key]
+def _texts(axes: Sequence[Axis], values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values that Optuna drew, by key, as texts of the configuration."""
+    return {
+        axis.key: axis.choices.text(values[axis.key])
+        if isinstance(axis.choices, Range)
+        else values[axis.key]
         for axis in axes
-    ]
-    return combination(axes, texts)
+    }
+
+
+def _setting(axes: Sequence[Axis], trial: Any) -> Setting:
+    """Return the setting of a trial of Optuna."""
+    return combination(axes, [trial.user_attrs[TEXTS][axis.key] for axis in axes])
 
 
 def _record(study: Any, chosen: Sequence[Combination], matrix: Matrix) -> bool:
