@@ -481,7 +481,7 @@ class Matrix:
     parallel: int
     """Number of runs at once."""
     for_s: float
-    """Seconds after the first start after which no further run is started."""
+    """No run is started later than this number of seconds after the call that runs the matrix."""
     subject: Subject = STALENESS
 
     def run_of(self, cell: Cell) -> RunDirectory:

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -251,6 +252,31 @@ def test_a_search_with_other_ends_of_a_range_keeps_the_runs_that_it_has(
     assert searched(8, runs, tmp_path, monkeypatch, "learner.beta2=0.9999..0.99999") == 0
     assert four < set(runs.done)
     assert len(runs.done) == 16
+
+
+@pytest.mark.filterwarnings("default")  # another package's
+def test_the_time_of_a_search_is_that_of_all_its_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    now, begun = 0.0, list[Cell]()
+
+    async def run(matrix: Matrix, cell: Cell) -> str:
+        nonlocal now
+        now += 10.0
+        begun.append(cell)
+        return "done"
+
+    monkeypatch.setattr(sweep_runs, "_run", run)
+    monkeypatch.setattr(sweep_runs, "_is_finished", lambda _, cell: cell in begun)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(
+        Matrix, "finished_runs", lambda matrix: [finished(each.setting, 0, 0.5) for each in begun]
+    )
+    over = ["--over=learner.grad_clip=0.5..1.0", "--search=5", "--for-s=25", "--parallel=1"]
+    assert main(["sweep", *over, "--run-dir", str(tmp_path)]) == 0
+    assert len(begun) == 3
+    assert "\n1 runs left; run the same command again" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("default")  # another package's

@@ -9,7 +9,9 @@ is left out; it is one of the `N` of `--search N` all the same, so that every se
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +86,9 @@ def _search(
     run: Callable[[Matrix], int],
 ) -> int:
     """Do as `search`, with Optuna's record, in a folder that this process has locked."""
-    code = 0
-    while code == 0 and (chosen := _chosen(study, axes, count, matrix_of([]).parallel)):
+    code, empty = 0, matrix_of([])
+    latest_start = time.monotonic() + empty.for_s
+    while code == 0 and (chosen := _chosen(study, axes, count, empty.parallel)):
         chosen = _valid(study, chosen, matrix_of)
         if not chosen:
             continue
@@ -93,7 +96,8 @@ def _search(
         known = [trial for trial in study.trials if trial.value is not None]
         settings = [_setting(axes, trial) for trial in known]
         matrix = matrix_of([*settings, *(setting for _, setting in chosen)])
-        code = run(matrix)
+        # `--for-s` limits all rounds together.
+        code = run(replace(matrix, for_s=latest_start - time.monotonic()))
         if not _record(study, chosen, matrix):
             return code
     if any(trial.value is not None for trial in study.trials):
