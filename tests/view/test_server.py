@@ -266,9 +266,10 @@ def test_a_copy_without_its_tokenizer_shows_numbers_and_says_why(tmp_path):
     with RunReader(run) as reader:
         group = reader.groups_of(2)[0].number
     with shown(run.root) as server:
-        page = server.page(f"runs/finished/group/{group}")
-        assert "Tokens are shown by their numbers" in page
-        assert re.search(r"⟨\d+⟩", page)
+        for place in ("", "/trial/0/turn/0"):
+            page = server.page(f"runs/finished/group/{group}{place}")
+            assert "Tokens are shown by their numbers" in page
+            assert re.search(r"⟨\d+⟩", page)
         status, text, _ = server.get("runs/finished/trials?text=rock")
         assert (status, "text cannot be searched" in text) == (404, True)
 

@@ -66,7 +66,9 @@ class TrialFilter:
         )
 
     def reward(self, trial: ListedTrial) -> float:
-        """Return the trial's reward in the chosen episode; 0 for a trial without rewards."""
+        """Return the trial's reward in the chosen episode, or in its last one if the trial has no
+        such episode; 0 for a trial without rewards.
+        """
         index = self.episode - 1 if 0 < self.episode <= len(trial.rewards) else -1
         return trial.rewards[index] if trial.rewards else 0.0
 
@@ -364,7 +366,7 @@ def group(request: PageRequest) -> Markup:
 def turn(request: PageRequest) -> Markup:
     """Return the page of one turn with its tokens."""
     number, index, turn_index = (request.numbers[name] for name in ("group", "trial", "turn"))
-    decode, _ = decoder_of(request.run)
+    decode, fault = decoder_of(request.run)
     with RunReader(request.run) as reader:
         step = reader.group(number).step
         trial = reader.load(number, index)
@@ -396,7 +398,7 @@ def turn(request: PageRequest) -> Markup:
         first=first,
         num_tokens=len(tokens),
         more=f"{frame.home}{address}{turn_index}?first={stop}" if stop < len(tokens) else "",
-        unknown=unknown,
+        missing=[sentence for sentence in (fault, unknown) if sentence],
         info=_info_rows(own.info),
         long_text=LONG_TEXT,
     )
