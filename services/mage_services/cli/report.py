@@ -16,9 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Runs that differ only in their seed are one arm, with 95 % intervals over its runs."
     )
     parser.add_argument("run_dir", type=Path, nargs="+")
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="page to write (default: comparison.html)"
-    )
+    page = "page to write (default: comparison.html, or the report.html of a single run)"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=page)
 
 
 def run(given: argparse.Namespace) -> int:
