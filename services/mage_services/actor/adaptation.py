@@ -231,7 +231,8 @@ class Measurement:
 
     async def play(self) -> None:
         """Play the trials that are not recorded yet. A cancellation keeps all recorded answers."""
-        # The last two arms begin with what the first one has recorded.
+        # The last two arms begin with what the first one has recorded. `noise` chooses a history
+        # among those of all tasks, so it waits for all of them.
         for arms in (("own", "blind", "retry"), LAST_ONLY):
             async with asyncio.TaskGroup() as group:
                 for key in self._keys(arms):
@@ -244,7 +245,8 @@ class Measurement:
 
     def _keys(self, arms: Sequence[Arm]) -> Iterator[TrialKey]:
         """Yield the trials of some arms: first those of the first task of every game, then those of
-        the second task, and so on. So an interrupted measurement holds whole tasks.
+        the second task, and so on. So a measurement that is interrupted while the last two arms
+        are played has whole tasks already, which `returns` returns.
         """
         for number in range(self._num_tasks):
             for label in self._games:
