@@ -89,7 +89,10 @@ class Facts:
         return self.min_return, self.max_return
 
     def allows(self, earned: float) -> bool:
-        """Return whether an episode may earn this return, by its declared bounds, to rounding."""
+        """Return whether an episode may earn this return, by the bounds, to rounding.
+
+        Without bounds it may earn anything. `rehearsal.py` refuses one bound without the other.
+        """
         least, most = self.min_return, self.max_return
         if least is None or most is None:
             return True
