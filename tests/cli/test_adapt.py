@@ -151,6 +151,17 @@ def test_an_interrupted_measurement_loses_nothing(
     assert first["tasks"] == second["tasks"]
 
 
+def test_one_task_is_refused_before_the_model_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = ChatServer(reply_of("bayes"))
+    with server.in_thread() as url:
+        assert adapt(url, tmp_path, "--trials", "1") == 2
+        assert server.num_requests == 0
+        assert "but the number of tasks (--trials) is 1: give a" in capsys.readouterr().err
+        assert adapt(url, tmp_path, "--trials", "2") == 0
+
+
 def test_answers_that_follow_another_history_are_asked_for_again(tmp_path: Path) -> None:
     one_by_one = ("--concurrency", "1")
     # Own, blind and three tries of 12 tasks; both controls of tasks 0 to 7; `swapped` and half of

@@ -202,7 +202,8 @@ class Measurement:
         at_once: trials that are played concurrently.
 
     Raises:
-        ConfigError: a game has fewer than two held-out task variants, so no history of another.
+        ConfigError: a game has fewer than two held-out task variants, or all tasks are of one of
+            them, so there is no history of another.
     """
 
     def __init__(
@@ -227,6 +228,11 @@ class Measurement:
                 raise ConfigError(
                     f"game {game.label!r} has one held-out task: the controls `noise` and "
                     "`swapped` need another one"
+                )
+            if len({task.member for task in self._tasks[game.label]}) < 2:
+                raise ConfigError(
+                    f"the control `noise` needs tasks of two variants of {game.label!r}, but the "
+                    f"number of tasks (--trials) is {num_tasks}: give a larger one"
                 )
 
     async def play(self) -> None:
