@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -206,6 +207,29 @@ def test_a_trial_that_the_engine_fails_in_every_try_is_cut_alone(
     lines = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
     assert [line["trial"] for line in lines if line["is_cut"]] == [f"{GAME}/3/own"]
     assert "tries: the engine is gone" in capsys.readouterr().err
+
+
+def test_refused_actions_of_an_episode_that_was_not_finished_are_actions_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = chat_endpoint.ChatEndpoint.complete
+    num_answers = Counter[str]()
+
+    async def lose_the_third(engine: chat_endpoint.ChatEndpoint, prompt: Prompt) -> Completion:
+        if num_answers[prompt.context] == 2:
+            raise TurnLost("the engine is gone")
+        num_answers[prompt.context] += 1
+        return await complete(engine, prompt)
+
+    monkeypatch.setattr(chat_endpoint.ChatEndpoint, "complete", lose_the_third)
+    monkeypatch.setattr(rollout, "RETRY_PAUSE_S", 0.0)
+    with ChatServer(lambda messages: "I press nothing.").in_thread() as url:
+        assert adapt(url, tmp_path, "--trials", "2") == 0
+    lines = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
+    counts = {(each["turns"], each["invalid"]) for each in lines if each["trial"].endswith("/own")}
+    assert counts == {(2, 2)}
+    warnings = json.loads((tmp_path / "certificate.json").read_text())["warnings"]
+    assert f"{GAME}: 100 % of the actions were invalid, so the model may" in warnings[0]
 
 
 def test_another_measurement_needs_another_folder(

@@ -28,7 +28,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.results.certificate import ARMS, Arm, PlayCounts, TaskReturns, scaled
 from mage_async.results.run_files import read_lines
 from mage_async.tasks.task_stream import FINAL_SEED, evaluation_tasks, swapped
-from mage_async.trajectory import Task, Trial
+from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TrialInProgress
 from mage_async.trials.trial_config import TrialConfig
@@ -89,7 +89,7 @@ class Outcome:
     invalid: int
     """Number of invalid actions."""
     turns: int
-    """Number of actions."""
+    """Number of actions, those of an episode that has not finished too."""
     history_tokens: int
     """Length of the context in which the last episode begins."""
     history_answers: int
@@ -444,6 +444,8 @@ def _outcome(trial: Trial) -> Outcome:
         [turn.action for turn in trial.turns if turn.is_act_of(episode)]
         for episode in range(len(rewards))
     ]
-    invalid, turns = trial.num_invalid(), sum(map(len, actions))
+    # Like `invalid`, this includes the actions of an episode that has not finished: its refused
+    # actions may be the reason why the trial was cut.
+    turns = sum(turn.kind is Kind.ACT for turn in trial.turns)
     is_cut = trial.cut_at is not None
-    return Outcome(rewards, is_cut, invalid, turns, start, len(before), actions)
+    return Outcome(rewards, is_cut, trial.num_invalid(), turns, start, len(before), actions)
