@@ -71,16 +71,25 @@ def test_a_selection_keeps_what_was_chosen():
 
 def test_a_group_says_its_spread_and_how_stale_it_was():
     group = ListedGroup(1, 2, "rock", 0, "5", "actor-0", 0, 2, 4, None)
-    (row,) = group_rows(
-        [group], [listed(1, 0, [1.0]), listed(1, 1, [3.0], oldest=1)], TrialFilter()
-    )
+    two = [listed(1, 0, [1.0]), listed(1, 1, [3.0], oldest=1)]
+    (row,) = group_rows([group], two, two, TrialFilter())
     assert (row.mean, row.spread, row.staleness) == (2.0, 1.0, 2)
     # Trials that differ in an earlier episode alone have advantages where it is credited.
     for rewards, is_uniform in (([0.0, 1.0], False), ([1.0, 1.0], True)):
-        (row,) = group_rows(
-            [group], [listed(1, 0, [1.0, 1.0]), listed(1, 1, rewards)], TrialFilter()
-        )
+        two = [listed(1, 0, [1.0, 1.0]), listed(1, 1, rewards)]
+        (row,) = group_rows([group], two, two, TrialFilter())
         assert (row.spread, row.is_uniform) == (0.0, is_uniform)
+
+
+def test_what_is_said_of_a_group_is_not_of_its_listed_trials_alone():
+    group = ListedGroup(1, 5, "rock", 0, "5", "actor-0", 0, 3, 4, None)
+    earned = ((1.0, 3), (1.0, 3), (0.0, 1))
+    trials = [listed(1, n, [reward], oldest=oldest) for n, (reward, oldest) in enumerate(earned)]
+    (whole,) = group_rows([group], trials, trials, TrialFilter())
+    (row,) = group_rows([group], trials, trials[:2], TrialFilter(bin=1))
+    assert (row.trials, row.mean, row.spread) == (trials[:2], 1.0, 0.0)
+    assert (row.is_uniform, row.staleness) == (whole.is_uniform, whole.staleness) == (False, 2)
+    assert group_rows([group], trials, [], TrialFilter(bin=2)) == []
 
 
 def test_differences_name_keys_and_both_values():

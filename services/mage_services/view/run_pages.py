@@ -92,7 +92,7 @@ def overview(request: PageRequest) -> Markup:
         ],
         episode_names=report.episode_names(config.trial.episodes),
         is_sampled=len(steps) >= MAX_POINTS,
-        rows=group_rows(groups, listed, TrialFilter()),
+        rows=group_rows(groups, listed, listed, TrialFilter()),
         time_bars=time_bars(_seconds_by_state(run, records)),
         staleness=curves.staleness(records.metrics, config.admission.most_stale),
         fates=report.fates_part({**records.learner, "trials": fates}) if fates else None,

@@ -6,7 +6,8 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -152,24 +153,31 @@ class GroupRow:
     spread: float
     """Standard deviation of the listed rewards, which are those of one episode."""
     is_uniform: bool
-    """Whether the trials earned the same in every episode, so that the group has no advantages to
-    learn from.
+    """Whether all trials of the group, listed or not, earned the same in every episode, so that the
+    group has no advantages to learn from.
     """
     staleness: int | None
     """Largest staleness of the group's tokens, in steps; None if no step has trained it."""
 
 
 def group_rows(
-    groups: Sequence[ListedGroup], trials: Sequence[ListedTrial], wanted: TrialFilter
+    groups: Sequence[ListedGroup],
+    trials: Sequence[ListedTrial],
+    kept: Sequence[ListedTrial],
+    wanted: TrialFilter,
 ) -> list[GroupRow]:
-    """Join groups with their trials; groups without trials are left out."""
-    by_group: dict[int, list[ListedTrial]] = {}
-    for trial in trials:
-        by_group.setdefault(trial.group, []).append(trial)
+    """Join groups with those of their trials that are listed; groups without any are left out.
+
+    Args:
+        trials: All trials of the groups.
+        kept: The trials that are listed, chosen by the filter `wanted`.
+    """
+    all_of, listed_of = _by_group(trials), _by_group(kept)
     rows = []
     for group in groups:
-        if own := by_group.get(group.number):
-            rewards = [wanted.reward(trial) for trial in own]
+        if listed := listed_of[group.number]:
+            own = all_of[group.number]
+            rewards = [wanted.reward(trial) for trial in listed]
             mean, spread = statistics.fmean(rewards), statistics.pstdev(rewards)
             oldest = min((trial.oldest for trial in own if trial.oldest is not None), default=None)
             step = group.step
@@ -177,8 +185,16 @@ def group_rows(
             staleness = None if step is None or oldest is None else step - 1 - oldest
             # Credit may be for all episodes, whichever one is listed.
             is_uniform = len({tuple(trial.rewards) for trial in own}) == 1 < len(own)
-            rows.append(GroupRow(group, own, mean, spread, is_uniform, staleness))
+            rows.append(GroupRow(group, listed, mean, spread, is_uniform, staleness))
     return rows
+
+
+def _by_group(trials: Iterable[ListedTrial]) -> dict[int, list[ListedTrial]]:
+    """Return trials by the number of their group."""
+    found = defaultdict[int, list[ListedTrial]](list)
+    for trial in trials:
+        found[trial.group].append(trial)
+    return found
 
 
 def step(request: PageRequest) -> Markup:
@@ -218,7 +234,7 @@ def step(request: PageRequest) -> Markup:
             if isinstance(value, int | float) and name not in FIRST_METRICS
         ],
         returns=metrics.get("return_by_episode", []),
-        rows=group_rows(groups, kept, wanted),
+        rows=group_rows(groups, listed, kept, wanted),
         histogram=bars,
         episodes=_episode_links(listed, wanted, page),
         wanted=wanted,
