@@ -53,9 +53,11 @@ class Prompts:
     reflect: str
     """Requests a reflection, after an episode."""
     strategy: str = ""
-    """Requests a strategy, after an observation."""
+    """Requests a strategy, after an observation; empty for a tiny model, whose answers begin with
+    the tag of a remark.
+    """
     act: str = ""
-    """Requests the action, after a strategy."""
+    """Requests the action, after a strategy; empty for a tiny model."""
     layout: Callable[[str], str] = str
     """Breaks an observation into lines, such as a board into rows, for a pretrained model."""
     guidance: str = ""
@@ -162,7 +164,9 @@ class TrialConfig:
     """Largest context of the engine, in tokens, which the episodes of a trial share; 0: no limit.
     """
     restricted: bool = False
-    """Whether actions are sampled from the legal ones alone, where the environment lists them."""
+    """Whether actions are sampled from the legal ones alone, where the environment lists them or
+    declares a pattern of them.
+    """
     resumes: bool = True
     """Whether a trial may be continued after its finished episodes in another process: the
     environment begins an episode by its task and number alone, whatever came before.
@@ -210,7 +214,7 @@ class TrialConfig:
     def with_horizon(
         self, environment: Environment, num_episodes: int, max_turns: int
     ) -> "TrialConfig":
-        """Return the settings with another horizon, which the prompts state too.
+        """Return the settings with another horizon; the prompts state its number of episodes.
 
         Args:
             num_episodes, max_turns: the horizon; see the fields.

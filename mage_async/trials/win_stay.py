@@ -51,7 +51,8 @@ class Rule:
 
 
 class WinStay:
-    """Script that repeats the action that paid best where it did, and tries others elsewhere.
+    """Script that repeats the best-paid action of a place if that paid more than usual there, and
+    otherwise tries an action that is untried there.
 
     Args:
         source: of the choices among untried actions.
@@ -143,10 +144,11 @@ def returns_to_go(turns: Sequence[Turn]) -> list[float]:
 
 def best_rule(play: Callable[[Player], Iterable[Trial]]) -> Rule | None:
     """Return the rule whose last episodes earn most; `None` if no rule earns more than random play
-    by twice the standard error of the difference.
+    by twice the standard error of the difference, or if one of the players plays fewer than two
+    trials.
 
     Args:
-        play: lets a player play `NUM_COMPARED` trials.
+        play: plays up to `NUM_COMPARED` trials of a player: fewer if trials fail or take too long.
     """
     by_random = list(play(random_play))
     if len(by_random) < 2:
