@@ -279,6 +279,8 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
         after_proximal = trace.flops
         trainer.update(batches, 1.0)
         parts, after_update = trace.peak, trace.flops
+        # Operations on fake tensors make fake ones by themselves. `Snapshot` allocates a tensor,
+        # which would be real outside of the mode.
         with mode:
             # Any base tells `Snapshot` to copy the adapters alone; its digest and its scale do not
             # change their size.

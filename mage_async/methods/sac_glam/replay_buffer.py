@@ -257,6 +257,8 @@ class _Reader:
             # earlier choice no choice has earned it, and it is left out.
             if places:
                 rewards[-1] += discounts[-1] * turn.reward
+                # The last turn of a segment is the last of its trial or, without memory, of an
+                # episode: what the policy does there changes nothing that later episodes earn.
                 discounts[-1] *= 0.0 if after is None else self._discount(turn, after)
         if not places:
             return None
@@ -296,6 +298,7 @@ class _Reader:
         """Return whether the state after the last turn of a cut trial is missing."""
         if trial.cut_at is None or last is not trial.turns[-1]:
             return False
+        # A turn that ends its episode has no next state, unless later episodes count.
         return trial.cut_at == last.episode or self._episode_discount > 0.0
 
 
