@@ -15,10 +15,11 @@ _EPISODES = (
     "You play {played}, and what is hidden stays the same in all of them: what you learn in one "
     "helps in the next. "
 )
-_FORMAT = _EPISODES + (
+_ONE_EPISODE = "You play one episode. "
+_FORMAT = (
     "At each turn answer with exactly one action in tags, such as <action> {example} </action>."
 )
-_TOOLS = _EPISODES + (
+_TOOLS = (
     "At each turn call one or more tools, or give your final answer without a call, which ends the "
     "episode."
 )
@@ -114,7 +115,8 @@ def prompts_for(
     if 0 < turn_budget < num_episodes:
         turns = turn_budget * environment.facts.max_turns
         played = f"episodes of the same game until {turns} turns are used up"
-    text = f"{environment.rules()}\n{form.format(played=played, example=example)}\n"
+    episodes = _ONE_EPISODE if num_episodes == 1 else _EPISODES.format(played=played)
+    text = f"{environment.rules()}\n{episodes}{form.format(example=example)}\n"
     layout = getattr(environment, "laid_out", str)  # a class of a user's own may have none
     return Prompts(
         text, _REFLECT, _STRATEGY, _ACT, layout=layout, notes=_NOTES, noted="Your notes:"

@@ -78,6 +78,12 @@ def test_the_rules_say_how_many_turns_there_are_in_all():
     assert "You play 3 episodes of" in prompts_for(environment, 3, rules=True, turn_budget=3).rules
 
 
+def test_the_rules_of_a_single_episode_promise_no_other_one():
+    said = prompts_for(environment_of(CONFIG), 1, rules=True).rules
+    assert "\nYou play one episode. At each turn answer with exactly one action" in said
+    assert "stays the same" not in said
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
