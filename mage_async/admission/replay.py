@@ -19,6 +19,7 @@ from mage_async.protocol.journal_records import (
     Commit,
     Dropped,
     Granted,
+    LoadedWeights,
     Published,
     Record,
     SegmentHeader,
@@ -100,6 +101,8 @@ def replay(
                 yield Committed(record, groups, config, ledger.take_drops())
             case Published():
                 league.published(record.version)
+            case LoadedWeights():
+                pass  # it changes none of the three
 
 
 class RecordsWithConfig:

@@ -6,6 +6,8 @@ ended by                  effect
 the client, `close`       the session is closed first, so that another client may take its place,
                           then the connection
 the network               the same; a connection that does not answer a ping is closed
+a binary message, or one  session and connection are closed, without an answer
+above `MAX_REQUEST_BYTES`
 no request for `idle_s`   the client receives `SESSION_ERROR`, and the connection is closed
 
 If all sessions that the server may have are open, a new client receives `CAPACITY_REACHED` instead
