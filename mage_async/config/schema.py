@@ -333,13 +333,15 @@ class FromWinStay(WarmStart, tag="win_stay"):
     cloned if it earns no more than random play, or if a trial takes long."""
 
     steps: Natural = 200
-    """Steps of cloning after the gate has opened, over which the learning rate falls to a tenth. 0
-    is the same as no section."""
+    """Unlike in the other kinds, steps of cloning after the gate has opened, over which the
+    learning rate falls to a tenth. 0 is the same as no section."""
     gate: Share = 0.5
-    """The learning rate is constant until the loss on repeated actions is at most this share of the
-    loss on actions that are only tried: then the model looks earlier episodes up."""
+    """Unlike in the other kinds, the loss on repeated actions is compared with that on actions that
+    are only tried: the learning rate is constant until the former is at most this share of the
+    latter. Then the model looks earlier episodes up."""
     max_steps: Natural = 800
-    """Steps after which the learning rate falls although the gate is shut."""
+    """Unlike in the other kinds, steps after which the learning rate falls although the gate is
+    shut, which is no error."""
     trials: Count = 1000
     """Number of trials that are played to be cloned."""
     batch_size: Count = 32
@@ -682,8 +684,8 @@ class Journal(Section):
     """The journal of grants, trials and steps on disk."""
 
     max_bytes: Count = 32_000_000_000
-    """Largest size. A full journal accepts no trial until segments have been deleted: from half of
-    this size on, and on a full disk, those that a checkpoint has made unnecessary."""
+    """Largest size. From half of it on, and on a full disk, segments are deleted that a checkpoint
+    has made unnecessary. A full journal accepts no trial until segments have been deleted."""
 
 
 class Supervision(Section):
