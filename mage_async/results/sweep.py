@@ -482,7 +482,7 @@ class Matrix:
     """Number of runs at once."""
     for_s: float
     """No run is started later than this number of seconds after the call that runs the matrix."""
-    subject: Subject = STALENESS
+    subject: Subject
 
     def run_of(self, cell: Cell) -> RunDirectory:
         """Return the directory of a cell's run."""
