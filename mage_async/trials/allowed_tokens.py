@@ -53,12 +53,17 @@ def actions_restriction(
 ) -> Restriction:
     """Return the completions that are one of the actions, or that match a pattern of actions.
 
+    Where the transcript does not write the opening tag, a completion that matches a pattern begins
+    with this tag, so that it is an action too.
+
     Raises:
         EnvironmentFault: an action cannot be written with the tokens of this policy, or a pattern
             cannot be used.
     """
     if isinstance(actions, str):
-        return pattern_restriction(actions, chat, f"</{NAMES[Kind.ACT]}>")
+        tag = NAMES[Kind.ACT]
+        opening = "" if parser.prefill(Kind.ACT) else f"<{tag}>"
+        return pattern_restriction(actions, chat, f"</{tag}>", opening)
     return _trie(actions, chat, parser)
 
 
@@ -142,18 +147,21 @@ class TokenPattern:
         return tokens, node
 
 
-def pattern_restriction(pattern: str, chat: ChatFormat, closing: str) -> TokenPattern:
+def pattern_restriction(
+    pattern: str, chat: ChatFormat, closing: str, opening: str = ""
+) -> TokenPattern:
     """Return the completions that are a space, an action that matches a pattern, and a closing tag.
 
     Args:
         pattern: a regular expression that the whole action matches.
         closing: the text that ends an action.
+        opening: a text before the space.
 
     Raises:
         EnvironmentFault: the pattern cannot be read, matches nothing that this tokenizer can write,
             or never ends.
     """
-    matcher, max_length = _compiled(pattern, chat, closing)
+    matcher, max_length = _compiled(pattern, chat, closing, opening)
     return TokenPattern(matcher.deep_copy(), max_length)
 
 
@@ -206,21 +214,23 @@ def _answer_matcher(form: str, chat: ChatFormat) -> LLMatcher:
 
 
 @lru_cache(maxsize=256)
-def _compiled(pattern: str, chat: ChatFormat, closing: str) -> tuple[LLMatcher, int]:
+def _compiled(pattern: str, chat: ChatFormat, closing: str, opening: str) -> tuple[LLMatcher, int]:
     """Return the automaton of a pattern, and the most tokens of a completion that it accepts."""
     if fault := pattern_fault(pattern):
         raise EnvironmentFault(fault)
-    end = chat.encode(closing)
-    # The tag is written with the tokens that a list of actions would have.
-    tag = " ".join(f"<[{token}]>" for token in end)
-    grammar = LLMatcher.grammar_from_lark(f"start: {regex_form(f' (?:{pattern})')} {tag}")
+    start, end = chat.encode(opening), chat.encode(closing)
+    # The tags are written with the tokens that a list of actions would have.
+    before, after = (" ".join(f"<[{token}]>" for token in tag) for tag in (start, end))
+    form = regex_form(f" (?:{pattern})")
+    grammar = LLMatcher.grammar_from_lark(f"start: {before} {form} {after}")
     matcher = LLMatcher(_tokenizer(chat), grammar)
     # A pattern that no text of this tokenizer matches allows no first token.
     if matcher.is_error() or not TokenPattern(matcher.deep_copy(), 0).allowed(0).size:
         raise EnvironmentFault(
             f"the legal_pattern {pattern!r:.100} matches nothing that this tokenizer can write"
         )
-    return matcher, _longest(pattern) + 1 + len(end)  # 1 for the space before the action
+    # 1 for the space before the action
+    return matcher, len(start) + 1 + _longest(pattern) + len(end)
 
 
 _ASCII_ONLY = re.compile(r"(?:[^.^\\(\x80-\U0010ffff]|\((?!\?)|\(\?:|\\[^\w])*")

@@ -131,6 +131,25 @@ def test_a_regex_restricts_an_answer_to_the_legal_actions_of_a_turn(address):
         assert reply["choices"][0]["finish_reason"] == "stop"
 
 
+def test_a_regex_restricts_an_answer_to_a_whole_action_where_the_policy_writes_the_tags(tmp_path):
+    chat = small_chat(tmp_path)
+    engine = scripted(chat, "<action> rock</action>")
+    keys = ["transcript.forced_tags=none", "transcript.max_action_tokens=32"]
+    config = config_file.load(config_file.find(None), keys)
+    conversations = Conversations(config, chat, engine)
+    request = ChatRequest([Message("user", "a")], regex="rock|paper|scissors rock")
+    reply = asyncio.run(conversations.answer(request))
+    allowed = engine.completions[-1][0].restriction
+    for action in ("rock", "scissors rock"):
+        node, tokens = 0, chat.encode(f"<action> {action}</action>")
+        for token in tokens:
+            assert token in allowed.allowed(node)
+            node = allowed.after(node, token)
+        assert allowed.is_end(node)
+        assert len(tokens) <= allowed.max_length
+    assert reply.text == "<action> rock</action>"
+
+
 def test_an_answer_that_the_clients_own_limit_cuts_says_so(address):
     _, reply = post(address, {"messages": [user("episode 1")], "max_tokens": 1, "temperature": 0})
     assert reply["choices"][0]["finish_reason"] == "length"
