@@ -146,7 +146,7 @@ def trial_config_of(
             turn_budget=trial.turn_budget,
         ),
         keeps_history=trial.keeps_history,
-        reflects="reflection" in trial.memory,
+        reflects=trial.reflects,
         refresh_kv=KV_REFRESH[config.engine.cache_rule],
         turn_deadline_s=config.engine.turn_deadline_s,
         stops_on_success=stops_on_success,

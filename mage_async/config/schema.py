@@ -116,6 +116,22 @@ class TrialShape(Section):
         """Return the largest number of actions of a trial, whose episodes have `max_turns` each."""
         return (self.turn_budget or self.episodes) * max_turns
 
+    def most_in_context(self, max_turns: int) -> tuple[int, int]:
+        """Return the largest numbers of actions and of remarks (strategies and reflections) that
+        the agent writes in one context, if no notes replace it. Episodes have `max_turns` each.
+        """
+        episodes = self.episodes if self.keeps_history else 1
+        actions = self.most_turns(max_turns) if self.keeps_history else max_turns
+        strategies = {"none": 0, "episode": episodes, "turn": actions}[self.strategy]
+        # None follows the last episode of the trial.
+        reflections = min(episodes, self.episodes - 1) if self.reflects else 0
+        return actions, strategies + reflections
+
+    @property
+    def reflects(self) -> bool:
+        """Whether the agent writes a reflection between episodes."""
+        return "reflection" in self.memory
+
     @property
     def keeps_history(self) -> bool:
         """Whether earlier episodes stay in the context, as far as they fit into it."""

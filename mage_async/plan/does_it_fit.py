@@ -19,7 +19,7 @@ from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.headers import Outline, check_head, check_targets, outline_of
-from mage_async.trajectory import Kind
+from mage_async.trajectory import Kind, Turn
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import random_task, scripted_trial
 
@@ -177,7 +177,9 @@ class Contexts:
     played to its last turn.
     """
     longest: int
-    """Number of tokens of the longest scripted trial if every action were as long as allowed."""
+    """Number of tokens of the longest scripted trial if every action and every remark were as long
+    as allowed.
+    """
     num_turns: int
     """Number of turns of the longest scripted trial."""
 
@@ -186,7 +188,7 @@ def check_files(config: Config, directory: Path) -> Contexts:
     """Read the tokenizer and the chat template, and measure scripted trials in their tokens.
 
     Trials are not played if the environment has no script or its calls may wait. Their length is
-    then that of the actions of all turns, because observations are unknown.
+    then that of all actions and remarks, because observations are unknown.
 
     Raises:
         PolicyError: the tokenizer or the template is missing, or the template drops words, or the
@@ -207,9 +209,15 @@ def _contexts(
 ) -> Contexts:
     """Return the lengths of the trials of one environment, named `name` in the configuration."""
     chat = chat.offering(environment.tools)
-    num_turns = config.trial.most_turns(environment.facts.max_turns)
+    transcript = config.transcript
     if isinstance(environment, ResetStep) or environment.script(random.Random(0)) is None:
-        return Contexts(0, num_turns * config.transcript.max_action_tokens, num_turns)
+        max_turns = environment.facts.max_turns
+        num_actions, num_remarks = config.trial.most_in_context(max_turns)
+        longest = num_actions * transcript.max_action_tokens
+        longest += num_remarks * transcript.max_reflection_tokens
+        num_contexts = 1 if config.trial.keeps_history else config.trial.episodes
+        num_turns = config.trial.most_turns(max_turns) + num_contexts * num_remarks
+        return Contexts(0, longest, num_turns)
     trial_config = trial_config_of(config, environment, chat, config.trial.episodes)
     trial_config = replace(trial_config, max_tokens=0)  # measure whole trials: nothing is cut
     source = random.Random(0)
@@ -231,10 +239,20 @@ def _contexts(
             f"got {config.engine.max_tokens}"
         )
     num_turns = max(len(trial.turns) for trial in trials)
-    longest = max(len(segment.tokens) for trial in trials for segment in trial.segments)
-    # The sum is an upper bound, because `longest` already includes the scripted actions.
-    sampled = num_turns * config.transcript.max_action_tokens
-    return Contexts(scripted, longest + sampled, num_turns)
+
+    def most_tokens(turn: Turn) -> int:
+        """Return the most tokens of a turn."""
+        is_action = turn.kind is Kind.ACT
+        return transcript.max_action_tokens if is_action else transcript.max_reflection_tokens
+
+    # The sum is an upper bound, because the tokens of a segment include those of its turns.
+    longest = max(
+        len(segment.tokens)
+        + sum(most_tokens(turn) for turn in trial.turns if turn.segment == number)
+        for trial in trials
+        for number, segment in enumerate(trial.segments)
+    )
+    return Contexts(scripted, longest, num_turns)
 
 
 def check_outline(config: Config, directory: Path) -> Outline:

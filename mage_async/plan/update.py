@@ -188,19 +188,19 @@ class Batch:
             tokens: Number of tokens of a segment; 0 for `engine.max_tokens`.
         """
         trial, transcript = config.trial, config.transcript
-        episodes_per_segment = trial.episodes if trial.keeps_history else 1
-        num_turns = environment_of(config).facts.max_turns
-        turns_per_segment = trial.most_turns(num_turns) if trial.keeps_history else num_turns
-        sampled = turns_per_segment * transcript.max_action_tokens
-        if "reflection" in trial.memory:
-            sampled += episodes_per_segment * transcript.max_reflection_tokens
+        max_turns = environment_of(config).facts.max_turns
+        num_actions, num_remarks = trial.most_in_context(max_turns)
         length = tokens or trial.room or config.engine.max_tokens
         trials = config.admission.groups_per_step * config.admission.trials_per_group
         segments = trials * (1 if trial.keeps_history else trial.episodes)
         if trial.compaction != "none":
-            # At worst each turn begins a new context, which holds that turn and the notes after it.
-            segments = trials * trial.most_turns(num_turns)
-            sampled = transcript.max_action_tokens + transcript.max_reflection_tokens
+            # At worst each turn begins a new context, which holds that turn, with a strategy before
+            # it, and the notes after it.
+            segments = trials * trial.most_turns(max_turns)
+            num_actions = 1
+            num_remarks = (trial.strategy != "none") + (trial.compaction == "notes")
+        sampled = num_actions * transcript.max_action_tokens
+        sampled += num_remarks * transcript.max_reflection_tokens
         return Batch(segments, length, max(1, min(sampled, length - 1)))
 
     def lengths_of_one_pass(self, config: Config) -> list[int]:

@@ -438,6 +438,32 @@ def test_the_longest_trial_is_counted_in_the_words_of_the_tiny_model(
     assert roomy.endswith(f"engine.max_tokens = {needed}")
 
 
+@pytest.mark.parametrize(
+    ("memory", "strategy", "num_episodes", "num_remarks"),
+    [
+        ("none", "turn", 1, 8),
+        ("history", "episode", 3, 3),
+        ("history", "turn", 3, 24),
+        ("history_and_reflection", "episode", 3, 5),
+        ("reflection", "none", 1, 3),
+    ],
+)
+def test_the_longest_trial_has_room_for_strategies_and_reflections(
+    write: Callable[..., Config], memory: str, strategy: str, num_episodes: int, num_remarks: int
+) -> None:
+    inside = f"    max_turns = 8\n\n{LEGAL}('go', 'go on')\n{STEP}'on', 0.0, False\n"
+    keys = [*PRETRAINED, "transcript.max_reflection_tokens=100"]
+
+    def needed(*more: str) -> int:
+        room = rehearsed(write(own(inside), *keys, *more))[-1]
+        return int(re.findall(r"needs about ([\d,]+)", room)[0].replace(",", ""))
+
+    memories = {1: "none", 3: "history"}
+    without = needed(f"trial.memory={memories[num_episodes]}")
+    found = needed(f"trial.memory={memory}", f"trial.strategy={strategy}")
+    assert found - without == num_remarks * (100 + rehearsal.TEMPLATE_TOKENS)
+
+
 def test_a_subclass_without_a_docstring_has_the_rules_of_its_base(
     write: Callable[..., Config],
 ) -> None:

@@ -29,6 +29,26 @@ def test_a_budget_of_turns_bounds_the_contexts_of_a_compacted_trial() -> None:
     assert with_budget * 5 == without * 2
 
 
+@pytest.mark.parametrize(
+    ("changes", "num_actions", "num_remarks"),
+    [
+        (("trial.memory=none", "trial.strategy=turn"), 4, 4),
+        (("trial.strategy=episode",), 12, 3),
+        (("trial.strategy=turn",), 12, 12),
+        (("trial.memory=history_and_reflection", "trial.strategy=episode"), 12, 5),
+        (("trial.memory=reflection",), 4, 1),
+        (("trial.memory=notes", "trial.strategy=turn"), 1, 2),
+        (("trial.memory=truncation",), 1, 0),
+    ],
+)
+def test_a_batch_holds_the_tokens_of_actions_strategies_reflections_and_notes(
+    changes: tuple[str, ...], num_actions: int, num_remarks: int
+) -> None:
+    limits = ("transcript.max_action_tokens=8", "transcript.max_reflection_tokens=64")
+    batch = Batch.of(small(*changes, *limits, "engine.max_tokens=2048"))
+    assert batch.sampled == num_actions * 8 + num_remarks * 64
+
+
 def seen_on_real_tensors(config: Config) -> tuple[int, float]:
     """Peak bytes and operations of the second update of a real learner."""
     shape, batch = shape_of(config), Batch.of(config)

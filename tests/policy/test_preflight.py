@@ -100,6 +100,18 @@ def test_a_context_too_short_for_the_policys_own_tokens_is_refused(directory: Pa
         check_files(pretrained(directory, short), directory)
 
 
+@pytest.mark.parametrize("name", ["rps", "tests.helpers.known_players:SignedBoxes"])
+def test_strategies_and_reflections_lengthen_the_longest_trial(directory: Path, name: str) -> None:
+    keys = (f"environment.name={name}", "transcript.max_reflection_tokens=1000")
+    keys += ("engine.max_tokens=8192",)
+    num_turns, num_remarks = 3 * load(name).facts.max_turns, 3 + 2
+    plain = check_files(pretrained(directory, *keys), directory)
+    more = ("trial.memory=history_and_reflection", "trial.strategy=episode")
+    found = check_files(pretrained(directory, *keys, *more), directory)
+    assert (plain.num_turns, found.num_turns) == (num_turns, num_turns + num_remarks)
+    assert num_remarks * 1000 <= found.longest - plain.longest < num_remarks * 1500
+
+
 def test_a_template_without_tools_is_refused_from_the_files_alone(directory: Path) -> None:
     config = pretrained(directory, "environment.name=tests.environments.boxes:Boxes")
     with pytest.raises(PolicyError, match=r"the chat template offers no tools, .*such as Qwen3's"):

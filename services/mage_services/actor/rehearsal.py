@@ -207,13 +207,18 @@ def _context_needed(
     episodes = trial.episodes if trial.keeps_history else 1
     is_tiny = isinstance(config.policy, Tiny)
     action = config.transcript.max_action_tokens if longest_action is None else longest_action
-    around = action + (TINY_TEMPLATE_TOKENS if is_tiny else TEMPLATE_TOKENS)
+    template = TINY_TEMPLATE_TOKENS if is_tiny else TEMPLATE_TOKENS
     opening = EPISODE_TOKENS + _tokens(longest.opening, is_tiny)
-    turn = around + _tokens(longest.answer, is_tiny)
+    turn = action + template + _tokens(longest.answer, is_tiny)
     rules = _tokens(environment.rules(), is_tiny) if config.transcript.rules else 0
     needed = rules + episodes * (opening + facts.max_turns * turn)
+    _, num_remarks = trial.most_in_context(facts.max_turns)
+    if trial.reflects and not trial.keeps_history:
+        num_remarks += trial.episodes - 1  # the context begins with the earlier reflections
+    needed += num_remarks * (config.transcript.max_reflection_tokens + template)
+    remarks = f" and {num_remarks} remarks" if num_remarks else ""
     need = (
-        f"the longest trial, {episodes} × {facts.max_turns} turns, needs about {needed:,} "
+        f"the longest trial, {episodes} × {facts.max_turns} turns{remarks}, needs about {needed:,} "
         f"tokens of engine.max_tokens = {max_tokens:,}"
     )
     if needed <= max_tokens:
