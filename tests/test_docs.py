@@ -153,6 +153,19 @@ def test_the_ways_of_a_key_and_of_a_trial_name_files_and_count_crossings() -> No
     assert said in " ".join(text.split())
 
 
+def crowded_tables(page: Path) -> Iterator[str]:
+    """Lines that follow a table without a blank line, and are read as rows of it."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for number, (row, after) in enumerate(pairwise(line.strip() for line in lines), start=2):
+        if row.startswith("|") and after and not after.startswith("|"):
+            yield f"{page.relative_to(ROOT)}:{number} belongs to the table above: add a blank line"
+
+
+def test_a_blank_line_follows_each_table() -> None:
+    offenders = [each for page in pages() for each in crowded_tables(page)]
+    assert not offenders, "\n".join(offenders)
+
+
 EXECUTED = {
     "README.md": ("environments/test_reset_step.py",),
     "docs/agents.md": ("end_to_end/test_own_task.py", "gateway/test_programs.py"),
