@@ -10,7 +10,9 @@ from pkgutil import resolve_name
 
 import mage_async
 import mage_async as mage
+from mage_async.config import config_file
 from mage_services.cli.main import command_tree
+from mage_services.cluster import placement
 from tests.helpers.pages import python_blocks, steps_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -222,6 +224,16 @@ def test_every_command_of_a_page_has_arguments_that_exist() -> None:
         except SystemExit:
             wrong.append(f"{page.relative_to(ROOT)}: mage {' '.join(command)}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_cluster_accepts_the_configurations_that_its_page_names() -> None:
+    files = ROOT / "docs" / "cluster.md", ROOT / "docs" / "cluster" / "slurm.sh"
+    text = "\n".join(re.sub(r" \\\n#? +", " ", file.read_text("utf-8")) for file in files)
+    named = re.findall(r"--config (\w+)(.*--actors.*)", text)
+    assert len(named) >= 4
+    for name, options in named:
+        changes = re.findall(r"--set '?([^\s']+)", options)
+        placement.check(config_file.load(config_file.find(name), changes))
 
 
 def test_the_reference_has_every_public_name() -> None:

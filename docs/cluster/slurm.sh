@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# A run on the nodes of a Slurm allocation: sbatch docs/cluster/slurm.sh --config gpu8 --actors 12
+# A run on the nodes of a Slurm allocation. Ray assigns GPUs, so three keys of gpu8 have to change:
+#   sbatch docs/cluster/slurm.sh --config gpu8 --set 'engine.devices=[]' --set learner.device=cuda:0 \
+#     --set transport.weights=disk --actors 12
 # The extra `cluster` must be installed in the same environment on every node.
 #SBATCH --job-name=mage
 #SBATCH --nodes=2
