@@ -498,7 +498,9 @@ class Admission(Section):
 
     @property
     def bound(self) -> int:
-        """Bound on the staleness of a group, in steps, by the rule."""
+        """Nominal bound on the staleness of a group, in steps, by the rule; "count", "window" and
+        "unbounded" may exceed it.
+        """
         return BOUND_OF.get(self.rule, self.max_staleness)
 
     @property
