@@ -3,11 +3,9 @@ one, or one from the cache.
 """
 
 import os
-import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import blake2s
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,75 +19,36 @@ from mage_async.assembly import (
     environment_of,
     named_parts,
     own_sources,
-    trial_config_of,
     with_warm_start,
 )
 from mage_async.config.schema import (
     Config,
-    FromBest,
     FromData,
-    FromRandom,
-    FromWinStay,
     Pretrained,
     Tiny,
     WarmStart,
     data_files,
     local_policy,
 )
-from mage_async.errors import PolicyError, TrialFault, first_line
+from mage_async.errors import PolicyError, first_line
 from mage_async.inference.chat_files import load_chat
-from mage_async.methods.method import Methods, overriding
+from mage_async.methods.method import overriding
+from mage_async.policy.demonstrations import Example, InTime, examples_to_clone, untimed
 from mage_async.policy.load import build_tiny, export_hf, load_policy
 from mage_async.policy.lora import add_adapters
-from mage_async.policy.warm_start import (
-    TEMPLATE_WEIGHT,
-    WIN_STAY_TEMPLATE_WEIGHT,
-    Example,
-    Progress,
-    best_trials,
-    examples_of,
-    read_examples,
-    warm_start,
-    win_stay_examples,
-)
+from mage_async.policy.warm_start import Progress, warm_start
 from mage_async.results.run_directory import COUNTERS, NOT_OF_MODEL
-from mage_async.trajectory import Trial
-from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.scripted import (
-    Player,
-    own_script,
-    random_play,
-    random_task,
-    scripted_trial,
-    word_tokens,
-)
-from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, player_of
 from mage_async.user_modules import source_digest
 
-NUM_TIMED = 8
-"""Number of trials of random play that are timed, to decide whether a thousand can be played."""
-QUICK_S = 0.3
-"""Most seconds that the fastest of these trials may take. The fastest, because on a busy machine
-the times of the others tell little."""
-LATE_S = 5.0
-"""Seconds after which a trial of win-stay, lose-shift counts as hanging."""
 ABANDONED_S = 86_400.0
 """Seconds after which an unfinished copy in the cache is taken for that of a killed process."""
-InTime = Callable[[Iterator[Trial], float], Iterator[tuple[Trial, float]]]
-"""Yields each trial of an iterator and the seconds that it took, until one takes longer than the
-given seconds."""
-
-
-def _untimed(trials: Iterator[Trial], _: float) -> Iterator[tuple[Trial, float]]:
-    """Yield trials however long they take, each with 0 seconds."""
-    return ((trial, 0.0) for trial in trials)
 
 
 def prepare_policy(
     config: Config,
     directory: Path,
     report: Callable[[Progress], None],
-    in_time: InTime = _untimed,
+    in_time: InTime = untimed,
 ) -> str:
     """Write the model directory of version 0 as `directory`; return its origin in a few words.
 
@@ -134,7 +93,7 @@ def _write(
         source = source_directory(policy.source)
     if warm is None:
         return "built here"
-    examples, origin = _examples(config, warm, source, in_time)
+    examples, origin = examples_to_clone(config, warm, source, in_time)
     if not examples:
         if source != directory:  # a tiny model was built in `directory` itself
             directory.symlink_to(source, target_is_directory=True)
@@ -194,83 +153,6 @@ def _device(config: Config) -> str:
     """
     is_whole = isinstance(config.policy, Pretrained) and config.learner.ranks == 1
     return config.learner.device if is_whole else "cpu"
-
-
-def _examples(
-    config: Config, warm: WarmStart, directory: Path, in_time: InTime
-) -> tuple[list[Example], str]:
-    """Return the examples to clone, which are rows of a data set, or trials on training tasks, and
-    the origin of the policy in a few words.
-
-    There are no examples if no rule of win-stay, lose-shift is worth cloning.
-    """
-    chat, origin = load_chat(directory, thinking=config.transcript.thinking), "warm-started here"
-    is_tiny = isinstance(config.policy, Tiny)
-    if isinstance(warm, FromData):
-        return read_examples(warm.path, chat, config.engine.max_tokens), origin
-    words = word_tokens(environment_of(config), chat)
-    if isinstance(warm, FromWinStay):
-        played = _win_stay_trials(config, warm, chat, in_time)
-        if isinstance(played, str):
-            return [], f"without a warm start: {played}"
-        rule, trials = played
-        weight = WIN_STAY_TEMPLATE_WEIGHT if is_tiny else 0.0
-        return win_stay_examples(trials, rule, words, weight), f"{origin}, to {rule}"
-    if isinstance(warm, FromBest):
-        trials = best_trials(config, warm, directory, chat)
-    else:
-        trials = _demonstrations(config, warm, chat)
-    return examples_of(trials, words, TEMPLATE_WEIGHT if is_tiny else 0.0), origin
-
-
-def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[Trial]:
-    """Play trials of the script, or of random legal actions, on training tasks.
-
-    Methods may give some of the trials guidance.
-    """
-    environment = environment_of(config)
-    player = random_play if isinstance(warm, FromRandom) else own_script
-    trial_config = trial_config_of(config, environment, chat, warm.episodes)
-    trial_config = replace(trial_config, max_tokens=0)  # no limit: no engine plays these trials
-    source = random.Random(f"{config.seed}/demonstrations")
-    trials, methods = list[Trial](), Methods(config, environment)
-    for index in range(warm.trials):
-        task = random_task(environment, "train", source)
-        guidance = methods.guide_demonstration(task)
-        trial = scripted_trial(environment, task, index, trial_config, chat, guidance, player)
-        trials.append(trial)
-        methods.learn_demonstration(trial)
-    return trials
-
-
-def _win_stay_trials(
-    config: Config, warm: FromWinStay, chat: ChatFormat, in_time: InTime
-) -> tuple[Rule, list[Trial]] | str:
-    """Return the best rule of win-stay, lose-shift, and trials that it played; or why none is worth
-    cloning.
-    """
-    environment = environment_of(config)
-    trial_config = trial_config_of(config, environment, chat, warm.episodes)
-
-    def play(player: Player, count: int = NUM_COMPARED) -> Iterator[Trial]:
-        """Yield trials of a player, on the same tasks in every call."""
-        source = random.Random(f"{config.seed}/win-stay")
-        for index in range(count):
-            task = random_task(environment, "train", source)
-            # A class that fails now and then is played again by actors; here it is left out.
-            with suppress(TrialFault):
-                yield scripted_trial(environment, task, index, trial_config, chat, player=player)
-
-    seconds = [each for _, each in in_time(play(random_play, NUM_TIMED), LATE_S)]
-    if len(seconds) < NUM_TIMED // 2:
-        return f"{NUM_TIMED - len(seconds)} of {NUM_TIMED} trials of random play failed or hang"
-    if min(seconds) > QUICK_S:
-        return f"each of {NUM_TIMED} trials of random play took over {QUICK_S} s"
-    rule = best_rule(lambda player: (trial for trial, _ in in_time(play(player), LATE_S)))
-    if rule is None:
-        return "a player that repeats what paid earns no more than random play"
-    trials = [trial for trial, _ in in_time(play(player_of(rule), warm.trials), LATE_S)]
-    return (rule, trials) if trials else "the trials of the player that repeats what paid hang"
 
 
 def source_directory(name: str) -> Path:

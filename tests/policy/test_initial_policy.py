@@ -24,10 +24,11 @@ from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy import initial_policy
 from mage_async.policy import warm_start as warm_start_module
+from mage_async.policy.demonstrations import Example, best_trials, read_examples
 from mage_async.policy.initial_policy import cache_folder, policy_key, prepare_policy
 from mage_async.policy.load import build_tiny, load_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
-from mage_async.policy.warm_start import Example, best_trials, read_examples, warm_start
+from mage_async.policy.warm_start import warm_start
 from mage_async.trials.chat_format import ChatFormat
 
 if TYPE_CHECKING:

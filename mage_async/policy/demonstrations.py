@@ -1,0 +1,325 @@
+"""Make the examples that a warm start clones: trials of the script, of random play, of win-stay,
+lose-shift or of the model itself, or the rows of a data set; and weight their tokens.
+"""
+
+import json
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mage_async.assembly import environment_of, trial_config_of
+from mage_async.config.schema import (
+    Config,
+    FromBest,
+    FromData,
+    FromRandom,
+    FromWinStay,
+    Tiny,
+    WarmStart,
+    data_files,
+)
+from mage_async.errors import ConfigError, TrialFault
+from mage_async.inference.chat_files import load_chat
+from mage_async.inference.model import Model
+from mage_async.inference.scheduler import Scheduler, play_trials
+from mage_async.methods.method import Methods
+from mage_async.trajectory import Kind, Trial
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.duels import begin_trial
+from mage_async.trials.scripted import (
+    Player,
+    own_script,
+    random_play,
+    random_task,
+    scripted_trial,
+    word_tokens,
+)
+from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, player_of, repeated_wins
+
+TEMPLATE_WEIGHT = 0.1
+"""Weight in the loss of tokens that the transcript forces, for a model with random weights, which
+has to learn the form of a trial. For a pretrained model, which has read chats, the weight is 0.
+"""
+WIN_STAY_TEMPLATE_WEIGHT = 0.02
+"""`TEMPLATE_WEIGHT` for trials of win-stay, lose-shift. It is smaller, because only few tokens of
+such a trial have weight 1."""
+TRIED_WEIGHT = 0.05
+"""Weight of an action that win-stay, lose-shift only tries. No context predicts it, so that its
+loss is noise beside that of repeated actions. With this weight a tiny model learns in 100 steps to
+repeat what paid; with a weight of 1 it takes 300.
+"""
+OBSERVED_WEIGHT = 0.3
+"""Weight of observed words in trials of win-stay, lose-shift."""
+NUM_TIMED = 8
+"""Number of trials of random play that are timed, to decide whether a thousand can be played."""
+QUICK_S = 0.3
+"""Most seconds that the fastest of these trials may take. The fastest, because on a busy machine
+the times of the others tell little."""
+LATE_S = 5.0
+"""Seconds after which a trial of win-stay, lose-shift counts as hanging."""
+InTime = Callable[[Iterator[Trial], float], Iterator[tuple[Trial, float]]]
+"""Yields each trial of an iterator and the seconds that it took, until one takes longer than the
+given seconds."""
+
+
+def untimed(trials: Iterator[Trial], _: float) -> Iterator[tuple[Trial, float]]:
+    """Yield trials however long they take, each with 0 seconds."""
+    return ((trial, 0.0) for trial in trials)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Example:
+    """Hold a token sequence to clone, and how much each of its tokens counts."""
+
+    tokens: np.ndarray
+    """int64 [T]"""
+    weights: np.ndarray
+    """float32 [T]: weight of the loss of predicting each token"""
+    episodes: np.ndarray
+    """int64 [T]: episode that an observed word belongs to; -1 for other tokens. In trials of
+    win-stay, lose-shift: 1 for a repeated action, 0 for one that was only tried, -1 for others."""
+
+
+def examples_to_clone(
+    config: Config, warm: WarmStart, directory: Path, in_time: InTime
+) -> tuple[list[Example], str]:
+    """Return the examples to clone, which are rows of a data set, or trials on training tasks, and
+    the origin of the policy in a few words.
+
+    There are no examples if no rule of win-stay, lose-shift is worth cloning.
+    """
+    chat, origin = load_chat(directory, thinking=config.transcript.thinking), "warm-started here"
+    is_tiny = isinstance(config.policy, Tiny)
+    if isinstance(warm, FromData):
+        return read_examples(warm.path, chat, config.engine.max_tokens), origin
+    words = word_tokens(environment_of(config), chat)
+    if isinstance(warm, FromWinStay):
+        played = _win_stay_trials(config, warm, chat, in_time)
+        if isinstance(played, str):
+            return [], f"without a warm start: {played}"
+        rule, trials = played
+        weight = WIN_STAY_TEMPLATE_WEIGHT if is_tiny else 0.0
+        return win_stay_examples(trials, rule, words, weight), f"{origin}, to {rule}"
+    if isinstance(warm, FromBest):
+        trials = best_trials(config, warm, directory, chat)
+    else:
+        trials = _demonstrations(config, warm, chat)
+    return examples_of(trials, words, TEMPLATE_WEIGHT if is_tiny else 0.0), origin
+
+
+def _demonstrations(config: Config, warm: WarmStart, chat: ChatFormat) -> list[Trial]:
+    """Play trials of the script, or of random legal actions, on training tasks.
+
+    Methods may give some of the trials guidance.
+    """
+    environment = environment_of(config)
+    player = random_play if isinstance(warm, FromRandom) else own_script
+    trial_config = trial_config_of(config, environment, chat, warm.episodes)
+    trial_config = replace(trial_config, max_tokens=0)  # no limit: no engine plays these trials
+    source = random.Random(f"{config.seed}/demonstrations")
+    trials, methods = list[Trial](), Methods(config, environment)
+    for index in range(warm.trials):
+        task = random_task(environment, "train", source)
+        guidance = methods.guide_demonstration(task)
+        trial = scripted_trial(environment, task, index, trial_config, chat, guidance, player)
+        trials.append(trial)
+        methods.learn_demonstration(trial)
+    return trials
+
+
+def _win_stay_trials(
+    config: Config, warm: FromWinStay, chat: ChatFormat, in_time: InTime
+) -> tuple[Rule, list[Trial]] | str:
+    """Return the best rule of win-stay, lose-shift, and trials that it played; or why none is worth
+    cloning.
+    """
+    environment = environment_of(config)
+    trial_config = trial_config_of(config, environment, chat, warm.episodes)
+
+    def play(player: Player, count: int = NUM_COMPARED) -> Iterator[Trial]:
+        """Yield trials of a player, on the same tasks in every call."""
+        source = random.Random(f"{config.seed}/win-stay")
+        for index in range(count):
+            task = random_task(environment, "train", source)
+            # A class that fails now and then is played again by actors; here it is left out.
+            with suppress(TrialFault):
+                yield scripted_trial(environment, task, index, trial_config, chat, player=player)
+
+    seconds = [each for _, each in in_time(play(random_play, NUM_TIMED), LATE_S)]
+    if len(seconds) < NUM_TIMED // 2:
+        return f"{NUM_TIMED - len(seconds)} of {NUM_TIMED} trials of random play failed or hang"
+    if min(seconds) > QUICK_S:
+        return f"each of {NUM_TIMED} trials of random play took over {QUICK_S} s"
+    rule = best_rule(lambda player: (trial for trial, _ in in_time(play(player), LATE_S)))
+    if rule is None:
+        return "a player that repeats what paid earns no more than random play"
+    trials = [trial for trial, _ in in_time(play(player_of(rule), warm.trials), LATE_S)]
+    return (rule, trials) if trials else "the trials of the player that repeats what paid hang"
+
+
+def best_trials(config: Config, warm: FromBest, directory: Path, chat: ChatFormat) -> list[Trial]:
+    """Let a model play training tasks, and return the trials with the best last episodes.
+
+    Of two trials whose last episodes are equally good, the one with the higher total reward is
+    better.
+
+    Raises:
+        CallFault: a call of the environment failed, or is a coroutine that has to wait, for which
+            there is no event loop here.
+    """
+    environment = environment_of(config)
+    trial_config = trial_config_of(config, environment, chat, warm.episodes)
+    source = random.Random(f"{config.seed}/own play")
+    runs = [
+        begin_trial(
+            environment,
+            random_task(environment, "train", source),
+            0,  # index in its group, of which it is the only trial
+            trial_config,
+            chat,
+            name=str(number),
+        )
+        for number in range(warm.trials)
+    ]
+    slots, max_tokens = config.engine.max_contexts, config.engine.max_tokens
+    model = Model.load(directory, slots=slots, max_tokens=max_tokens)
+    trials = play_trials(runs, Scheduler(model))
+    trials.sort(key=lambda trial: (trial.episode_rewards()[-1], sum(trial.episode_rewards())))
+    return trials[-max(1, round(warm.kept * len(trials))) :]
+
+
+def examples_of(
+    trials: Sequence[Trial], words: Collection[int], template_weight: float
+) -> list[Example]:
+    """Return the contexts of trials, in which observed words and sampled tokens have weight 1.
+
+    Args:
+        words: Ids of the environment's words that are one token.
+        template_weight: Weight of all other tokens, which the transcript forces.
+    """
+    return [
+        _example(trial, number, words, template_weight)
+        for trial in trials
+        for number in range(len(trial.segments))
+    ]
+
+
+def _example(trial: Trial, number: int, words: Collection[int], template_weight: float) -> Example:
+    """Make an example of one segment. Observations after a turn belong to the turn's episode."""
+    segment = trial.segments[number]
+    is_word = np.isin(segment.tokens, list(words))
+    is_learned = is_word | segment.is_sampled
+    weights = np.where(is_learned, 1.0, template_weight).astype(np.float32)
+    episodes = np.full(len(segment.tokens), -1)
+    turns = [turn for turn in trial.turns if turn.segment == number]
+    stops = [*(turn.start for turn in turns[1:]), len(segment.tokens)]
+    for turn, stop in zip(turns, stops, strict=True):
+        episodes[turn.stop : stop] = turn.episode
+    episodes[~is_word] = -1
+    return Example(segment.tokens.astype(np.int64), weights, episodes)
+
+
+def win_stay_examples(
+    trials: Sequence[Trial], rule: Rule, words: Collection[int], template_weight: float
+) -> list[Example]:
+    """Return the contexts of trials that were played by a rule of win-stay, lose-shift.
+
+    Args:
+        words: Ids of the environment's words that are one token.
+        template_weight: Weight of tokens that the transcript forces.
+    """
+    found = list[Example]()
+    for trial in trials:
+        examples, wins = examples_of([trial], words, template_weight), repeated_wins(trial, rule)
+        for example in examples:
+            example.weights[example.episodes >= 0] = OBSERVED_WEIGHT
+            example.episodes[:] = -1
+        for number, turn in enumerate(trial.turns):
+            if turn.kind is not Kind.ACT:
+                continue
+            sampled = np.flatnonzero(trial.segments[turn.segment].is_sampled[: turn.stop])
+            sampled = sampled[sampled >= turn.start]
+            # 1 for a repeated win, 0 for another action: the gate compares the losses of both.
+            examples[turn.segment].episodes[sampled] = number in wins
+            if number not in wins:
+                examples[turn.segment].weights[sampled] = TRIED_WEIGHT
+        found += examples
+    return found
+
+
+def read_examples(path: str, chat: ChatFormat, max_tokens: int) -> list[Example]:
+    """Read the rows of a data set as examples, each of at most `max_tokens` tokens.
+
+    Raises:
+        ConfigError: the data set has no rows; a row has neither `messages` nor `text`, or a message
+            without a role or text, or nothing that the assistant says; a file is no JSON lines or
+            no Parquet; or pyarrow, which reads Parquet, is not installed.
+    """
+    found = [
+        _example_of_row(row, where, chat, max_tokens)
+        for file in data_files(path)
+        for where, row in _rows(file)
+    ]
+    if not found:
+        raise ConfigError(f"warm_start.path = {path!r}: the data set has no rows")
+    return found
+
+
+def _rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield each row with its place, as an error names it."""
+    if file.suffix == ".jsonl":
+        with file.open() as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    yield f"{file}, line {number}", json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ConfigError(f"{file}, line {number}: not JSON: {error}") from None
+        return
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError:
+        raise ConfigError(
+            f"{file}: Parquet needs pyarrow: pip install 'mage_async[export]', or give JSON lines"
+        ) from None
+    try:
+        rows = parquet.read_table(file).to_pylist()
+    except ArrowInvalid as error:
+        raise ConfigError(f"{file}: not Parquet: {error}") from None
+    for number, row in enumerate(rows, 1):
+        yield f"{file}, row {number}", row
+
+
+def _example_of_row(row: Any, where: str, chat: ChatFormat, max_tokens: int) -> Example:
+    """Return a row of a data set as an example; `where` names the row in errors."""
+    is_table = isinstance(row, dict)
+    tokens: Sequence[int]
+    if is_table and isinstance(row.get("messages"), list):
+        if not all(map(_is_message, row["messages"])):
+            raise ConfigError(
+                f"{where}: a message must be a table with `role` and `content`, both text"
+            )
+        tokens, is_own = chat.conversation(row["messages"])
+    elif is_table and isinstance(row.get("text"), str):
+        tokens = chat.encode(row["text"])
+        is_own = [True] * len(tokens)
+    else:
+        raise ConfigError(
+            f"{where}: a row must have `messages`, a list of tables with `role` and `content`, or "
+            "`text`"
+        )
+    if not any(is_own[1:max_tokens]):
+        raise ConfigError(f"{where}: the assistant says nothing in the first {max_tokens} tokens")
+    kept = np.array(tokens[:max_tokens], np.int64)
+    weights = np.array(is_own[:max_tokens], np.float32)
+    return Example(kept, weights, np.full(len(kept), -1))
+
+
+def _is_message(value: Any) -> bool:
+    """Return whether a value is a table with `role` and `content`, both text."""
+    is_table = isinstance(value, dict)
+    return is_table and all(isinstance(value.get(key), str) for key in ("role", "content"))
