@@ -49,14 +49,8 @@ from mage_services.actor.rollout import Retries, Stage, play_retried
 from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
 from mage_services.environments.call_runner import CallRunner
-from mage_services.processes.process import (
-    ACTOR,
-    Status,
-    TimeAccounting,
-    lower_priority,
-    run_process,
-    ticks,
-)
+from mage_services.processes.priority import ACTOR, lower_priority
+from mage_services.processes.process import Status, TimeAccounting, run_process, ticks
 from mage_services.processes.startup import RunFiles, Startup, read_startup
 from mage_services.transport.access_control import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel

@@ -36,7 +36,7 @@ from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, read_document, read_lines, write_whole
 from mage_services.processes.child_process import module_command
-from mage_services.processes.process import WATCHER, lower_priority, restore_priority
+from mage_services.processes.priority import WATCHER, lower_priority, restore_priority
 from mage_services.tracking.tracker import Point, Send, TrackedRun, Tracker
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 60.0
