@@ -129,13 +129,23 @@ class Architecture:
     """What queries and keys are normalised over: each head, or all heads of a token together."""
 
 
-def read_architecture(directory: Path) -> Architecture:
+def read_architecture(directory: Path, max_tokens: int = 0) -> Architecture:
     """Read a model directory's `config.json`, of transformers 4 or 5.
 
+    Args:
+        max_tokens: Length of the longest context that is to be computed.
+
     Raises:
-        PolicyError: there is no such file, or the embedded engine does not serve the model.
+        PolicyError: there is no such file, the embedded engine does not serve the model, or the
+            model was made for shorter contexts.
     """
-    return architecture_of(read_config(directory), directory / "config.json")
+    found = architecture_of(read_config(directory), directory / "config.json")
+    if max_tokens > found.max_positions:
+        raise PolicyError(
+            f"{directory}: was made for {found.max_positions} positions, but engine.max_tokens is "
+            f"{max_tokens}; lower it"
+        )
+    return found
 
 
 def architecture_of(written: dict[str, Any], file: Path) -> Architecture:

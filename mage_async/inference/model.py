@@ -29,7 +29,6 @@ import numpy as np
 import torch
 
 from mage_async.completion import without_roles
-from mage_async.errors import PolicyError
 from mage_async.inference.architecture import (
     Architecture,
     LayerKind,
@@ -359,12 +358,7 @@ class Model:
         Raises:
             PolicyError: this engine cannot serve the model; the text says what can.
         """
-        architecture = read_architecture(directory)
-        if max_tokens > architecture.max_positions:
-            raise PolicyError(
-                f"{directory}: was made for {architecture.max_positions} positions, but "
-                f"engine.max_tokens is {max_tokens}; lower it"
-            )
+        architecture = read_architecture(directory, max_tokens)
         computed = ARITHMETICS[arithmetic]
         weights = read_weights(directory, architecture, computed)
         return Model(architecture, weights, slots=slots, max_tokens=max_tokens, arithmetic=computed)

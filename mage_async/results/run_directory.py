@@ -1,6 +1,10 @@
-"""Name the files of a run; no other module spells the names. `run_files.py` reads the files."""
+"""Name the files of a run, and find the runs below a folder. No other module spells the names;
+`run_files.py` reads the files.
+"""
 
+import os
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2s
 from pathlib import Path
@@ -13,6 +17,8 @@ first.
 """
 NOT_OF_MODEL = (OPTIMIZER, COUNTERS, SHARDS)
 """Files and folders of a checkpoint that only training reads."""
+MAX_DEPTH = 3
+"""Number of levels of folders below the root in which runs are looked for."""
 
 
 class _Below:
@@ -175,3 +181,46 @@ def distinct_name(safe: str, text: str) -> str:
     """
     digest = blake2s(text.encode(), digest_size=3).hexdigest()
     return safe if safe == text else f"{safe}-{digest}"
+
+
+def find_runs(root: Path) -> dict[str, RunDirectory]:
+    """Return the runs below a folder by a name made of their path; or the folder itself if it is a
+    run.
+
+    Raises:
+        RunError: there is no such folder, or this user may not read it.
+    """
+    if not root.is_dir():
+        raise RunError(f"{root}: no such folder of runs")
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise RunError(f"{root} cannot be read: permission denied")
+    if RunDirectory(root).config.is_file():
+        return {root.resolve().name: RunDirectory(root)}
+    return {
+        _name(path.relative_to(root)): RunDirectory(path)
+        for path in sorted(_runs_below(root, MAX_DEPTH))
+    }
+
+
+def _name(path: Path) -> str:
+    """Return a path as one part of an address; different paths have different names."""
+    return str(path).replace("%", "%25").replace("~", "%7E").replace("/", "~")
+
+
+def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders of runs, at most `depth` levels below a folder."""
+    try:
+        paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:  # the folder was deleted since, or this user may not read it
+        return
+    for path in paths:
+        try:
+            if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+                continue
+            is_run = RunDirectory(path).config.is_file()
+        except OSError:  # such as an error of a network disk, which hides this folder alone
+            continue
+        if is_run:
+            yield path
+        elif depth > 1:
+            yield from _runs_below(path, depth - 1)

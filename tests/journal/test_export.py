@@ -18,7 +18,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Segment, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.journal.export import ROWS_AT_ONCE, export
-from tests.helpers.fuzzing.examples import example_trial
+from tests.helpers.fuzzing.messages_and_records import example_trial
 
 
 @pytest.fixture(scope="module")

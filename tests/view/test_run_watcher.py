@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory, find_runs
 from mage_async.results.run_files import TAIL_BYTES, last_line
 from mage_services.processes.run_lock import hold
 from mage_services.view import run_watcher
 from mage_services.view.indexer import ReadRun
-from mage_services.view.run_watcher import RunWatcher, find_runs, listed_run
+from mage_services.view.run_watcher import RunWatcher, listed_run
 
 
 class Indexer:

@@ -1,4 +1,4 @@
-"""Build a configuration from Python values instead of a command line."""
+"""Build a configuration from Python values, or that of a run that is resumed."""
 
 import ast
 import importlib
@@ -19,8 +19,10 @@ from mage_async import user_modules
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.config.tables import NONE
-from mage_async.errors import ConfigError
-from mage_async.results.run_files import write_whole
+from mage_async.errors import ConfigError, RunError
+from mage_async.methods.method import overriding
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import last_line, write_whole
 
 OWN_CODE = Path("runs") / "own_code"
 """Folder, relative to the current one, into which classes of scripts and notebooks are written."""
@@ -247,3 +249,44 @@ def _text_of(value: Any) -> str:
         raise ConfigError(
             f"the source of {value.__name__} cannot be found: put it into a module of its own"
         ) from None
+
+
+def resumed_config(run_dir: Path, assignments: list[str], method: str | None = None) -> Config:
+    """Return the configuration that a run recorded, with assignments written over it.
+
+    Raises:
+        ConfigError: an assignment names another environment or policy, fewer steps than the run has
+            trained, or turns a method that replaces the trainer on or off.
+        RunError: there is no run to resume.
+    """
+    run = RunDirectory(run_dir)
+    if not run.config.is_file():
+        raise RunError(f"{run_dir}: no config.toml, so there is no run to resume")
+    config = config_file.load_recorded(run.config, assignments, method)
+    recorded = config_file.load_recorded(run.config)
+    for key, new, old in (
+        ("environment.name", config.environment.name, recorded.environment.name),
+        ("policy.kind", type(config.policy), type(recorded.policy)),
+        ("policy.source", *(getattr(each.policy, "source", "") for each in (config, recorded))),
+    ):
+        if new != old:
+            was = f" {old!r}" if isinstance(old, str) and old else ""
+            raise ConfigError(
+                f"--resume goes on with the run's own {key}{was}: leave the key out, or begin "
+                f"another run with this one's weights: mage train --from {run_dir} --set …"
+            )
+    num_trained = last_line(run.metrics).get("step", 0)
+    if config.learner.steps < num_trained:
+        raise ConfigError(
+            f"learner.steps must be at least {num_trained}, which the run has trained already, got "
+            f"{config.learner.steps}; mage evaluate RUN_DIR --checkpoint STEP measures an earlier "
+            "step"
+        )
+    # Methods that replace the trainer, on in only one of the two configurations.
+    changed = set(overriding(config, "trainer")) ^ set(overriding(recorded, "trainer"))
+    if changed:
+        raise ConfigError(
+            f"--resume can neither add nor leave out methods.{min(changed)}, which trains in "
+            "its own way from the beginning of a run: start a run of its own"
+        )
+    return config

@@ -182,7 +182,7 @@ class Run:
             on_step: See `mage.train`, which also lists the errors.
             progress: See `mage.train`.
         """
-        from mage_services.api.start_to_report import resumed_config
+        from mage_services.api.configuration import resumed_config
         from mage_services.api.training import supervise
 
         config = resumed_config(self.path, assignments_of(keys or {}))

@@ -29,7 +29,6 @@ from mage_async.config.schema import Config, Embedded, Pretrained, check_install
 from mage_async.doctor import Doctor
 from mage_async.environments.catalogue import file_name
 from mage_async.errors import ConfigError, Halted, MageError, RunError, RunFailed
-from mage_async.methods.method import overriding
 from mage_async.pages.report import render
 from mage_async.results.run_directory import RunDirectory, checkpoints, step_of
 from mage_async.results.run_files import (
@@ -198,47 +197,6 @@ def _versions(checkout: Path) -> dict[str, str]:
         if asked.returncode == 0:
             found["commit"] = asked.stdout.strip()
     return found
-
-
-def resumed_config(run_dir: Path, assignments: list[str], method: str | None = None) -> Config:
-    """Return the configuration that a run recorded, with assignments written over it.
-
-    Raises:
-        ConfigError: an assignment names another environment or policy, fewer steps than the run has
-            trained, or turns a method that replaces the trainer on or off.
-        RunError: there is no run to resume.
-    """
-    run = RunDirectory(run_dir)
-    if not run.config.is_file():
-        raise RunError(f"{run_dir}: no config.toml, so there is no run to resume")
-    config = config_file.load_recorded(run.config, assignments, method)
-    recorded = config_file.load_recorded(run.config)
-    for key, new, old in (
-        ("environment.name", config.environment.name, recorded.environment.name),
-        ("policy.kind", type(config.policy), type(recorded.policy)),
-        ("policy.source", *(getattr(each.policy, "source", "") for each in (config, recorded))),
-    ):
-        if new != old:
-            was = f" {old!r}" if isinstance(old, str) and old else ""
-            raise ConfigError(
-                f"--resume goes on with the run's own {key}{was}: leave the key out, or begin "
-                f"another run with this one's weights: mage train --from {run_dir} --set …"
-            )
-    num_trained = last_line(run.metrics).get("step", 0)
-    if config.learner.steps < num_trained:
-        raise ConfigError(
-            f"learner.steps must be at least {num_trained}, which the run has trained already, got "
-            f"{config.learner.steps}; mage evaluate RUN_DIR --checkpoint STEP measures an earlier "
-            "step"
-        )
-    # Methods that replace the trainer, on in only one of the two configurations.
-    changed = set(overriding(config, "trainer")) ^ set(overriding(recorded, "trainer"))
-    if changed:
-        raise ConfigError(
-            f"--resume can neither add nor leave out methods.{min(changed)}, which trains in "
-            "its own way from the beginning of a run: start a run of its own"
-        )
-    return config
 
 
 Until = Callable[[Supervisor], Coroutine[Any, Any, int | None]]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mage_async.errors import ConfigError, RunError
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory, find_runs
 from mage_services.cli.options import add_number, add_set, positive
 from mage_services.terminal import printing
 
@@ -106,16 +106,14 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _runs(roots: Sequence[Path]) -> Iterator[RunDirectory]:
-    """Yield the runs that are named, and those inside named folders that are no runs themselves.
+    """Yield the runs that are named, and those below named folders that are no runs themselves.
 
     Raises:
-        RunError: a folder has no run.
+        RunError: a folder has no run, or does not exist, or this user may not read it.
     """
     for root in roots:
-        name = RunDirectory(root).config.name
-        is_run = (root / name).is_file()
-        found = {root} if is_run else {file.parent for file in root.rglob(name)}
+        found = find_runs(root).values()
         if not found:
+            name = RunDirectory(root).config.name
             raise RunError(f"{root}: neither a run nor a folder with runs: no {name} in it")
-        # A run may hold evaluations in other environments, each with a configuration of its own.
-        yield from (RunDirectory(each) for each in sorted(found) if found.isdisjoint(each.parents))
+        yield from found

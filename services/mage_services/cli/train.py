@@ -111,7 +111,7 @@ def _config(given: argparse.Namespace) -> "Config":
         ConfigError: a key is wrong, or options contradict one another.
     """
     from mage_async.config import config_file
-    from mage_services.api.start_to_report import resumed_config
+    from mage_services.api.configuration import resumed_config
 
     # Of two assignments to a key the later one holds: --agent yields to --set, and --set to --seed
     # and --learner.

@@ -1,4 +1,4 @@
-"""Find the runs below a folder, list the state of each, and watch their files.
+"""List the state of the runs below a folder, and watch their files.
 
 A thread scans the files, `INTERVAL_S` after the last scan. When the files of a run have changed,
 the watcher asks the indexer to read the new records, and then notifies the open pages of the run. A
@@ -6,9 +6,8 @@ notified page fetches itself again, at most every 1.25 s (`LEAST_MS` in `static/
 """
 
 import asyncio
-import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mage_async.config import config_file
 from mage_async.errors import MageError, RunError
-from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory, find_runs
 from mage_async.results.run_files import (
     RunHistory,
     last_line,
@@ -183,55 +182,10 @@ class ListedRun:
     fault: str = ""
 
 
-MAX_DEPTH = 3
-"""Number of levels of folders below the root in which runs are looked for."""
 _listed: dict[Path, tuple[Any, ListedRun]] = {}
 """For each run: the state of its files, and its entry in the list. Threads share this table: an
 entry is replaced as a whole and never removed.
 """
-
-
-def find_runs(root: Path) -> dict[str, RunDirectory]:
-    """Return the runs below a folder by a name made of their path; or the folder itself if it is a
-    run.
-
-    Raises:
-        RunError: there is no such folder, or this user may not read it.
-    """
-    if not root.is_dir():
-        raise RunError(f"{root}: no such folder of runs")
-    if not os.access(root, os.R_OK | os.X_OK):
-        raise RunError(f"{root} cannot be read: permission denied")
-    if RunDirectory(root).config.is_file():
-        return {root.resolve().name: RunDirectory(root)}
-    return {
-        _name(path.relative_to(root)): RunDirectory(path)
-        for path in sorted(_runs_below(root, MAX_DEPTH))
-    }
-
-
-def _name(path: Path) -> str:
-    """Return a path as one part of an address; different paths have different names."""
-    return str(path).replace("%", "%25").replace("~", "%7E").replace("/", "~")
-
-
-def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders of runs, at most `depth` levels below a folder."""
-    try:
-        paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except OSError:  # the folder was deleted since, or this user may not read it
-        return
-    for path in paths:
-        try:
-            if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
-                continue
-            is_run = RunDirectory(path).config.is_file()
-        except OSError:  # such as an error of a network disk, which hides this folder alone
-            continue
-        if is_run:
-            yield path
-        elif depth > 1:
-            yield from _runs_below(path, depth - 1)
 
 
 def listed_run(name: str, run: RunDirectory) -> ListedRun:

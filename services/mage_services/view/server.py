@@ -25,13 +25,14 @@ from markupsafe import Markup
 from mage_async.errors import ConfigError, RunError
 from mage_async.pages.charts import Series, line_chart, signed
 from mage_async.pages.templating import STYLE, Frame, fill, run_address
+from mage_async.results.run_directory import find_runs
 from mage_services.processes.child_process import ChildProcess, module_command
 from mage_services.view import credit_process, indexer
 from mage_services.view.credit_process import CreditCache
 from mage_services.view.page_request import PageRequest
 from mage_services.view.play_pages import PlayPages, html_response
 from mage_services.view.run_pages import PAGES
-from mage_services.view.run_watcher import RunWatcher, find_runs, listed_run
+from mage_services.view.run_watcher import RunWatcher, listed_run
 
 # The server answers a request only if it is addressed to one of `OWN_NAMES`, does not come from
 # another site, and has the token in its path. A page of another site cannot read the token.

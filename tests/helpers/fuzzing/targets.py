@@ -22,7 +22,11 @@ from mage_async.errors import ConfigError, WireError
 from mage_async.protocol import codec
 from mage_async.protocol.trial_arrays import Frame
 from mage_services.journal import record_bytes
-from tests.helpers.fuzzing.examples import example_messages, example_records, example_trial
+from tests.helpers.fuzzing.messages_and_records import (
+    example_messages,
+    example_records,
+    example_trial,
+)
 
 MAX_FRAMES = 8
 _SEALED = 1
