@@ -15,7 +15,7 @@ from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.reader import open_journal
 from mage_services.view.page_request import PageRequest
-from mage_services.view.run_pages import PAGES
+from mage_services.view.server import PAGES
 
 if TYPE_CHECKING:
     import subprocess

@@ -2,12 +2,17 @@
 
 import random
 import tracemalloc
+from types import UnionType
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.config import config_file
+from mage_async.protocol.journal_records import Record
+from mage_async.protocol.messages import Message
+from tests.helpers.fuzzing.messages_and_records import example_messages, example_records
 from tests.helpers.fuzzing.mutation import mutate
 from tests.helpers.fuzzing.targets import Target, bundle, targets, unbundle
 
@@ -15,6 +20,13 @@ NUM_INPUTS = 2500
 MAX_ALLOCATED_BYTES = 4 * 2**20
 TARGETS = targets(config_file.find(None))
 each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+
+
+@pytest.mark.parametrize(
+    ("examples", "kinds"), [(example_messages(), Message), (example_records(), Record)]
+)
+def test_mutation_begins_from_one_of_each_kind(examples: list[object], kinds: UnionType) -> None:
+    assert {type(each) for each in examples} == set(get_args(kinds))
 
 
 @each_target

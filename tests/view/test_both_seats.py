@@ -10,7 +10,7 @@ from mage_async.tasks.league import ITSELF
 from mage_services.journal.record_bytes import MAGIC, encode_record
 from mage_services.view.index import RunReader
 from mage_services.view.page_request import PageRequest
-from mage_services.view.run_pages import PAGES
+from mage_services.view.server import PAGES
 from tests.helpers.populations import trial
 from tests.view.conftest import build
 

@@ -1,12 +1,8 @@
-"""Make the pages of a run as a whole, and list all pages of a run by their address in `PAGES`.
-
-Each page gathers its data in a thread and fills its template.
-"""
+"""Make the pages of a run as a whole. Each gathers its data in a thread and fills its template."""
 
 import itertools
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +27,6 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import ENDED, RunRecords, last_line, read_document, read_lines
 from mage_async.results.summary import SETS
 from mage_services.processes.run_lock import is_held
-from mage_services.view import trial_pages
 from mage_services.view.index import RunReader, file_state
 from mage_services.view.page_request import PageRequest
 from mage_services.view.run_watcher import history_of, state_of
@@ -214,20 +209,6 @@ def config(request: PageRequest) -> Markup:
         other=other,
         rows=differences(own, config_of(request.runs[other])) if other else None,
     )
-
-
-PAGES: dict[str, Callable[[PageRequest], Markup]] = {
-    "": overview,
-    "step/{step}": trial_pages.step,
-    "group/{group}": trial_pages.group,
-    "group/{group}/trial/{trial}/turn/{turn}": trial_pages.turn,
-    "trials": trial_pages.trials,
-    "evaluation": evaluation,
-    "memory": memory,
-    "processes": processes,
-    "config": config,
-}
-"""Pages by address; the parts in braces are numbers."""
 
 
 def config_of(run: RunDirectory) -> Config:

@@ -27,11 +27,10 @@ from mage_async.pages.charts import Series, line_chart, signed
 from mage_async.pages.templating import STYLE, Frame, fill, run_address
 from mage_async.results.run_directory import find_runs
 from mage_services.processes.child_process import ChildProcess, module_command
-from mage_services.view import credit_process, indexer
+from mage_services.view import credit_process, indexer, run_pages, trial_pages
 from mage_services.view.credit_process import CreditCache
 from mage_services.view.page_request import PageRequest
 from mage_services.view.play_pages import PlayPages, html_response
-from mage_services.view.run_pages import PAGES
 from mage_services.view.run_watcher import RunWatcher, listed_run
 
 # The server answers a request only if it is addressed to one of `OWN_NAMES`, does not come from
@@ -88,6 +87,18 @@ KEEP_ALIVE_S = 15.0
 """Seconds after which an open page without changes receives a sign of life."""
 MAX_DRAWN = 9
 """Largest number of runs in the chart of all runs: the style sheet has this many line colours."""
+PAGES: dict[str, Callable[[PageRequest], Markup]] = {
+    "": run_pages.overview,
+    "step/{step}": trial_pages.step,
+    "group/{group}": trial_pages.group,
+    "group/{group}/trial/{trial}/turn/{turn}": trial_pages.turn,
+    "trials": trial_pages.trials,
+    "evaluation": run_pages.evaluation,
+    "memory": run_pages.memory,
+    "processes": run_pages.processes,
+    "config": run_pages.config,
+}
+"""Pages by address; the parts in braces are numbers."""
 STATIC = Path(__file__).with_name("static")
 """Folder of the scripts and styles of the pages."""
 

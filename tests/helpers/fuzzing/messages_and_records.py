@@ -42,6 +42,7 @@ def example_messages() -> list[messages.Message]:
         example_grant(),
         messages.GroupDrop(grant=7, epoch=1, reason="not finished"),
         messages.Acknowledge(grant=7, epoch=1, trial=2, is_duplicate=False),
+        messages.Unwanted(grant=7, epoch=1, trial=2, reason="dropped"),
         messages.Publication(version=3, path=path, digest=digest),
         messages.Loaded(version=3, digest=digest, difference=1e-6, num_retries=1),
         messages.Heartbeat(
