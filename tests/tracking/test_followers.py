@@ -137,8 +137,9 @@ def test_a_tracker_that_raises_is_named_and_its_rest_is_not_lost(
     make_run: Make, wandb_that: Put, told: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wandb_that("raises")
-    run = make_run(steps=4, settings=["tracking.wandb.project=project"])
+    run = make_run(steps=4, settings=["tracking.wandb.project=project", "learner.steps=4"])
     run.logs.mkdir()
+    write_summary(run, summarise(run, wall_s=40.0, processor_s=60.0))
     assert main(["track", str(run.root)]) == 1
     said = capsys.readouterr().out
     assert "told of 0 steps so far (OSError: no route to the tracker), and no more" in said
@@ -146,6 +147,23 @@ def test_a_tracker_that_raises_is_named_and_its_rest_is_not_lost(
     assert main(["track", str(run.root)]) == 0
     assert "wandb: told of the whole run" in capsys.readouterr().out
     assert steps(told) == [1, 2, 3, 4]
+
+
+def test_a_run_that_has_not_ended_is_not_said_to_be_told_whole(
+    make_run: Make, wandb_that: Put, told: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wandb_that("records")
+    run = make_run(steps=4, finished=False, settings=["tracking.wandb.project=project"])
+    run.logs.mkdir()
+    assert main(["track", str(run.root)]) == 0
+    assert "wandb: told of 4 steps so far; the run is not complete\n" in capsys.readouterr().out
+    grow(run, 5)
+    lock = hold(run.lock, "")
+    assert main(["track", str(run.root)]) == 0
+    said = capsys.readouterr().out
+    assert "wandb: told of 5 steps so far; the run goes on: the same command sends the" in said
+    os.close(lock)
+    assert steps(told) == [1, 2, 3, 4, 5]
 
 
 def test_a_tracker_that_hangs_delays_no_end(make_run: Make, wandb_that: Put) -> None:

@@ -1,4 +1,4 @@
-"""`mage track`: send to trackers what they have not received of a run that has ended."""
+"""`mage track`: send to trackers what they have not received of a run."""
 
 import argparse
 import os
@@ -35,8 +35,9 @@ def run(given: argparse.Namespace) -> int:
     """
     from mage_async.config import config_file
     from mage_async.config.components import TRACKERS
-    from mage_services.processes.run_lock import hold
-    from mage_services.tracking.tracker_worker import start, trackers_of
+    from mage_async.results.run_files import read_document
+    from mage_services.processes.run_lock import hold, is_held
+    from mage_services.tracking.tracker_worker import read_position, start, trackers_of
 
     RunDirectory(given.run_dir).check()
     directory = RunDirectory(given.run_dir.resolve())
@@ -51,8 +52,20 @@ def run(given: argparse.Namespace) -> int:
         lock = directory.tracking / f"{name}.lock"
         refusal = f"{name} is being told of {directory.root} by another process: wait for it"
         os.close(hold(lock, refusal))
+    # Before the files are read: of a run that ends later, something may be missing.
+    goes_on = is_held(directory.lock)
+    is_complete = bool(read_document(directory.summary).get("complete"))
     processes = start(directory, trackers, MAX_S)
     processes.end(MAX_S)
     unfinished = list(processes.unfinished(directory))
-    print(*(unfinished or [f"{', '.join(trackers)}: told of the whole run"]), sep="\n")
-    return 1 if unfinished else 0
+    if unfinished:
+        print(*unfinished, sep="\n")
+        return 1
+    if is_complete and not goes_on:
+        print(f"{', '.join(trackers)}: told of the whole run")
+        return 0
+    now = "goes on: the same command sends the rest" if goes_on else "is not complete"
+    for name in trackers:
+        position = read_position(directory, name)
+        print(f"{name}: told of {position.step if position else 0} steps so far; the run {now}")
+    return 0
