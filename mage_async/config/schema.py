@@ -461,6 +461,11 @@ Keep = Literal["newest", "best", "spread"]
 BOUND_OF = {"sync": 0, "one_step": 1}
 """Bound on staleness, in steps, of each rule that ignores `admission.max_staleness`."""
 
+NO_BOUND = ("count", "window", "unbounded")
+"""Rules that have no bound on staleness: "count" and "window" have as many groups in flight as a
+bound of `admission.max_staleness` needs, and may exceed it.
+"""
+
 
 class Admission(Section):
     """How many groups are in flight, and how stale they may become."""
@@ -497,16 +502,19 @@ class Admission(Section):
     """Seconds after which an unfinished group is granted again."""
 
     @property
-    def bound(self) -> int:
-        """Nominal bound on the staleness of a group, in steps, by the rule; "count", "window" and
-        "unbounded" may exceed it.
-        """
+    def nominal_bound(self) -> int:
+        """Staleness of a group, in steps, that the rule aims at; see `NO_BOUND`."""
         return BOUND_OF.get(self.rule, self.max_staleness)
 
     @property
-    def most_stale(self) -> int:
-        """Staleness, in steps, up to which a token is within the bound."""
-        return self.bound + self.lag
+    def nominal_most_stale(self) -> int:
+        """Staleness, in steps, above which metrics count a token as over the bound."""
+        return self.nominal_bound + self.lag
+
+    @property
+    def most_stale(self) -> int | None:
+        """Largest staleness of a token, in steps; None if the rule has no bound."""
+        return None if self.rule in NO_BOUND else self.nominal_most_stale
 
 
 class Population(Section):

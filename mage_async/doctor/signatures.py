@@ -283,7 +283,7 @@ def over_bound(run: History) -> Sightings:
     lag = f" + {admission.lag}" if admission.lag else ""
     for actor, share in shares.items():
         if share > most_allowed:
-            older = f"{share:.0%} of all tokens are older than {admission.bound}{lag}"
+            older = f"{share:.0%} of all tokens are older than {admission.nominal_bound}{lag}"
             yield Sighting(f"{older} steps and were played there", actor)
 
 

@@ -84,7 +84,7 @@ class Trainer:
         # Temperature of actions divided by that of strategies.
         self._sharpness = sampling.temperature / sampling.strategy_temperature
         # `lag` makes every token that many steps older.
-        self._max_staleness = config.admission.most_stale
+        self._max_staleness = config.admission.nominal_most_stale
         self._loss = self._corrected_loss()
         self._terms: list[LossTerm] = Methods(config).loss_terms()
         torch.set_float32_matmul_precision(learner.matmul_precision)  # for the whole process

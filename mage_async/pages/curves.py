@@ -192,8 +192,8 @@ class MetricChart:
     chart: Chart | None
 
 
-def staleness(metrics: Sequence[Record], bound: int) -> Chart | None:
-    """Return the chart of staleness: largest, mean, mean by episode, and the bound.
+def staleness(metrics: Sequence[Record], bound: int | None) -> Chart | None:
+    """Return the chart of staleness: largest, mean, mean by episode, and the bound if there is one.
 
     `None` if no step was trained.
     """
@@ -201,9 +201,13 @@ def staleness(metrics: Sequence[Record], bound: int) -> Chart | None:
     if not steps:
         return None
     num_episodes = len(metrics[0]["return_by_episode"])
+    ends = steps[0], steps[-1]
+    bounds = (
+        [] if bound is None else [Series("bound", [(x, float(bound)) for x in ends], "reference")]
+    )
     # Maximum and mean borrow the colours of the sets "swapped" and "heldout".
     series = [
-        Series("bound", [(steps[0], float(bound)), (steps[-1], float(bound))], "reference"),
+        *bounds,
         _metric_line(metrics, "staleness_max", "max", "swapped"),
         *(
             _metric_line(

@@ -216,7 +216,11 @@ def _facts(summary: Mapping[str, Any], admission: Admission) -> list[Tile]:
         rows.append(("trials/s", figure(rates["trials_per_s"]), speed))
     if staleness:
         lag = f" + {admission.lag} of lag" if admission.lag else ""
-        bound = f"max {figure(staleness['max'])} of {admission.bound}{lag} allowed"
+        bound = f"max {figure(staleness['max'])}"
+        if admission.most_stale is None:
+            bound += f"; rule {admission.rule!r} has no bound"
+        else:
+            bound += f" of {admission.nominal_bound}{lag} allowed"
         rows.append(("staleness, mean", f"{staleness['mean']:.2f}", bound))
     if cache:
         reuse = f"{percent(cache['reuse_rate'])} of tokens computed before"

@@ -152,7 +152,7 @@ def forecast(config: Config, pace: Pace, *, num_actors: int, num_cores: int) -> 
     step_s = max((play_s + train_s + curve_s) / num_cores, play_s / players, train_s)
     # No group that is granted during the training of a batch may be trained later, so actors wait
     # for each version.
-    if config.admission.bound == 0 and config.admission.rule != "unbounded":
+    if config.admission.nominal_bound == 0 and config.admission.rule != "unbounded":
         step_s = max(step_s, play_s / players + train_s)
     warm_s = _warm_start_s(config, pace)
     first_s = STARTING * pace.load_s + warm_s

@@ -46,7 +46,18 @@ def test_a_model_of_random_weights_has_no_base_whose_licence_is_unknown(
     card, config = published(run, tmp_path / "out")
     assert "It began with random weights" in card
     assert "base model" not in card
+    assert "trials; staleness at most " in card
     assert config == run.config.read_text()
+
+
+def test_a_rule_without_a_bound_of_staleness_is_published_with_none(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    config = config_file.load_recorded(run.config)
+    admission = msgspec.structs.replace(config.admission, rule="count")
+    run.config.write_text(config_file.dump(msgspec.structs.replace(config, admission=admission)))
+    card, _ = published(run, tmp_path / "out")
+    assert "trials; staleness has no bound.\n" in card
 
 
 @pytest.mark.parametrize("source", ["gpt2", "me/small"])

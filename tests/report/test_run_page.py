@@ -75,6 +75,16 @@ def test_the_line_of_the_staleness_bound_includes_the_lag_of_the_weights(make_ru
     ticks = re.findall(r'class="tick end">(.*?)</text>', after.partition("</svg>")[0])
     assert max(map(float, ticks)) > 2, "the bound is 1 + 3"
     assert "of 1 + 3 of lag allowed" in page
+    assert "<title>bound</title>" in after.partition("</svg>")[0]
+
+
+@pytest.mark.parametrize("rule", ["count", "window", "unbounded"])
+def test_a_page_names_no_bound_of_staleness_where_the_rule_has_none(make_run, rule):
+    page = page_of(make_run(settings=[f"admission.rule={rule}", "admission.lag=3"]))
+    assert f"; rule &#39;{rule}&#39; has no bound" in page
+    assert "of lag allowed" not in page
+    _, _, after = page.partition("<title>staleness of the tokens of each step, in steps</title>")
+    assert "<title>bound</title>" not in after.partition("</svg>")[0]
 
 
 def test_a_page_shows_every_part_of_a_finished_run(make_run):

@@ -82,6 +82,15 @@ def test_the_bound_of_staleness_is_that_of_the_rule(config, run):
     assert "max of 0 allowed" in drawn(*state_after(in_turn, FULL_RUN), run)
 
 
+@pytest.mark.parametrize("rule", ["count", "window", "unbounded"])
+def test_a_rule_without_a_bound_of_staleness_is_shown_with_none(config, run, rule):
+    admission = msgspec.structs.replace(config.admission, rule=rule)
+    free = msgspec.structs.replace(config, admission=admission)
+    said = drawn(*state_after(free, FULL_RUN), run)
+    assert "1 max, no bound  prefix cache" in said
+    assert "allowed" not in said
+
+
 def test_the_panel_counts_special_tokens_in_text(config, run):
     steps = [step(1), step(2)]
     for number, (_, event) in enumerate(steps, 1):

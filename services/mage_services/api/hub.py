@@ -160,7 +160,10 @@ def card(
         began = f"It began as {base or 'a model that is not on the hub'}."
     unknown = "The licence of the base model is not known: ask whoever made it before you use this."
     has_unknown_base = isinstance(config.policy, Pretrained) and not license_id
-    admission = config.admission
+    admission, most_stale = config.admission, config.admission.most_stale
+    staleness = (
+        "staleness has no bound" if most_stale is None else f"staleness at most {most_stale}"
+    )
     lines = [
         *("---", *front, "---", "", f"# {config.environment.name}, step {version}", ""),
         f"A language agent trained by mage_async {__version__}: it plays "
@@ -170,8 +173,7 @@ def card(
         f"- Data: trials of `{config.environment.name}` that the policy played itself, from seed "
         f"{config.seed}.",
         f"- Steps: {version} of {config.learner.steps}, each of {admission.groups_per_step} "
-        f"groups of {admission.trials_per_group} trials; staleness at most "
-        f"{admission.most_stale}.",
+        f"groups of {admission.trials_per_group} trials; {staleness}.",
         "- `config.toml` has every key, and `summary.json` every figure.",
         *("", "## Evaluation", "", *_evaluation(summary)),
     ]

@@ -215,7 +215,7 @@ class RunLog:
                 groups,
                 coordinator.take_actors(),
                 version=version - 1,  # the step was trained from the weights before
-                bound=admission.most_stale,
+                bound=admission.nominal_most_stale,
             ),
         }
         return {name: value for name, value in metrics.items() if value not in (None, {})}

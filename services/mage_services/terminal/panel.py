@@ -184,7 +184,8 @@ def _figures(state: RunState) -> RenderableType:
     values = Column(no_wrap=True, overflow="ellipsis")
     grid = Table.grid(Column(style="dim", min_width=9), values, padding=(0, 1))
     if last := state.last:
-        bound = state.config.admission.most_stale
+        most_stale = state.config.admission.most_stale
+        bound = ", no bound" if most_stale is None else f" of {most_stale} allowed"
         grid.add_row(
             "speed",
             f"{last['trials_per_s']:.0f} [dim]trials/s[/]  "
@@ -194,7 +195,7 @@ def _figures(state: RunState) -> RenderableType:
         grid.add_row(
             "staleness",
             f"{last['staleness_mean']:.2f} [dim]mean[/]  {last['staleness_max']:.0f} [dim]max"
-            f" of {bound} allowed[/]  [dim]prefix cache[/] {last['prefix_hit_rate']:.1%}"
+            f"{bound}[/]  [dim]prefix cache[/] {last['prefix_hit_rate']:.1%}"
             f" [dim]hit[/]",
         )
         grid.add_row(
