@@ -84,7 +84,9 @@ class Setting:
     """Settings with equal `flow` train on tokens of the same ages, so their age figures are pooled.
     """
     allowed_age: int | None = field(default=None, compare=False)
-    """Largest age in steps that the setting allows; None if it does not limit ages."""
+    """Age in steps of the setting's bound, which the rules "count" and "window" may exceed; None if
+    the setting has no bound.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,29 +282,42 @@ def staleness_setting(rule: str, correction: str, lag: int, bound: int) -> Setti
         rule: Name of the admission rule.
         correction: Name of the off-policy correction.
         lag: Number of steps added to every token's age.
-        bound: Value of `admission.max_staleness`, in steps.
+        bound: Value of `admission.max_staleness`, in steps. The rule "unbounded" does not read it:
+            the setting then has its place on the x axis there.
     """
     age, lag_text = bound + lag, f", lag {lag}" if lag else ""
+    bound_text = str(bound) if _reads_bound(rule, correction) else ""
+    named_rule = f"{rule} {bound_text}".rstrip()
     # The correction `age_mask` has a bound of its own, which becomes that of the setting.
     mask_bound = [f"learner.correction.max_age={age}"] if correction == "age_mask" else []
     return Setting(
         key=(rule, correction, lag, bound),
-        label=f"{rule} {bound}, {correction}{lag_text}",
-        folder=f"{rule}-{bound}-{correction}" + (f"-lag{lag}" if lag else ""),
+        label=f"{named_rule}, {correction}{lag_text}",
+        folder="-".join(filter(None, [rule, bound_text, correction, f"lag{lag}" if lag else ""])),
         assignments=[
             f"admission.rule={rule}",
-            f"admission.max_staleness={bound}",
+            *([f"admission.max_staleness={bound}"] if bound_text else []),
             f"admission.lag={lag}",
             f"learner.correction={correction}",
             *mask_bound,
         ],
-        columns={"rule": rule, "correction": correction, "lag": lag, "bound": bound},
+        columns={
+            "rule": rule,
+            "correction": correction,
+            "lag": lag,
+            "bound": bound if bound_text else "",
+        },
         place=age,
-        place_name=f"{bound}" + (f" + lag {lag}" if lag else ""),
+        place_name=(bound_text or "no bound") + (f" + lag {lag}" if lag else ""),
         method=f"{rule}, {correction}",
-        flow=f"{rule} {bound}{lag_text}",  # corrections do not change ages
-        allowed_age=age,
+        flow=f"{named_rule}{lag_text}",  # corrections do not change ages
+        allowed_age=None if rule == "unbounded" else age,
     )
+
+
+def _reads_bound(rule: str, correction: str) -> bool:
+    """Return whether a rule or a correction reads the bound of a setting."""
+    return rule != "unbounded" or correction == "age_mask"
 
 
 def cells(
@@ -318,13 +333,14 @@ def cells(
     All cells of a seed come before those of the next one, so that an interrupted matrix is a
     complete matrix of fewer seeds.
     """
-    product = itertools.product(seeds, lags, bounds, rules, corrections)
-    # A rule with a bound of its own gives one cell, not one for each bound.
-    found = (
-        Cell(staleness_setting(rule, correction, lag, BOUND_OF.get(rule, bound)), seed)
-        for seed, lag, bound, rule, correction in product
-    )
-    return list(dict.fromkeys(found))
+    given = list(bounds)
+    product = itertools.product(seeds, lags, given, rules, corrections)
+    found = dict[Cell, None]()
+    for seed, lag, bound, rule, correction in product:
+        # A rule with a bound of its own, or without any, gives one cell, not one for each bound.
+        own = BOUND_OF.get(rule, bound) if _reads_bound(rule, correction) else max(given)
+        found[Cell(staleness_setting(rule, correction, lag, own), seed)] = None
+    return list(found)
 
 
 def is_done(run: RunDirectory) -> bool:
@@ -362,7 +378,7 @@ def read_cell(cell: Cell, run: RunDirectory) -> FinishedRun:
 
 
 def unreached_bounds_sentence(finished: Iterable[FinishedRun]) -> str:
-    """Return a sentence about the settings in which no token was as old as the bound allows, or "".
+    """Return a sentence about the settings in which no token reached the age of the bound, or "".
 
     In such settings the bound had no effect, so differences between their returns are random. This
     happens if actors are slower than the learner, because then no trial waits long enough to become
@@ -380,7 +396,7 @@ def unreached_bounds_sentence(finished: Iterable[FinishedRun]) -> str:
     bound = max(allowed for _, allowed in unused)
     reached = max(oldest[key] for key in unused if key[1] == bound)
     return (
-        f"In {len(unused)} of {len(oldest)} settings no token was as old as the bound allows (at "
+        f"In {len(unused)} of {len(oldest)} settings no token reached the age of the bound (at "
         f"{bound} steps: {reached:g} at most): there it limited nothing, and what tells them apart "
         "is chance. `--lags` sets the age itself."
     )

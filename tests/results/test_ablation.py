@@ -67,6 +67,19 @@ def test_a_rule_with_a_bound_of_its_own_is_run_once():
     assert [cell.seed for cell in found] == [0] * 4 + [1] * 4
 
 
+def test_a_rule_without_a_bound_is_run_once_unless_its_correction_reads_it(tmp_path):
+    command = ["--bounds", "1", "4", "--rules", "unbounded", "--corrections", "none", "age_mask"]
+    ablation = read_ablation([*command, "--seeds", "0", "--run-dir", str(tmp_path)])
+    names = ["unbounded-none-seed0", "unbounded-1-age_mask-seed0", "unbounded-4-age_mask-seed0"]
+    assert sorted(cell.name() for cell in ablation.configs) == sorted(names)
+    for cell in ablation.configs:
+        assert cell.setting.allowed_age is None
+        assert unreached_bounds_sentence([finished(cell.setting, 0)]) == ""
+    (plain,) = (cell.setting for cell in ablation.configs if cell.name() == names[0])
+    assert (plain.label, plain.place, plain.place_name) == ("unbounded, none", 4, "no bound")
+    assert plain.flow == "unbounded"
+
+
 def test_the_default_matrix_is_five_bounds_three_rules_three_corrections_three_seeds(tmp_path):
     ablation = read_ablation(["--run-dir", str(tmp_path)])
     assert len(ablation.configs) == 5 * 3 * 3 * 3
@@ -152,7 +165,7 @@ def test_bounds_that_limited_nothing_are_named_and_those_that_did_are_not():
     assert unreached_bounds_sentence(reached) == ""
     idle = finished(staleness_setting("slots", "none", 0, 8), 0)
     said = unreached_bounds_sentence([*reached, idle])
-    assert said.startswith("In 1 of 2 settings no token was as old as the bound allows (at 8 steps")
+    assert said.startswith("In 1 of 2 settings no token reached the age of the bound (at 8 steps")
     assert "2 at most" in said
     assert said in render_matrix([*reached, idle], num_cells=3, title="").replace("&#x27;", "'")
 

@@ -123,7 +123,9 @@ def run_missing(matrix: Matrix) -> int:
     finally:
         finished = write_files(matrix)
         if finished and matrix.subject.is_about_staleness:
-            reached = "in every setting some token was as old as allowed (max_staleness + lag)"
+            reached = (
+                "in every setting with a bound some token reached its age (max_staleness + lag)"
+            )
             print(unreached_bounds_sentence(finished) or reached, flush=True)
     left = outcomes.count("left for later")
     if left:
