@@ -89,6 +89,8 @@ class Key:
     """Default as a file writes it, followed by those of `OTHER_DEFAULTS` in brackets."""
     sentence: str
     """What the key means: its docstring in the schema."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of the table that have the key; empty if all have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +156,13 @@ def as_lines(found: Sequence[Described]) -> list[str]:
         for key in each.keys:
             lines += [
                 f"  {key.name} = {key.default}",
-                *_indented(f"{key.type_in_words}. {key.sentence}", 6),
+                *_indented(f"{key.type_in_words}. {key.sentence}{_only_with(key)}", 6),
             ]
     return lines[1:]  # without the empty line before the first table
+
+
+def _only_with(key: Key) -> str:
+    return f" Only with {', '.join(key.kinds)}." if key.kinds else ""
 
 
 def _indented(text: str, by: int) -> list[str]:
@@ -169,13 +175,24 @@ def as_markdown(found: Sequence[Described]) -> str:
     for each in found:
         lines += [f"## `{each.title()}`" if each.path else "## Above all sections", ""]
         lines += [each.sentence, ""]
-        if each.keys:
-            lines += ["| key | default | type | meaning |", "|---|---|---|---|"]
-            for key in each.keys:
-                cells = (f"`{key.name}`", f"`{key.default}`", key.type_in_words, key.sentence)
-                lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"]
-            lines += [""]
+        by_kinds: dict[tuple[str, ...], list[Key]] = {(): []}
+        for key in each.keys:
+            by_kinds.setdefault(key.kinds, []).append(key)
+        for kinds_of_keys, keys in by_kinds.items():
+            if kinds_of_keys:
+                named = ", ".join(f'`"{kind}"`' for kind in kinds_of_keys)
+                lines += [f"Only with {named}:", ""]
+            if keys:
+                lines += _markdown_table(keys)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_table(keys: Sequence[Key]) -> list[str]:
+    lines = ["| key | default | type | meaning |", "|---|---|---|---|"]
+    for key in keys:
+        cells = (f"`{key.name}`", f"`{key.default}`", key.type_in_words, key.sentence)
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"]
+    return [*lines, ""]
 
 
 def _described(
@@ -184,6 +201,7 @@ def _described(
     others: Mapping[str, Table],
     presence_note: str = "",
     kind_key_row: Sequence[Key] = (),
+    purpose: str = "",
 ) -> Iterator[Described]:
     """Describe a table, then the tables in it.
 
@@ -193,6 +211,7 @@ def _described(
         others: other defaults of the table, by the words that stand before them.
         presence_note: sentence that says whether the table is there by default, or "".
         kind_key_row: description of the key that states the kind, which is listed first.
+        purpose: what the table around it says of the table; "" takes the docstring of its class.
     """
     # The kinds that have a key. Where two kinds give one key other defaults or meanings, the two
     # descriptions differ, and each is listed with its own kinds.
@@ -200,16 +219,15 @@ def _described(
     for name, variant in variants.items():
         for key in _keys(variant, others):
             owners.setdefault(key, []).append(name)
-    only_with = {key: f" Only with {', '.join(names)}." for key, names in owners.items()}
     keys = [
-        key if len(names) == len(variants) else replace(key, sentence=key.sentence + only_with[key])
+        key if len(names) == len(variants) else replace(key, kinds=tuple(names))
         for key, names in owners.items()
     ]
     # The closest class that all kinds inherit describes the table, and has the tables inside it.
     first, *more = variants.values()
     shared = next(each for each in first.__mro__ if all(issubclass(kind, each) for kind in more))
-    yield Described(path, _doc(shared) + presence_note, [*kind_key_row, *keys])
-    defaults = shared()
+    yield Described(path, (purpose or _doc(shared)) + presence_note, [*kind_key_row, *keys])
+    defaults, sentences = shared(), _sentences(shared)
     for name, hint in hints_of(shared).items():
         full, choices = f"{path}.{name}".strip("."), kinds(hint)
         inside_of = {label: table.get(name) for label, table in others.items()}
@@ -221,7 +239,13 @@ def _described(
             kind = json.dumps(default.kind if default else NONE)
             kind += _in_brackets(kind_key(hint), others_inside)
             row_inside = [Key(kind_key(hint), "one of the following", kind, meaning)]
-            yield from _described(full, choices, others_inside, kind_key_row=row_inside)
+            yield from _described(
+                full,
+                choices,
+                others_inside,
+                kind_key_row=row_inside,
+                purpose=sentences.get(name, ""),
+            )
         elif inside is not None:
             present = "".join(f" ({label}: present)" for label in others_inside)
             absent = f' Absent by default{present}; `{name} = "none"` leaves it out.'

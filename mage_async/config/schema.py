@@ -329,9 +329,8 @@ class FromScript(WarmStart, tag="script"):
     """The environment's script plays."""
 
     gate: Share = 0.8
-    """As for the other kinds of a warm start, with another default: go on until the loss on
-    observations in the last episode is at most this share of the loss in the first episode. 1.0 is
-    no gate."""
+    """Go on until the loss on observations in the last episode is at most this share of the loss in
+    the first episode: then the model uses earlier episodes. 1.0 is no gate."""
 
 
 class FromScriptIfAny(FromScript, tag="auto"):
@@ -750,7 +749,8 @@ class Tracking(_TrackerTables):
     nothing is sent anywhere."""
 
     own: AnyTracker | None = None
-    """A tracker of your own: `tracking.own.kind = "my_tracker:Mine"`."""
+    """A tracker class of your own, such as `tracking.own.kind = "my_tracker:Mine"`; its fields are
+    keys of this table. The kinds below have tables of their own and need no `own`."""
     wait_s: NonNegative = 0.0
     """Seconds that the end of a run waits for trackers at most. Without waiting they end within a
     minute of the run; a container, which ends with the command, wants 30."""

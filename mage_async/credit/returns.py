@@ -37,9 +37,7 @@ class Returns:
 
 
 class Credit(Variant):
-    """Compute returns from rewards; a subclass decides which rewards pay a turn, and how episodes
-    are joined.
-    """
+    """Compute the return of each turn from the rewards of its trial."""
 
     turn_discount: Share = 1.0
     """Discount per turn, inside an episode."""

@@ -48,7 +48,11 @@ class Advantage(Variant, tag_field="estimator"):
 
     baseline: list[Key] = field(default_factory=lambda: ["group", "kind", "episode", "index"])
     """Turns that agree in all these columns form a cell, and are compared with each other; with
-    gigpo, these are the cells of its first term."""
+    gigpo, these are the cells of its first term. "component" is the environment, of a mix its part;
+    "member" is what is hidden; "seat" is the side that the policy plays; "kind" tells actions from
+    remarks; "index" is the number of the turn among those of its kind in its episode; "anchor" is
+    the state in which it was taken; "memory" tells trials that begin with strategies of the graph
+    memory from the others."""
     scale: list[Key] | Literal["none"] = field(default_factory=lambda: ["member"])
     """Advantages, anchor term included, are divided by their root mean square over the turns that
     agree in all these columns; [] takes the whole batch, and "none" divides by nothing. gigpo

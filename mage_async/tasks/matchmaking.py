@@ -38,7 +38,7 @@ class Draw:
 
 
 class Matchmaker(Variant):
-    """Choose the member that a group meets; base class."""
+    """Choose the member that a group meets."""
 
     by_place: ClassVar[bool] = False
     """Whether the first groups of each step meet the past policies; if not, a random draw decides

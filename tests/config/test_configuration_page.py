@@ -1,6 +1,7 @@
 """What `mage config` prints, and the page made of it."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def test_one_section_is_found_with_those_below_it() -> None:
     lines = "\n".join(as_lines(sections("engine")))
     assert "max_tokens = 8192 (tiny: 160; own class: 512; CPU: 2048)" in lines
     assert "Only with sglang." in lines
+
+
+def test_a_table_of_the_page_has_a_key_once() -> None:
+    tables = as_markdown(sections()).split("| key | default | type | meaning |\n")[1:]
+    named = [re.findall(r"^\| `(\w+)`", table, re.MULTILINE) for table in tables]
+    assert len(named) > 40
+    assert all(len(set(names)) == len(names) for names in named), named
 
 
 class Inner(Section):

@@ -49,7 +49,7 @@ class TrackedRun:
 
 
 class Tracker(Variant):
-    """Send a run's metrics somewhere; the fields are its configuration."""
+    """Send a run's metrics somewhere; the fields are keys of its table."""
 
     package: ClassVar[str] = ""
     """Package that has to be installed; "" for none. A tracker of this repository has an extra of

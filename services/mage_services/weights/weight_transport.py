@@ -25,7 +25,7 @@ weights.
 
 
 class WeightTransport(Variant):
-    """Bring published weights to the engines; base class of the transports."""
+    """Bring published weights to the engines."""
 
     is_on_disk: ClassVar[bool] = False
     """Whether versions are files of the run's directory, which outlive the learner and which other
