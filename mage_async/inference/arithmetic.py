@@ -49,7 +49,7 @@ class Arithmetic:
         return tensor.float()
 
     def head(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Prepare the LM head [V, D] for `linear`."""
+        """Prepare the LM head [V, D], which is float32, for `linear`."""
         return tensor
 
     def linear(
@@ -71,7 +71,8 @@ class Arithmetic:
         return functional.gelu(values, approximate="tanh")
 
     def embedding_scale(self, value: float) -> float:
-        """Round the factor that multiplies Gemma's embeddings to the learner's type."""
+        """Return the factor that multiplies Gemma's embeddings, rounded to the learner's type."""
+        # torch itself rounds the factor of a float32 tensor to float32.
         return value
 
     def rotate(self, heads: torch.Tensor, rotations: torch.Tensor) -> None:
@@ -94,7 +95,8 @@ class Arithmetic:
             keys: [B, K, L, H]
             values: [B, K, L, H]
             mask: [B, 1, n, L]
-            max_context: Upper bound of `L` over all calls.
+            max_context: Upper bound of `L` over all calls. `Exact` rounds by it: rounding by the
+                `L` of a call would let the rest of the batch change the bits.
             scale: Factor of the products of queries and keys.
         """
         is_grouped = queries.shape[1] != keys.shape[1]
@@ -119,7 +121,7 @@ class BFloat16(Arithmetic):
     def linear(
         self, rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Multiply by a prepared matrix: [R, D] -> [R, O]."""
+        """Multiply by a prepared matrix and add a bias [O]: [R, D] -> [R, O]."""
         out = functional.linear(rows.to(matrix.dtype), matrix).float()
         return out if bias is None else out.add_(bias)
 
@@ -150,7 +152,7 @@ class Exact(Arithmetic):
     def linear(
         self, rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Multiply by a prepared matrix: [R, D] -> [R, O]."""
+        """Multiply by a prepared matrix and add a bias [O]: [R, D] -> [R, O]."""
         out = functional.linear(_rounded(rows, rows.shape[-1]), matrix).float()
         return out if bias is None else out.add_(bias)
 
