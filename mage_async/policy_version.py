@@ -54,8 +54,8 @@ def tokens_by_provenance(
 ) -> dict[Provenance, int]:
     """Count the sampled tokens of each provenance; `is_sampled` is bool [T]."""
     counts = dict.fromkeys(PROVENANCES, 0)
-    # A run ends where the next one starts, and the last one with the segment. Without runs there
-    # are no stops.
+    # A run ends where the next one starts, and the last one with the last token. Without runs
+    # there are no stops.
     stops = [run.start for run in runs[1:]] + [len(is_sampled)] * bool(runs)
     for run, stop in zip(runs, stops, strict=True):
         counts[run.provenance] += int(is_sampled[run.start : stop].sum())

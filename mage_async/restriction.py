@@ -9,7 +9,8 @@ sampled: it has no log-prob and no gradient. With logits `z` and the children `C
 as in GLAM (arXiv 2302.02662). A trial records the set `C(v)` of every sampled token
 (`AllowedSets`), so the learner computes the same distribution without the environment.
 
-Shapes: `N` sampled tokens of a segment, `K` different sets, `M` tokens of all these sets.
+Shapes: `N` sampled tokens of a segment (a trial's context), `K` different sets, `M` tokens of all
+these sets.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -72,7 +72,9 @@ _NO_OPTION = (
     inspect.Parameter.VAR_POSITIONAL,
     inspect.Parameter.VAR_KEYWORD,
 )
-"""Kinds of parameters that no option of a configuration can set by name."""
+"""Kinds of parameters that no option of a configuration can set by name, such as a loader's first
+one, which is the rest of the environment's name after the colon.
+"""
 _REQUIRED = ("members", "family", "seats", "rules", "begin", "script", "swaps", "references")
 """Methods that a class has to define itself: their bodies in `Environment` are empty."""
 

@@ -44,7 +44,12 @@ class ScalingInter(Method):
     }
 
     def check(self) -> None:
-        """Refuse stages that shrink, or that do not end with the configured trial."""
+        """Check that the stages grow to the configured trial, and that all seats can follow them.
+
+        Raises:
+            ConfigError: stages shrink, their episodes do not end with `trial.episodes`, or their
+                turns would end the episodes of one seat of two.
+        """
         settings, num_episodes = self.settings, self.config.trial.episodes
         for name, stages in (("turns", settings.turns), ("episodes", settings.episodes)):
             if sorted(stages) != stages:
@@ -56,12 +61,12 @@ class ScalingInter(Method):
                 f"methods.scaling_inter.episodes must end with trial.episodes = {num_episodes}, "
                 f"got {settings.episodes}"
             )
-        self_play = overriding(self.config, "self_play_share")
-        if settings.turns and (self_play or self.config.population.rivals_remember):
+        self_playing = overriding(self.config, "self_play_share")
+        if settings.turns and (self_playing or self.config.population.rivals_remember):
             raise ConfigError(
                 "methods.scaling_inter.turns ends an episode for the agent alone, and here both "
                 "sides go on to the next: leave the key out, or set population.rivals_remember = "
-                f"false{''.join(f' and leave methods.{name} out' for name in self_play)}"
+                f"false{''.join(f' and leave methods.{name} out' for name in self_playing)}"
             )
 
     def horizon(self, version: int, horizon: Horizon) -> Horizon:

@@ -201,7 +201,7 @@ def grid(axes: Sequence[Axis]) -> list[Setting]:
 
 
 def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Setting]:
-    """Draw `count` different combinations at random, or fewer if there are fewer.
+    """Draw `count` different combinations at random, or fewer if `100 * count` draws find no more.
 
     Combinations are drawn one after the other, so a larger `count` with the same `seed` begins with
     the same ones.
@@ -403,8 +403,11 @@ def unreached_bounds_sentence(finished: Iterable[FinishedRun]) -> str:
 
 
 def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
-    """Return the figures of a run by name; NaN for processor time that was not recorded, and for
-    figures of steps if the run has none, such as that of `--method zero_shot`.
+    """Return the figures of a run by name.
+
+    NaN stands for processor time that was not recorded, and for figures of steps if the run has
+    none, such as that of `--method zero_shot`. A step without tokens of episode 1 counts as 0 in
+    the shares of that episode, and `long_over_short` is 1 if all groups have about one length.
     """
     trials, is_trained = summary["trials"], bool(records.metrics)
     staleness = summary["staleness"] if is_trained else {"mean": math.nan, "max": math.nan}

@@ -84,7 +84,9 @@ def start_run(
         The run, and the exit status of `run_to_end`.
 
     Raises:
-        ConfigError: the configuration cannot be run as written, or not on this system.
+        ConfigError: the configuration cannot be run as written, or not on this system, or a package
+            that it needs, such as a supported SGLang, is not installed.
+        PolicyError: a new run has no source of its pretrained policy.
         RunError: the directory holds another run, is in use or cannot be written.
         RunFailed: the run failed after it had begun.
     """

@@ -28,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path)
     add_checkpoint(parser)
     add_number(parser, "--trials", "trials per set (default: 1024)", 1024, type=positive)
-    episodes = "episodes of a trial, which may be others than in training"
+    episodes = "number of episodes of a trial, which may differ from training"
     add_number(parser, "--episodes", episodes, type=positive, metavar="K")
     diversity = (
         "also measure the entropy of distinct trajectories by episode, over R plays of each "
-        f"held-out task (default: {REPEATS})"
+        f"held-out task (R is {REPEATS} if left out)"
     )
     optional = {"nargs": "?", "const": REPEATS}
     add_number(parser, "--diversity", diversity, type=positive, metavar="R", **optional)
@@ -55,7 +55,8 @@ def run(given: argparse.Namespace) -> int:
     """Play the sets, and print and write the results.
 
     Raises:
-        ConfigError: keys are set without an environment.
+        ConfigError: keys are set without an environment; otherwise as `evaluate`.
+        RunError: as `evaluate`.
     """
     from mage_services.api.evaluation import evaluate
     from mage_services.terminal.view import make_view

@@ -106,6 +106,7 @@ def prepare(
     origin, newest = "as prepared before", next(reversed(checkpoints(run.checkpoints)), None)
     is_new = not run.policy.exists()
     what = "the warm start" if is_new and config.warm_start else "the policy"
+    # No step is trained yet, so a learner that is started again would lack the memory too.
     with limited_memory(what, config, run, is_first=True):
         if is_new:
             origin = prepare_policy(config, run.policy, report, in_time)
