@@ -92,7 +92,7 @@ def has_free_slot(state: AdmissionState) -> bool:
     return state.num_in_flight() < (state.max_staleness + 1) * state.groups_per_step
 
 
-def nothing_in_training(state: AdmissionState) -> bool:
+def fewer_than_a_batch_in_flight(state: AdmissionState) -> bool:
     """Return whether fewer than B groups are in flight, so that no batch is in training."""
     return has_free_slot(replace(state, max_staleness=0))
 
@@ -203,7 +203,10 @@ SLOTS = AdmissionPolicy(
 )
 STRICT = replace(SLOTS, name="strict")
 SYNC = replace(
-    SLOTS, name="sync", guarantee="hard per token: staleness 0", may_grant=nothing_in_training
+    SLOTS,
+    name="sync",
+    guarantee="hard per token: staleness 0",
+    may_grant=fewer_than_a_batch_in_flight,
 )
 
 ONE_STEP = AdmissionPolicy(
