@@ -16,7 +16,7 @@ from mage_services.processes.process import ticks
 
 MODULE = "mage_services.engines.sglang.server"
 START_S = 600.0
-"""Time limit from the process's start to its first message: imports, the model, graphs."""
+"""Time limit from the process's start to `Serving`: imports, the model, graphs."""
 WATCH_S = 1.0
 """Interval between two looks at the clock."""
 BACK_OFF_S = 0.5
@@ -38,7 +38,7 @@ class EngineWatchdog:
     Args:
         start: returns the message with which a process begins, by the process's number, from 0.
         on_message: called with each message of the process, except `Failed`.
-        on_death: called after the process's end; all that it held is lost.
+        on_death: called when the process has ended or is killed; all that it held is lost.
         threads: number of CPU threads of the process.
         max_deaths: number of deaths in a row, without `reset_deaths` in between, that are followed
             by a restart; one more fails `run`.
