@@ -520,7 +520,9 @@ LEAST_FREE = 1_000_000_000
 
 
 def disk_soon_full(run: History) -> Sightings:
-    """The disk will be full before the last step, if it fills as it did in the last eight steps."""
+    """The disk will be full before the last step, if it fills as it did in the last eight steps;
+    or less than `LEAST_FREE` is left.
+    """
     first, *others = run.recent("disk_free_bytes", 8)
     step, free = run.record["step"], run.record["disk_free_bytes"]
     used = max(0.0, (first["disk_free_bytes"] - free) / max(1, step - first["step"]))
@@ -530,12 +532,6 @@ def disk_soon_full(run: History) -> Sightings:
             f"{free / 1e9:.1f} GB are free, a step takes {used / 1e6:,.0f} MB and {left} steps "
             "are left"
         )
-
-
-STARVING = 0.9
-"""Share of its time that the learner waits, mean of eight steps, above which it starves. In a
-healthy quickstart it is 0.3 to 0.5 on two cores, which engines and learner share.
-"""
 
 
 REUSED = 0.7
@@ -555,6 +551,12 @@ def evicted_contexts(run: History) -> Sightings:
             f"{share:.0%} of the tokens that had been computed before were reused, so the engine's "
             f"cache holds fewer tokens than its {run.config.engine.max_contexts} contexts have"
         )
+
+
+STARVING = 0.9
+"""Share of its time that the learner waits, mean of eight steps, above which it starves. In a
+healthy quickstart it is 0.3 to 0.5 on two cores, which engines and learner share.
+"""
 
 
 def learner_starving(run: History) -> Sightings:
@@ -606,11 +608,11 @@ def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
     if heldout is None or other is None or len(heldout["return_by_episode"]) < 2:
         return
     full, reduced = heldout["return_by_episode"][-1], other["return_by_episode"][-1]
-    noise = math.hypot(heldout["ci95_by_episode"][-1], other["ci95_by_episode"][-1])
-    if full - reduced <= noise:
+    half_width = math.hypot(heldout["ci95_by_episode"][-1], other["ci95_by_episode"][-1])
+    if full - reduced <= half_width:
         yield Sighting(
             f"held-out, the last episode earns {full:+.2f}, and {how} {reduced:+.2f} "
-            f"(± {noise:.2f})"
+            f"(± {half_width:.2f})"
         )
 
 
