@@ -2,9 +2,10 @@
 
 CUDA tensors are computed by the Triton kernels if Triton is installed and the GPU is supported:
 compute capability 8.0, 8.9, 9.0 or 10.0 for advantages, 9.0 or 10.0 for the LM head, in 16 bits.
-All other tensors are computed by plain PyTorch. The environment variable `MAGE_KERNELS`, `torch` or
-`triton`, overrides the choice. If Triton is installed but cannot be imported, that is an error,
-never a silent fallback.
+All other tensors are computed by plain PyTorch. The environment variable `MAGE_KERNELS` overrides
+the choice: `torch` for plain PyTorch, `triton` for Triton on any CUDA device. Triton does not
+compute CPU tensors in either case, except in its interpreter (`TRITON_INTERPRET=1`), and the report
+says so. If Triton is installed but cannot be imported, that is an error, never a silent fallback.
 """
 
 import importlib
@@ -58,11 +59,12 @@ def choose_backend(
     if wanted == "triton":
         if not has_triton:
             raise ImportError(f"MAGE_KERNELS=triton, but Triton is not installed: {INSTALL}")
-        # Triton's interpreter runs the kernels on CPU tensors.
-        fused = frozenset(
-            {"cuda", "cpu"} if os.environ.get("TRITON_INTERPRET") == "1" else {"cuda"}
-        )
-        return Backend(fused, "Triton: MAGE_KERNELS=triton")
+        reason = "Triton: MAGE_KERNELS=triton"
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            return Backend(frozenset({"cuda", "cpu"}), reason)
+        if capability is None:
+            reason = "plain PyTorch for CPU tensors, and no CUDA device: MAGE_KERNELS=triton"
+        return Backend(frozenset({"cuda"}), reason)
     if capability is None:
         return Backend(torch_only, "plain PyTorch: no CUDA device")
     version = ".".join(map(str, capability))

@@ -77,6 +77,16 @@ def test_kernels_that_are_asked_for_must_be_there() -> None:
         choose_backend("triton", capability=HOPPER, has_triton=False)
 
 
+def test_kernels_that_are_asked_for_without_a_device_are_reported_as_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with_device = choose_backend("triton", capability=HOPPER, has_triton=True)
+    assert with_device.reason == "Triton: MAGE_KERNELS=triton"
+    without = choose_backend("triton", capability=None, has_triton=True)
+    assert without.reason.startswith("plain PyTorch for CPU tensors, and no CUDA device")
+
+
 def test_an_unknown_wish_is_refused() -> None:
     with pytest.raises(ValueError, match="must be auto, torch or triton, got 'cuda'"):
         choose_backend("cuda", capability=None, has_triton=False)
