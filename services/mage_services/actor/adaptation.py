@@ -390,17 +390,20 @@ class Measurement:
         """
         num_repeated = 0
         for number in range(self._num_tasks):
-            earned: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
+            earned: dict[tuple[str, ...], list[tuple[int, float]]] = defaultdict(list)
             for key in self._keys_of(label, number, ("own", "blind", "retry")):
                 if outcome := self._record.outcomes.get(key.name):
                     pairs = zip(outcome.actions, outcome.rewards, strict=True)
                     # An independent try is one episode, the one of that number (`_plan`).
                     for episode, (actions, reward) in enumerate(pairs, key.try_):
-                        earned[tuple(actions)].setdefault(episode, reward)
-            # Arms share the chance events of an episode: only other episodes are repetitions.
-            for by_episode in earned.values():
-                num_repeated += len(by_episode) - 1
-                if max(by_episode.values()) - min(by_episode.values()) > 1e-9:
+                        earned[tuple(actions)].append((episode, reward))
+            for same in earned.values():
+                # An episode has the same seed in all arms, so a game whose chance follows the seed
+                # repeats itself there: only other episodes count as repetitions. Different rewards
+                # show chance anywhere.
+                num_repeated += len({episode for episode, _ in same}) - 1
+                rewards = [reward for _, reward in same]
+                if max(rewards) - min(rewards) > 1e-9:
                     return False
         return num_repeated >= ENOUGH_REPEATED
 
