@@ -64,7 +64,6 @@ def test_the_plain_form_is_differentiable_in_fp64(chunk_bytes: int) -> None:
     )
 
 
-@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_plain_form_runs_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "BACKEND", dispatch.Backend(frozenset(), "a test"))
