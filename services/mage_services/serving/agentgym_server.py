@@ -104,10 +104,10 @@ class AgentGymServer:
     async def _close(self, request: web.Request) -> web.Response:
         """Close a session, and answer whether it was open."""
         fields = await _fields(request)
-        number = fields.get("id")
-        if is_open := isinstance(number, int) and number in self._open:
+        number = self._number(fields)
+        if number is not None:
             self._end(number)
-        return web.json_response(is_open)
+        return web.json_response(number is not None)
 
     async def _observation(self, request: web.Request) -> web.Response:
         """Answer with the last observation of a session."""
@@ -123,13 +123,22 @@ class AgentGymServer:
         Raises:
             BadRequest: there is no such session, or it was closed.
         """
-        number = fields.get("id")
-        if not isinstance(number, int) or number not in self._open:
-            raise BadRequest(f"there is no environment {number!r:.60}: it was closed, or was idle")
+        number = self._number(fields)
+        if number is None:
+            given = fields.get("id")
+            raise BadRequest(f"there is no environment {given!r:.60}: it was closed, or was idle")
         opened = self._open[number]
         opened.closes.cancel()
         opened.closes = self._alarm(number)
         return opened
+
+    def _number(self, fields: dict[str, Any]) -> int | None:
+        """Return the number of the open session that a request names; None if there is none."""
+        number = fields.get("id")
+        # JSON's `true` is an `int` that is equal to 1.
+        if isinstance(number, int) and not isinstance(number, bool) and number in self._open:
+            return number
+        return None
 
     @asynccontextmanager
     async def _turn(self, fields: dict[str, Any]) -> AsyncIterator[_OpenSession]:

@@ -152,6 +152,16 @@ def test_a_session_without_a_request_is_closed_and_its_place_is_free() -> None:
     assert gone["error"] == "there is no environment 0: it was closed, or was idle"
 
 
+def test_a_truth_value_names_no_session() -> None:
+    with served("sokoban", *AGENTGYM) as address:
+        _, second = asked(address, ("create", {}), ("create", {}))
+        assert second == (200, {"id": 1})  # to Python, true is equal to 1
+        closed, reset = asked(address, ("close", {"id": True}), ("reset", {"id": True}))
+        assert closed == (200, False)
+        assert reset[1]["error"].startswith("there is no environment True")
+        assert asked(address, ("close", {"id": 1})) == [(200, True)]
+
+
 def test_a_page_of_another_site_is_refused(sokoban: str) -> None:
     async def status(origin: str) -> int:
         headers = {"Origin": origin}
