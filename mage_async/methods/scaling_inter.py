@@ -47,10 +47,16 @@ class ScalingInter(Method):
         """Check that the stages grow to the configured trial, and that all seats can follow them.
 
         Raises:
-            ConfigError: stages shrink, their episodes do not end with `trial.episodes`, or their
-                turns would end the episodes of one seat of two.
+            ConfigError: there are no stages, they shrink, their episodes do not end with
+                `trial.episodes`, or their turns would end the episodes of one seat of two.
         """
         settings, num_episodes = self.settings, self.config.trial.episodes
+        if not settings.turns and not settings.episodes:
+            raise ConfigError(
+                "methods.scaling_inter has neither turns nor episodes, so no horizon would grow: "
+                "set one of them, such as methods.scaling_inter.turns=[4, 8], or leave the method "
+                "out"
+            )
         for name, stages in (("turns", settings.turns), ("episodes", settings.episodes)):
             if sorted(stages) != stages:
                 raise ConfigError(

@@ -61,6 +61,10 @@ def test_without_stages_nothing_is_limited():
             "methods.scaling_inter.turns=[0]",
             r"`methods.scaling_inter.turns\[0\]` must be at least 1, got 0",
         ),
+        (
+            "methods.scaling_inter.steps=5",
+            "methods.scaling_inter has neither turns nor episodes",
+        ),
     ],
 )
 def test_a_curriculum_that_leads_elsewhere_is_refused(setting, sentence):
