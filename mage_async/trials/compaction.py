@@ -10,7 +10,10 @@ whatever the environment answers. An answer that does not fit any more goes into
 """
 
 import math
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from mage_async.restriction import Restriction
@@ -22,6 +25,9 @@ from mage_async.trials.trial_config import TrialConfig
 TEMPLATE_TOKENS = 16
 """Estimate of the tokens that a chat template writes around a message, and the first token of the
 answer to it, together."""
+
+_PIECE = re.compile(r"\S{1,20}")
+"""A word, or a part of a text without spaces between its words, such as a Chinese one."""
 
 
 class NextTurn(NamedTuple):
@@ -84,15 +90,10 @@ class Contexts:
                 not hold them.
             notes: replace the context before.
         """
-        words, opening = notes.split(" "), self._opening(outcome, observation, turn, notes)
-        # Notes may be encoded with more tokens in a message than they were sampled as: then their
-        # last words are left out.
-        while notes and self._opening_length(opening, turn) > self._longest_prompt():
-            words.pop()
-            notes = " ".join(words)
-            opening = self._opening(outcome, observation, turn, notes)
+        opening = partial(self._opening, outcome, observation, turn)
+        fitting = self._fitting(notes, opening, turn)
         self._messages.clear()
-        return self._send(self._transcript.open, opening, observation, turn)
+        return self._send(self._transcript.open, opening(fitting), observation, turn)
 
     def open_after_notes(self, notes: str, turn: NextTurn) -> Kind:
         """Begin the context for which `compact` requested notes."""
@@ -238,6 +239,26 @@ class Contexts:
     def _opening(self, outcome: str, observation: str, turn: NextTurn, notes: str = "") -> str:
         opening = self._config.prompts.opening
         return opening(turn.episode, observation, turn.remarks, notes, outcome)
+
+    def _fitting(self, notes: str, opening: Callable[[str], str], turn: NextTurn) -> str:
+        """Return notes, without their last words if a context that begins with them has no room.
+
+        Notes may be encoded with more tokens in a message than they were sampled as.
+
+        Args:
+            opening: returns the message that begins a context with some notes.
+        """
+
+        def length_up_to(stop: int) -> int:
+            return self._opening_length(opening(notes[:stop]), turn)
+
+        longest = self._longest_prompt()
+        if not notes or length_up_to(len(notes)) <= longest:
+            return notes
+        stops = [0, *(piece.end() for piece in _PIECE.finditer(notes))]
+        # A binary search: thousands of characters that were sampled at random may be dropped.
+        num_fitting = bisect_right(stops, longest, key=length_up_to)
+        return notes[: stops[max(0, num_fitting - 1)]]
 
     def _longest_prompt(self) -> int:
         """Return the length, in tokens, up to which a prompt of the next turn leaves the context

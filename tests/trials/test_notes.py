@@ -24,7 +24,9 @@ from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.messages import EpisodeResult
 from mage_async.trajectory import FinishedEpisodes, Group, Guidance, Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.compaction import Contexts, NextTurn
 from mage_async.trials.scripted import chat_in_words, random_task, scripted_trial
+from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun
 from mage_services.actor.rollout import Stage, play_trial
@@ -138,6 +140,23 @@ def test_another_context_begins_with_the_notes_and_what_they_do_not_know(chat: C
         assert said.count("opp") - turn.action.count("opp") == 1, "the last outcome is in it"
         assert f"episode {after.episode + 1}" in said
         assert turn.stop == len(trial.segments[turn.segment].tokens), "they end their context"
+
+
+@pytest.mark.parametrize("notes", ["rock " * 200, "rockpaper" * 200, "rock " * 3 + "paper" * 200])
+def test_notes_that_are_too_long_lose_no_more_than_does_not_fit(
+    chat: ChatFormat, notes: str
+) -> None:
+    rules = replace(rules_of(config_of(), chat), room=150)
+    transcript = Transcript(chat, rules.parser)
+    contexts, turn = Contexts(rules, chat, transcript, lambda: None), NextTurn(1, True, False, ())
+    contexts.open("", "opp", turn, notes)
+    text = chat.decode(transcript.tokens().tolist())
+    _, _, carried = text.partition("remark ")
+    kept = carried.partition(" episode 2")[0]
+    assert notes.startswith(kept.strip())
+    left = rules.room - transcript.num_tokens - rules.sampling.max_tokens
+    left -= transcript.most_with(rules.prompts.notes, Kind.NOTES) + rules.max_reflection_tokens
+    assert 0 <= left < len(chat.encode("paper" * 4)), "another piece would not fit"
 
 
 def test_notes_count_in_the_episode_that_they_look_back_on(chat: ChatFormat) -> None:
