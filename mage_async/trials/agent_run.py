@@ -53,6 +53,10 @@ class Message(NamedTuple):
     content: str
     calls: tuple[tuple[str, str], ...] = ()
     """Name and arguments (JSON) of the tools that an assistant's message calls."""
+    ids: tuple[str, ...] = ()
+    """Ids of these calls, or that of the call whose result a message of a tool is; "" for one
+    without an id. The policy never sees them.
+    """
 
     def identity(self) -> tuple[str, ...]:
         """Return a canonical form, in which spaces and the order of JSON keys do not matter."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -225,6 +226,91 @@ def test_all_three_protocols_call_tools_and_read_their_results(chat: ChatFormat)
         assert f"<|user|> a<|assistant|>{CALL}" in text
         assert "<|tool|> empty<|assistant|> done" in text
     assert seen == [" done"] * 6
+
+
+BOXES = (1, 2, 3)
+
+
+def results_sent(order: tuple[int, ...], ids: list[str], key: str) -> list[dict[str, Any]]:
+    """Results of calls about the boxes, given by the numbers of the calls."""
+    content = "output" if key == "call_id" else "content"
+    return [{key: ids[number], content: f"in {BOXES[number]}"} for number in order]
+
+
+async def chat_of_results(url: str, order: tuple[int, ...], other: str) -> Any:
+    answer = await asked(url, said("a"), tools=[TOOL])
+    ids = [other or call["id"] for call in answer["tool_calls"]]
+    results = [{"role": "tool", **each} for each in results_sent(order, ids, "tool_call_id")]
+    body = {"messages": [*said("a"), answer, *results], "tools": [TOOL]}
+    return await post(url, "chat/completions", body)
+
+
+async def messages_of_results(url: str, order: tuple[int, ...], other: str) -> Any:
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    body = {"messages": said("a"), "tools": tools, "max_tokens": 200}
+    answer = await post(url, "messages", body)
+    used = [each for each in answer["content"] if each["type"] == "tool_use"]
+    ids = [other or call["id"] for call in used]
+    results = [{"type": "tool_result", **each} for each in results_sent(order, ids, "tool_use_id")]
+    body["messages"] += [
+        {"role": "assistant", "content": answer["content"]},
+        {"role": "user", "content": results},
+    ]
+    return await post(url, "messages", body)
+
+
+async def response_of_results(
+    url: str, order: tuple[int, ...], other: str, *, is_whole: bool = False
+) -> Any:
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+    answer = await post(url, "responses", {"input": "a", "tools": tools})
+    called = [each for each in answer["output"] if each["type"] == "function_call"]
+    ids = [other or call["call_id"] for call in called]
+    sent = results_sent(order, ids, "call_id")
+    results = [{"type": "function_call_output", **each} for each in sent]
+    after = {"input": results, "previous_response_id": answer["id"]}
+    if is_whole:
+        after = {"input": [{"role": "user", "content": "a"}, *answer["output"], *results]}
+    return await post(url, "responses", {**after, "tools": tools})
+
+
+CLIENTS = (
+    chat_of_results,
+    messages_of_results,
+    response_of_results,
+    partial(response_of_results, is_whole=True),
+)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_results_of_parallel_calls_are_shown_in_the_order_of_the_calls(
+    chat: ChatFormat, client: Any, order: tuple[int, ...]
+) -> None:
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        assert not isinstance(await client(url, order, ""), tuple)
+        return 1.0
+
+    calls = "".join(CALL.replace("1", str(box)) for box in BOXES)
+    trial = one(chat, run, calls, " done", changes=("trial.memory=none",))
+    assert len(trial.segments) == 2
+    for text in texts_of(chat, trial):
+        shown = "".join(f"<|tool|> in {box}" for box in BOXES)
+        assert f"{shown}<|assistant|> done" in text
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_the_result_of_a_call_that_was_never_made_is_refused(chat: ChatFormat, client: Any) -> None:
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        status, body = await client(url, (0,), "other")
+        assert status == 400
+        assert body["error"]["message"].startswith(
+            "the result of a tool names the call 'other', which no message before it has made"
+        )
+        return 1.0
+
+    trial = one(chat, run, CALL, changes=("trial.memory=none",))
+    assert len(trial.turns) == 2
 
 
 def test_a_response_keeps_the_items_of_earlier_ones_and_not_their_instructions(

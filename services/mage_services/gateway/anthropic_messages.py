@@ -23,10 +23,14 @@ from mage_services.gateway.chat_completions import (
 class Block(Part, frozen=True):
     """A block of a message's content: a part, the call of a tool, or the result of one."""
 
+    id: str | None = None
+    """Id of the call that a block of type "tool_use" makes."""
     name: str = ""
     """Name of the tool that a block of type "tool_use" calls."""
     input: dict[str, Any] = msgspec.field(default_factory=dict)
     """Arguments of that call."""
+    tool_use_id: str | None = None
+    """Id of the call whose result a block of type "tool_result" holds."""
     content: str | list[Part] | None = None
     """Content of a block of type "tool_result"."""
 
@@ -57,12 +61,12 @@ class AnthropicMessage(msgspec.Struct, frozen=True):
             raise BadRequest("`messages`: a block of type 'tool_use' must have a `name`")
         for each in blocks:
             if each.type == "tool_result":
-                yield Message("tool", text_of(each.content))
+                yield Message("tool", text_of(each.content), ids=(each.tool_use_id or "",))
         rest = [each for each in blocks if each.type not in ("tool_use", "tool_result")]
         made = tuple((each.name, json.dumps(each.input)) for each in calls)
         # An answer without text comes back from the client as a message without blocks.
         if rest or made or not blocks:
-            yield Message(self.role, text_of(rest), made)
+            yield Message(self.role, text_of(rest), made, tuple(each.id or "" for each in calls))
 
 
 class MessagesRequest(msgspec.Struct, frozen=True):

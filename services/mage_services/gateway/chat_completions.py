@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from itertools import count, groupby
 from typing import Any, Literal
 
 import msgspec
@@ -48,6 +49,7 @@ class MessageCall(msgspec.Struct, frozen=True):
     """Hold a call of a tool in an assistant's message; OpenAI wraps the function into an object."""
 
     function: CalledFunction
+    id: str | None = None
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -56,6 +58,8 @@ class Message(msgspec.Struct, frozen=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
     tool_calls: list[MessageCall] | None = None
+    tool_call_id: str | None = None
+    """Id of the call whose result a message of the role "tool" holds."""
 
     def text(self) -> str:
         """Return the text of the message.
@@ -68,10 +72,11 @@ class Message(msgspec.Struct, frozen=True):
     def read(self) -> agent_run.Message:
         """Convert the message to the form that is the same for all protocols."""
         roles = {"developer": "system", "function": "tool"}
-        calls = tuple(
-            (each.function.name, each.function.arguments) for each in self.tool_calls or ()
-        )
-        return agent_run.Message(roles.get(self.role, self.role), self.text(), calls)
+        made = self.tool_calls or ()
+        calls = tuple((each.function.name, each.function.arguments) for each in made)
+        role = roles.get(self.role, self.role)
+        ids = (self.tool_call_id,) if role == "tool" else [each.id for each in made]
+        return agent_run.Message(role, self.text(), calls, tuple(each or "" for each in ids))
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -293,6 +298,35 @@ def policy_call_of(messages: Iterable[agent_run.Message], **given: Any) -> Polic
     if policy_call.max_tokens is not None and policy_call.max_tokens < 1:
         raise BadRequest(f"`max_tokens` must be at least 1, got {policy_call.max_tokens}")
     return policy_call
+
+
+def in_order_of_calls(messages: Iterable[agent_run.Message]) -> tuple[agent_run.Message, ...]:
+    """Return the messages of a conversation, with the results of parallel calls in the order of the
+    calls.
+
+    Clients may send results as they become ready, and chat templates write them without the ids of
+    their calls, so the policy tells them apart by their order. Results without ids stay as sent.
+
+    Raises:
+        BadRequest: a result names a call that no message before it has made.
+    """
+    places, numbers = dict[str, int](), count()
+    ordered = list[agent_run.Message]()
+    for is_result, part in groupby(messages, lambda each: each.role == "tool"):
+        some = list(part)
+        ids = [each for message in some for each in message.ids if each]
+        if not is_result:
+            places.update(zip(ids, numbers, strict=False))
+        elif unknown := [each for each in ids if each not in places]:
+            raise BadRequest(
+                f"the result of a tool names the call {unknown[0]!r:.60}, which no message before "
+                f"it has made; those before made {', '.join(places) or 'none with an id':.200}: "
+                "send each result with the id of its call, after the call"
+            )
+        elif len(ids) == len(some):
+            some.sort(key=lambda result: places[result.ids[0]])
+        ordered += some
+    return tuple(ordered)
 
 
 def decode(body: bytes, kind: type[Any]) -> Any:

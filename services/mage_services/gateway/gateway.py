@@ -14,6 +14,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
@@ -42,6 +43,7 @@ from mage_services.gateway.chat_completions import (
     completion_response,
     decode,
     error_response,
+    in_order_of_calls,
 )
 from mage_services.gateway.openai_responses import ResponsesRequest, responses_response
 
@@ -96,8 +98,10 @@ class EpisodeEndpoint:
         """Sample the choices of a call. Cancellation forgets the call.
 
         Raises:
+            BadRequest: the result of a tool answers no call; see `in_order_of_calls`.
             Refused: it cannot be answered, or the episode ended before.
         """
+        policy_call = replace(policy_call, messages=in_order_of_calls(policy_call.messages))
         if len(self._waiting) >= MAX_AT_ONCE:
             fault = CallFault(f"{self._run.place()} made over {MAX_AT_ONCE} calls at once")
             self._fail(fault)
@@ -329,11 +333,12 @@ class Gateway:
         policy_call = request.policy_call(before)
         (choice,) = await endpoint.answer(policy_call)
         identity = f"resp_{secrets.token_hex(8)}"
-        answer = Message("assistant", choice.text, choice.calls)
+        call_ids = tuple(f"call_{secrets.token_hex(8)}" for _ in choice.calls)
+        answer = Message("assistant", choice.text, choice.calls, call_ids)
         # As in OpenAI's API, the items of a conversation are kept, and `instructions` are not.
         items = policy_call.messages[1:] if request.instructions else policy_call.messages
         endpoint.conversations[identity] = (*items, answer)
-        return responses_response(choice, request, identity, POLICY)
+        return responses_response(choice, request, identity, call_ids, POLICY)
 
     async def _models(self, request: web.Request) -> web.Response:
         """List the models: one, the policy."""

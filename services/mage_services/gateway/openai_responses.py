@@ -34,6 +34,8 @@ class Item(msgspec.Struct, frozen=True):
     """Name of the function that an item of type "function_call" calls."""
     arguments: str = "{}"
     """Arguments of that call, as JSON."""
+    call_id: str | None = None
+    """Id of that call; in an item of type "function_call_output" that of the call it answers."""
     output: Content = None
     """Result of a call, in an item of type "function_call_output"."""
 
@@ -117,14 +119,15 @@ def _messages(items: Sequence[Item]) -> list[Message]:
             case "function_call":
                 if not item.name:
                     raise BadRequest("`input`: a function_call must have a `name`")
-                call = item.name, item.arguments
+                call, identity = (item.name, item.arguments), item.call_id or ""
                 if messages and messages[-1].role == "assistant":
                     last = messages[-1]
-                    messages[-1] = last._replace(calls=(*last.calls, call))
+                    calls, ids = (*last.calls, call), (*last.ids, identity)
+                    messages[-1] = last._replace(calls=calls, ids=ids)
                 else:
-                    messages.append(Message("assistant", "", (call,)))
+                    messages.append(Message("assistant", "", (call,), (identity,)))
             case "function_call_output":
-                messages.append(Message("tool", text_of(item.output)))
+                messages.append(Message("tool", text_of(item.output), ids=(item.call_id or "",)))
             case "reasoning":
                 pass
             case other:
@@ -133,12 +136,13 @@ def _messages(items: Sequence[Item]) -> list[Message]:
 
 
 def responses_response(
-    choice: Choice, request: ResponsesRequest, identity: str, model: str
+    choice: Choice, request: ResponsesRequest, identity: str, call_ids: Sequence[str], model: str
 ) -> web.Response:
     """Return an answer, whole or as server-sent events.
 
     Args:
         identity: id of the response, by which a later request can continue the conversation.
+        call_ids: ids of the calls of the answer.
     """
     is_cut = choice.finish == "length"
     output: list[Json] = []
@@ -147,8 +151,8 @@ def responses_response(
         own = {"id": f"msg_{secrets.token_hex(8)}", "type": "message", "role": "assistant"}
         status = "incomplete" if is_cut and not choice.calls else "completed"
         output.append({**own, "status": status, "content": [part]})
-    for name, arguments in choice.calls:
-        called = {"call_id": f"call_{secrets.token_hex(8)}", "name": name, "arguments": arguments}
+    for (name, arguments), call_id in zip(choice.calls, call_ids, strict=True):
+        called = {"call_id": call_id, "name": name, "arguments": arguments}
         own = {"id": f"fc_{secrets.token_hex(8)}", "type": "function_call", "status": "completed"}
         output.append({**own, **called})
     num_prompt, num_sampled = choice.num_prompt_tokens, len(choice.tokens)
