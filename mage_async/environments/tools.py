@@ -142,24 +142,34 @@ _BOUNDS: dict[str, dict[str, str]] = {
 """For each of JSON's types the schema keywords that bound its values, and the constraints of
 msgspec that they become. Values of other types have no such bound.
 """
-_CHECKED_KEYS = {"type", "enum", "items", "properties", "required", "additionalProperties"}.union(
-    *_BOUNDS.values()
-)
+_CHECKED_KEYS = {
+    *("type", "enum", "anyOf", "items", "properties", "required", "additionalProperties"),
+}.union(*_BOUNDS.values())
 """Schema keywords that are checked."""
 _UNCHECKED_KEYS = {"title", "description", "default", "examples", "$schema"}
 """Schema keywords that need no check."""
+_DEFINITIONS = {"$defs", "definitions"}
+"""Keywords of a whole schema that hold parts of it, to which `$ref` refers."""
 
 
-def arguments_of(place: str, schema: Mapping[str, Any]) -> type[msgspec.Struct]:
+def arguments_of(
+    place: str, schema: Mapping[str, Any], *, takes_more: bool = False
+) -> type[msgspec.Struct]:
     """Return the type of a JSON object schema; fields that are not required may be left out.
 
     Args:
         place: Class and method of the tool, for errors.
+        takes_more: Whether the method takes arguments that the schema does not list, if the schema
+            allows them.
 
     Raises:
         ConfigError: the schema has a keyword, a type or a value that could not be checked.
     """
+    own = {key: each for key, each in schema.items() if key not in _DEFINITIONS}
+    schema = _without_references(place, own, schema)
     _check_keys(place, schema)
+    if not takes_more:
+        schema = {**schema, "additionalProperties": False}
     try:
         arguments = _struct(place, schema)
         # `defstruct` does not look at the types of fields; a decoder does.
@@ -167,6 +177,40 @@ def arguments_of(place: str, schema: Mapping[str, Any]) -> type[msgspec.Struct]:
     except (TypeError, ValueError, re.error) as error:
         raise ConfigError(f"tool {place}: its schema cannot be checked: {error}") from error
     return arguments
+
+
+def _without_references(
+    place: str, part: Any, whole: Mapping[str, Any], inside: tuple[str, ...] = ()
+) -> Any:
+    """Return a part of a schema with the parts of the whole schema in place of each `$ref`.
+
+    Args:
+        inside: References that have led to this part.
+    """
+    if isinstance(part, list):
+        return [_without_references(place, each, whole, inside) for each in part]
+    if not isinstance(part, Mapping):
+        return part
+    found = {key: _without_references(place, each, whole, inside) for key, each in part.items()}
+    reference = found.get("$ref")
+    if not isinstance(reference, str):  # a property may have this name, with a schema
+        return found
+    del found["$ref"]
+    start, *names = reference.split("/")
+    target: Any = whole if start == "#" else None
+    for name in names:
+        target = target.get(name) if isinstance(target, Mapping) else None
+    if not isinstance(target, Mapping):
+        raise ConfigError(
+            f"tool {place}: its schema has no part {reference!r:.80}: write the part into `$defs`, "
+            "or in place of the `$ref`"
+        )
+    if reference in inside:
+        raise ConfigError(
+            f"tool {place}: {reference!r:.80} refers to itself, which cannot be checked: leave its "
+            "properties out, as in {'type': 'object'}"
+        )
+    return _without_references(place, target, whole, (*inside, reference)) | found
 
 
 def _struct(place: str, schema: Mapping[str, Any]) -> type[msgspec.Struct]:
@@ -179,8 +223,9 @@ def _struct(place: str, schema: Mapping[str, Any]) -> type[msgspec.Struct]:
         unset = (field, kind | msgspec.UnsetType, msgspec.UNSET)
         fields.append((field, kind) if name in required else unset)
         names[field] = name
+    is_closed = schema.get("additionalProperties") is not True
     return msgspec.defstruct(
-        "Arguments", fields, rename=names, forbid_unknown_fields=True, kw_only=True
+        "Arguments", fields, rename=names, forbid_unknown_fields=is_closed, kw_only=True
     )
 
 
@@ -191,11 +236,15 @@ def _check_keys(place: str, schema: Mapping[str, Any]) -> None:
             f"tool {place}: the schema's {', '.join(sorted(unknown))} would not be checked; "
             f"these are: {', '.join(sorted(_CHECKED_KEYS))}"
         )
-    if schema.get("additionalProperties", False) is not False:
+    if "anyOf" in schema and (others := _CHECKED_KEYS.intersection(schema) - {"anyOf"}):
         raise ConfigError(
-            f"tool {place}: additionalProperties must be false, got "
-            f"{schema['additionalProperties']!r:.60}: list the arguments in `properties`, or leave "
-            "both out where an object may hold anything"
+            f"tool {place}: the schema's {', '.join(sorted(others))} beside anyOf would not be "
+            "checked: write each part of anyOf as a whole schema"
+        )
+    if not isinstance(given := schema.get("additionalProperties", False), bool):
+        raise ConfigError(
+            f"tool {place}: additionalProperties must be false or true, got {given!r:.60}: list "
+            "the arguments in `properties`, or leave both out where an object may hold anything"
         )
 
 
@@ -204,6 +253,8 @@ def _type(place: str, schema: Mapping[str, Any]) -> Any:
     _check_keys(place, schema)
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
+    if "anyOf" in schema:
+        return reduce(or_, [_type(place, each) for each in schema["anyOf"]])
     # Without "type" a value of any type is valid, except where properties are listed.
     names = schema.get("type", "object" if "properties" in schema else list(_TYPES))
     names = [names] if isinstance(names, str) else names
@@ -217,7 +268,9 @@ def _bounded_type(place: str, name: str, schema: Mapping[str, Any]) -> Any:
     if name not in _TYPES:
         raise ConfigError(f"tool {place}: {name!r} is no type of JSON; {', '.join(_TYPES)} are")
     kind: Any = _TYPES[name]
-    if name == "object" and (schema.get("properties") or "additionalProperties" in schema):
+    if name == "object" and (
+        schema.get("properties") or schema.get("additionalProperties") is False
+    ):
         return _struct(place, schema)
     if name == "array" and "items" in schema:
         kind = GenericAlias(list, _type(place, schema["items"]))
@@ -317,11 +370,12 @@ def _tool(kind: type, name: str, given: Mapping[str, Any] | None) -> Tool:
     """Return the tool of a method."""
     method = getattr(kind, name)
     place = f"{kind.__name__}.{method.__name__}"
+    parameters = list(inspect.signature(method).parameters.values())
     if given:
         function = _given_function(place, method.__name__, given)
-        arguments = arguments_of(place, function["parameters"])
+        takes_more = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        arguments = arguments_of(place, function["parameters"], takes_more=takes_more)
     else:
-        parameters = list(inspect.signature(method).parameters.values())
         # A static method has no `self`, and the signature of a class method lacks `cls`.
         if inspect.isfunction(inspect.getattr_static(kind, name)):
             parameters = parameters[1:]
