@@ -104,7 +104,7 @@ def own_sources(config: Config) -> dict[str, str]:
 
 
 def sampling_of(config: Config, chat: ChatFormat) -> Sampling:
-    """Return the settings with which an action is sampled."""
+    """Return the settings with which an action is sampled, in training and evaluations alike."""
     # A completion may also end with the closing tag of an action or a remark, if the tag is one
     # token: a stop is a single token.
     closing = chat.encode("</action>"), chat.encode("</remark>")
