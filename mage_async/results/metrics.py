@@ -11,6 +11,7 @@ from mage_async.admission.ledger import LedgerCounts
 from mage_async.environments.environment import Environment
 from mage_async.environments.mix import component_of, label_of
 from mage_async.errors import DeterministicFailure
+from mage_async.methods.catalogue import METHODS, method_class
 from mage_async.methods.catalogue import metrics as metrics_of_methods
 from mage_async.policy_version import PROVENANCES, oldest, tokens_by_provenance
 from mage_async.tasks.league import is_policy
@@ -29,7 +30,7 @@ METRICS: dict[str, tuple[str, str]] = {
         "Mean return of each episode over the trials of the batch; an episode that a curriculum "
         "has not reached repeats the last one played.",
     ),
-    "invalid_actions_per_trial": ("1", "Actions that were refused or could not be parsed."),
+    "invalid_actions_per_trial": ("actions", "Actions that were refused or could not be parsed."),
     "valid_action_share": ("share", "Actions that were parsed and accepted, of all actions."),
     "truncated_action_share": (
         "share",
@@ -37,11 +38,11 @@ METRICS: dict[str, tuple[str, str]] = {
         "transcript closes their tags itself.",
     ),
     "cut_episodes": (
-        "1",
+        "episodes",
         "Episodes that ended early because they had used their share of the engine's context.",
     ),
     "contexts_per_trial": (
-        "1",
+        "contexts",
         "Contexts of a trial: more than one where notes or the newest turns replace a full one, "
         "where only reflections are kept, and where a program holds several conversations.",
     ),
@@ -376,11 +377,11 @@ metric that does not apply to a run is left out.
 
 def as_markdown() -> str:
     """Format the list of all metrics as a page."""
-    of_methods = metrics_of_methods()
+    owners = {name: method for method in METHODS for name in method_class(method).metrics}
     rows = [
         f"| `{name}` | {unit} | {meaning.replace('|', chr(92) + '|')}"
-        f"{' Of a method.' if name in of_methods else ''} |"
-        for name, (unit, meaning) in (METRICS | of_methods).items()
+        f"{f' Only with `[methods.{owners[name]}]`.' if name in owners else ''} |"
+        for name, (unit, meaning) in (METRICS | metrics_of_methods()).items()
     ]
     return "\n".join([PAGE, *rows]) + "\n"
 
