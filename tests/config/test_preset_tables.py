@@ -1,4 +1,4 @@
-"""The tables of `docs/methods.md` that compare presets with their authors, against the presets."""
+"""The tables of `docs/methods/presets.md`, against the presets that they describe."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from mage_async.config import presets
 
-PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+PAGE = Path(__file__).parents[2] / "docs" / "methods" / "presets.md"
 NONE = "–"
 """In the column of a preset that does not set the key."""
 
