@@ -53,6 +53,7 @@ FOLDER = re.compile(
 MODULE = re.compile(r"python -m ((?:mage_async|bench)[\w.]*)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 QUESTION = re.compile(r"^\| .*? \| [^|]*?`([\w/.]+\.py)` \| (?:`([^`/]+)`)?", re.MULTILINE)
+STATION = re.compile(r"^\| `([\w/.]+\.py)` \| `([^`/]+)`", re.MULTILINE)
 
 
 def pages() -> list[Path]:
@@ -132,11 +133,13 @@ def test_the_page_of_questions_names_files_and_what_is_in_them() -> None:
 
 
 def test_the_ways_of_a_key_and_of_a_trial_name_files_and_count_crossings() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    key, trial = (
-        QUESTION.findall(text.split(f"## The way of a {what}")[1].split("\n## ")[0])
-        for what in ("key", "trial")
-    )
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "hops.md").read_text(encoding="utf-8")
+    key = QUESTION.findall(page.split("## The way of a key")[1].split("\n## ")[0])
+    trial = QUESTION.findall(text)
+    stations = STATION.findall(page.split("## The way of a trial")[1].split("\n## ")[0])
+    assert len(stations) >= 15
+    assert set(stations) <= set(trial)
     missing = [
         f"{file} has no {name}"
         for file, name in (*key, *trial)
@@ -153,6 +156,7 @@ def test_the_ways_of_a_key_and_of_a_trial_name_files_and_count_crossings() -> No
     assert num_crossings <= 25
     said = f"{len(trial)} hops through {num_files} files, with {num_crossings} crossings"
     assert said in " ".join(text.split())
+    assert said in " ".join(page.split())
 
 
 def crowded_tables(page: Path) -> Iterator[str]:
