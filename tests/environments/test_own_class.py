@@ -91,7 +91,11 @@ def test_a_class_that_hangs_is_refused_before_any_process_starts(folder: Path) -
         ("facts = replace(FACTS, words=('left'))", "facts.words must be a tuple of words, got 'l"),
         ("facts = replace(FACTS, units=0)", "facts.units must be a whole number from 1, got 0"),
         ("facts = replace(FACTS, max_turns=2)", "an episode must be over after facts.max_turns ="),
-        ("facts = replace(FACTS, max_return=0.0)", "what an episode earns must be from facts.min"),
+        (
+            "facts = replace(FACTS, max_return=0.0)",
+            "max_return must be two numbers, the second above",
+        ),
+        ("facts = replace(FACTS, max_return=0.1)", "what an episode earns must be from facts.min"),
         ("facts = replace(FACTS, min_return=None)", "facts.min_return and max_return must be two"),
         ("begin = plays(act=lambda self, action: None)", " must be an `Outcome`, got None"),
         (
