@@ -427,8 +427,15 @@ def age_bar(label: str, shares: Mapping[int, float]) -> Bar:
 MINUS = "−"
 
 
+def _not_finite(value: float) -> str:
+    """Format a value that is infinite or NaN, such as the loss of an update that was skipped."""
+    return "NaN" if math.isnan(value) else "∞" if value > 0 else f"{MINUS}∞"
+
+
 def signed(value: float, digits: int = 2) -> str:
     """Format a return: +0.75, −0.02, and 0.00 without a sign."""
+    if not math.isfinite(value):
+        return _not_finite(value)
     text = f"{abs(value):.{digits}f}"
     is_zero = float(text) == 0
     return text if is_zero else ("+" if value > 0 else MINUS) + text
@@ -436,6 +443,8 @@ def signed(value: float, digits: int = 2) -> str:
 
 def figure(value: float) -> str:
     """Format a quantity with three significant digits: 0.0123, 1.23, 1,234, 12.3k, 8.1e−7."""
+    if not math.isfinite(value):
+        return _not_finite(value)
     size = abs(value)
     if size >= 1e6:
         text = f"{value / 1e6:.2f}M"
@@ -452,6 +461,8 @@ def figure(value: float) -> str:
 
 def percent(share: float) -> str:
     """Format a share: 71 %, and 0.4 % if it is small."""
+    if not math.isfinite(share):
+        return _not_finite(share)
     value = 100 * share
     return f"{value:.1f} %" if 0 < value < 10 else f"{value:.0f} %"
 

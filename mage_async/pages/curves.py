@@ -1,5 +1,6 @@
 """Draw charts of a run: returns and metrics against steps, and returns against the episode."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -251,10 +252,13 @@ def metric_unit(name: str) -> str:
 
 
 def _mean(records: RunRecords, name: str) -> float:
-    """Return the mean of a metric over the steps that recorded it."""
+    """Return the mean of a metric over the steps that recorded a finite value; NaN without any."""
     # Rates are averaged over time, as in the summary; other metrics over steps.
     steps = zip(records.metrics, records.step_s(), strict=True)
-    pairs = [(line[name], seconds) for line, seconds in steps if name in line]
+    recorded = [(line[name], seconds) for line, seconds in steps if name in line]
+    pairs = [(value, seconds) for value, seconds in recorded if math.isfinite(value)]
+    if not pairs:
+        return math.nan
     is_rate = name.endswith("_per_s")
     weights = [seconds if is_rate else 1.0 for _, seconds in pairs]
     return weighted_mean([value for value, _ in pairs], weights)

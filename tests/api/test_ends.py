@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mage_async.config import config_file
+from mage_async.doctor import Doctor
 from mage_async.results.run_directory import RunDirectory, checkpoint_at
 from mage_async.results.run_files import read_document
 from mage_async.results.summary import summarise, write_summary
@@ -92,3 +93,18 @@ def test_a_stopped_run_names_the_command_that_goes_on_and_what_it_repeats(
         repeated += f"; until then {newest}, so `mage evaluate` and `mage play` have step "
         repeated += f"{checkpoint}"
     assert view.said == [f"ended by SIGTERM; go on with {command}{repeated}"]
+
+
+def test_a_summary_is_written_before_the_page_that_may_fail(
+    make_run: Callable[..., RunDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(run: RunDirectory, summary: dict[str, Any]) -> str:
+        raise ArithmeticError("a page that cannot be made")
+
+    run = make_run(steps=12)
+    run.summary.unlink(missing_ok=True)
+    monkeypatch.setattr(start_to_report, "render", fails)
+    doctor, costs = Doctor.of(config_file.load(run.config)), {"wall_s": 1.0, "processor_s": 1.0}
+    with pytest.raises(ArithmeticError):
+        start_to_report._finish(run, doctor, Lines(), costs, {})
+    assert read_document(run.summary)["wall_s"] == 1.0

@@ -79,6 +79,11 @@ def test_numbers_read_as_a_person_writes_them():
     assert [percent(s) for s in (0.0, 0.004, 0.712, 1.0)] == ["0 %", "0.4 %", "71 %", "100 %"]
 
 
+@pytest.mark.parametrize("written", [figure, signed, percent])
+def test_a_number_that_is_not_finite_is_written_as_such(written):
+    assert [written(v) for v in (math.nan, math.inf, -math.inf)] == ["NaN", "∞", "−∞"]
+
+
 def test_text_of_a_chart_is_escaped_and_its_markup_is_not():
     line = Series("<b>&", [(0.0, 1.0), (1.0, 2.0)], '"', has_dots=True)
     drawn = svg(line_chart([line], described="<i>'"))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 from html.parser import HTMLParser
 
@@ -9,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from mage_async.pages.charts import signed
+from mage_async.pages.curves import metric_charts
 from mage_async.pages.report import early_and_late, render, verdict
+from mage_async.results.run_files import read_records
 from mage_async.results.summary import summarise
 from mage_services.terminal.final_table import print_final
 
@@ -129,6 +132,26 @@ def test_a_page_says_whether_drops_chose_what_was_trained(make_run):
         assert cell in page
     assert "b&lt;i&gt;" in page
     assert "long groups were trained 0.50" in page, "the doctor's finding"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_page_leaves_steps_that_are_not_finite_out_of_its_means(make_run, value):
+    run = make_run()
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+
+    def mean_grad_norm():
+        run.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        checked(page_of(run))
+        (chart,) = metric_charts(read_records(run), ["grad_norm"])
+        return chart.mean
+
+    for line in lines:
+        line["grad_norm"] = 0.25
+    lines[0]["grad_norm"] = value
+    assert mean_grad_norm() == "0.25"
+    for line in lines:
+        line["grad_norm"] = value
+    assert mean_grad_norm() == "NaN"
 
 
 def test_a_page_shows_whom_the_agent_met_where_versions_were_opponents(make_run):

@@ -8,6 +8,7 @@ from mage_async.doctor import Doctor
 from mage_services.view.index import RunReader
 from mage_services.view.page_request import PageRequest
 from mage_services.view.run_pages import _records, config_of, examined, overview
+from mage_services.view.trial_pages import step
 from tests.helpers.recorded_runs import unpack
 from tests.view.conftest import build
 
@@ -15,11 +16,11 @@ from tests.view.conftest import build
 @pytest.fixture
 def looked_at(tmp_path, monkeypatch):
     """A run, and the steps that a doctor was shown so far."""
-    shown, step = [], Doctor.step
+    shown, examine = [], Doctor.step
 
     def noted(self, record):
         shown.append(record["step"])
-        return step(self, record)
+        return examine(self, record)
 
     monkeypatch.setattr(Doctor, "step", noted)
     return unpack("finished", tmp_path), shown
@@ -45,6 +46,16 @@ def test_a_step_is_examined_once_and_what_was_found_stays(looked_at):
     append(run, loss=0.1)
     assert "not_finite" in findings(run)
     assert shown == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_the_pages_of_a_run_show_a_step_that_is_not_finite(looked_at, value):
+    run, _ = looked_at
+    append(run, loss=value, grad_norm=value)
+    build(run)
+    assert "loss" in overview(PageRequest("/token/", {"run": run}, "run", {}, {}, None))
+    shown = step(PageRequest("/token/", {"run": run}, "run", {"step": 5}, {}, None))
+    assert ("NaN" if value != value else "∞") in shown
 
 
 def test_the_steps_of_a_run_are_known_before_its_index_is_built(looked_at):

@@ -385,7 +385,6 @@ def _finish(
     """
     total = {name: seconds + (earlier.get(name) or 0.0) for name, seconds in costs.items()}
     summary = summarise(run, wall_s=total["wall_s"], processor_s=total["processor_s"])
-    page = render(run, summary)
     view.close(summary)
     records = read_records(run)
     for finding in doctor.conclude(records):
@@ -397,8 +396,9 @@ def _finish(
             f"--checkpoint {step}`; go on from it: `mage train --from {place} --checkpoint {step}`"
         )
     try:
+        # The summary first: a page that cannot be made must not lose it.
         write_summary(run, summary)
-        run.report.write_text(page)
+        run.report.write_text(render(run, summary))
     except OSError as error:
         raise RunError(
             f"{run.root}: no summary and report can be written: {error.strerror}; make room, then "
