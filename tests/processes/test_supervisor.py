@@ -54,17 +54,19 @@ def test_an_actor_that_somebody_terminates_is_started_again(
     assert len(site.lives("actor-0")) == 2
 
 
+@pytest.mark.parametrize("failure", ["fails", "progresses"])
 def test_a_process_that_fails_more_often_than_its_budget_ends_the_run_with_its_epitaph(
-    site: Site,
+    site: Site, failure: str
 ) -> None:
     site.plan("learner", "lives")
-    site.plan("actor-0", "fails")
+    site.plan("actor-0", failure)
     with pytest.raises(ExceptionGroup) as caught:
         site.supervise(max_restarts=2)
     (reason,) = caught.value.exceptions
     assert isinstance(reason, RunError)
     assert str(reason) == (
-        "actor-0 ended with exit code 2: the disk is full. It failed 3 times without progress, and "
+        "actor-0 ended with exit code 2: the disk is full. It failed 3 times in a row "
+        "(between two failures it ran for less than 120 s or made no progress), and "
         "supervision.max_restarts = 2. Mend the cause, then go on with `mage train --resume "
         f"--run-dir {site.run.root}`"
     )

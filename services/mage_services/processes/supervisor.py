@@ -183,7 +183,8 @@ class Supervisor:
             most = self.config.supervision.max_restarts
             if count > most:
                 raise RunError(
-                    f"{epitaph.rstrip('.')}. It failed {count} times without progress, and "
+                    f"{epitaph.rstrip('.')}. It failed {count} times in a row (between two "
+                    f"failures it ran for less than {HEALTHY_S:g} s or made no progress), and "
                     f"supervision.max_restarts = {most}. Mend the cause, then go on with "
                     f"`{self.run.resume_command}`"
                 )
