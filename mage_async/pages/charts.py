@@ -167,13 +167,19 @@ def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
 
 def ticks(low: float, high: float, count: int) -> list[float]:
     """Return about `count` round numbers within `low` and `high`."""
-    raw = (high - low) / max(1, count - 1)
-    size = 10.0 ** math.floor(math.log10(raw))
-    # 0.999 and 1e-9 make up for rounding: a bound that is a round number gets a tick.
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw * 0.999)
+    step = _round_step(low, high, count)
+    # 1e-9 makes up for rounding, as 0.999 in `_round_step` does: a bound that is a round number
+    # gets a tick.
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [round(number * step, 10) for number in range(first, last + 1)]
+
+
+def _round_step(low: float, high: float, count: int) -> float:
+    """Return the distance of about `count` round numbers within `low` and `high`."""
+    raw = (high - low) / max(1, count - 1)
+    size = 10.0 ** math.floor(math.log10(raw))
+    return next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw * 0.999)
 
 
 # Labels stand at the right of a chart, each as near to the end of its line as the others allow.
@@ -287,9 +293,9 @@ def bin_edges(values: Sequence[float]) -> BinEdges:
         return BinEdges(low - 0.5, 1.0, int(high - low) + 1)
     if low == high:
         return BinEdges(low - 0.5, 1.0, 1)
-    marks = ticks(low, high, MAX_BINS - 2)
-    width = marks[1] - marks[0] if len(marks) > 1 else high - low
-    start = math.floor(low / width) * width
+    width = _round_step(low, high, MAX_BINS - 2)
+    # 1e-9 makes up for rounding: a lowest value at an edge begins the first bin.
+    start = math.floor(low / width + 1e-9) * width
     return BinEdges(start, width, min(MAX_BINS + 8, math.floor((high - start) / width + 1e-9) + 1))
 
 

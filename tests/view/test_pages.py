@@ -31,7 +31,7 @@ def listed(group, number, rewards, invalid=0, oldest=2):
 def test_every_value_lies_in_one_bin_and_bins_are_few(values):
     edges = bin_edges(values)
     assert 1 <= edges.count <= 32
-    assert edges.low <= min(values)
+    assert edges.low <= min(values) + 1e-6 * max(1, edges.width)
     for value in values:
         place = edges.bin_of(value)
         assert edges.low + place * edges.width <= value + 1e-6 * max(1, edges.width)
@@ -44,6 +44,15 @@ def test_whole_rewards_have_a_bin_each():
     bars = histogram([-1.0, 0.0, 0.0, 3.0], None, str, "reward")
     assert [bar.label for bar in bars.bins] == ["−1", "0", "1", "2", "3"]
     assert bars.bins[1].title == "0: 2 of 4 trials"
+
+
+@pytest.mark.parametrize(
+    ("values", "first", "count"), [([-1.0, 0.5, 1.0], "−1", 21), ([-2.0, 0.0, 1.5], "−2", 18)]
+)
+def test_the_first_bin_begins_at_a_lowest_value_that_is_an_edge(values, first, count):
+    edges = bin_edges(values)
+    assert (edges.label(0), edges.count) == (first, count)
+    assert edges.bin_of(min(values)) == 0
 
 
 def test_a_choice_is_read_back_from_its_address():
