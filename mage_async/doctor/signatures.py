@@ -160,10 +160,10 @@ class History:
     # stopped learning and in one that has nothing left to learn.
 
     def is_solved(self) -> bool:
-        """Return whether the return is close to the largest one; false if that is unknown."""
-        return self.bounds is not None and (
-            self.latest_return() > self.bounds[1] - SOLVED * self.span()
-        )
+        """Return whether the return is close to the largest one; false if either is unknown."""
+        if self.bounds is None or not self.recent("return_by_episode", 1):
+            return False
+        return self.latest_return() > self.bounds[1] - SOLVED * self.span()
 
     def is_rising(self) -> bool:
         """Return whether the return has risen over the last six steps."""
@@ -210,11 +210,11 @@ def no_variance(run: History) -> Sightings:
     """Trials of a group earn the same, so their advantages are 0, and they could earn more."""
     share = run.record["zero_advantage_share"]
     if share > NO_VARIANCE and not run.is_solved():
-        returns = [each for step in run.records for each in step["return_by_episode"]]
+        steps = run.recent("return_by_episode", MAX_STEPS)
         earned = (
             f"the last episode's return is {run.latest_return():+.2f}"
-            if any(returns)
-            else f"no episode of {len(run.records)} steps has earned any reward"
+            if any(each for step in steps for each in step["return_by_episode"])
+            else f"no episode of {len(steps)} steps has earned any reward"
         )
         yield Sighting(f"{share:.0%} of sampled tokens have advantage 0; {earned}")
 
@@ -396,7 +396,8 @@ in the quickstart, where the mean of five batches varies by 0.02.
 
 def format_gaming(run: History) -> Sightings:
     """Valid actions become more frequent while the return falls: only the format is learned."""
-    steps = run.recent("valid_action_share", 10)
+    recorded = run.recent("valid_action_share", MAX_STEPS)
+    steps = [each for each in recorded if "return_by_episode" in each][-10:]
     if len(steps) < 10:
         return
     halves = steps[:5], steps[5:]

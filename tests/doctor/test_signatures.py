@@ -142,6 +142,17 @@ def test_a_single_step_without_a_finite_gradient_is_found_as_it_was_recorded() -
     assert (finding.name, finding.onset, finding.evidence) == ("not_finite", 1, "grad_norm is nan")
 
 
+def test_a_run_that_recorded_no_return_is_not_solved() -> None:
+    config = config_file.load(config_file.find("quickstart"), [])
+    looks = Doctor(config, (-1.0, 0.0))  # the mean of no returns, 0, would be the largest one
+    for record in healthy()[:10]:
+        looks.step(
+            {name: value for name, value in record.items() if name != "return_by_episode"}
+            | {"zero_advantage_share": 1.0}
+        )
+    assert "no_variance" in {each.name for each in looks.findings}
+
+
 def test_control_characters_of_a_name_do_not_reach_the_terminal() -> None:
     hostile = {"dropped_by_member": {"\x1b[2Jrock\n": 3}}
     (finding,) = found_in([record | hostile for record in healthy()[:5]])
