@@ -3,7 +3,8 @@
 import json
 import os
 import subprocess
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli.main import main
+from mage_services.journal import export as export_module
 from tests.helpers.recorded_runs import unpack
 
 STEP, NUM_TRIALS = 3, 12
@@ -121,6 +123,25 @@ def test_a_folder_that_is_there_is_not_written_over(
     assert "trials.atif failed: [Errno 39] Directory not empty" in capsys.readouterr().err
     assert sorted(folder.rglob("*")) == before
     assert [each.name for each in tmp_path.iterdir()] == ["trials.atif"]
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 trial in "), (2, "2 trials in ")])
+def test_an_export_says_how_many_trials_it_has(
+    run: RunDirectory,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    said: str,
+) -> None:
+    all_of = export_module.journaled_trials
+
+    def some(*given: Any, **filters: Any) -> Iterator[Any]:
+        return islice(all_of(*given, **filters), count)
+
+    monkeypatch.setattr(export_module, "journaled_trials", some)
+    file = exported(run, tmp_path / "trials.jsonl")
+    assert capsys.readouterr().out == f"{said}{file}\n"
 
 
 def test_an_export_of_nothing_is_refused_and_leaves_no_file(

@@ -83,4 +83,4 @@ def _export(run: RunDirectory, given: argparse.Namespace) -> None:
         raise RunError(f"no trial is exported: nothing matches; the journal has {there}")
     trials = itertools.chain([first], wanted)
     count = export(trials, chat, given.export, run=run.root.resolve().name)
-    print(f"{count} trials in {given.export}")
+    print(f"{count} trial{'' if count == 1 else 's'} in {given.export}")
