@@ -448,13 +448,18 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def figure(value: float) -> str:
-    """Format a quantity with three significant digits: 0.0123, 1.23, 1,234, 12.3k, 8.1e−7."""
+    """Format a quantity with about three significant digits: 0.0123, 1.23, 1,234, 12.3k, 8.1e−7."""
     if not math.isfinite(value):
         return _not_finite(value)
     size = abs(value)
-    if size >= 1e6:
+    # A bound is the least size that the smaller unit would round up to 10,000, 1000.0k or 1000.00M.
+    if size >= 1e12:
+        text = f"{value:.1e}".replace("e+", "e")
+    elif size >= 999_995_000:
+        text = f"{value / 1e9:.2f}G"
+    elif size >= 999_950:
         text = f"{value / 1e6:.2f}M"
-    elif size >= 1e4:
+    elif size >= 9_999.5:
         text = f"{value / 1e3:.1f}k"
     elif size >= 100 or value == int(value):
         text = f"{value:,.0f}"

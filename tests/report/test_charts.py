@@ -69,6 +69,14 @@ def test_numbers_read_as_a_person_writes_them():
         "29.4k",
         "2.50M",
     ]
+    assert [figure(v) for v in (9_999.6, 999_940, 999_960, 999_996_000, 1e9, 2e17)] == [
+        "10.0k",
+        "999.9k",
+        "1.00M",
+        "1.00G",
+        "1.00G",
+        "2.0e17",
+    ]
     assert [figure(v) for v in (-0.5, 9e-7, 1.0004, 12345678)] == ["−0.5", "9.0e−7", "1", "12.35M"]
     assert [duration(s) for s in (9.34, 59.96, 96.3, 7500.0)] == [
         "9.3 s",
