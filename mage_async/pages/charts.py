@@ -471,11 +471,14 @@ def figure(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share: 71 %, and 0.4 % if it is small."""
+    """Format a share: 71 %, and 0.4 % if it is small; < 0.1 % if it is not quite 0."""
     if not math.isfinite(share):
         return _not_finite(share)
     value = 100 * share
-    return f"{value:.1f} %" if 0 < value < 10 else f"{value:.0f} %"
+    tenths = round(value, 1)
+    if value > 0 and tenths == 0:
+        return "< 0.1 %"
+    return f"{tenths:.1f} %" if 0 < tenths < 10 else f"{value:.0f} %"
 
 
 def duration(seconds: float) -> str:

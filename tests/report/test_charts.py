@@ -85,6 +85,13 @@ def test_numbers_read_as_a_person_writes_them():
         "2 h 05 min",
     ]
     assert [percent(s) for s in (0.0, 0.004, 0.712, 1.0)] == ["0 %", "0.4 %", "71 %", "100 %"]
+    assert [percent(s) for s in (1e-9, 0.0006, 0.0994, 0.0996, 0.1)] == [
+        "< 0.1 %",
+        "0.1 %",
+        "9.9 %",
+        "10 %",
+        "10 %",
+    ]
 
 
 @pytest.mark.parametrize("written", [figure, signed, percent])
