@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
+from mage_async.policy_version import OLDEST_AGE
+
 # Line charts, drawn by `templates/chart.svg`.
 
 Point = tuple[float, float]
@@ -421,10 +423,13 @@ def age_bar(label: str, shares: Mapping[int, float]) -> Bar:
     """Return a bar of the share of tokens of each age in steps."""
     parts = []
     for age, share in shares.items():
-        text = f"{age}: {percent(share)}" if share >= 0.14 else f"{age}" if share >= 0.04 else ""
-        title = f"{age} steps: {percent(share)}"
-        # 8 is `OLDEST_AGE`: older tokens are counted with those of 8 steps.
-        parts.append(BarPart(text, title, share, "age", min(age, 8) / 8))
+        # Older tokens are counted with those of `OLDEST_AGE`.
+        is_oldest = age == OLDEST_AGE
+        number = f"{age}+" if is_oldest else f"{age}"
+        noun = "or more steps" if is_oldest else "step" if age == 1 else "steps"
+        text = f"{number}: {percent(share)}" if share >= 0.14 else number if share >= 0.04 else ""
+        title = f"{age} {noun}: {percent(share)}"
+        parts.append(BarPart(text, title, share, "age", age / OLDEST_AGE))
     return Bar(label, parts)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mage_async.pages.charts import (
     Series,
+    age_bar,
     duration,
     figure,
     line_chart,
@@ -97,6 +98,16 @@ def test_numbers_read_as_a_person_writes_them():
 @pytest.mark.parametrize("written", [figure, signed, percent])
 def test_a_number_that_is_not_finite_is_written_as_such(written):
     assert [written(v) for v in (math.nan, math.inf, -math.inf)] == ["NaN", "∞", "−∞"]
+
+
+def test_a_bar_of_ages_says_that_its_oldest_tokens_may_be_older():
+    bar = age_bar("all", {0: 0.5, 1: 0.2, 8: 0.3})
+    assert [part.title for part in bar.parts] == [
+        "0 steps: 50 %",
+        "1 step: 20 %",
+        "8 or more steps: 30 %",
+    ]
+    assert [part.text for part in bar.parts] == ["0: 50 %", "1: 20 %", "8+: 30 %"]
 
 
 def test_text_of_a_chart_is_escaped_and_its_markup_is_not():
