@@ -163,7 +163,9 @@ def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
     """Return a range with some margin around the values."""
     low, high = min(values), max(values)
     if low == high:
-        return low - 0.5, high + 0.5
+        # 0.5 would be lost in the rounding of a large value.
+        half = max(0.5, abs(low) * 1e-6)
+        return low - half, high + half
     return low - margin * (high - low), high + margin * (high - low)
 
 
@@ -174,7 +176,9 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     # gets a tick.
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    return [round(number * step, 10) for number in range(first, last + 1)]
+    # One digit more than that of the step's size: a step may be 2.5.
+    digits = max(0, 1 - math.floor(math.log10(step)))
+    return [round(number * step, digits) for number in range(first, last + 1)]
 
 
 def _round_step(low: float, high: float, count: int) -> float:

@@ -59,6 +59,19 @@ def test_ticks_are_round_ordered_and_inside(low, size, count):
     assert all(low - slack <= mark <= low + size + slack for mark in marks)
 
 
+def test_ticks_of_a_tiny_range_are_apart():
+    assert ticks(1e-12, 5e-12, 5) == [1e-12, 2e-12, 3e-12, 4e-12, 5e-12]
+    assert ticks(0.0, 1e-11, 5) == [0.0, 2.5e-12, 5e-12, 7.5e-12, 1e-11]
+
+
+@pytest.mark.parametrize("value", [1e17, -1e17, 1e300, 0.0])
+def test_a_line_of_one_value_is_drawn_whatever_its_size(value):
+    chart = line_chart([Series("kl", [(1.0, value), (2.0, value)], "accent")], described="kl")
+    assert chart.area.y[0] < value < chart.area.y[1]
+    assert len(set(chart.y_ticks)) == len(chart.y_ticks) >= 2
+    assert "nan" not in svg(chart)
+
+
 def test_numbers_read_as_a_person_writes_them():
     assert [signed(v) for v in (0.754, -0.02, -0.001, 0.0)] == ["+0.75", "−0.02", "0.00", "0.00"]
     assert [figure(v) for v in (0.0, 0.0123, 1.234, 56.78, 1234.0, 29376.0, 2.5e6)] == [
