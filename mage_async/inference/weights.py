@@ -154,7 +154,8 @@ def as_weights(
             f"{where}: weights of another model than config.json's: {error}"
         ) from error
     if tensors:
-        raise PolicyError(f"{where}: tensors this model does not have: {sorted(tensors)[:3]} …")
+        first, rest = sorted(tensors)[:3], " …" if len(tensors) > 3 else ""
+        raise PolicyError(f"{where}: tensors this model does not have: {', '.join(first)}{rest}")
     return weights
 
 
@@ -331,7 +332,13 @@ def _second_role_layers(
     own = {name.removeprefix(SECOND_ROLE): tensors.pop(name) for name in names}
     if strange := own.keys() - tensors.keys():
         raise _WrongTensor(f"the first role has no {min(strange)}")
-    return _layers(tensors | own, shape, arithmetic) if own else ()
+    if not own:
+        return ()
+    left = tensors | own
+    layers = _layers(left, shape, arithmetic)
+    if unused := own.keys() & left.keys():
+        raise _WrongTensor(f"the second role has its own {min(unused)}, which belongs to no layer")
+    return layers
 
 
 def _layers(tensors: Tensors, shape: Architecture, arithmetic: Arithmetic) -> tuple[Layer, ...]:

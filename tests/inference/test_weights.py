@@ -77,6 +77,15 @@ def test_a_tensor_that_is_missing_is_named(reference) -> None:
         as_weights(tensors.items(), read_architecture(reference.directory), "w")
 
 
+@pytest.mark.parametrize(("count", "ending"), [(1, "x0"), (3, "x0, x1, x2"), (4, "x0, x1, x2 …")])
+def test_tensors_that_a_model_does_not_have_are_named(reference, count: int, ending: str) -> None:
+    tensors = dict(read_tensors(reference.directory))
+    tensors |= {f"x{number}": torch.zeros(1) for number in range(count)}
+    said = f"w: tensors this model does not have: {ending}"
+    with pytest.raises(PolicyError, match=re.escape(said) + "$"):
+        as_weights(tensors.items(), read_architecture(reference.directory), "w")
+
+
 def test_a_machine_without_memory_is_not_called_another_model(reference) -> None:
     class Full(Arithmetic):
         def matrix(self, tensor: torch.Tensor) -> torch.Tensor:

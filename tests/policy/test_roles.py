@@ -145,6 +145,16 @@ def test_what_the_second_role_has_alone_is_refused_by_name(tmp_path: Path) -> No
         as_weights(named, read_architecture(tmp_path), "w")
 
 
+def test_a_second_role_has_no_embedding_or_last_norm_of_its_own(tmp_path: Path) -> None:
+    model = adapted()
+    model.config.save_pretrained(tmp_path)
+    named = dict(merged_tensors(model))
+    for name in ("model.embed_tokens.weight", "model.norm.weight"):
+        more = named | {f"role1.{name}": named[name]}
+        with pytest.raises(PolicyError, match=rf"its own {name}, which belongs to no layer"):
+            as_weights(more.items(), read_architecture(tmp_path), "w")
+
+
 def played(advantages: tuple[float, float], length: int = 30) -> TrainingSequence:
     """Two turns, the second of the last episode; all begin with the same twelve tokens."""
     part = sequence(length)
