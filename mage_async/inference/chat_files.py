@@ -110,6 +110,8 @@ def _template(directory: Path, settings: dict[str, Any]) -> str:
         template = (
             file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
         )
+    except OSError as error:
+        raise PolicyError(f"{file}: cannot be read: {error.strerror}; copy it again") from error
     except ValueError as error:
         raise PolicyError(
             f"{file}: cannot be read as UTF-8: {error}; copy the file again"

@@ -1,6 +1,8 @@
 """Chat templates are rendered as transformers renders them."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +84,22 @@ def test_a_template_that_is_no_utf_8_is_one_sentence(tmp_path: Path) -> None:
     (with_template(tmp_path, LOOP) / "chat_template.jinja").write_bytes(b"\xff\xfe{{")
     with pytest.raises(PolicyError, match=r"chat_template\.jinja: cannot be read as UTF-8"):
         load_chat(tmp_path)
+
+
+def test_a_template_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_text = Path.read_text
+
+    def read(file: Path, encoding: str | None = None) -> str:
+        if file.name == "chat_template.jinja":  # root may read what has no permission
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return read_text(file, encoding=encoding)
+
+    directory = with_template(tmp_path, LOOP)
+    monkeypatch.setattr(Path, "read_text", read)
+    with pytest.raises(PolicyError, match=r"chat_template\.jinja: cannot be read: Permission den"):
+        load_chat(directory)
 
 
 def test_a_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
