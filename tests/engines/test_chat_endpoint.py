@@ -1,6 +1,7 @@
 """An endpoint of others: text becomes tokens and back, faults become clear sentences."""
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -134,6 +135,10 @@ def refused(server: ChatServer, use: Callable[[ChatEndpoint], Awaitable[object]]
         (refusing(401, "no key"), "HTTP 401: no key; put the key into OPENAI_API_KEY"),
         (refusing(404, "no model player"), "check the URL, which usually ends with /v1"),
         (refusing(400, "temperature must be 1"), "must be 1; change the request with --request"),
+        (
+            refusing(400, "Invalid input: 'user': string too long"),
+            "string too long; change the request with --request",
+        ),
         (refusing(500, "boom"), "has not answered for 0 s: HTTP 500: boom"),
         (
             refusing(429, "tomorrow", **{"Retry-After": "86400"}),
@@ -195,9 +200,18 @@ def test_a_call_that_fails_again_and_again_ends_the_work_although_others_are_ans
     )
 
 
-def test_a_prompt_that_is_too_long_ends_the_trial_only() -> None:
-    text = "This model's maximum context length is 4096 tokens"
-    with pytest.raises(ContextFull, match="maximum context length"):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "This model's maximum context length is 4096 tokens",
+        "the request exceeds the available context size",
+        "prompt is too long: 210000 tokens > 200000 maximum",
+        "Input is too long for requested model.",
+        "Invalid 'messages[0].content': string too long.",
+    ],
+)
+def test_a_prompt_that_is_too_long_ends_the_trial_only(text: str) -> None:
+    with pytest.raises(ContextFull, match=re.escape(text)):
         served(ChatServer(lambda messages: "", {0: refusing(400, text)}), text_of)
 
 

@@ -59,8 +59,14 @@ MAX_PAUSE_S = 60.0
 SPENT_QUOTA = "insufficient_quota"
 """Type or code of OpenAI's error if the account has no credit left. Its status is 429, as that of a
 rate limit."""
-_FULL = re.compile(r"context.{0,20}(length|window)|maximum context|too (many tokens|long)", re.I)
-"""Words by which endpoints say that a prompt is longer than the model's context."""
+_FULL = re.compile(
+    r"context.{0,20}(length|window|size)|maximum context|too many tokens"
+    r"|(prompt|inputs?|request)\b[^:]{0,40}too long|messages?\b.{0,40}too long",
+    re.I,
+)
+"""Words by which endpoints say that a prompt is longer than the model's context. A field of the
+request may be too long as well: "'user': string too long".
+"""
 
 
 def text_chat() -> ChatFormat:
