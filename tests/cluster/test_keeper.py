@@ -1,6 +1,7 @@
 """A keeper starts the process of a supervisor, relays what it says, and brings what it asks for."""
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -122,6 +123,27 @@ def test_weights_that_are_gone_end_the_process_with_a_sentence(root: Path) -> No
     _, end = live(root, Here(), str(root / "weights" / "v000009.safetensors"))
     assert end.code != 0
     assert "v000009.safetensors cannot be brought to this machine: No such file" in end.epitaph
+
+
+def test_weights_that_a_full_disk_does_not_take_end_the_process_with_a_sentence(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = keeper_module._write
+
+    def full(file: Path, content: Any) -> None:
+        if file.parent.name == "weights":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        write(file, content)
+
+    monkeypatch.setattr(keeper_module, "_write", full)
+    weights = root / "weights" / "v000001.safetensors"
+    weights.write_text("one")
+    _, end = live(root, Here(), str(weights))
+    assert end.code != 0
+    assert (
+        "v000001.safetensors cannot be brought to this machine: it cannot be written there: No "
+        "space left on device"
+    ) in end.epitaph
 
 
 def test_a_process_whose_keys_cannot_be_brought_fails_with_the_reason(root: Path) -> None:

@@ -132,7 +132,11 @@ class Keeper:
             source, target = self._root / requested.relative_to(folder), requested
         else:
             source, target = requested, folder / "weights" / requested.name
-        if reason := await self._bring(source, target):
+        try:
+            reason = await self._bring(source, target)
+        except OSError as fault:  # such as a full disk of this node
+            reason = f"it cannot be written there: {fault.strerror}"
+        if reason:
             return CopiedFile(str(requested), reason=reason)
         self._keep(target)
         return CopiedFile(str(requested), local=str(target))
