@@ -110,8 +110,8 @@ class History:
     """The best mean return of the last episode over `FALL_STEPS` so far, and the last of these
     steps."""
     first_return: float = 0.0
-    """The lowest return of an episode, as a mean over the first `FALL_STEPS`: that of a policy that
-    has neither been trained nor met the task before."""
+    """Lowest, over the episodes, of the mean return over the first `FALL_STEPS` steps: that of a
+    policy that has neither been trained nor met the task before."""
     selection: Selection = field(default_factory=Selection)
     """The groups of all steps so far, trained or dropped."""
 

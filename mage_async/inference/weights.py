@@ -90,6 +90,7 @@ class Weights:
     head: torch.Tensor
     """[V, D]: LM head; the embedding itself if they are tied and the arithmetic is not exact."""
     num_parameters: int
+    """Number of parameters of the first role, of a tied LM head once."""
     second_role: tuple[Layer, ...] = ()
     """Layers of the policy's second role (such as the executor beside a planner;
     `trajectory.SecondRole`); empty if it shares all of them with the first role."""

@@ -31,7 +31,8 @@ from mage_async.errors import PolicyError
 PACKED_ATTENTION = "mage_packed"
 """Name of this attention in transformers' registry (`attn_implementation`)."""
 WITHOUT_EFFECT = {"position_ids", "use_cache"}
-"""Keywords of every layer that change nothing here: positions are in the keys already."""
+"""Keywords of every layer that change nothing here: positions are in queries and keys already,
+and there is no cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -253,7 +254,9 @@ def kernel() -> Callable[..., Any] | None:
 
 
 def fits(query: torch.Tensor, dropout: float) -> bool:
-    """Return whether the kernel takes queries of this device, dtype and shape: [1, N, T, D]."""
+    """Return whether the kernel takes queries of this device, dtype and shape, [1, N, T, D]; it has
+    no dropout.
+    """
     is_gpu = query.device.type == "cuda"
     return is_gpu and not dropout and not why_padded(query.device, query.dtype, query.shape[-1])
 

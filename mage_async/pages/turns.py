@@ -19,7 +19,7 @@ _TEMPLATE_MARKS = re.compile(
 )
 """Marks of chat templates, which a reader need not see."""
 _FORCED_TAGS = re.compile(r"^</(action|remark)>|<(action|remark)>$")
-"""Tags that the transcript itself wrote around a completion (`transcript.forced_tags`): they stand
+"""Tags that were written for the policy around a completion (`transcript.forced_tags`): they stand
 at the ends of the observations."""
 
 
@@ -223,7 +223,7 @@ class ShownToken:
     """Log-prob under the policy that sampled the token, in nats."""
     version: int | None
     """Policy version that sampled the token; None if it was not sampled."""
-    kv: int | None
+    kv_version: int | None
     """Oldest policy version among the cached keys and values that the token was sampled with; None
     if it was not sampled."""
     provenance: Provenance | None
@@ -256,7 +256,7 @@ def shown_tokens(
             is_sampled=is_sampled,
             logprob=float(segment.logprobs[index]),
             version=run.policy if run else None,
-            kv=run.kv if run else None,
+            kv_version=run.kv if run else None,
             provenance=run.provenance if run else None,
             staleness=step - 1 - run.policy if run and step is not None else None,
         )

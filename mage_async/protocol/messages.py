@@ -106,7 +106,7 @@ class OfGroup(Fields):
     """Hold the fields of a message about a group; base class."""
 
     grant: Number
-    """Number of the group; it keeps it when it is granted again."""
+    """Number of the group, which stays the same when the group is granted again."""
     epoch: Number
     """Number of earlier grants of this group."""
 

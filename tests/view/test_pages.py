@@ -142,7 +142,7 @@ def test_a_turn_knows_the_versions_of_its_tokens(chat):
     tokens = list(shown_tokens(turn, segment, chat.decode, 5))
     assert [token.version for token in tokens[:3]] == [None, 2, 3]
     assert [token.staleness for token in tokens[:3]] == [None, 2, 1]
-    assert (tokens[2].kv, tokens[2].provenance) == (1, "segment")
+    assert (tokens[2].kv_version, tokens[2].provenance) == (1, "segment")
     (shown,) = shown_trial(trial, chat.decode, 5).episodes[0].turns
     assert shown.staleness == 2
     assert shown.logprob == -0.5 * (len(ids) - 1)

@@ -194,6 +194,13 @@ def _completes(play: TicTacToePlay, line: tuple[int, ...], whose: str) -> str | 
     return next((cell for cell in shown if cell in NUMBERS), None)
 
 
+CARES = (0.0, 0.5, 1.0)
+"""Values of `TicTacToeScript.care`, one for a trial: random, middling and careful play."""
+EXPLORER_CARES, EXPLORER_MEMORY = (0.5, 1.0), 0.95
+"""Values of `TicTacToeExplorer.care`, one for a trial, and its `memory`: one move in twenty does
+not use earlier games."""
+
+
 class TicTacToe(Game[str]):
     """Play tic-tac-toe; the task variant is the opponent, such as `mcts-100` or
     `careless-centre-one-two-nine`.
@@ -268,8 +275,8 @@ class TicTacToe(Game[str]):
         moves that have won.
         """
         if self._are_careless:
-            return TicTacToeExplorer(source, source.choice((0.5, 1.0)), 0.95)
-        return TicTacToeScript(source, source.choice((0.0, 0.5, 1.0)))
+            return TicTacToeExplorer(source, source.choice(EXPLORER_CARES), EXPLORER_MEMORY)
+        return TicTacToeScript(source, source.choice(CARES))
 
     def overlap(self, one: str, other: str) -> int:
         """Return the number of cells that both opponents take lightly."""

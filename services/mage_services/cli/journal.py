@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path)
     kinds = "only these; may be given again"
     parser.add_argument("--kind", action="append", default=[], choices=KINDS, help=kinds)
-    add_number(parser, "--grant", "only the records of group N (the number of its grant)")
+    add_number(parser, "--grant", "only the records of group N, the number in its grants")
     add_number(parser, "--step", "only step N, and the groups it was computed from")
     export = (
         "write the trials asked for, with text, returns, advantages and the environment's info, to "

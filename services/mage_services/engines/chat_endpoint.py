@@ -226,7 +226,8 @@ class ChatEndpoint(Engine):
         self._answered_at = 0.0
         """When the last answer came, to any call; 0 before the first."""
         self._num_empty = self._num_limited = 0
-        """Numbers of empty answers in a row, and of refusals for the rate since the last answer."""
+        """Numbers of empty answers in a row, and of refusals for the rate since the last answer;
+        each of several calls that are refused at once counts."""
         self._reported: set[str] = set()
         """Kinds of the failures that were reported; each is reported once."""
         self._session: aiohttp.ClientSession
@@ -262,7 +263,8 @@ class ChatEndpoint(Engine):
 
         The text is empty if it was so in `MAX_EMPTY_TRIES` tries.
         """
-        num_tries = num_while_others = num_empty = 0
+        # Failures of this call, those that followed an answer to another call, and empty answers.
+        num_tries = num_while_others_answered = num_empty = 0
         spent = Usage()
         await self._wait_for_rate()
         began = failed_at = time.monotonic()
@@ -272,9 +274,9 @@ class ChatEndpoint(Engine):
             except _Again as fault:
                 if fault.pause_s is None:
                     num_tries += 1
-                    num_while_others += self._answered_at > failed_at
+                    num_while_others_answered += self._answered_at > failed_at
                     failed_at = time.monotonic()
-                if num_while_others == MAX_TRIES:
+                if num_while_others_answered == MAX_TRIES:
                     raise RunError(
                         f"{self._endpoint.url} has failed {num_tries} times to answer one call, "
                         f"while it answered others: {fault}"

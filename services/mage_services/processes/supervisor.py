@@ -101,7 +101,7 @@ class Supervisor:
     _num_restarts: dict[str, int] = field(default_factory=dict)
     """By process: its failures in a row, which count against `supervision.max_restarts`."""
     _num_early_ends: dict[str, int] = field(default_factory=dict)
-    """By process: how often in a row it has ended before `HEALTHY_S`; 0 after the first time."""
+    """By process: number of its ends before `HEALTHY_S` in a row, less one."""
     _progress: int = 0
     """Number of events in `PROGRESS` so far, of all processes."""
     _long_logs: set[str] = field(default_factory=set)
