@@ -1,4 +1,4 @@
-"""Make AdamW, its schedules of learning rate and entropy bonus, and float32 masters of weights.
+"""Make AdamW, its decays, its schedules of learning rate and entropy bonus, and float32 masters.
 
 In bfloat16 an update below 1/256 of a weight is rounded away, and at learning rates of 1e-6 nearly
 all are. The optimizer therefore updates a float32 copy of each trained weight, its master, which is
@@ -27,12 +27,14 @@ from mage_async.errors import RunError
 
 KEY = "masters"
 """Key of the masters in the state of a checkpoint."""
+BETA1 = 0.9
+"""AdamW's decay of the first moment."""
 
 
 def optimizer_of(
     trained: Sequence[torch.Tensor], learner: Learner, device: torch.device
 ) -> torch.optim.Optimizer:
-    """Make the configured optimizer for weights on a device.
+    """Make the configured optimizer for weights on a device; `set_decays` sets its decays.
 
     Raises:
         ConfigError: torchao, which has 8-bit moments, is not installed.
@@ -71,6 +73,15 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def set_decays(optimizer: torch.optim.Optimizer, learner: Learner) -> None:
+    """Set the decays of both moments, and that of the weights, which holds for all of them: norms
+    and biases too.
+    """
+    for group in optimizer.param_groups:
+        group["betas"] = (BETA1, learner.beta2)
+        group["weight_decay"] = learner.weight_decay
 
 
 def step_if_finite(

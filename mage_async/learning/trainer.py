@@ -24,6 +24,7 @@ from mage_async.learning.optimizer import (
     entropy_coefficient,
     learning_rate,
     optimizer_of,
+    set_decays,
     set_rate,
     step_if_finite,
 )
@@ -40,9 +41,6 @@ from mage_async.methods.method import Methods
 from mage_async.trajectory import Group, Kind
 from mage_async.trials.chat_format import ChatFormat
 from mage_kernels import advantage_report, backend_report
-
-BETA1 = 0.9
-"""AdamW's decay of the first moment."""
 
 
 class Trainer:
@@ -89,9 +87,7 @@ class Trainer:
         self._terms: list[LossTerm] = Methods(config).loss_terms()
         torch.set_float32_matmul_precision(learner.matmul_precision)  # for the whole process
         checkpoint_activations(self.model, is_on=learner.activation_checkpointing)
-        for group in self.optimizer.param_groups:
-            group["betas"] = (BETA1, learner.beta2)
-            group["weight_decay"] = learner.weight_decay
+        set_decays(self.optimizer, learner)
 
     def _corrected_loss(self) -> CorrectedLoss:
         """Return the loss of the configured correction; `RankedTrainer` overrides this."""

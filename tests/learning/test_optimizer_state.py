@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mage_async.config import config_file, schema
 from mage_async.config.schema import Config, Learner, check_installed
 from mage_async.errors import ConfigError, RunError
-from mage_async.learning.optimizer import optimizer_of, set_rate
+from mage_async.learning.optimizer import optimizer_of, set_decays, set_rate
 from mage_async.learning.trainer import Trainer
 from mage_async.plan.update import PlannedEightBit
 from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint
@@ -50,6 +50,18 @@ def updated(rules: Learner, *, steps: int) -> tuple[list[Tensor], torch.optim.Op
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(each.nbytes for each in tensors)
+
+
+def test_decays_are_those_of_the_configuration_for_vectors_too() -> None:
+    weights = [nn.Parameter(torch.ones(shape)) for shape in ((4, 4), (4,))]
+    rules = Learner(learning_rate=0.1, weight_decay=0.5, beta2=0.9)
+    optimizer = optimizer_of(weights, rules, torch.device("cpu"))
+    set_decays(optimizer, rules)
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    assert all((weight == 1.0 - 0.1 * 0.5).all() for weight in weights)
+    assert [group["betas"] for group in optimizer.param_groups] == [(0.9, 0.9)]
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
