@@ -1,6 +1,9 @@
 """Both seats of a game, played from outside."""
 
 import random
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +15,10 @@ from mage_async.trajectory import Task
 
 ENVIRONMENTS = {name: load(name) for name in ("kuhn", "rps", "tictactoe", "openspiel")}
 ENVIRONMENTS["tictactoe-news"] = load("tictactoe", view="news")
+PAGE = Path(__file__).parents[2] / "docs" / "examples" / "game_for_two.md"
+EXAMPLE: dict[str, Any] = {"__name__": "nim"}
+exec(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0], EXAMPLE)
+ENVIRONMENTS["nim"] = EXAMPLE["Nim"]()
 NAMES = tuple(ENVIRONMENTS)
 
 
@@ -67,7 +74,7 @@ def test_a_duel_ends_within_its_facts_and_says_only_known_words(
         assert again == (heard, earned, turns)
 
 
-@pytest.mark.parametrize("name", ["kuhn", "tictactoe", "tictactoe-news", "openspiel"])
+@pytest.mark.parametrize("name", ["kuhn", "tictactoe", "tictactoe-news", "openspiel", "nim"])
 def test_what_one_side_wins_the_other_loses(name: str) -> None:
     for seed in range(50):
         _, earned, _ = played(begin(ENVIRONMENTS[name], seed, seed % 2), random.Random(seed))
