@@ -11,9 +11,9 @@ import pytest
 import mage_async as mage
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.inference.chat_files import load_chat
-from mage_async.policy import initial_policy
+from mage_async.policy import demonstrations
+from mage_async.policy.demonstrations import TRIED_WEIGHT, win_stay_examples
 from mage_async.policy.initial_policy import prepare_policy
-from mage_async.policy.warm_start import TRIED_WEIGHT, win_stay_examples
 from mage_async.trajectory import Guidance
 from mage_async.trials.scripted import random_play, random_task, scripted_trial, word_tokens
 from mage_async.trials.win_stay import NUM_COMPARED, Rule, best_rule, player_of, repeated_wins
@@ -174,7 +174,7 @@ def test_a_run_begins_without_a_warm_start_where_there_is_nothing_to_clone(
 ):
     random.seed(0)
     for name, seconds in limits.items():
-        monkeypatch.setattr(initial_policy, name, seconds)
+        monkeypatch.setattr(demonstrations, name, seconds)
     origin = prepare_policy(configured(kind), tmp_path / "policy", lambda progress: None, in_time)
     assert origin.startswith("without a warm start: ")
     assert why in origin
