@@ -46,6 +46,14 @@ def test_a_run_whose_curve_lacks_a_field_is_listed_with_the_reason(tmp_path):
     assert "evaluations.jsonl lacks 'version'" in listed_run("run", run).fault
 
 
+def test_a_run_with_a_final_evaluation_alone_is_listed_with_its_return(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.config.write_text("seed = 1")
+    score = {"return_by_episode": [0.25, 0.5], "ci95_by_episode": [0.1, 0.2]}
+    run.evaluation.write_text(json.dumps({"version": 40, "sets": {"heldout": score}}))
+    assert listed_run("run", run).curve == [(40, 0.5, 0.2)]
+
+
 def test_a_run_that_is_looked_at_is_told_of_by_its_index_and_others_at_once(tmp_path):
     for name in ("opened", "other"):
         (tmp_path / name).mkdir()

@@ -206,6 +206,9 @@ def _read_entry(name: str, run: RunDirectory) -> ListedRun:
     try:
         config = config_file.load_recorded(run.config, imports=False)
         curve = read_lines(run.curve)
+        # A run without evaluations while training (`evaluation.every = 0`) has its final one alone.
+        if not curve and "version" in (final := read_document(run.evaluation)):
+            curve = [final]
         last = last_line(run.metrics)
         state = state_of(run, history_of(run))
         heldout = [
