@@ -256,6 +256,10 @@ class Trial:
         """Return the number of begun episodes, fewer than `num_episodes` after a win."""
         return self.turns[-1].episode + 1 if self.turns else 0
 
+    def num_actions(self) -> int:
+        """Count the actions, valid or not, those of an unfinished episode included."""
+        return sum(turn.kind is Kind.ACT for turn in self.turns)
+
     def num_invalid(self) -> int:
         """Count the actions that the environment refused or that could not be parsed."""
         return sum(not turn.is_valid for turn in self.turns if turn.kind is Kind.ACT)

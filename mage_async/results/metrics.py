@@ -189,7 +189,7 @@ def batch_metrics(
     """
     trials = [trial for group in groups for trial in group.trials]
     num_trials, totals = max(1, len(trials)), batch_totals(groups)
-    num_actions = sum(turn.kind is Kind.ACT for trial in trials for turn in trial.turns)
+    num_actions = sum(trial.num_actions() for trial in trials)
     return {
         **_returns(trials, environment, num_episodes),
         "invalid_actions_per_trial": totals["invalid_actions"] / num_trials,

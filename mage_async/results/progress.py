@@ -363,9 +363,8 @@ class ProgressCounts:
     def arrived(self, trial: Trial) -> None:
         """Count a trial that has arrived for the first time."""
         rewards = trial.episode_rewards()
-        num_actions = sum(turn.kind is Kind.ACT for turn in trial.turns)
         mean_return = sum(rewards) / max(1, len(rewards))
-        self._latest.append((mean_return, num_actions, trial.num_invalid()))
+        self._latest.append((mean_return, trial.num_actions(), trial.num_invalid()))
         self._arrived_turns += len(trial.turns)
 
     def first_drop(self, reason: str) -> str | None:

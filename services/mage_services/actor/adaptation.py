@@ -28,7 +28,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.results.certificate import ARMS, Arm, PlayCounts, TaskReturns, scaled
 from mage_async.results.run_files import read_lines
 from mage_async.tasks.task_stream import FINAL_SEED, evaluation_tasks, swapped
-from mage_async.trajectory import Kind, Task, Trial
+from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TrialInProgress
 from mage_async.trials.trial_config import TrialConfig
@@ -447,8 +447,8 @@ def _outcome(trial: Trial) -> Outcome:
         [turn.action for turn in trial.turns if turn.is_act_of(episode)]
         for episode in range(len(rewards))
     ]
-    # Like `invalid`, this includes the actions of an episode that has not finished: its refused
-    # actions may be the reason why the trial was cut.
-    turns = sum(turn.kind is Kind.ACT for turn in trial.turns)
     is_cut = trial.cut_at is not None
-    return Outcome(rewards, is_cut, trial.num_invalid(), turns, start, len(before), actions)
+    # Both counts include an episode that has not finished: its refused actions may be the reason
+    # why the trial was cut.
+    invalid, turns = trial.num_invalid(), trial.num_actions()
+    return Outcome(rewards, is_cut, invalid, turns, start, len(before), actions)
