@@ -323,6 +323,16 @@ def toml_value(text: str) -> Any:
         return text
 
 
+def toml_text(value: Any) -> str:
+    """Write a value as `toml_value` reads it: on one line, tables inline."""
+    if isinstance(value, dict):
+        pairs = (f"{toml_text(key)} = {toml_text(each)}" for key, each in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_text, value))}]"
+    return tomli_w.dumps({"_": value}, multiline_strings=False).removeprefix("_ = ").strip()
+
+
 def _parsed(
     assigned: Assignments, where: str, *, is_recorded: bool = False, imports: bool = True
 ) -> Config:

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mage_async.assembly import check
 from mage_async.config import config_file
@@ -121,6 +123,16 @@ def test_numbers_are_looked_for_however_deep_dotted_keys_are_nested() -> None:
     config_file.read(text.replace("options = {}", f"{deep}1").encode(), "deep.toml")
     with pytest.raises(ConfigError, match=r"a\.a\.a` must be a finite number, got nan"):
         config_file.read(text.replace("options = {}", f"{deep}nan").encode(), "deep.toml")
+
+
+LEAVES = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text()
+
+
+@given(st.recursive(LEAVES, lambda more: st.lists(more) | st.dictionaries(st.text(), more)))
+def test_a_value_written_as_toml_reads_back(value: object) -> None:
+    text = config_file.toml_text(value)
+    assert "\n" not in text
+    assert config_file.toml_value(text) == value
 
 
 def test_a_tilde_stands_for_the_home_directory(

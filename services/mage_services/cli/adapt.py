@@ -269,20 +269,16 @@ def _assignments(
     Args:
         max_tokens: Largest length of an answer; None for that of the command line, if it has one.
     """
-    import tomli_w
+    from mage_async.config.config_file import toml_text
 
-    # A game's options replace those of the file, key by key of one inline table.
-    table = ", ".join(
-        tomli_w.dumps({key: value}, multiline_strings=False).strip()
-        for key, value in options.items()
-    )
     longest = max_tokens or given.max_tokens
     lengths = [
         f"transcript.max_{kind}_tokens={longest}" for kind in ("action", "reflection") if longest
     ]
     return [
         f"environment.name={json.dumps(name)}",
-        f"environment.options={{{table}}}",
+        # They replace the options of the file.
+        f"environment.options={toml_text(options)}",
         f"trial.episodes={given.episodes}",
         f"trial.memory={given.memory}",
         "trial.turn_budget=0",  # every trial plays all its episodes
