@@ -1,6 +1,7 @@
 """Measure in which structures of small games a policy adapts that it was never trained on.
 
     python -m bench.learning.unseen_structures --models RUN_DIR ... [--name unseen_structures]
+    python -m bench.learning.unseen_structures --models RUN_DIR ... --others
     python -m bench.learning.unseen_structures --draw
 
 `mage adapt` certifies each model, a run or a model directory, on one structure of the environment
@@ -15,6 +16,9 @@ return, the same `blind` and `swapped`, run by run. Then a line for each structu
 return of the first and of the last of three episodes over the models, the last
 episode's under four controls (`docs/adapt.md`), each model's least difference to the first episode
 and to the controls, and its verdict.
+
+`--others` measures in games that are no part of the family: four of this repository, one of
+Gymnasium, and one of TextArena (`OTHERS`).
 
 `--draw` draws `docs/images/unseen_games.svg` from the baseline `unseen_structures`.
 """
@@ -34,6 +38,18 @@ from mage_async.results.certificate import ARMS, DIFFERENCES
 from mage_async.results.run_directory import RunDirectory
 
 CONTROLS = ARMS[1:]
+# Name and options of each game of `--others`. FrozenLake has a map of its own in each task; its
+# own limit of 100 steps is far above the shortest way, which has 6.
+OTHERS: dict[str, dict[str, str]] = {
+    "rps": {},
+    "mastermind": {},
+    "bandit": {},
+    "maze": {},
+    "gymnasium:FrozenLake-v1": {
+        "make": '{is_slippery = false, desc = "random", max_episode_steps = 20}'
+    },
+    "textarena:GuessTheNumber-v0": {},
+}
 PICTURE = ROOT / "docs" / "images" / "unseen_games.svg"
 # Lines of a panel: label, arm of `mage adapt`, and class of `style.css`.
 LINES = (
@@ -49,7 +65,8 @@ def main() -> int:
     parser = option_parser(__doc__)
     parser.add_argument("--models", nargs="+", type=Path, default=[], metavar="DIR")
     parser.add_argument("--structures", nargs="+", choices=list(STRUCTURES))
-    parser.add_argument("--trials", type=int, default=96, help="games of each structure (96)")
+    parser.add_argument("--others", nargs="*", choices=list(OTHERS), help="games; all by default")
+    parser.add_argument("--trials", type=int, default=96, help="tasks of each game (96)")
     parser.add_argument("--out", type=Path, default=Path("runs/unseen_structures"), metavar="DIR")
     parser.add_argument("--only-report", action="store_true", help="play nothing")
     parser.add_argument("--name", default="", help="of the baseline; without it none is written")
@@ -59,24 +76,29 @@ def main() -> int:
         return _draw()
     if not given.models:
         parser.error("--models is needed: directories of runs or models, or --draw")
-    structures = given.structures or STRUCTURES
+    if given.others is None:
+        structures = given.structures or STRUCTURES
+        games = {each: ("family", _options_of(each)) for each in structures}
+    else:
+        games = {name: (name, OTHERS[name]) for name in given.others or OTHERS}
     evaluations = {model.name: found for model in given.models if (found := _evaluation(model))}
     _print_evaluations(evaluations)
     rows = []
-    print(f"{'structure':10} {'first':>6} {'last':>6}" + "".join(f" {c:>7}" for c in CONTROLS))
-    for structure in structures:
+    width = max(map(len, games))
+    print(f"{'game':{width}} {'first':>6} {'last':>6}" + "".join(f" {c:>7}" for c in CONTROLS))
+    for label, (game, options) in games.items():
         found = {}
         for model in given.models:
-            folder = given.out / model.name / structure
+            folder = given.out / model.name / label
             is_measured = (folder / "certificate.json").exists()
             if not is_measured and not given.only_report:
-                _measure(model, structure, given.trials, folder)
+                _measure(model, game, options, given.trials, folder)
                 is_measured = True
             if is_measured:
                 found[model.name] = _figures(folder)
         if found:
-            rows.append({"structure": structure, "models": found})
-            _print_row(structure, list(found.values()))
+            rows.append({"structure" if game == "family" else "game": label, "models": found})
+            _print_row(f"{label:{width}}", list(found.values()))
     if given.name:
         figures = {"trials": given.trials, "evaluations": evaluations, "rows": rows}
         write_baseline(given.name, figures)
@@ -152,17 +174,17 @@ def _print_evaluations(evaluations: dict[str, Any]) -> None:
         print(f"{part:20} first {first}, last {last}, blind {blind}, swapped {swap}", flush=True)
 
 
-def _measure(model: Path, structure: str, trials: int, folder: Path) -> None:
-    """Let `mage adapt` measure a model on one structure."""
+def _options_of(structure: str) -> dict[str, str]:
+    """Return the options of the family for one structure, as `mage adapt` takes them."""
+    return {"structures": f'["{structure}"]', "heldout": "words", "feedback": "told"}
+
+
+def _measure(model: Path, game: str, options: dict[str, str], trials: int, folder: Path) -> None:
+    """Let `mage adapt` measure a model on one game."""
     command = [sys.executable, "-m", "mage_services.cli.main", "adapt", "--model", str(model)]
-    command += ["--games", "family", "--trials", str(trials), "--out", str(folder)]
-    command += [
-        "--option",
-        f'family.structures=["{structure}"]',
-        "--option",
-        "family.heldout=words",
-    ]
-    command += ["--option", "family.feedback=told"]
+    command += ["--games", game, "--trials", str(trials), "--out", str(folder)]
+    for key, value in options.items():
+        command += ["--option", f"{game}.{key}={value}"]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log").open("a") as log:
         subprocess.run(command, stdout=log, stderr=log, check=True)
@@ -180,7 +202,7 @@ def _figures(folder: Path) -> dict[str, Any]:
     }
 
 
-def _print_row(structure: str, models: list[dict[str, Any]]) -> None:
+def _print_row(label: str, models: list[dict[str, Any]]) -> None:
     """Print the means over the models, and each one's least difference and verdict."""
 
     def mean(arm: str, episode: int) -> float:
@@ -192,8 +214,7 @@ def _print_row(structure: str, models: list[dict[str, Any]]) -> None:
     ]
     controls = "".join(f" {mean(arm, -1):7.2f}" for arm in CONTROLS)
     print(
-        f"{structure:10} {mean('own', 0):6.2f} {mean('own', -1):6.2f}{controls}  "
-        + "; ".join(verdicts),
+        f"{label} {mean('own', 0):6.2f} {mean('own', -1):6.2f}{controls}  " + "; ".join(verdicts),
         flush=True,
     )
 
