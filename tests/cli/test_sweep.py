@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -146,7 +147,16 @@ def searched(
     given = command_tree().parse_args(arguments)
     axes = _axes(given)
     monkeypatch.setattr(Matrix, "finished_runs", lambda matrix: runs.finished_runs(matrix))
-    return search(axes, count, 0, lambda found: _matrix(given, axes, found, [0, 1]), run=runs)
+    num_empty = 0
+
+    def matrix_of(settings: Sequence[Setting]) -> Matrix:
+        nonlocal num_empty
+        num_empty += not settings
+        return _matrix(given, axes, settings, [0, 1])
+
+    code = search(axes, count, 0, matrix_of, run=runs)
+    assert num_empty == 1
+    return code
 
 
 @pytest.mark.filterwarnings("default")  # another package's

@@ -71,22 +71,27 @@ def search(
     fault = _fault(combination(axes, first), matrix_of)
     if fault and all(_fault(each, matrix_of) for each in drawn(axes, NUM_TRIED, seed)):
         raise fault
-    root = matrix_of([]).root
-    with lock_folder(root):  # two commands would change Optuna's record at once
-        study = _study(root / "search.log", seed)
-        _check_axes(study, axes, root)
-        return _search(study, axes, count, matrix_of, run)
+    empty = matrix_of([])
+    with lock_folder(empty.root):  # two commands would change Optuna's record at once
+        study = _study(empty.root / "search.log", seed)
+        _check_axes(study, axes, empty.root)
+        return _search(study, axes, count, empty, matrix_of, run)
 
 
 def _search(
     study: Any,
     axes: Sequence[Axis],
     count: int,
+    empty: Matrix,
     matrix_of: MatrixOf,
     run: Callable[[Matrix], int],
 ) -> int:
-    """Do as `search`, with Optuna's record, in a folder that this process has locked."""
-    code, empty = 0, matrix_of([])
+    """Do as `search`, with Optuna's record, in a folder that this process has locked.
+
+    Args:
+        empty: The matrix without combinations.
+    """
+    code = 0
     latest_start = time.monotonic() + empty.for_s
     while code == 0 and (chosen := _chosen(study, axes, count, empty.parallel)):
         chosen = _valid(study, chosen, matrix_of)
