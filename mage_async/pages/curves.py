@@ -75,9 +75,14 @@ def adaptation(
 
 def curve_points(records: RunRecords, split: str) -> list[CurvePoint]:
     """Return versions and scores of a split over the run; the final evaluation is the last."""
-    points = {line["version"]: line["sets"][split] for line in records.curve}
-    if records.evaluation:
-        points[records.evaluation["version"]] = records.evaluation["sets"][split]
+    return points_of(records.curve, records.evaluation, split)
+
+
+def points_of(curve: Sequence[Record], evaluation: Record, split: str) -> list[CurvePoint]:
+    """Do as `curve_points`, from the two records that it reads."""
+    points = {line["version"]: line["sets"][split] for line in curve}
+    if evaluation:
+        points[evaluation["version"]] = evaluation["sets"][split]
     return sorted(points.items())
 
 

@@ -46,12 +46,21 @@ def test_a_run_whose_curve_lacks_a_field_is_listed_with_the_reason(tmp_path):
     assert "evaluations.jsonl lacks 'version'" in listed_run("run", run).fault
 
 
-def test_a_run_with_a_final_evaluation_alone_is_listed_with_its_return(tmp_path):
+def evaluated(version, last):
+    """An evaluation of a version, as the files of a run have it."""
+    score = {"return_by_episode": [0.25, last], "ci95_by_episode": [0.1, 0.2]}
+    return json.dumps({"version": version, "sets": {"heldout": score}})
+
+
+def test_the_final_evaluation_is_the_last_point_of_a_run_in_the_list(tmp_path):
     run = RunDirectory(tmp_path)
     run.config.write_text("seed = 1")
-    score = {"return_by_episode": [0.25, 0.5], "ci95_by_episode": [0.1, 0.2]}
-    run.evaluation.write_text(json.dumps({"version": 40, "sets": {"heldout": score}}))
+    run.evaluation.write_text(evaluated(40, last=0.5))
     assert listed_run("run", run).curve == [(40, 0.5, 0.2)]
+    run.curve.write_text(f"{evaluated(20, last=0.3)}\n{evaluated(40, last=0.4)}\n")
+    assert listed_run("run", run).curve == [(20, 0.3, 0.2), (40, 0.5, 0.2)]
+    run.evaluation.write_text(evaluated(50, last=0.75))
+    assert listed_run("run", run).curve == [(20, 0.3, 0.2), (40, 0.4, 0.2), (50, 0.75, 0.2)]
 
 
 def test_a_run_that_is_looked_at_is_told_of_by_its_index_and_others_at_once(tmp_path):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from mage_async.config import config_file
 from mage_async.errors import MageError, RunError
+from mage_async.pages.curves import points_of
 from mage_async.results.run_directory import RunDirectory, find_runs
 from mage_async.results.run_files import (
     RunHistory,
@@ -190,7 +191,7 @@ entry is replaced as a whole and never removed.
 
 def listed_run(name: str, run: RunDirectory) -> ListedRun:
     """Return the entry of a run in the list; it is read again only if its files have changed."""
-    files = (run.config, run.metrics, run.curve, run.summary, run.events)
+    files = (run.config, run.metrics, run.curve, run.evaluation, run.summary, run.events)
     try:
         now = (tuple(map(file_state, files)), is_held(run.lock))
         known = _listed.get(run.root)
@@ -205,20 +206,12 @@ def _read_entry(name: str, run: RunDirectory) -> ListedRun:
     """Read the entry of a run; if the run is damaged, the entry has the reason only."""
     try:
         config = config_file.load_recorded(run.config, imports=False)
-        curve = read_lines(run.curve)
-        # A run without evaluations while training (`evaluation.every = 0`) has its final one alone.
-        if not curve and "version" in (final := read_document(run.evaluation)):
-            curve = [final]
+        points = points_of(read_lines(run.curve), read_document(run.evaluation), "heldout")
         last = last_line(run.metrics)
         state = state_of(run, history_of(run))
         heldout = [
-            (
-                line["version"],
-                score["return_by_episode"][-1],
-                (score.get("ci95_by_episode") or [0.0])[-1],
-            )
-            for line in curve
-            if (score := line["sets"].get("heldout"))
+            (version, score["return_by_episode"][-1], score["ci95_by_episode"][-1])
+            for version, score in points
         ]
     except MageError as error:
         return ListedRun(name, fault=str(error))
