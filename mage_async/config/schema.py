@@ -116,16 +116,18 @@ class TrialShape(Section):
         """Return the largest number of actions of a trial, whose episodes have `max_turns` each."""
         return (self.turn_budget or self.episodes) * max_turns
 
-    def most_in_context(self, max_turns: int) -> tuple[int, int]:
+    def most_in_context(self, max_turns: int) -> tuple[int, int, int]:
         """Return the largest numbers of actions and of remarks (strategies and reflections) that
-        the agent writes in one context, if no notes replace it. Episodes have `max_turns` each.
+        the agent writes in one context, and of remarks that a context holds: the reflections on
+        earlier episodes too, with which it begins. No notes replace it, and episodes have
+        `max_turns` each.
         """
         episodes = self.episodes if self.keeps_history else 1
         actions = self.most_turns(max_turns) if self.keeps_history else max_turns
         strategies = {"none": 0, "episode": episodes, "turn": actions}[self.strategy]
         # None follows the last episode of the trial.
-        reflections = min(episodes, self.episodes - 1) if self.reflects else 0
-        return actions, strategies + reflections
+        reflections = self.episodes - 1 if self.reflects else 0
+        return actions, strategies + min(episodes, reflections), strategies + reflections
 
     @property
     def reflects(self) -> bool:

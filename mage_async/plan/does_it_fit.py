@@ -212,9 +212,9 @@ def _contexts(
     transcript = config.transcript
     if isinstance(environment, ResetStep) or environment.script(random.Random(0)) is None:
         max_turns = environment.facts.max_turns
-        num_actions, num_remarks = config.trial.most_in_context(max_turns)
+        num_actions, num_remarks, num_held = config.trial.most_in_context(max_turns)
         longest = num_actions * transcript.max_action_tokens
-        longest += num_remarks * transcript.max_reflection_tokens
+        longest += num_held * transcript.max_reflection_tokens
         num_contexts = 1 if config.trial.keeps_history else config.trial.episodes
         num_turns = config.trial.most_turns(max_turns) + num_contexts * num_remarks
         return Contexts(0, longest, num_turns)

@@ -445,7 +445,8 @@ def test_the_longest_trial_is_counted_in_the_words_of_the_tiny_model(
         ("history", "episode", 3, 3),
         ("history", "turn", 3, 24),
         ("history_and_reflection", "episode", 3, 5),
-        ("reflection", "none", 1, 3),
+        # The last context begins with two, and none follows its episode.
+        ("reflection", "none", 1, 2),
     ],
 )
 def test_the_longest_trial_has_room_for_strategies_and_reflections(

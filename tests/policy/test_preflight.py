@@ -112,6 +112,17 @@ def test_strategies_and_reflections_lengthen_the_longest_trial(directory: Path, 
     assert num_remarks * 1000 <= found.longest - plain.longest < num_remarks * 1500
 
 
+def test_reflections_on_earlier_episodes_lengthen_the_context_of_an_own_class(
+    directory: Path,
+) -> None:
+    keys = ("environment.name=tests.helpers.known_players:SignedBoxes",)
+    keys += ("transcript.max_reflection_tokens=1000", "engine.max_tokens=8192")
+    plain = check_files(pretrained(directory, *keys, "trial.memory=none"), directory)
+    found = check_files(pretrained(directory, *keys, "trial.memory=reflection"), directory)
+    # The last of three episodes begins with two reflections.
+    assert found.longest - plain.longest == 2 * 1000
+
+
 def test_a_template_without_tools_is_refused_from_the_files_alone(directory: Path) -> None:
     config = pretrained(directory, "environment.name=tests.environments.boxes:Boxes")
     with pytest.raises(PolicyError, match=r"the chat template offers no tools, .*such as Qwen3's"):

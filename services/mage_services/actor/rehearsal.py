@@ -212,9 +212,7 @@ def _context_needed(
     turn = action + template + _tokens(longest.answer, is_tiny)
     rules = _tokens(environment.rules(), is_tiny) if config.transcript.rules else 0
     needed = rules + episodes * (opening + facts.max_turns * turn)
-    _, num_remarks = trial.most_in_context(facts.max_turns)
-    if trial.reflects and not trial.keeps_history:
-        num_remarks += trial.episodes - 1  # the context begins with the earlier reflections
+    _, _, num_remarks = trial.most_in_context(facts.max_turns)
     needed += num_remarks * (config.transcript.max_reflection_tokens + template)
     remarks = f" and {num_remarks} remarks" if num_remarks else ""
     need = (
