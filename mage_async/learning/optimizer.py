@@ -75,13 +75,16 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
-def set_decays(optimizer: torch.optim.Optimizer, learner: Learner) -> None:
+def set_decays(optimizer: torch.optim.Optimizer, beta2: float, weight_decay: float) -> None:
     """Set the decays of both moments, and that of the weights, which holds for all of them: norms
     and biases too.
+
+    Args:
+        beta2: Decay of the second moment; that of the first is `BETA1`.
     """
     for group in optimizer.param_groups:
-        group["betas"] = (BETA1, learner.beta2)
-        group["weight_decay"] = learner.weight_decay
+        group["betas"] = (BETA1, beta2)
+        group["weight_decay"] = weight_decay
 
 
 def step_if_finite(

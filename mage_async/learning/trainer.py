@@ -87,7 +87,7 @@ class Trainer:
         self._terms: list[LossTerm] = Methods(config).loss_terms()
         torch.set_float32_matmul_precision(learner.matmul_precision)  # for the whole process
         checkpoint_activations(self.model, is_on=learner.activation_checkpointing)
-        set_decays(self.optimizer, learner)
+        set_decays(self.optimizer, learner.beta2, learner.weight_decay)
 
     def _corrected_loss(self) -> CorrectedLoss:
         """Return the loss of the configured correction; `RankedTrainer` overrides this."""

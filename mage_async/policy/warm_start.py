@@ -19,10 +19,12 @@ from transformers import PreTrainedModel
 from mage_async.config.schema import FromWinStay, WarmStart
 from mage_async.errors import DeterministicFailure
 from mage_async.learning.forward import hidden_states
-from mage_async.learning.optimizer import set_rate, step_if_finite
+from mage_async.learning.optimizer import set_decays, set_rate, step_if_finite
 from mage_async.learning.packing import TokenRow, split_minibatch
 from mage_async.policy.demonstrations import Example
 
+BETA2, WEIGHT_DECAY = 0.95, 0.01
+"""AdamW's decays of the second moment and of the weights."""
 GATE_EVERY = 25
 """Number of steps over which the gate's losses are averaged."""
 MOST_SKIPPED = 25
@@ -73,9 +75,8 @@ def warm_start(
     """
     source = np.random.default_rng(seed)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained, lr=warm.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
-    )
+    optimizer = torch.optim.AdamW(trained, lr=warm.learning_rate)
+    set_decays(optimizer, BETA2, WEIGHT_DECAY)
     sums = np.zeros((2, 1 + max(0, *(int(each.episodes.max()) for each in examples))))
     progress = Progress(0, warm.steps, math.nan, math.nan)
     step = num_skipped = in_a_row = 0

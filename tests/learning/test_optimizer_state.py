@@ -56,7 +56,7 @@ def test_decays_are_those_of_the_configuration_for_vectors_too() -> None:
     weights = [nn.Parameter(torch.ones(shape)) for shape in ((4, 4), (4,))]
     rules = Learner(learning_rate=0.1, weight_decay=0.5, beta2=0.9)
     optimizer = optimizer_of(weights, rules, torch.device("cpu"))
-    set_decays(optimizer, rules)
+    set_decays(optimizer, rules.beta2, rules.weight_decay)
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
     optimizer.step()

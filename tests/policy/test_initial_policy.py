@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import FromScript, Tiny
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.chat_files import load_chat
+from mage_async.learning import optimizer
 from mage_async.policy import initial_policy
 from mage_async.policy import warm_start as warm_start_module
 from mage_async.policy.demonstrations import Example, best_trials, read_examples
@@ -117,6 +118,22 @@ def test_a_step_of_a_warm_start_whose_gradient_is_not_finite_changes_nothing(
     assert all(weight.isfinite().all() for weight in model.parameters())
     alone, _ = cloned(tmp_path / "good", [1.0, 1.0], steps=8)
     assert alone.num_skipped == 0
+
+
+def test_the_decays_of_a_warm_start_are_set_as_those_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[object]()
+    step = warm_start_module.step_if_finite
+
+    def watched(made: torch.optim.Optimizer, *given: Any) -> torch.Tensor:
+        seen.extend((group["betas"], group["weight_decay"]) for group in made.param_groups)
+        return step(made, *given)
+
+    monkeypatch.setattr(warm_start_module, "step_if_finite", watched)
+    monkeypatch.setattr(optimizer, "BETA1", 0.5)
+    cloned(tmp_path, [1.0], steps=1)
+    assert seen == [((0.5, 0.95), 0.01)]
 
 
 @pytest.mark.parametrize(
