@@ -276,6 +276,46 @@ def test_a_pause_that_the_endpoint_asks_for_holds_for_calls_that_wait_for_the_ra
     assert min(asked_at[1:]) - asked_at[0] >= 0.49
 
 
+def test_calls_that_are_refused_together_lengthen_the_pause_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+
+    def pause(num_before: int) -> float:
+        pauses.append(0.01 * 2.0**num_before)
+        return pauses[-1]
+
+    monkeypatch.setattr(chat_endpoint, "_growing_pause", pause)
+    num_waiting, all_there = 0, asyncio.Event()
+
+    async def limited(request: chat_server.web.Request) -> chat_server.web.Response:
+        nonlocal num_waiting
+        num_waiting += 1
+        if num_waiting == 8:
+            all_there.set()
+        await all_there.wait()
+        return await refusing(429)(request)
+
+    async def eight(engine: ChatEndpoint) -> None:
+        await asyncio.gather(*(engine.complete(prompt()) for _ in range(8)))
+
+    served(ChatServer(lambda messages: "yes", dict.fromkeys(range(8), limited)), eight)
+    assert pauses == [0.01] * 8
+
+
+def test_each_further_refusal_lengthens_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    before: list[int] = []
+
+    def pause(num_before: int) -> float:
+        before.append(num_before)
+        return 0.001
+
+    monkeypatch.setattr(chat_endpoint, "_growing_pause", pause)
+    server = ChatServer(lambda messages: "yes", dict.fromkeys(range(3), refusing(429)))
+    assert served(server, text_of)[0] == "yes"
+    assert before == [0, 1, 2]
+
+
 def test_an_endpoint_may_refuse_any_number_of_calls_for_its_rate() -> None:
     async def after_many(engine: ChatEndpoint) -> str:
         engine._num_limited = 2000

@@ -226,8 +226,10 @@ class ChatEndpoint(Engine):
         self._answered_at = 0.0
         """When the last answer came, to any call; 0 before the first."""
         self._num_empty = self._num_limited = 0
-        """Numbers of empty answers in a row, and of refusals for the rate since the last answer;
-        each of several calls that are refused at once counts."""
+        """Numbers of empty answers in a row, and of refusals for the rate since the last answer.
+        Calls that were in flight together when one of them was refused count as one refusal."""
+        self._limited_at = 0.0
+        """When the last refusal came that counts in `_num_limited`."""
         self._reported: set[str] = set()
         """Kinds of the failures that were reported; each is reported once."""
         self._session: aiohttp.ClientSession
@@ -313,14 +315,14 @@ class ChatEndpoint(Engine):
             ConfigError: the address of the endpoint is none.
             RunError: it failed in another way.
         """
-        limit = self._endpoint.timeout_s
+        limit, sent_at = self._endpoint.timeout_s, time.monotonic()
         try:
             async with (
                 asyncio.timeout(limit),
                 self._session.post(self._endpoint.address, json=body) as response,
             ):
                 data = await response.read()
-                return self._read(response, data)
+                return self._read(response, data, sent_at)
         except TimeoutError:
             raise _Again(f"no answer within {limit:g} s (--timeout)") from None
         except aiohttp.ClientPayloadError:
@@ -330,13 +332,15 @@ class ChatEndpoint(Engine):
         except (aiohttp.ClientError, OSError) as error:
             raise _Again(f"no connection: {error or type(error).__name__}") from None
 
-    def _read(self, response: aiohttp.ClientResponse, data: bytes) -> tuple[str, Usage]:
+    def _read(
+        self, response: aiohttp.ClientResponse, data: bytes, sent_at: float
+    ) -> tuple[str, Usage]:
         """Return the text of a response, without the model's thinking, and its usage.
 
         Raises errors as `_call`.
         """
         if response.status != 200:
-            self._refuse(response, *_error_of(data))
+            self._refuse(response, sent_at, *_error_of(data))
         try:
             # `msgspec.json` would refuse half of a surrogate pair, which JSON may hold.
             answer = msgspec.convert(json.loads(data), _Answer)
@@ -364,11 +368,16 @@ class ChatEndpoint(Engine):
         return outside_thinking(text).strip(), usage
 
     def _refuse(
-        self, response: aiohttp.ClientResponse, reason: str, kinds: tuple[object, ...]
+        self,
+        response: aiohttp.ClientResponse,
+        sent_at: float,
+        reason: str,
+        kinds: tuple[object, ...],
     ) -> NoReturn:
         """Raise the error of a response that holds no completion.
 
         Args:
+            sent_at: when the request was sent.
             reason: what the endpoint says.
             kinds: type and code of the endpoint's error.
         """
@@ -376,9 +385,13 @@ class ChatEndpoint(Engine):
         is_spent = status == 429 and SPENT_QUOTA in kinds
         if (status in (408, 409, 425, 429) and not is_spent) or status >= 500:
             pause_s = _retry_after(response.headers.get("Retry-After"))
+            # The refusal of a call that was sent before the last refusal came is the same burst: it
+            # does not show that the pause was too short, so it does not lengthen the pause.
+            if status == 429 and sent_at >= self._limited_at:
+                self._num_limited += 1
+                self._limited_at = time.monotonic()
             if status == 429 and pause_s is None:
-                pause_s = _growing_pause(self._num_limited)
-            self._num_limited += status == 429
+                pause_s = _growing_pause(max(0, self._num_limited - 1))
             raise _Again(f"HTTP {status}: {reason}", pause_s if status in (429, 503) else None)
         if status in (400, 413) and _FULL.search(reason):
             raise ContextFull(f"{self._endpoint.model}: {reason}")
