@@ -19,7 +19,14 @@ from mage_async.config import config_file
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import TurnLost
 from mage_async.inference.chat_files import load_chat
-from mage_services.gateway.chat_completions import BadRequest, ChatRequest, Message, read_request
+from mage_services.gateway.chat_completions import (
+    BadRequest,
+    CalledFunction,
+    ChatRequest,
+    Message,
+    MessageCall,
+    read_request,
+)
 from mage_services.serving.chat_server import ChatServer, Conversations, said_in
 from tests.helpers.agent_site import scripted, small_chat
 from tests.helpers.recorded_runs import unpack
@@ -386,6 +393,17 @@ def test_messages_of_one_side_are_joined_and_the_system_speaks_first():
     parts = b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}'
     with pytest.raises(BadRequest, match="type 'text'"):
         said_in(read_request(parts).messages)
+
+
+def test_results_of_parallel_calls_come_in_the_order_of_the_calls():
+    calls = [MessageCall(CalledFunction("look"), f"call {n}") for n in range(3)]
+    begin = [Message("user", "u"), Message("assistant", "a", calls)]
+    results = [Message("tool", f"r{n}", tool_call_id=f"call {n}") for n in (2, 0, 1)]
+    ordered = ("r0", "r1", "r2")
+    assert said_in([*begin, *results], has_tools=True) == ("u", "a", ordered)
+    assert said_in([*begin, *results]) == ("u", "a", "\n\n".join(ordered))
+    # In a session the calls are in an earlier request; the server has written them without ids.
+    assert said_in(results, has_tools=True) == (("r2", "r0", "r1"),)
 
 
 def test_the_terminal_talks_with_the_policy(run_dir):

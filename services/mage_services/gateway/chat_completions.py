@@ -300,12 +300,18 @@ def policy_call_of(messages: Iterable[agent_run.Message], **given: Any) -> Polic
     return policy_call
 
 
-def in_order_of_calls(messages: Iterable[agent_run.Message]) -> tuple[agent_run.Message, ...]:
+def in_order_of_calls(
+    messages: Iterable[agent_run.Message], *, are_all_sent: bool = True
+) -> tuple[agent_run.Message, ...]:
     """Return the messages of a conversation, with the results of parallel calls in the order of the
     calls.
 
     Clients may send results as they become ready, and chat templates write them without the ids of
     their calls, so the policy tells them apart by their order. Results without ids stay as sent.
+
+    Args:
+        are_all_sent: Whether the messages have every call. If not, results of calls that the
+            messages do not have stay as sent.
 
     Raises:
         BadRequest: a result names a call that no message before it has made.
@@ -318,6 +324,9 @@ def in_order_of_calls(messages: Iterable[agent_run.Message]) -> tuple[agent_run.
         if not is_result:
             places.update(zip(ids, numbers, strict=False))
         elif unknown := [each for each in ids if each not in places]:
+            if not are_all_sent:
+                ordered += some
+                continue
             raise BadRequest(
                 f"the result of a tool names the call {unknown[0]!r:.60}, which no message before "
                 f"it has made; those before made {', '.join(places) or 'none with an id':.200}: "

@@ -35,6 +35,7 @@ from mage_services.gateway.chat_completions import (
     Message,
     completion_response,
     error_response,
+    in_order_of_calls,
     read_request,
 )
 from mage_services.gateway.gateway import MAX_REQUEST_BYTES
@@ -266,7 +267,8 @@ def said_in(messages: Sequence[Message], *, has_tools: bool = False) -> Texts:
     """Return the texts of a conversation's messages, alternately the user's and the policy's.
 
     Any role but "assistant" counts as the user. Consecutive messages of one side are joined, so the
-    system's message becomes the beginning of the user's first one.
+    system's message becomes the beginning of the user's first one. Results of parallel calls come
+    in the order of the calls, as in training.
 
     Args:
         has_tools: Whether answers of tools become a tuple, unless they follow a user's message.
@@ -275,19 +277,22 @@ def said_in(messages: Sequence[Message], *, has_tools: bool = False) -> Texts:
         BadRequest: there are no messages, or the first or the last one is not the user's.
     """
     texts, last = list[str | tuple[str, ...]](), ""
-    for message in messages:
+    # The server writes the policy's calls as text, without ids, and in a session a client may send
+    # the results alone. The order of results whose calls are unknown is the client's.
+    read = (message.read() for message in messages)
+    for message in in_order_of_calls(read, are_all_sent=False):
         side = "assistant" if message.role == "assistant" else "user"
-        is_answer = has_tools and message.role in ("tool", "function")
+        is_answer = has_tools and message.role == "tool"
         if not texts and side == "assistant":
             raise BadRequest("`messages` must begin with one of the user's or the system's")
         if side != last:
-            texts.append((message.text(),) if is_answer else message.text())
+            texts.append((message.content,) if is_answer else message.content)
         elif is_answer and isinstance(before := texts[-1], tuple):
-            texts[-1] = (*before, message.text())
+            texts[-1] = (*before, message.content)
         else:
             before = texts[-1]
             joined = before if isinstance(before, str) else "\n\n".join(before)
-            texts[-1] = f"{joined}\n\n{message.text()}"
+            texts[-1] = f"{joined}\n\n{message.content}"
         last = side
     if last != "user":
         raise BadRequest("`messages` must end with one of the user's")
