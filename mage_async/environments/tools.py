@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import combinations, product
 from operator import or_
 from types import GenericAlias
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints, overload
@@ -126,6 +127,10 @@ _TYPES: dict[str, Any] = {
     "null": None,
 }
 """Python type of each of JSON's types."""
+_NAMES = {kind: name for name, kind in _TYPES.items()} | {int: "number", type(None): "null"}
+"""JSON's type of each Python type."""
+_ANY = object()
+"""Stands for any value of a type."""
 _NUMBER_BOUNDS = {
     "minimum": "ge",
     "maximum": "le",
@@ -143,11 +148,16 @@ _BOUNDS: dict[str, dict[str, str]] = {
 msgspec that they become. Values of other types have no such bound.
 """
 _CHECKED_KEYS = {
-    *("type", "enum", "anyOf", "items", "properties", "required", "additionalProperties"),
+    *("type", "enum", "const", "anyOf", "oneOf"),
+    *("items", "properties", "required", "additionalProperties"),
 }.union(*_BOUNDS.values())
 """Schema keywords that are checked."""
-_UNCHECKED_KEYS = {"title", "description", "default", "examples", "$schema"}
-"""Schema keywords that need no check."""
+_ALONE = {"anyOf": set[str](), "oneOf": set[str](), "const": {"type"}}
+"""Keywords next to which others would not be checked, with those that are allowed."""
+_UNCHECKED_KEYS = {"title", "description", "default", "examples", "format", "$schema"}
+"""Schema keywords that need no check. In the standard, JSON Schema 2020-12, `format` describes a
+value and restricts none.
+"""
 _DEFINITIONS = {"$defs", "definitions"}
 """Keywords of a whole schema that hold parts of it, to which `$ref` refers."""
 
@@ -236,11 +246,15 @@ def _check_keys(place: str, schema: Mapping[str, Any]) -> None:
             f"tool {place}: the schema's {', '.join(sorted(unknown))} would not be checked; "
             f"these are: {', '.join(sorted(_CHECKED_KEYS))}"
         )
-    if "anyOf" in schema and (others := _CHECKED_KEYS.intersection(schema) - {"anyOf"}):
-        raise ConfigError(
-            f"tool {place}: the schema's {', '.join(sorted(others))} beside anyOf would not be "
-            "checked: write each part of anyOf as a whole schema"
-        )
+    for key, allowed in _ALONE.items():
+        if key in schema and (others := _CHECKED_KEYS.intersection(schema) - allowed - {key}):
+            advice = (
+                "leave it out" if key == "const" else f"write each part of {key} as a whole schema"
+            )
+            raise ConfigError(
+                f"tool {place}: the schema's {', '.join(sorted(others))} beside {key} would not be "
+                f"checked: {advice}"
+            )
     if not isinstance(given := schema.get("additionalProperties", False), bool):
         raise ConfigError(
             f"tool {place}: additionalProperties must be false or true, got {given!r:.60}: list "
@@ -251,16 +265,57 @@ def _check_keys(place: str, schema: Mapping[str, Any]) -> None:
 def _type(place: str, schema: Mapping[str, Any]) -> Any:
     """Return the type that a schema describes."""
     _check_keys(place, schema)
+    if "const" in schema:
+        return Literal[schema["const"]]
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
-    if "anyOf" in schema:
-        return reduce(or_, [_type(place, each) for each in schema["anyOf"]])
+    if (parts := _parts(schema)) is not None:
+        kind = reduce(or_, [_type(place, each) for each in parts])
+        if "oneOf" in schema:
+            _check_disjoint(place, parts)
+        return kind
+    return reduce(or_, (_bounded_type(place, name, schema) for name in _type_names(schema)))
+
+
+def _parts(schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
+    """Return the schemas of which a value follows one, if a schema consists of such."""
+    return schema.get("anyOf", schema.get("oneOf"))
+
+
+def _type_names(schema: Mapping[str, Any]) -> list[str]:
+    """Return the names of the types of a schema without parts and constants."""
     # Without "type" a value of any type is valid, except where properties are listed.
     names = schema.get("type", "object" if "properties" in schema else list(_TYPES))
     names = [names] if isinstance(names, str) else names
     if "number" in names:  # of which each integer is one
         names = [name for name in names if name != "integer"]
-    return reduce(or_, (_bounded_type(place, name, schema) for name in names))
+    return names
+
+
+def _check_disjoint(place: str, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a `ConfigError` if a value might follow several parts of `oneOf`. If none can, a value
+    that follows one of them follows exactly one.
+    """
+    for first, second in combinations(map(_allowed, parts), 2):
+        for (name, value), (other_name, other) in product(first, second):
+            if name == other_name and (_ANY in (value, other) or value == other):
+                raise ConfigError(
+                    f"tool {place}: a value of type {name} may follow several parts of oneOf, and "
+                    "that it follows exactly one would not be checked: give the parts other types "
+                    "or other constants, or write anyOf"
+                )
+
+
+def _allowed(schema: Mapping[str, Any]) -> set[tuple[str, Any]]:
+    """Return the name of each type whose values a schema may allow, with the value of a constant
+    and with `_ANY` otherwise; an integer is a number.
+    """
+    if "const" in schema or "enum" in schema:
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        return {(_NAMES[type(value)], value) for value in values}
+    if (parts := _parts(schema)) is not None:
+        return set[tuple[str, Any]]().union(*map(_allowed, parts))
+    return {(_NAMES[_TYPES[name] or type(None)], _ANY) for name in _type_names(schema)}
 
 
 def _bounded_type(place: str, name: str, schema: Mapping[str, Any]) -> Any:

@@ -319,8 +319,26 @@ def test_a_given_schema_is_offered_and_checked_as_it_is(kind: type) -> None:
     [
         ({"name": "look"}, "its schema must have `parameters`, and the method's name, got 'look'"),
         (
-            {"parameters": {"properties": {"a": {"oneOf": []}}}},
-            "the schema's oneOf would not be checked",
+            {"parameters": {"properties": {"a": {"not": {}}}}},
+            "the schema's not would not be checked",
+        ),
+        (
+            {"parameters": {"properties": {"a": {"const": 1, "minimum": 0}}}},
+            "the schema's minimum beside const would not be checked: leave it out",
+        ),
+        (
+            {"parameters": {"properties": {"a": {"type": "string", "oneOf": [{"const": "b"}]}}}},
+            "the schema's type beside oneOf would not be checked: write each part of oneOf",
+        ),
+        *(
+            ({"parameters": {"properties": {"a": {"oneOf": parts}}}}, f"a value of type {name} may")
+            for name, parts in (
+                ("number", [{"type": "integer"}, {"type": "number"}]),
+                ("string", [{"type": "string"}, {"const": "b"}]),
+                ("string", [{"enum": ["b", "c"]}, {"const": "c"}]),
+                ("null", [{}, {"type": "null"}]),
+                ("boolean", [{"anyOf": [{"type": "boolean"}, {"const": 1}]}, {"const": True}]),
+            )
         ),
         (
             {"parameters": {"type": "object", "anyOf": [{"required": ["a"]}]}},
@@ -394,6 +412,9 @@ def test_a_bound_holds_for_values_of_its_types_alone(
         ({"enum": [0.5, 1.0]}, "Literal may only contain None/booleans/integers/strings"),
         ({"enum": []}, "Literal types must have at least one item"),
         ({"anyOf": []}, "empty iterable"),
+        ({"oneOf": []}, "empty iterable"),
+        ({"const": 0.5}, "Literal may only contain None/booleans/integers/strings"),
+        ({"oneOf": [{"const": ["x"]}, {"const": ["y"]}]}, "unhashable type"),
         ({"anyOf": [{"type": "array"}, {"items": {"type": "integer"}}]}, "more than one"),
         ({"enum": [["x"]]}, "unhashable type"),
         ({"type": "string", "pattern": "("}, "missing \\)"),
@@ -443,6 +464,12 @@ def test_properties_that_would_not_be_checked_are_refused(parameters: dict[str, 
         ({**CLOSED, "additionalProperties": True}, [{}, {"k": "no"}], [None]),
         ({**PAIR, "additionalProperties": True}, [{"right": 1}, None], [{"left": "x"}]),
         ({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}, [1, None], [0, "x"]),
+        ({"oneOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}, [1, None], [0, "x"]),
+        ({"oneOf": [{"const": "a", "title": "A"}, {"const": "b"}]}, ["a", "b"], ["c", 1, None]),
+        ({"oneOf": [{"const": 1}, {"const": True}, {"type": "array"}]}, [1, True, []], [0, False]),
+        ({"const": "a"}, ["a"], ["b", None]),
+        ({"type": "null", "const": None}, [None], ["a", 0]),
+        ({"type": "string", "format": "date"}, ["2024-02-30", "soon"], [1]),
     ],
 )
 def test_an_object_has_the_properties_that_its_schema_lists(
