@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 
 from mage_kernels.advantage import EPSILON, ROUNDING
 from mage_kernels.dispatch import HEADS
-from mage_kernels.fused import group_advantage, head_kernels, surrogate_gradient
+from mage_kernels.fused import group_advantage, head_kernels
 from mage_kernels.surrogate import MAX_LOG_RATIO
 
 SHARED_KIB = {80: 163, 89: 99, 90: 227, 100: 227}
@@ -243,9 +243,12 @@ def _losses() -> Iterator[Specimen]:
     full = {"DUAL_CLIP": 3.0, "KL_COEFFICIENT": 0.1}
     bounds = {"CLIP_LOW": 0.2, "CLIP_HIGH": 0.28, "MAX_LOG_RATIO": MAX_LOG_RATIO}
     for name, constants in (("surrogate_gradient", plain), ("surrogate_gradient, all terms", full)):
-        kernel = surrogate_gradient.surrogate_gradient_kernel
         yield Specimen(
-            name, kernel, surrogate_gradient.BLOCKS, surrogate_gradient.OPTIONS, bounds | constants
+            name,
+            head_kernels.surrogate_gradient_kernel,
+            head_kernels.SURROGATE_BLOCKS,
+            head_kernels.SURROGATE_OPTIONS,
+            bounds | constants,
         )
 
 

@@ -201,7 +201,7 @@ def one_token(
     frozen = None if distance is None else logprob + distance
     data = TokenData(tensor(advantage), logprob - log_ratio, frozen)
     if dispatch.BACKEND.fused_devices:
-        from mage_kernels.fused.surrogate_gradient import surrogate_gradient
+        from mage_kernels.fused.head_kernels import surrogate_gradient
 
         losses, slope, _ = surrogate_gradient(logprob, tensor(2.0), data, numbers, tensor(1.0))
     else:

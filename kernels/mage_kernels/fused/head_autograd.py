@@ -30,8 +30,8 @@ from mage_kernels.fused.head_kernels import (
     recomputed_gradient,
     row_vectors,
     sampled_token_gradient,
+    surrogate_gradient,
 )
-from mage_kernels.fused.surrogate_gradient import surrogate_gradient
 from mage_kernels.surrogate import Surrogate, TokenData
 
 CHUNK_COLUMNS = 8192
