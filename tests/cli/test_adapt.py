@@ -67,6 +67,16 @@ def test_a_game_that_cannot_be_loaded_leaves_no_folder(
     assert not out.exists()
 
 
+def test_a_mix_is_refused_before_there_is_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = 'mix.parts=[{name = "rps"}, {name = "bandit"}]'
+    out = tmp_path / "out"
+    assert adapt("http://127.0.0.1:9/v1", out, "--games", "mix", "--option", parts) == 2
+    assert "name its environments, as in --games rps,bandit" in capsys.readouterr().err
+    assert not out.exists()
+
+
 class Unbounded(SignedBoxes):
     """Boxes whose range of returns is not declared."""
 

@@ -118,15 +118,22 @@ def run(given: argparse.Namespace) -> int:
     import uvloop
 
     from mage_async.assembly import environment_of
+    from mage_async.environments.mix import Mix
     from mage_async.pages.certificate import render_certificate
     from mage_async.results.run_files import write_whole
     from mage_services.processes.process import first_failure
     from mage_services.processes.run_lock import hold
 
     player = _player(given)
-    # A game that cannot be loaded leaves no folder.
+    # A game that cannot be played leaves no folder.
     for _, name, options in player.games:
-        environment_of(player.config(name, options))
+        environment = environment_of(player.config(name, options))
+        if isinstance(environment, Mix):
+            names = ",".join(dict.fromkeys(part.name for part in environment.parts))
+            raise ConfigError(
+                f"the game {name!r} is a mix, which is not measured as a whole: name its "
+                f"environments, as in --games {names}"
+            )
     out = given.out or Path("adapt") / re.sub(r"[^\w.-]+", "-", player.name)
     out.mkdir(exist_ok=True, parents=True)
     refusal = f"{out} is being measured by another process: wait for it, or end it"
@@ -412,7 +419,6 @@ def _ready(
 ) -> "tuple[ChatFormat, Engine, list[Game]]":
     """Return the chat format, the engine, and the games as this model plays them."""
     from mage_async.assembly import environment_of, trial_config_of
-    from mage_async.environments.mix import Mix
     from mage_async.inference.chat_files import load_chat
     from mage_services.actor.adaptation import Game
     from mage_services.engines.chat_endpoint import ChatEndpoint, text_chat
@@ -428,8 +434,6 @@ def _ready(
     games = []
     for (label, _, _), config in zip(player.games, configs, strict=True):
         environment = environment_of(config)
-        if isinstance(environment, Mix):
-            raise ConfigError("--games mix: name the environments of the mix instead")
         trials = trial_config_of(config, environment, chat, given.episodes)
         if player.endpoint:  # the endpoint has deadlines and a context length of its own
             trials = replace(trials, max_tokens=0, turn_deadline_s=float("inf"))  # 0: no limit
