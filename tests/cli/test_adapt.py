@@ -200,6 +200,33 @@ def test_an_endpoint_that_gives_up_says_how_to_continue(
     assert f"0 trials and 0 answers are recorded in {tmp_path}; the same command" in said
 
 
+def test_a_folder_that_cannot_be_made_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert adapt("http://127.0.0.1:9/v1", tmp_path / "file" / "out") == 2
+    said = capsys.readouterr().err
+    assert f"cannot write {tmp_path / 'file' / 'out'}: " in said
+    assert "choose another --out" in said
+
+
+@pytest.mark.parametrize(
+    "name", ["measurement.json", "answers.jsonl", "trials.jsonl", "certificate.html"]
+)
+def test_a_disk_that_fails_does_not_hide_how_to_continue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / name).mkdir()  # in whose place no file can be written
+    with ChatServer(reply_of("bayes")).in_thread() as url:
+        assert adapt(url, tmp_path, "--trials", "2") == 1
+        said = capsys.readouterr().err
+        assert "cannot write " in said
+        assert "Is a directory" in said
+        assert f"are recorded in {tmp_path}; the same command continues" in said
+        (tmp_path / name).rmdir()
+        assert adapt(url, tmp_path, "--trials", "2") == 0
+
+
 def test_a_trial_that_the_engine_fails_in_every_try_is_cut_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment, Play
 from mage_async.environments.user_calls import new_play
 from mage_async.errors import ConfigError
+from mage_async.policy.full_disk import writing
 from mage_async.policy_version import VersionRun
 from mage_async.results.certificate import ARMS, Arm, PlayCounts, TaskReturns, scaled
 from mage_async.results.run_files import read_lines
@@ -121,7 +122,7 @@ class Record:
     def add_answer(
         self, trial: str, completion: Completion, text: str | None, usage: Usage, served: str | None
     ) -> None:
-        """Write an answer down.
+        """Write an answer down; raise a `RunError` if the disk is full or fails.
 
         Args:
             text: text of an endpoint's answer; None for a model that we run, of whose answer the
@@ -129,12 +130,14 @@ class Record:
         """
         content = {"text": text} if text is not None else {"tokens": completion.tokens.tolist()}
         line = {"trial": trial, "model": served, **content, **asdict(usage)}
-        append_lines(self._answers_file, [line])
+        with writing(str(self._answers_file), "make room"):
+            append_lines(self._answers_file, [line])
         self._take(line)
 
     def add_outcome(self, trial: str, outcome: Outcome) -> None:
-        """Write the outcome of a finished trial down."""
-        append_lines(self._trials_file, [{"trial": trial, **asdict(outcome)}])
+        """Write the outcome of a finished trial down; raise a `RunError` as `add_answer` does."""
+        with writing(str(self._trials_file), "make room"):
+            append_lines(self._trials_file, [{"trial": trial, **asdict(outcome)}])
         self.outcomes[trial] = outcome
 
     def _take(self, line: Mapping[str, Any]) -> None:

@@ -113,13 +113,15 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         ConfigError: the model, a game or an option cannot be used, or the record is of another
             measurement.
-        RunFailed: the endpoint ended the measurement, which can be continued.
+        RunError: the folder cannot be written, or another process measures in it.
+        RunFailed: the endpoint or the disk ended the measurement, which can be continued.
     """
     import uvloop
 
     from mage_async.assembly import environment_of
     from mage_async.environments.mix import Mix
     from mage_async.pages.certificate import render_certificate
+    from mage_async.policy.full_disk import writing
     from mage_async.results.run_files import write_whole
     from mage_services.processes.process import first_failure
     from mage_services.processes.run_lock import hold
@@ -135,12 +137,17 @@ def run(given: argparse.Namespace) -> int:
                 f"environments, as in --games {names}"
             )
     out = given.out or Path("adapt") / re.sub(r"[^\w.-]+", "-", player.name)
-    out.mkdir(exist_ok=True, parents=True)
     refusal = f"{out} is being measured by another process: wait for it, or end it"
-    lock = hold(out / ".lock", refusal)
+    with writing(str(out), "make room, or choose another --out"):
+        out.mkdir(exist_ok=True, parents=True)
+        lock = hold(out / ".lock", refusal)
     try:
-        _check_same(out / "measurement.json", _identity(given, player))
+        with writing(str(out), "make room"):
+            _check_same(out / "measurement.json", _identity(given, player))
         document = uvloop.run(_measure(given, player, out))
+        with writing(f"the certificate to {out}", "make room"):
+            write_whole(out / "certificate.json", json.dumps(document, indent=1))
+            write_whole(out / "certificate.html", render_certificate(document))
     except* KeyboardInterrupt:
         raise RunFailed(f"interrupted; {_continues(out)}") from None
     except* MageError as group:
@@ -151,8 +158,6 @@ def run(given: argparse.Namespace) -> int:
         raise RunFailed(f"{failure}. {_continues(out)}") from None
     finally:
         os.close(lock)
-    write_whole(out / "certificate.json", json.dumps(document, indent=1))
-    write_whole(out / "certificate.html", render_certificate(document))
     _show(document, out)
     return 0
 
