@@ -340,12 +340,33 @@ def test_a_model_directory_that_is_cut_off_names_the_limits_it_has(
         (("--games", "nope"), "nope"),
         (("--option", "boxes.boxes=5"), "--option takes GAME.KEY=VALUE with one of tests."),
         (("--set", "a=1"), "an endpoint takes --request"),
+        (("--checkpoint", "best"), "--checkpoint is for a run"),
     ],
 )
 def test_wrong_options_are_one_sentence(
     more: tuple[str, str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert adapt("http://127.0.0.1:9/v1", tmp_path, *more) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (("--concurrency", "4"), "--concurrency is for an endpoint, openai:URL#NAME"),
+        (("--requests-per-minute", "60"), "--requests-per-minute is for an endpoint"),
+        (("--timeout", "10"), "--timeout is for an endpoint"),
+        (("--patience", "10"), "--patience is for an endpoint"),
+        (("--key-variable", "KEY"), "--key-variable is for an endpoint"),
+        (("--request", "{}"), "--request is for an endpoint"),
+        (("--checkpoint", "newest"), "--checkpoint is for a run"),
+    ],
+)
+def test_an_option_that_does_not_apply_to_a_directory_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, str], sentence: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["adapt", "--model", str(tmp_path), *more]) == 2
     assert sentence in capsys.readouterr().err
 
 

@@ -37,6 +37,17 @@ PAPERS = {"orbit": ("papers/orbit", 256)}
 number of tasks of each game. The games are the parts of the mix with a share of 0: those that are
 not trained on.
 """
+CONCURRENCY = 16
+"""Number of trials that an endpoint plays at once, unless `--concurrency` has another."""
+ENDPOINT_OPTIONS = (
+    "concurrency",
+    "requests_per_minute",
+    "timeout",
+    "patience",
+    "key_variable",
+    "request",
+)
+"""Options that only an endpoint has."""
 REPORT_S = 10.0
 """Seconds between two lines of progress."""
 
@@ -53,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", required=True, help=model)
     add_checkpoint(parser, "of a run: newest, best, or the number of a step (default: newest)")
+    parser.set_defaults(checkpoint=None)  # None: not given, so it may be refused where it is
     games = (
         f"names as environment.name, separated by commas (default: {GAMES}; of a run, its own); "
         f"{' or '.join(PAPERS)} is that paper's test"
@@ -89,21 +101,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     price = "money per million prompt tokens and per million sampled tokens"
     parser.add_argument("--price", type=_price, metavar="IN,OUT", help=price)
     limits = parser.add_argument_group("limits of an endpoint")
-    add_number(limits, "--concurrency", "trials played at once (default: 16)", 16, type=positive)
+    # The defaults of the others are those of `Endpoint`. None: not given.
+    at_once = f"trials played at once (default: {CONCURRENCY})"
+    add_number(limits, "--concurrency", at_once, type=positive)
     minute = "largest rate of calls (default: the endpoint's own limit, which holds in any case)"
     add_number(limits, "--requests-per-minute", minute, type=amount)
-    add_number(
-        limits, "--timeout", "seconds of one call (default: 300)", 300.0, type=amount, metavar="S"
-    )
+    add_number(limits, "--timeout", "seconds of one call (default: 300)", type=amount, metavar="S")
     patience = "seconds without any answer after which the endpoint is given up (default: 600)"
-    add_number(limits, "--patience", patience, 600.0, type=amount, metavar="S")
+    add_number(limits, "--patience", patience, type=amount, metavar="S")
     key = "environment variable that holds the key (default: OPENAI_API_KEY)"
-    limits.add_argument("--key-variable", default="OPENAI_API_KEY", metavar="NAME", help=key)
+    limits.add_argument("--key-variable", metavar="NAME", help=key)
     request = (
         "further keys of each request, such as '{\"top_p\": 0.9}'; null removes one, such as "
         '\'{"max_tokens": null, "max_completion_tokens": 4096}\''
     )
-    limits.add_argument("--request", type=_table, default={}, metavar="JSON", help=request)
+    limits.add_argument("--request", type=_table, metavar="JSON", help=request)
     add_set(parser, "of a run or a directory: change a key, such as engine.max_tokens=4096")
 
 
@@ -187,12 +199,14 @@ def _player(given: argparse.Namespace) -> _Player:
     """
     kind, colon, address = given.model.partition(":")
     if kind == "openai" and colon:
+        _refuse(given, ("set",), "is for a run or a directory; an endpoint takes --request")
+        _refuse(given, ("checkpoint",), "is for a run")
         return _endpoint_player(given, address)
-    if given.request or given.requests_per_minute:
-        raise ConfigError("--request and --requests-per-minute are for openai:URL#NAME")
+    _refuse(given, ENDPOINT_OPTIONS, "is for an endpoint, openai:URL#NAME")
     directory = Path(given.model)
     if (directory / "config.toml").is_file():
         return _run_player(given, RunDirectory(directory.resolve()))
+    _refuse(given, ("checkpoint",), "is for a run")
     if not (directory / "config.json").is_file():
         raise ConfigError(
             f"--model {given.model!r}: no run (config.toml) and no model (config.json) lies there; "
@@ -209,6 +223,17 @@ def _player(given: argparse.Namespace) -> _Player:
     return _Player(directory.name, games, config, policy=directory.resolve())
 
 
+def _refuse(given: argparse.Namespace, options: Sequence[str], advice: str) -> None:
+    """Refuse options that do not apply to the model of `--model`, if they are given.
+
+    Raises:
+        ConfigError: one of the options is given.
+    """
+    for name in options:
+        if getattr(given, name) not in (None, []):
+            raise ConfigError(f"--{name.replace('_', '-')} {advice}")
+
+
 def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
     """Return a model at a chat endpoint; `address` is URL#NAME."""
     from mage_async.config import config_file
@@ -217,19 +242,15 @@ def _endpoint_player(given: argparse.Namespace, address: str) -> _Player:
     url, _, model = address.rpartition("#")
     if not url or not model:
         raise ConfigError(f"--model must be openai:URL#NAME, got {given.model!r}")
-    if given.set:
-        raise ConfigError("--set is for a run or a directory; an endpoint takes --request")
-    limits = {"requests_per_minute": rate} if (rate := given.requests_per_minute) else {}
-    endpoint = Endpoint(
-        url=url,
-        model=model,
-        key_variable=given.key_variable,
-        temperature=given.temperature,
-        request=given.request,
-        timeout_s=given.timeout,
-        patience_s=given.patience,
-        **limits,
-    )
+    limits = {
+        "key_variable": given.key_variable,
+        "request": given.request,
+        "requests_per_minute": given.requests_per_minute or None,  # 0: no limit
+        "timeout_s": given.timeout,
+        "patience_s": given.patience,
+    }
+    stated: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    endpoint = Endpoint(url=url, model=model, temperature=given.temperature, **stated)
 
     def config(name: str, options: dict[str, Any]) -> "Config":
         """Return the configuration for a game; it describes the trials, and no policy."""
@@ -255,7 +276,7 @@ def _run_player(given: argparse.Namespace, run: RunDirectory) -> _Player:
 
     run.check_policy()
     own = config_file.load_recorded(run.config)
-    policy, version = chosen_policy(run, own, given.checkpoint)
+    policy, version = chosen_policy(run, own, given.checkpoint or "newest")
     own_name = own.environment.name
     games = _named(given.games or own_name, given.option)
     games = [
@@ -361,7 +382,7 @@ def _identity(given: argparse.Namespace, player: _Player) -> dict[str, Any]:
         "memory": given.memory,
         "max_tokens": given.max_tokens,
         "temperature": given.temperature,
-        "request": given.request,
+        "request": given.request or {},
         "set": given.set,
     }
 
@@ -399,7 +420,8 @@ async def _measure(given: argparse.Namespace, player: _Player, out: Path) -> dic
     record, began = Record(out), time.monotonic()
     configs = [player.config(name, options) for _, name, options in player.games]
     chat, engine, games = _ready(given, player, configs, record)
-    at_once = given.concurrency if player.endpoint else configs[0].engine.max_contexts
+    concurrency = given.concurrency or CONCURRENCY
+    at_once = concurrency if player.endpoint else configs[0].engine.max_contexts
     async with engine, CallRunner.of(configs[0].environment) as workers:
         measurement = Measurement(
             games,
