@@ -383,7 +383,8 @@ def _method_tables(
             try:
                 settings = method_class(name).Settings
             except ConfigError as error:
-                raise ConfigError(f"{assigned.culprit('methods') or where}: {error}") from error
+                culprit = assigned.culprit(joined(["methods", name]))
+                raise ConfigError(f"{culprit or where}: {error}") from error
             found[name] = msgspec.to_builtins(_convert(table, settings, f'$.methods."{name}"'))
     return found
 

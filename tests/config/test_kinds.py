@@ -224,12 +224,19 @@ def test_a_control_may_leave_out_what_its_base_has(tmp_path: Path) -> None:
             "methods.scaling_inter.turnz=[1]",
             "unknown key `methods.scaling_inter.turnz` (did you mean `methods.scaling_inter.turns",
         ),
+        ("methods.typo.x=1", "no method 'typo'"),
     ],
 )
 def test_what_is_wrong_is_said_of_the_assignment(setting: str, said: str, tmp_path: Path) -> None:
+    later = "methods.scaling_inter.steps=80"  # is right
     with pytest.raises(ConfigError) as caught:
-        mine(tmp_path, 'seed = 1\n[policy]\nkind = "tiny"\n', setting)
+        mine(tmp_path, 'seed = 1\n[policy]\nkind = "tiny"\n', setting, later)
     assert str(caught.value).startswith(f"--set {setting}: {said}")
+
+
+def test_a_wrong_method_of_a_file_is_said_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^[^-].*\.toml: no method 'typo'"):
+        mine(tmp_path, "[methods.typo]\n", "methods.scaling_inter.steps=80")
 
 
 @pytest.mark.parametrize(
