@@ -49,6 +49,16 @@ def test_a_final_evaluation_says_how_many_of_its_trials_are_played_and_how_long_
     assert state.seconds_left(130.0) == pytest.approx(90.0)
 
 
+def test_the_time_left_of_a_final_evaluation_is_not_measured_from_late_points_of_the_curve(config):
+    state = RunState(config, 0.0)
+    state.take("learner", {"event": "done", "reason": "complete"}, 100.0)
+    state.take("evaluator", {"event": "evaluating", "version": 60}, 160.0)
+    state.take("evaluator", {"event": "final_trials", "played": 10, "of": 100}, 166.0)
+    assert state.seconds_left(166.0) == pytest.approx(54.0)
+    state.take("evaluator", {"event": "evaluating", "version": 60}, 170.0)  # after a restart
+    assert state.seconds_left(180.0) is None
+
+
 def test_shares_are_of_the_last_seconds(config):
     early = ("learner", {"event": "view", **seen({"learner": {"training": 100.0, "idle": 0.0}})})
     late = ("learner", {"event": "view", **seen({"learner": {"training": 101.0, "idle": 3.0}})})

@@ -52,6 +52,9 @@ class RunState:
     """Points of the curve: `version`, and `sets` with the return of each episode by name."""
     evaluating: int | None = None
     """The version whose final evaluation is being played."""
+    evaluation_began: float = 0.0
+    """When the final evaluation began. The phase "evaluating" may begin earlier, with points of the
+    curve that are still to be played."""
     final_trials: tuple[int, int] | None = None
     """Number of trials of the final sets that are played, and of all; None before the first
     report."""
@@ -92,7 +95,8 @@ class RunState:
                 self.curve.append(event)
                 self.processes[process] = f"measured version {event['version']}"
             case "evaluating":
-                self.evaluating = event["version"]
+                self.evaluating, self.evaluation_began = event["version"], now
+                self.final_trials = None  # those of an evaluator that was restarted
                 self.processes[process] = "plays the final sets and their controls"
             case "final_trials":
                 self.final_trials = played, of = event["played"], event["of"]
@@ -138,7 +142,7 @@ class RunState:
             return float(taken / (len(recent) - 1) * (self.config.learner.steps - self.step))
         if self.phase == "evaluating" and self.final_trials is not None:
             played, of = self.final_trials
-            return (now - self.phase_began) / played * (of - played)
+            return (now - self.evaluation_began) / played * (of - played)
         return None
 
     def waiting(self, now: float) -> str:
