@@ -105,6 +105,14 @@ def test_an_answer_tells_the_right_action_only_where_it_should(feedback: Feedbac
     assert (right in said.split(game.look.joint)[0]) == (feedback == "told")
 
 
+def test_an_invalid_action_of_a_search_is_told_no_side() -> None:
+    play = Family().begin(Task("family", "train-search-0", 0), 0)
+    joint = play.game.look.joint
+    assert "it" not in play.apply("banana").observation.split(joint)[1].split()
+    named = play.apply(next(each for each in play.actions() if (each,) != play.game.hidden))
+    assert "it" in named.observation.split(joint)[0].split()
+
+
 def test_no_episode_is_longer_than_declared() -> None:
     source = random.Random(0)
     for name in STRUCTURES:

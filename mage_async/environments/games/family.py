@@ -350,8 +350,9 @@ def _search(look: Look, hidden: Hidden) -> Episode:
         if place == hidden[0]:
             yield Turn(look.tell(True), "", (), 1 - number / turns)
             return
-        side = "after it" if place < hidden[0] else "before it"
-        reply = f"{look.tell(False)}, {side}"
+        reply = look.tell(False)
+        if place >= 0:  # an invalid action has no side
+            reply += ", after it" if place < hidden[0] else ", before it"
     yield Turn(reply, "", (), 0.0)
 
 
