@@ -41,6 +41,11 @@ def test_there_are_eight_structures_to_train_on_and_three_others() -> None:
     assert {named.family(each) for each in named.members("heldout")} == {"search", "lock"}
 
 
+def test_each_game_makes_two_tasks() -> None:
+    family = Family(["arm", "mapping"], games=8)
+    assert [len(family.members(split)) for split in ("train", "heldout")] == [2 * 2 * 8, 2 * 2 * 2]
+
+
 def test_held_out_words_are_met_nowhere_in_training() -> None:
     for pool in (THINGS, ACTIONS, ANSWERS):
         assert not set(pool["train"]) & set(pool["words"])

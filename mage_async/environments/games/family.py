@@ -709,7 +709,9 @@ class Family(Environment):
             not trained on.
         feedback: Whether the reply to each action names the right one (`told`) or not
             (`right_or_wrong`), in structures that may name it; `both` draws it for each task.
-        games: Number of training tasks of each structure; a quarter as many are held out.
+        games: Number of training games of each structure; a quarter as many are held out. Each of
+            them makes two tasks, because its twin, in which something else is hidden, is a task of
+            its own.
 
     Raises:
         ConfigError: an option is out of its range, or no structure or one twice is named.
