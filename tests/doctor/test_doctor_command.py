@@ -54,6 +54,19 @@ def test_a_folder_of_runs_is_looked_through(
     assert finding.endswith(SIGNATURES["truncation"].remedy)
 
 
+def test_how_deep_a_folder_is_searched_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    assert "at most 3 levels below it" in " ".join(capsys.readouterr().out.split())
+    make_run(RunDirectory(tmp_path / "1" / "2" / "3"), steps=1)
+    assert main(["doctor", str(tmp_path)]) == 0
+    make_run(RunDirectory(tmp_path / "deep" / "1" / "2" / "3" / "4"), steps=1)
+    assert main(["doctor", str(tmp_path / "deep")]) == 2
+    assert "no config.toml in it, nor at most 3 levels below it" in capsys.readouterr().err
+
+
 def test_an_evaluation_inside_a_run_is_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

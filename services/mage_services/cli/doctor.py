@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mage_async.errors import ConfigError, RunError
-from mage_async.results.run_directory import RunDirectory, find_runs
+from mage_async.results.run_directory import MAX_DEPTH, RunDirectory, find_runs
 from mage_services.cli.options import add_number, add_set, positive
 from mage_services.terminal import printing
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Finished, living and interrupted runs are read alike. The exit status is 1 where anything "
         "is found. The signatures are explained in docs/doctor.md, the nodes in docs/cluster.md."
     )
-    runs = "a run, or a folder that holds runs, at any depth"
+    runs = f"a run, or a folder that holds runs, at most {MAX_DEPTH} levels below it"
     parser.add_argument("run_dir", type=Path, nargs="*", help=runs)
     cluster = "look at the nodes of a Ray cluster instead: `auto`, or HOST:PORT of its head"
     parser.add_argument("--cluster", metavar="ADDRESS", help=cluster)
@@ -115,5 +115,8 @@ def _runs(roots: Sequence[Path]) -> Iterator[RunDirectory]:
         found = find_runs(root).values()
         if not found:
             name = RunDirectory(root).config.name
-            raise RunError(f"{root}: neither a run nor a folder with runs: no {name} in it")
+            raise RunError(
+                f"{root}: neither a run nor a folder with runs: no {name} in it, nor at most "
+                f"{MAX_DEPTH} levels below it"
+            )
         yield from found
