@@ -104,10 +104,13 @@ def test_more_actors_than_cores_that_may_be_used_are_warned_of(tmp_path, monkeyp
     def say(line):
         raise Enough(line)  # before anything is played
 
+    run = tmp_path / "run"
     with pytest.raises(Enough, match="6 actors: each computes, and this process may use 2 c"):
-        start_run(
-            small(), run_dir=tmp_path / "run", actors=6, is_resumed=False, cluster="", say=say
-        )
+        start_run(small(), run_dir=run, actors=6, is_resumed=False, cluster="", say=say)
+    run.mkdir()
+    (run / "launch.json").write_text('{"actors": 7}')
+    with pytest.raises(Enough, match="7 actors: each computes"):
+        start_run(small(), run_dir=run, actors=None, is_resumed=True, cluster="", say=say)
 
 
 def test_a_directory_that_holds_a_run_is_refused_before_anything_is_played(tmp_path, monkeypatch):

@@ -75,7 +75,8 @@ def start_run(
 
     Args:
         run_dir: The run directory; None for a new folder of `runs/`.
-        actors: Number of actors; None for the default number, or a resumed run's earlier one.
+        actors: Number of actors; None for the default number, or that of a resumed run's last
+            start.
         cluster: Address of a Ray cluster; "" for this machine.
         say: Called with each line for a person, until the run's own view begins.
         more: Further arguments of `run_to_end`.
@@ -115,6 +116,8 @@ def start_run(
     config = resolved
     if actors is not None and actors < 1:
         raise ConfigError(f"actors must be at least 1, got {actors}")
+    if actors is None and is_resumed:
+        actors = read_document(directory.launch).get("actors")
     is_pretrained = isinstance(config.policy, Pretrained)
     num_actors = actors or (DEFAULT_PRETRAINED_ACTORS if is_pretrained else DEFAULT_ACTORS)
     cores = num_cores()
@@ -130,7 +133,7 @@ def start_run(
         try:
             directory.root.mkdir(parents=True, exist_ok=True)
             held.callback(os.close, take_lock(directory))
-            num_actors = _write_start(directory, config, actors, num_actors, is_resumed)
+            _write_start(directory, config, num_actors, is_resumed)
         except OSError as error:
             raise RunError(
                 f"{directory.root} cannot be written: {error.strerror}; choose another --run-dir, "
@@ -155,24 +158,17 @@ def check_start(config: Config, *, is_resumed: bool = False) -> None:
 
 
 def _write_start(
-    directory: RunDirectory, config: Config, actors: int | None, num_actors: int, is_resumed: bool
-) -> int:
-    """Write the resolved configuration, the number of actors, and the versions that run.
-
-    Returns:
-        `actors`; if that is None, the number of the resumed run's last start; else `num_actors`.
-    """
+    directory: RunDirectory, config: Config, num_actors: int, is_resumed: bool
+) -> None:
+    """Write the resolved configuration, the number of actors, and the versions that run."""
     if not is_resumed:
         directory.check_is_new()
     directory.logs.mkdir(exist_ok=True)
     directory.checkpoints.mkdir(exist_ok=True)
-    # A new run has no file `directory.launch` yet: then `num_actors` is the default.
-    num_actors = actors or read_document(directory.launch).get("actors", num_actors)
     write_whole(directory.config, config_file.dump(config))
     checkout = Path(mage_async.__file__).parents[1]
     launch = {"actors": num_actors, "versions": _versions(checkout)}
     write_whole(directory.launch, json.dumps(launch) + "\n")
-    return num_actors
 
 
 LIBRARIES = ("torch", "transformers", "triton", "sglang")
