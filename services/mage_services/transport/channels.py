@@ -86,6 +86,9 @@ class LearnerChannel(AbstractContextManager["LearnerChannel"]):
         self._context = zmq.asyncio.Context()
         self._socket = open_socket(self._context, zmq.ROUTER, address, limits.max_frame_bytes())
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # Else zmq never reads the renewed connection of a peer whose earlier one seems to live,
+        # as after a reset of the peer's side alone.
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._gate: Gate | None = None
         if keys is not None:
             self._gate = Gate(self._context, keys.known, self.access.turn_away)
