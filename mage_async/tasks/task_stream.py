@@ -140,20 +140,26 @@ class MatchedTasks:
 def evaluation_tasks(
     environment: Environment, split: Split, num_trials: int, seed: int
 ) -> list[Task]:
-    """Return a fixed set of tasks: members equally often (within one), seats in turn.
+    """Return a fixed set of tasks: members equally often (within one), and seats about equally
+    often in every pass over the members and in every part of a pass.
 
-    In a mix, components take turns, each with the tasks that it would have alone.
+    A member has another seat in each of as many passes as there are seats. In a mix, components
+    take turns, each with the tasks that it would have alone.
     """
     if isinstance(environment, Mix):
         return _tasks_in_turn(environment, split, num_trials, seed)
     members, seats = environment.members(split), environment.seats()
     source = random.Random(f"{seed}/evaluation/{split}")
+    # Seats in a fixed order would be tied to traits of members that alternate in the same rhythm.
+    shuffler, places = random.Random(f"{seed}/seats/{split}"), list[int]()
+    while len(places) < min(len(members), num_trials):
+        places += shuffler.sample(range(len(seats)), len(seats))
     return [
         Task(
             environment.facts.name,
             members[number % len(members)],
             source.getrandbits(40),
-            seats[number // len(members) % len(seats)],
+            seats[(places[number % len(members)] + number // len(members)) % len(seats)],
         )
         for number in range(num_trials)
     ]
