@@ -279,14 +279,15 @@ def _type(place: str, schema: Mapping[str, Any]) -> Any:
 
 def _parts(schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
     """Return the schemas of which a value follows one, if a schema consists of such."""
-    return schema.get("anyOf", schema.get("oneOf"))
+    parts: Sequence[Mapping[str, Any]] | None = schema.get("anyOf", schema.get("oneOf"))
+    return parts
 
 
 def _type_names(schema: Mapping[str, Any]) -> list[str]:
     """Return the names of the types of a schema without parts and constants."""
     # Without "type" a value of any type is valid, except where properties are listed.
-    names = schema.get("type", "object" if "properties" in schema else list(_TYPES))
-    names = [names] if isinstance(names, str) else names
+    given = schema.get("type", "object" if "properties" in schema else list(_TYPES))
+    names: list[str] = [given] if isinstance(given, str) else given
     if "number" in names:  # of which each integer is one
         names = [name for name in names if name != "integer"]
     return names
