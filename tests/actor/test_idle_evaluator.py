@@ -14,8 +14,7 @@ from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.actor import evaluator
 from mage_services.actor.evaluator import CurveEvaluator
-from mage_services.processes.process import Status
-from mage_services.processes.startup import Startup
+from mage_services.processes.process import Startup, Status
 from tests.helpers.memory_channels import MemoryLearnerChannel
 from tests.helpers.scripted_engine import ScriptedEngine, UniformWords
 

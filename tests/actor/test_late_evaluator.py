@@ -17,8 +17,7 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_services.actor import evaluator as evaluator_module
 from mage_services.actor.evaluator import CurveEvaluator, Evaluator, at_intervals
 from mage_services.environments.call_runner import CallRunner
-from mage_services.processes.process import Status
-from mage_services.processes.startup import Startup
+from mage_services.processes.process import Startup, Status
 from tests.helpers.memory_channels import MemoryLearnerChannel
 from tests.helpers.scripted_engine import ScriptedEngine, UniformWords
 

@@ -20,7 +20,7 @@ PROCESS = """
 import sys
 from pathlib import Path
 from mage_services.processes.process import run_process
-from mage_services.processes.startup import RunFiles
+from mage_services.processes.process import RunFiles
 
 async def main(status):
     files = RunFiles(status, "--remote" in sys.argv)

@@ -23,8 +23,7 @@ from mage_services.api import start_to_report
 from mage_services.api.start_to_report import site_of
 from mage_services.cli.main import EXIT_USAGE, main
 from mage_services.learner.resume import _remove_lines_after
-from mage_services.processes.process import Status, append_lines
-from mage_services.processes.startup import Startup
+from mage_services.processes.process import Startup, Status, append_lines
 from mage_services.processes.supervisor import Supervisor
 
 WHOLE = '{"version": 10, "sets": {}}\n'

@@ -50,8 +50,15 @@ from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
 from mage_services.environments.call_runner import CallRunner
 from mage_services.processes.priority import ACTOR, lower_priority
-from mage_services.processes.process import Status, TimeAccounting, run_process, ticks
-from mage_services.processes.startup import RunFiles, Startup, read_startup
+from mage_services.processes.process import (
+    RunFiles,
+    Startup,
+    Status,
+    TimeAccounting,
+    read_startup,
+    run_process,
+    ticks,
+)
 from mage_services.transport.access_control import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
 

@@ -55,8 +55,14 @@ from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
 from mage_services.environments.call_runner import CallRunner
 from mage_services.processes.priority import EVALUATOR, lower_priority, restore_priority
-from mage_services.processes.process import Status, TimeAccounting, append_lines, run_process
-from mage_services.processes.startup import Startup, read_startup
+from mage_services.processes.process import (
+    Startup,
+    Status,
+    TimeAccounting,
+    append_lines,
+    read_startup,
+    run_process,
+)
 from mage_services.transport.access_control import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
 from mage_services.weights.weight_group import on_disk

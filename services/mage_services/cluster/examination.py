@@ -22,7 +22,7 @@ from mage_async.errors import ConfigError, PolicyError, first_line
 from mage_async.inference.chat_files import CHAT_FILES
 from mage_services.cluster.connection import Node, joined, nodes, on, own_node
 from mage_services.cluster.placement import bundles_of, port_of, total
-from mage_services.processes.startup import build_digest
+from mage_services.processes.process import build_digest
 
 LIBRARIES = ("torch", "transformers", "pyzmq", "msgpack", "safetensors", "ray")
 """Libraries that write or read what nodes exchange, so that their versions have to agree."""

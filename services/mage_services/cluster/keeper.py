@@ -21,8 +21,7 @@ from typing import Any
 
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cluster.connection import own_node
-from mage_services.processes.process import EXIT_FAILED
-from mage_services.processes.startup import CopiedFile
+from mage_services.processes.process import EXIT_FAILED, CopiedFile
 from mage_services.processes.supervised_process import ProcessSpec, SupervisedProcess
 
 KEPT_WEIGHTS = 4

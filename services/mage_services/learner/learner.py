@@ -33,8 +33,14 @@ from mage_services.learner.resume import Prepared, ReplayedStep, prepare
 from mage_services.learner.run_log import RunLog
 from mage_services.learner.trainer_thread import TrainerThread
 from mage_services.learner.training_loop import TrainingLoop
-from mage_services.processes.process import Status, TimeAccounting, run_process, ticks
-from mage_services.processes.startup import Startup, read_startup
+from mage_services.processes.process import (
+    Startup,
+    Status,
+    TimeAccounting,
+    read_startup,
+    run_process,
+    ticks,
+)
 from mage_services.transport.access_control import keys_in, learner_keys
 from mage_services.transport.channels import LearnerChannel
 from mage_services.weights.weight_store import WeightStore

@@ -37,7 +37,7 @@ from mage_services.journal.reader import JournalOnDisk, open_journal
 from mage_services.journal.writer import make_durable
 from mage_services.learner.gang import Gang
 from mage_services.learner.trainer_thread import Training, is_on_gpu, limited_memory
-from mage_services.processes.startup import Startup
+from mage_services.processes.process import Startup
 
 Item = TypeVar("Item")
 

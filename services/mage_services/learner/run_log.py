@@ -36,8 +36,7 @@ from mage_async.trajectory import Group
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.resume import ReplayedStep
 from mage_services.learner.trainer_thread import TrainerThread, Training
-from mage_services.processes.process import TimeAccounting, until_there_is_space
-from mage_services.processes.startup import Startup
+from mage_services.processes.process import Startup, TimeAccounting, until_there_is_space
 
 NUM_SAMPLES = 10
 """Number of steps of a run of which one trial is written as text."""

@@ -21,8 +21,7 @@ from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.resume import Prepared
 from mage_services.learner.run_log import RunLog
 from mage_services.learner.trainer_thread import TrainerThread
-from mage_services.processes.process import Status, until_there_is_space
-from mage_services.processes.startup import Startup
+from mage_services.processes.process import Startup, Status, until_there_is_space
 from mage_services.weights.weight_store import WeightStore
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ from mage_services.processes.child_process import (
     module_command,
     place_in_foreign_code,
 )
-from mage_services.processes.process import EXIT_DETERMINISTIC
-from mage_services.processes.startup import Begin
+from mage_services.processes.process import EXIT_DETERMINISTIC, Begin
 
 FIRST_EVENT_S = 180.0
 """Seconds without a first event after which a process is killed: imports take a while on a busy
