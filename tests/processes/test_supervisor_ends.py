@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,29 @@ def test_an_exhausted_budget_is_exit_code_1_and_one_line_for_the_person(site: Si
         "mage: actor-0 ended with exit code 2: the disk is full. It failed"
     )
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("place", ["a full disk", "a pipe without a reader"])
+def test_a_run_goes_on_though_its_output_cannot_be_written(place: str, site: Site) -> None:
+    site.plan("learner", "lives")
+    site.run.config.write_text(config_file.dump(config_file.load(config_file.find(None), [])))
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "wb") as full:
+        output = full if place == "a full disk" else writing
+        process = subprocess.Popen(
+            resume(site.run), stdout=output, stderr=subprocess.PIPE, text=True
+        )
+    os.close(writing)
+    with process:
+        # The evaluator is started last, so much has been shown by then.
+        while process.poll() is None and not (site.run.root / "evaluator.lives").exists():
+            time.sleep(0.05)
+        process.terminate()
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert said.startswith("stdout cannot be written: ")
+    assert said.count("\n") == 1
 
 
 def test_a_run_that_lives_is_not_resumed_beside_itself(

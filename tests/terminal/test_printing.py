@@ -1,8 +1,9 @@
-"""What is printed into a pipe goes nowhere once its reader has gone."""
+"""What is printed where it cannot be written: into a pipe without a reader, or on a full disk."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 CODE = """
 from mage_services.terminal import printing
@@ -18,3 +19,27 @@ def test_a_reader_that_stops_early_is_no_error() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+LONG = """
+import resource
+from mage_services.terminal import lasting_output
+with lasting_output():
+    print("first", flush=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+    for number in range(3):
+        print("second", number, flush=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    print("third", flush=True)
+"""
+
+
+def test_a_long_command_goes_on_while_its_output_cannot_be_written(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        done = subprocess.run([sys.executable, "-c", LONG], stdout=log, stderr=subprocess.PIPE)
+    said = b"stdout cannot be written: File too large. The command goes on without it\n"
+    assert (done.returncode, done.stderr) == (0, said)
+    first, *_, third, last = (tmp_path / "log").read_text().splitlines()
+    # Without a buffer (PYTHONUNBUFFERED) the third line follows the beginning of the second.
+    assert (first, third.endswith("third")) == ("first", True)
+    assert last == "Lines may be missing above: File too large"

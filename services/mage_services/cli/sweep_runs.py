@@ -32,6 +32,7 @@ from mage_async.results.sweep import (
 )
 from mage_services.processes.process import until_signalled
 from mage_services.processes.run_lock import hold, take_lock
+from mage_services.terminal import lasting_output
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ def run_matrix(matrix: Matrix) -> int:
         RunError: a cell's directory holds another run or a damaged one, or another process runs the
             same matrix or a cell of it.
     """
-    with lock_folder(matrix.root):
+    with lock_folder(matrix.root), lasting_output():
         return run_missing(matrix)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from mage_async.errors import ConfigError
 from mage_async.results.sweep import Axis, Matrix, Range, Setting, combination, drawn
 from mage_services.cli.sweep_runs import lock_folder, run_missing
+from mage_services.terminal import lasting_output
 
 GOAL = "heldout_last_return"
 """Name of the figure that is maximised, in the mean over seeds."""
@@ -72,7 +73,8 @@ def search(
     if fault and all(_fault(each, matrix_of) for each in drawn(axes, NUM_TRIED, seed)):
         raise fault
     empty = matrix_of([])
-    with lock_folder(empty.root):  # two commands would change Optuna's record at once
+    # Without the lock, two commands would change Optuna's record at once.
+    with lock_folder(empty.root), lasting_output():
         study = _study(empty.root / "search.log", seed)
         _check_axes(study, axes, empty.root)
         return _search(study, axes, count, empty, matrix_of, run)

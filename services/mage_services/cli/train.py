@@ -81,6 +81,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.results.run_directory import RunDirectory
     from mage_async.results.run_files import read_document
     from mage_services.api.start_to_report import start_run
+    from mage_services.terminal import lasting_output
 
     config = _config(given)
     if given.print_config:
@@ -90,14 +91,15 @@ def run(given: argparse.Namespace) -> int:
     actors = given.actors
     if given.origin and actors is None:  # as many as that run
         actors = read_document(RunDirectory(given.origin).launch).get("actors")
-    _, code = start_run(
-        config,
-        run_dir=given.run_dir,
-        actors=actors,
-        is_resumed=given.resume,
-        cluster=given.cluster,
-        say=partial(print, flush=True),
-    )
+    with lasting_output():
+        _, code = start_run(
+            config,
+            run_dir=given.run_dir,
+            actors=actors,
+            is_resumed=given.resume,
+            cluster=given.cluster,
+            say=partial(print, flush=True),
+        )
     return code
 
 
