@@ -99,6 +99,9 @@ def restricted_logprob(
     The cost is that of `U` rows of the LM head instead of `V`: a few dozen for the actions of a
     game, instead of tens of thousands.
 
+    The arguments are not checked: a target outside of its row's set gets the log-prob 0, and a row
+    with an empty set the entropy NaN.
+
     Args:
         hidden: `[R, D]`.
         head: `[V, D]`.
@@ -123,8 +126,9 @@ def restricted_logprob(
 def keeps_logits(hidden: Tensor, head: Tensor) -> bool:
     """Return whether `linear_logprob` keeps all logits for its backward pass.
 
-    If so, `linear_policy_loss` saves nothing. Plain PyTorch keeps the logits if they fit in one
-    chunk; the Triton kernels keep `keep_bytes` of them, by default none.
+    If so, `linear_policy_loss` is no faster than `linear_logprob` and its backward pass. Plain
+    PyTorch keeps the logits if they fit in one chunk; the Triton kernels keep `keep_bytes` of them,
+    by default none.
     """
     itemsize = computing_dtype(hidden.dtype).itemsize
     fits = len(hidden) <= rows_at_once(len(head), itemsize, CHUNK_BYTES)
@@ -154,13 +158,15 @@ def linear_policy_loss(
         tokens: `[T]`, int64.
         data: Data of the tokens.
         loss: Parameters of the loss; on a GPU they are compile-time constants.
-        normaliser: Mean number of tokens of a minibatch, over all micro-batches and ranks.
+        normaliser: Number by which the sum of the tokens' losses is divided, above 0. It is the
+            same for all micro-batches and ranks, whose gradients are added. The learner passes the
+            mean number of sampled tokens of the step's minibatches.
         inverse_temperature: Inverse of the sampling temperature, above 0.
         mask: See `linear_logprob`; data of tokens outside never reaches a result, not even NaN.
 
     Raises:
-        ValueError: shapes, dtypes or the temperature are wrong, or there is a KL term and no
-            reference.
+        ValueError: the shape or dtype of `hidden`, `head`, `tokens` or `mask` is wrong, or the
+            temperature, or there is a KL term and no reference. Nothing else of `data` is checked.
     """
     _check(hidden, head, tokens, inverse_temperature, mask)
     if loss.kl_coefficient and data.reference_logprobs is None:

@@ -53,7 +53,8 @@ class Publish(msgspec.Struct, frozen=True, tag=True):
 
     file: str
     start: int
-    """Offset of the tensors in the file, in bytes."""
+    """Offset in bytes at which the tensors of the whole model begin in the file, the same for all
+    ranks."""
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
@@ -61,7 +62,8 @@ class Save(msgspec.Struct, frozen=True, tag=True):
 
     folder: str
     start: int
-    """Offset of the tensors in the checkpoint's file of weights, in bytes."""
+    """Offset in bytes at which the tensors of the whole model begin in the checkpoint's file of
+    weights, the same for all ranks."""
 
 
 Order = Begin | Adopt | Step | Forward | Digest | Publish | Save

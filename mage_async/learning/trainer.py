@@ -308,7 +308,8 @@ class Trainer:
         The update waits for a GPU once, for the norm; its results are tensors, read later.
 
         Args:
-            scale: factor of every token's loss, 1 / (tokens of a minibatch, on average).
+            scale: factor of every token's loss: 1 / (mean number of sampled tokens of the step's
+                minibatches).
         """
         self.optimizer.zero_grad(set_to_none=True)
         trained = [self._backward(each, scale) for each in batches]

@@ -125,7 +125,8 @@ class SharedSnapshot:
     start: int
     """Offset of the tensors in the file, in bytes."""
     logprobs: list[float]
-    """Log-probs of the probe tokens, in nats; empty: this version is not scored."""
+    """Log-probs of the probe tokens, in nats, with which an engine checks the weights that it has
+    loaded; empty: this version is not scored, so it has none."""
     file: Path
     """Where the weights are published."""
     written: "Future[None]"
@@ -195,7 +196,8 @@ class ShardedFiles:
 
         Args:
             file: Where they will be published.
-            logprobs: float32 [probe tokens - 1], of the current weights; None: not scored.
+            logprobs: float32 [probe tokens - 1], of the current weights; None: the version is not
+                scored (`SharedSnapshot.logprobs`).
         """
         trainer, places = self._trainer, file_places(self._trainer.model)
         scored = [] if logprobs is None else logprobs.tolist()
