@@ -4,7 +4,7 @@ learner's own code on tensors that have shapes and no values.
 `Trace` sees every operation of torch below the learner, and counts the bytes of living tensors and
 the operations. Tensors that depend on weights are FakeTensors, without values; indices are real,
 because shapes depend on them. If the code reads a fake value, it gets the value that needs
-the most memory: every row has a gradient.
+the most memory: every row is selected, and a number is 1.
 """
 
 import math
@@ -107,6 +107,7 @@ class Trace(TorchDispatchMode):
             # Values of fake tensors are unknown: assume that every row is selected, and that a
             # number is not zero, so that no branch skips work.
             if func is aten.nonzero.default:
+                assert args[0].ndim == 1, "the learner's masks select rows"
                 return torch.arange(args[0].numel())[:, None]
             if func is aten._local_scalar_dense.default:
                 return 1.0
@@ -287,6 +288,7 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
             base = AdapterBase("", config.policy.dtype, 1.0) if publishes_adapters(config) else None
             published = Snapshot.of(trainer.model, 0, base=base).data.nbytes
     proximal_flops, update_flops = after_proximal - at_first, after_update - after_proximal
+    # Later minibatches repeat the forward of the proximal log-probs.
     flops = update_flops + config.learner.repeated_forwards * proximal_flops
     return Update(parts, flops / sum(lengths), published)
 

@@ -94,10 +94,10 @@ class RunDirectory:
         """
         if not self.config.is_file():
             raise RunError(
-                f"{self.root}: no config.toml, so this is no run directory{self._runs_below()}"
+                f"{self.root}: no config.toml, so this is no run directory{self._where_runs_are()}"
             )
 
-    def _runs_below(self) -> str:
+    def _where_runs_are(self) -> str:
         """Return the clause that names runs inside a folder that is no run, or that there is no
         such folder.
         """
@@ -138,7 +138,9 @@ class RunDirectory:
 
     @property
     def shared_weights(self) -> Path:
-        """Folder of weights published in shared memory; the supervisor removes it at the end."""
+        """Folder of weights published in shared memory; `mage_services/api/start_to_report.py`
+        removes it at the end of the run.
+        """
         # The digest of its path tells a run from others of the same name, also after a resumption.
         name = blake2s(str(self.root.resolve()).encode(), digest_size=6).hexdigest()
         return Path("/dev/shm") / f"mage-{name}"
@@ -168,6 +170,7 @@ def step_of(checkpoint: Path) -> int:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first."""
+    # One that is being written has another name, `.step_N.part`.
     # Not in the order of their names, in which step_1000000 precedes step_999999.
     return sorted(folder.glob("step_*"), key=step_of)
 

@@ -237,7 +237,8 @@ NEAR = 5
 """Number of steps before a checkpoint, and after it, whose training returns measure it."""
 CLEAR_ERRORS, CLEAR_SHARE = 3.3, 0.1
 """Number of standard errors, and share of what was gained since the beginning, by which a
-checkpoint must exceed the newest one to be called better.
+checkpoint must exceed the newest one to be called better. The level of 3.3 errors is 99.9 %, not
+95 %, because the best of many checkpoints is compared.
 """
 Returns = dict[int, tuple[float, float]]
 """Mean return of the last episode and its standard error, by version of the policy."""
@@ -260,8 +261,8 @@ def best_checkpoint(run: RunDirectory, config: Config) -> BestCheckpoint | None:
     """Return the best checkpoint of a run; None if it has none.
 
     Two checkpoints are compared by their held-out evaluations, if both were played, else by the
-    returns of the training steps around them. If the tasks of training change, the later one counts
-    as the better one then.
+    returns of the training steps around them. Where these cannot be compared either, because the
+    tasks of training change (`has_steady_tasks`), the later checkpoint counts as the better one.
 
     Raises:
         RunError: a file of the run is damaged.
