@@ -79,18 +79,6 @@ def load_recorded(
     return _parsed(assigned, str(path), is_recorded=True, imports=imports)
 
 
-def read(data: bytes, where: str) -> Config:
-    """Read a configuration from the bytes of a TOML file.
-
-    Args:
-        where: name of the source, with which an error begins.
-
-    Raises:
-        ConfigError: as `load`.
-    """
-    return _parsed(Assignments(_tree(data, where)), where)
-
-
 def loads(text: str, *, imports: bool = True) -> Config:
     """Read the text that `dump` returned; see `load_recorded` for `imports`.
 

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, WireError
@@ -108,10 +109,13 @@ def feed_journal(data: bytes) -> bool:
 
 def feed_config(data: bytes) -> bool:
     """Read a configuration file; what is taken is written, and read again, as it is."""
-    try:
-        config = config_file.read(data, "run.toml")
-    except ConfigError:
-        return False
+    with NamedTemporaryFile(suffix=".toml") as file:
+        path = Path(file.name)
+        path.write_bytes(data)
+        try:
+            config = config_file.load(path)
+        except ConfigError:
+            return False
     assert config_file.loads(config_file.dump(config)) == config, "written it is another one"
     return True
 
