@@ -331,6 +331,7 @@ def _parsed(
             or, if none did, with `where`.
     """
     tree = assigned.tree
+    # NaN, an infinite number, or an integer beyond 64 bits.
     if (fault := unwritable_number(tree)) is None:
         tree = completed(tree, is_recorded=is_recorded)
         try:

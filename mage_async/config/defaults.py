@@ -194,7 +194,8 @@ def _evaluate_as_trained(whole: Table) -> None:
     """Set `evaluation.episodes`, in place, to `trial.episodes`, unless the tree states a number.
 
     With `trial.episodes = 1`, as in the baselines of single-episode RL, it keeps the schema's
-    default: they too are evaluated on several episodes.
+    default: they too are evaluated on several episodes. If the tree has no `trial.episodes`, both
+    keys keep the schema's default, which is the same.
     """
     trial, evaluation = whole.get("trial"), whole.setdefault("evaluation", {})
     if isinstance(trial, dict) and isinstance(evaluation, dict):
@@ -221,6 +222,7 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
     if is_on_gpu:
         is_adapted = policy.get("lora", NONE) != NONE
         return ON_GPU if is_adapted else merged(ON_GPU, MASTERS, Config)
+    # Other engines need a GPU, for which the schema's defaults are made.
     if engine.get("kind") != "embedded":
         return {}
     found = ON_CORES
