@@ -125,8 +125,8 @@ class Look:
     """Whether the reply to a wrong action names the right one."""
 
     def tell(self, is_right: bool, right: str = "") -> str:
-        """Return the reply to an action; `right` is the right action, if the structure may name
-        it.
+        """Return the reply to an action; `right` is the text that tells the right action, if the
+        structure may tell it.
         """
         answer = self.answers[not is_right]  # the first of the two answers is the good one
         return f"{answer}, {right}" if self.tells and right else answer

@@ -51,7 +51,8 @@ Saying the word earns 1, nothing else does. You have {turns} turns.
 The word is the same in all episodes."""
 _RULES = """A word of four different letters is hidden. Say one letter a turn, such as: e.
 You see where it stands in the word; a letter not yet found is blank.
-Each letter of the word earns {hit:g}. Any other answer costs {miss:.3g}; {lives} of them lose.
+Each letter of the word earns {hit:g}. Any other answer costs {miss:.3g}; after {lives} of them
+the episode is lost.
 The word is the same in all episodes."""
 
 
@@ -176,6 +177,7 @@ class Hangman(Game[str]):
     """
 
     ladders = ladders_of(lives=range(8, 1, -1))
+    """The option whose values make harder tasks, easiest first."""
 
     def __init__(
         self,

@@ -58,12 +58,12 @@ def load(
         config: Configuration keys of the dataset, such as `min_terms`, without `size` and `seed`.
 
     Raises:
-        ConfigError: there is no such dataset, its configuration is refused, or the library is
-            missing.
+        ConfigError: there is no such dataset, an option is out of its range, the dataset's
+            configuration is refused, or the library is missing.
     """
     name = f"reasoning-gym:{dataset}"
     library("reasoning_gym", "reasoning-gym")
-    check_whole(name, "size", size, HELDOUT_EVERY, 10_000_000)
+    check_whole(name, "size", size, HELDOUT_EVERY, 10_000_000)  # at least one is held out
     check_whole(name, "seed", seed, 0, 2**31)
     own = dict(config or {})
     # A size in `config` would replace the checked one, and differ from the number of tasks.
