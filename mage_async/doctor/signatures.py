@@ -220,8 +220,8 @@ def no_variance(run: History) -> Sightings:
 
 
 FEW_EFFECTIVE = 0.3
-"""Effective share of tokens below which too few count. The lowest single step of a healthy run had
-0.47 (Scout).
+"""Effective share of tokens below which too few count: the effective sample size of the importance
+weights, divided by the number of tokens. The lowest single step of a healthy run had 0.47 (Scout).
 """
 MOST_MASKED = 0.5
 """Share of tokens masked by the correction above which a step trains on too few of them."""
@@ -618,8 +618,9 @@ def _no_loss(evaluation: Record, control: str, how: str) -> Sightings:
 
 
 FOLLOW_FROM_NO_VARIANCE = {"memory_unused", "swap_harmless"}
-"""Signatures that are not reported while `no_variance` shows: a policy without a training signal
-cannot have learned to use its memory."""
+"""Signatures of evaluations that are not reported while `no_variance` shows: a policy without a
+training signal cannot have learned to use its memory. `Doctor.conclude` asks this of the last step
+alone, whichever step an evaluation belongs to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,8 @@ class PrefixCache:
         Args:
             name: Name of the sequence.
             tokens: Prompt: int32 [T]
-            is_fresh: Whether to reuse nothing that older weights computed.
+            is_fresh: Whether a sequence that holds a slot reuses nothing that older weights
+                computed. A sequence without a slot never does.
 
         Returns:
             None if the prompt has to wait for a later forward: every slot is busy, or the source of

@@ -1,4 +1,6 @@
-"""Play trials by a script instead of a policy, in the same transcripts, for warm starts."""
+"""Play trials by a script instead of a policy, in the same transcripts: for warm starts, for the
+known returns of scripts, and for a lower bound on the context that a trial needs.
+"""
 
 import random
 import re
@@ -254,6 +256,7 @@ def shortest_context(environment: Environment, config: TrialConfig, chat: ChatFo
     because no known tokenizer joins words across a space, and every chat template writes the role.
 
     Args:
+        environment: one that has a script of its own.
         config: made for the same `chat`.
         chat: `chat_in_words()`.
     """

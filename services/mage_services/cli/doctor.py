@@ -40,7 +40,9 @@ def run(given: argparse.Namespace) -> int:
     """Print the findings of every run, or of the cluster; return 1 if there are any, else 0.
 
     Raises:
-        ConfigError: neither runs nor a cluster are named, or both are.
+        ConfigError: neither runs nor a cluster are named, or both are; or the configuration cannot
+            run on a cluster.
+        RunError: a named folder has no run or cannot be read, or the cluster cannot be reached.
     """
     if bool(given.run_dir) == bool(given.cluster):
         raise ConfigError("give runs, or --cluster ADDRESS")

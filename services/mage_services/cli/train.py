@@ -111,6 +111,8 @@ def _config(given: argparse.Namespace) -> "Config":
 
     Raises:
         ConfigError: a key is wrong, or options contradict one another.
+        RunError: the run of `--from` has no policy, or not that checkpoint; or there is no run to
+            resume.
     """
     from mage_async.config import config_file
     from mage_services.api.configuration import resumed_config

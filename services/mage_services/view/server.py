@@ -1,7 +1,7 @@
 """Serve `mage view` over HTTP: pages by address, events for open pages, and static files.
 
-A page is made in a thread, so that a slow disk delays only that page. An error is shown as a page
-of one sentence.
+A page is made in a thread, so that a slow disk delays only that page. An error of a run, of its
+index, or of a file that is gone is shown as a page of one sentence.
 """
 
 import asyncio
@@ -265,7 +265,8 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
         announce: Called with the address once the server accepts requests.
 
     Raises:
-        RunError: there is no such folder, the port is in use, or a child process failed.
+        RunError: there is no such folder, the port is in use, or a child process failed, which is
+            raised in an `ExceptionGroup`.
     """
     runs = find_runs(root)
     token, done = secrets.token_urlsafe(16), asyncio.Event()
