@@ -9,6 +9,7 @@ sets it in the content of the file.
 Below, a *tree* is a file's content as nested dictionaries, and a *hint* the declared type of a key.
 """
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -391,7 +392,7 @@ def _resolved(path: Path) -> Table:
     if not isinstance(name, str):
         raise ConfigError(f"{path}: `base` must be the path of a file, got {name!r}")
     file = path.parent / name
-    if not file.is_file():
+    if not os.path.isfile(file):  # `Path.is_file` raises an error if the name is too long
         raise ConfigError(f"{path}: its base {name!r} is not there: {file}")
     below = _read(file)
     if "base" in below:

@@ -196,6 +196,7 @@ def test_options_of_another_environment_do_not_shine_through(tmp_path):
     ("text", "sentence"),
     [
         ('base = "nothing.toml"\n', r"mine.toml: its base 'nothing.toml' is not there: .*nothing"),
+        (f'base = "{"long" * 100}"\n', r"mine.toml: its base 'longlong.*' is not there: "),
         ("base = 3\n", r"mine.toml: `base` must be the path of a file, got 3"),
         ('base = "middle.toml"\n', r"its base 'middle.toml' has a base itself, 'whole.toml'"),
         (
