@@ -31,7 +31,7 @@ def test_versions_are_let_go_without_being_loaded(tmp_path: Path) -> None:
         channel.send(who, Publication(version=3, path="no-weights", digest="none"))
         channel.send(who, Welcome(version=2, weights_path="no-weights"))  # of an older life
         channel.send(who, Goodbye(reason="the run is complete"))
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(30.0), follower.receiving():
             await follower.wait_for_end(0)
             let_go = []
             while len(let_go) < 2:

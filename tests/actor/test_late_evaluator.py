@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ async def follow(
         evaluator = Evaluator(config, environment, chat, engine, workers, 3)
         for message in messages:
             channel.send(who, message)
-        async with asyncio.timeout(60.0), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60.0), late.receiving(), asyncio.TaskGroup() as tasks:
             tasks.create_task(late.follow(evaluator, engine, environment, version))
             await status.measured(num_points)
             channel.send(who, Goodbye(reason="the run is complete"))
@@ -139,3 +140,45 @@ def test_reports_are_passed_on_at_intervals(monkeypatch: pytest.MonkeyPatch) -> 
     for now in (1.0, 5.0, 6.0, 9.9, 10.0):
         report(int(10 * now), 200)
     assert passed == [50, 100]
+
+
+WELCOME = Welcome(version=20, weights_path="no-weights")
+
+
+@pytest.mark.parametrize("every", [0, 10])
+@pytest.mark.parametrize("messages", [[], [WELCOME], [WELCOME, publication(25)]])
+def test_it_plays_the_final_sets_though_the_goodbye_was_lost(
+    tmp_path: Path,
+    chat: ChatFormat,
+    monkeypatch: pytest.MonkeyPatch,
+    every: int,
+    messages: list[Message],
+) -> None:
+    run = RunDirectory(tmp_path)
+
+    async def main() -> None:
+        channel = MemoryLearnerChannel()
+        hello = Hello(role="evaluator", name="e", build="test", config_digest="test", group_quota=0)
+        peer = channel.connect(hello)
+        who, _ = await channel.receive()
+        for message in messages:
+            channel.send(who, message)
+        monkeypatch.setattr(evaluator_module, "PeerChannel", lambda *_, **__: nullcontext(peer))
+        monkeypatch.setattr(evaluator_module, "load_chat", lambda *_, **__: chat)
+        made = nullcontext(ScriptedEngine(words))
+        monkeypatch.setattr(evaluator_module, "make_engine", lambda *_: made)
+        monkeypatch.setattr(evaluator_module, "LEFT_S", 0.2)
+        config = config_file.load(config_file.find(None), [*KEYS, f"evaluation.every={every}"])
+        startup = Startup(run, config, "test", "test", "e", "")
+        async with asyncio.timeout(60.0):
+            await asyncio.gather(evaluator_module.main(startup, status), finish())
+
+    async def finish() -> None:
+        """The learner's last step, after the evaluator has begun to wait."""
+        await asyncio.sleep(0.5)
+        run.learner.write_text('{"version": 30}')
+
+    words, status = UniformWords(chat, ActionParser("both"), ("rock", "paper", "scissors")), Noted()
+    asyncio.run(main())
+    assert json.loads(run.evaluation.read_text())["version"] == 30
+    assert any("its goodbye did not arrive" in each.get("text", "") for each in status.events)

@@ -14,7 +14,8 @@ import asyncio
 import fcntl
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +63,7 @@ from mage_services.processes.process import (
     append_lines,
     read_startup,
     run_process,
+    ticks,
 )
 from mage_services.transport.access_control import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
@@ -103,6 +105,8 @@ def recorded_guidance(run: RunDirectory, config: Config, version: int) -> Guidan
 
 REPORT_S = 5.0
 """Seconds between two reports of how many trials of the final sets are played."""
+LEFT_S = 10.0
+"""Seconds after a learner's last step within which its goodbye arrives."""
 MEASURED_ON_REQUEST = ("diversity", "harder")
 """Parts of an evaluation that only `mage evaluate` measures, where it is asked to."""
 
@@ -402,13 +406,58 @@ class CurveEvaluator:
 
     def __init__(self, startup: Startup, status: Status, channel: PeerChannel) -> None:
         self._run, self._config, self._name = startup.run, startup.config, startup.name
-        self._status, self._channel = status, channel
-        self._messages = asyncio.Queue[Message]()
-        """Messages that `_curve` has not handled yet; the last one is the learner's goodbye."""
+        self._startup, self._status, self._channel = startup, status, channel
+        self.messages = asyncio.Queue[Message]()
+        """Messages that were not handled yet; the last one is the learner's goodbye."""
         self._is_over = False
-        """Whether the learner has said goodbye."""
+        """Whether the learner has said goodbye, or has left."""
         self._began = time.monotonic()
         self.time = TimeAccounting("preparing")
+
+    @asynccontextmanager
+    async def receiving(self) -> AsyncIterator[None]:
+        """Queue the learner's messages in a task, until its goodbye or the end of the context.
+
+        The evaluator handles no message while it makes its engine or plays, but the channel has to
+        answer a restarted learner, and the goodbye changes what is played next.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            children = [
+                tasks.create_task(self._receive(), name="messages of the learner"),
+                tasks.create_task(self._watch(), name="end of the learner"),
+            ]
+            yield
+            for task in children:
+                task.cancel()
+
+    async def _receive(self) -> None:
+        """Queue messages until the learner's goodbye. Cancellation loses no message."""
+        while not isinstance(message := await self._channel.receive(), Goodbye):
+            self.messages.put_nowait(message)
+        self._end(message)
+
+    async def _watch(self) -> None:
+        """End as after a goodbye if the learner has left and its goodbye did not arrive: it waits
+        only `GOODBYE_PATIENCE_S` (`learner/training_loop.py`) for a peer whose connection broke.
+        """
+        had_finished = False
+        async for _ in ticks(LEFT_S):
+            has_finished = await asyncio.to_thread(_has_finished, self._startup)
+            if self._is_over:
+                return
+            if had_finished and has_finished:
+                text = "the learner has left, and its goodbye did not arrive"
+                self._status.send("note", text=f"{text}: the final sets are played without it")
+                self._end(Goodbye(reason=text))
+                return
+            had_finished = has_finished
+
+    def _end(self, goodbye: Goodbye) -> None:
+        """Queue the goodbye, and restore this process's priority: the training is over."""
+        if not self._is_over:
+            self._is_over = True
+            restore_priority()
+            self.messages.put_nowait(goodbye)
 
     async def begin(self, evaluator: Evaluator, version: int) -> None:
         """Measure the point of the version that the evaluator begins with, if the curve lacks it,
@@ -434,6 +483,9 @@ class CurveEvaluator:
         if waiting:
             version = max(waiting)
             await self.load(engine, version, waiting[version])
+        if version < self._config.learner.steps:  # the learner has left before it named the last
+            version, weights = await asyncio.to_thread(_last, self._startup)
+            await engine.load(version, weights)
         await self.finish(evaluator, environment, version)
         if points := [each for each in waiting if self._lacks(each)]:
             text = (
@@ -453,7 +505,7 @@ class CurveEvaluator:
 
     async def _load_nothing(self, version: int) -> None:
         """Report every announced version as loaded, until the learner's goodbye."""
-        while not isinstance(message := await self._channel.receive(), Goodbye):
+        while not isinstance(message := await self.messages.get(), Goodbye):
             if isinstance(message, Publication | Welcome):
                 version = max(version, message.version)
                 # Nothing was loaded, but the learner may delete older weights.
@@ -469,28 +521,26 @@ class CurveEvaluator:
             oldest first.
         """
         waiting: dict[int, Path] = {}
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._receive(), name="messages of the learner")
-            await self.begin(evaluator, version)
+        await self.begin(evaluator, version)
+        self._rest(engine)
+        while not isinstance(message := await self.messages.get(), Goodbye):
+            match message:
+                # A restarted learner welcomes the evaluator with its newest weights, which it may
+                # not have announced before.
+                case (
+                    Publication(version=newer, path=path)
+                    | Welcome(version=newer, weights_path=str(path))
+                ) if newer > version:
+                    if self._is_over:
+                        waiting[newer] = Path(path)  # the final sets come first
+                    else:
+                        version = newer
+                        await self._load_and_measure(evaluator, engine, newer, Path(path))
+                case Publication() | Welcome():
+                    await self._channel.send(Loaded(version=version))
+                case _:
+                    raise RunError(f"an evaluator cannot take {type(message).__name__}")
             self._rest(engine)
-            while not isinstance(message := await self._messages.get(), Goodbye):
-                match message:
-                    # A restarted learner welcomes the evaluator with its newest weights, which it
-                    # may not have announced before.
-                    case (
-                        Publication(version=newer, path=path)
-                        | Welcome(version=newer, weights_path=str(path))
-                    ) if newer > version:
-                        if self._is_over:
-                            waiting[newer] = Path(path)  # the final sets come first
-                        else:
-                            version = newer
-                            await self._load_and_measure(evaluator, engine, newer, Path(path))
-                    case Publication() | Welcome():
-                        await self._channel.send(Loaded(version=version))
-                    case _:
-                        raise RunError(f"an evaluator cannot take {type(message).__name__}")
-                self._rest(engine)
         return version, waiting
 
     def _rest(self, engine: Engine) -> None:
@@ -499,19 +549,6 @@ class CurveEvaluator:
         """
         self.time.enter("no version")
         engine.trim()
-
-    async def _receive(self) -> None:
-        """Queue messages until the learner's goodbye, then restore this process's priority: the
-        training is over.
-
-        Runs beside `_curve`, so the goodbye is noticed even while a point is being played.
-        Cancellation loses no message.
-        """
-        while not isinstance(message := await self._channel.receive(), Goodbye):
-            self._messages.put_nowait(message)
-        self._is_over = True
-        restore_priority()
-        self._messages.put_nowait(message)
 
     async def _load_and_measure(
         self, evaluator: Evaluator, engine: Engine, version: int, path: Path
@@ -586,17 +623,24 @@ async def main(startup: Startup, status: Status) -> None:
     """Connect to the learner, evaluate its versions, and end with the run."""
     config = startup.config
     keys = keys_in(actor_keys, startup.keys)
-    with PeerChannel(startup.address, startup.hello("evaluator"), keys=keys) as channel:
+    async with AsyncExitStack() as stack:
+        hello = startup.hello("evaluator")
+        channel = stack.enter_context(PeerChannel(startup.address, hello, keys=keys))
         curve_evaluator = CurveEvaluator(startup, status, channel)
         # Adapters of a large model are merged in minutes, in which the heartbeats go on.
         finished = await asyncio.to_thread(_finished, startup)
-        version, weights = finished or await _welcome(channel)
+        if finished is None:
+            await stack.enter_async_context(curve_evaluator.receiving())
+            message = await curve_evaluator.messages.get()
+            if isinstance(message, Goodbye):
+                finished = await asyncio.to_thread(_last, startup)
+        version, weights = finished or _welcomed(message)
         # Without a curve there is nothing to play before the training has ended.
         is_idle = not finished and not config.evaluation.every
         if is_idle:
             status.send("ready")
             await curve_evaluator.wait_for_end(version)
-        if finished or is_idle:  # the training is over
+        if finished:  # the training is over
             restore_priority()
         environment = environment_of(config)
         chat = load_chat(startup.run.policy, thinking=config.transcript.thinking)
@@ -621,12 +665,19 @@ async def main(startup: Startup, status: Status) -> None:
     status.send("done", reason="evaluated")
 
 
-async def _welcome(channel: PeerChannel) -> tuple[int, Path]:
-    """Return the version and weights of the learner's welcome. Cancellation leaves nothing."""
-    welcome = await channel.receive()
+def _welcomed(welcome: Message) -> tuple[int, Path]:
+    """Return the version and weights of the learner's welcome, its first message."""
     if not isinstance(welcome, Welcome) or welcome.weights_path is None:
         raise RunError(f"expected to be welcomed with weights, got {type(welcome).__name__}")
     return welcome.version, Path(welcome.weights_path)
+
+
+def _has_finished(startup: Startup) -> bool:
+    """Return whether training is over: the learner has written its summary of the last step."""
+    file = startup.run.learner
+    return (
+        file.is_file() and json.loads(file.read_text())["version"] == startup.config.learner.steps
+    )
 
 
 def _finished(startup: Startup) -> tuple[int, Path] | None:
@@ -634,9 +685,9 @@ def _finished(startup: Startup) -> tuple[int, Path] | None:
 
     An evaluator that is restarted after the training has no learner to connect to.
     """
-    run, steps = startup.run, startup.config.learner.steps
-    if not run.learner.is_file() or json.loads(run.learner.read_text())["version"] != steps:
+    if not _has_finished(startup):
         return None
+    run, steps = startup.run, startup.config.learner.steps
     return steps, model_directory(run, startup.config, checkpoint_at(run.checkpoints, steps))
 
 
