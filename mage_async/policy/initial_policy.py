@@ -23,6 +23,7 @@ from mage_async.assembly import (
 )
 from mage_async.config.schema import (
     Config,
+    FromBest,
     FromData,
     Pretrained,
     Tiny,
@@ -191,6 +192,11 @@ def policy_key(config: Config) -> str:
         msgspec.structs.replace(config.trial, episodes=1),
         config.transcript,
         config.engine.max_tokens,
+        # Only the model's own trials are sampled. The number of sequences in a batch decides the
+        # last bits of log-probs.
+        (config.sampling, config.engine.max_contexts)
+        if isinstance(config.warm_start, FromBest)
+        else None,
         config.policy,
         config.warm_start,
         {name: config.methods[name] for name in overriding(config, "guide_demonstration")},

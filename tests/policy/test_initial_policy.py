@@ -279,6 +279,16 @@ def test_the_key_of_a_warm_start_has_every_setting_that_changes_the_cloned_trial
     for change in ("engine.max_tokens=300", "trial.strategy=episode", "trial.memory=reflection"):
         assert key(change) != key(), change
     assert key("trial.episodes=1") == key("learner.steps=7") == key()
+    for change in (
+        "sampling.temperature=0.1",
+        "sampling.top_p=0.9",
+        "sampling.top_k=3",
+        "sampling.restricted=false",
+        "sampling.strategy_temperature=2.0",
+        "engine.max_contexts=81",
+    ):
+        assert key(change) == key(), "a script samples nothing"
+        assert key("warm_start=best", change) != key("warm_start=best"), change
 
 
 def test_a_run_in_one_process_gets_a_new_model_when_class_options_or_program_change(
