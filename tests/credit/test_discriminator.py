@@ -71,6 +71,21 @@ def test_where_expert_and_policy_do_the_same_nothing_is_paid_and_nothing_is_aske
     assert StepAgent(Settings(), Config()).batch_metrics([trial_of(("s", "up", ""))]) == {}
 
 
+@pytest.mark.parametrize("times", [1, 2, 3, 12])
+def test_an_expert_that_plays_itself_pays_alike_with_any_number_of_steps(times: int) -> None:
+    trials = [trial_of(("s", "up", "up"), ("t", "up", "up"), ("t", "left", "up"))] * 4
+    settings = Settings("irl", states="expert")
+    own = Counter({("s", "up"): times, ("t", "up"): times, ("t", "left"): times})
+    for rewards in step_rewards(trials, settings, own):
+        assert rewards == pytest.approx([0.0] * 3, abs=1e-9)
+    other = Counter({("s", "up"): 1, ("t", "up"): 2})
+    as_often = Counter({step: 4 * count for step, count in other.items()})
+    many = Counter({step: times * count for step, count in other.items()})
+    paid, expected = (step_rewards(trials, settings, each)[0] for each in (many, as_often))
+    assert paid == pytest.approx(expected)
+    assert paid[1] > 0 > paid[2]
+
+
 def test_rewards_of_steps_reach_returns_by_the_method_alone() -> None:
     given = ["credit.kind=single_episode"]
     groups = [Group(0, 0, (trial_of(("s", "up", "down"), ("t", "up", "up")),) * 2)]

@@ -309,7 +309,7 @@ _ROUNDS = 300
 
 
 def fitted_log_odds(
-    expert: Mapping[Step, int], policy: Mapping[Step, int], *, smoothing: float
+    expert: Mapping[Step, float], policy: Mapping[Step, float], *, smoothing: float
 ) -> dict[Step, float]:
     """Fit a discriminator to the counts of the expert's and the policy's steps.
 
@@ -321,7 +321,7 @@ def fitted_log_odds(
     and a turn is paid its log-odds, log D - log (1 - D) = log p_E - log p: 0 where nobody can tell
     the two apart, so that an episode's length is neither paid nor charged, as it would be by GAIL's
     own -log (1 - D). With `states = "expert"` they act in different states, and p_E and p are the
-    probabilities of state and action together.
+    probabilities of state and action together (`step_rewards` weights the expert's counts).
 
     D is a logistic regression on the text of a step: the action, the state with the action, and
     each word of the state at its place with the action. It is fitted to the steps of one batch,
@@ -385,7 +385,12 @@ def step_rewards(
     if expert is None:
         expert = Counter(theirs for theirs, _ in pairs)
     policy = Counter(own for _, own in pairs)
-    log_odds = fitted_log_odds(expert, policy, smoothing=settings.smoothing) if pairs else {}
+    # An expert that plays itself takes more or fewer steps than the policy. With raw counts every
+    # turn would also be paid the log of the ratio of both numbers, so that an episode's length
+    # would be paid or charged.
+    weight = len(pairs) / max(1, expert.total())
+    weighted = {step: weight * count for step, count in expert.items()}
+    log_odds = fitted_log_odds(weighted, policy, smoothing=settings.smoothing) if pairs else {}
     paid = [[0.0] * len(trial.turns) for trial in trials]
     for trial, rewards in zip(trials, paid, strict=True):
         for step in trial.alternatives:
