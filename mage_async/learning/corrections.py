@@ -282,10 +282,12 @@ class Cispo(Correction, tag="cispo"):
 
     # `-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log current` with `r = current / behaviour`
     # (MiniMax-M1, arXiv 2506.13585, eq. 4-5). PPO's clip removes rare but decisive tokens from
-    # every later update; here they keep a gradient, under a bounded weight.
+    # every later update; here they keep a gradient, under a bounded weight. The paper has no lower
+    # bound: with one, a token with a negative advantage is pushed down as hard when it has become
+    # a hundred times rarer as at first.
 
-    clip_low: Share = 0.2
-    """The weight is clipped below at one minus this."""
+    clip_low: Share = 1.0
+    """The weight is clipped below at one minus this; 1, as in the paper, is no bound."""
     clip_high: NonNegative = 0.28
     """The weight is clipped above at one plus this."""
 

@@ -121,6 +121,13 @@ def test_cispo_clips_the_weight_on_both_sides_and_never_stops_a_gradient():
     assert made.is_clipped.tolist() == [True, True, False]
 
 
+def test_cispo_has_no_lower_bound_by_default_as_in_its_paper():
+    given = tokens([0.6, 0.001, 0.2], [0.1, 0.1, 0.4], [1.0, -1.0, 1.0])
+    made = Cispo().surrogate(given)
+    assert gradient(made, given).tolist() == close([-1.28, 0.01, -0.5])
+    assert made.is_clipped.tolist() == [True, False, False]
+
+
 def test_icepop_leaves_out_tokens_outside_the_band_on_either_side():
     given = tokens([0.6, 0.2, 0.4], [0.1, 0.5, 0.2], [1.0, -1.0, -1.0])
     made = Icepop(**CLIP, keep_low=0.5, keep_high=5.0).surrogate(given)
