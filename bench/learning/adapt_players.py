@@ -34,6 +34,8 @@ GAMES = ",".join(
 )
 EPISODES, TASKS = 3, 128
 """Episodes of a trial, and tasks of each of the three games, by default."""
+STATEMENTS = 4
+"""Certificates of a measurement: those of the three games, and this one of all together."""
 SIZES = {"default": 3 * TASKS, "a quarter": 3 * TASKS // 4}
 """Tasks of a certificate."""
 
@@ -50,7 +52,9 @@ def main() -> int:
     for player, (_, right) in PLAYERS.items():
         for size in SIZES.values():
             found = Counter(
-                certificate([_task(player, source) for _ in range(size)]).verdict
+                certificate(
+                    [_task(player, source) for _ in range(size)], statements=STATEMENTS
+                ).verdict
                 for _ in range(given.certificates)
             )
             through = [_through_http(player, size, seed) for seed in range(given.http)]

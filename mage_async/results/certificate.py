@@ -4,11 +4,13 @@ The model plays a task with its history, the earlier episodes, in the context (`
 four controls. `blind`: no episode sees an earlier one. `retry`: independent trials of one episode
 each. `noise`: the history is of another task, the last episode of this one. `swapped`: the history
 is of this task, the last episode of another one. Every statement rests on differences within a
-task, `own` minus a control, whose means have one-sided bounds at 99 %.
+task, `own` minus a control, whose means have one-sided bounds.
 
 The model *adapts* if its last episode is above its first one and above all four controls. This is
 an intersection–union test (Berger 1982): if one of the five differences is really zero, all five
-are found positive in at most 1 % of certificates.
+are found positive at 99 % in at most 1 % of certificates. One difference below the margin is enough
+for a refusal. So the upper bounds share an error of 1 % among them (Bonferroni): if no difference
+is really below the margin, a model is refused in at most 1 % of certificates.
 """
 
 import math
@@ -63,11 +65,13 @@ class PlayCounts(NamedTuple):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Hold the mean of differences within tasks, and its one-sided 99 % bounds."""
+    """Hold the mean of differences within tasks, and its one-sided bounds."""
 
     mean: float
     low: float
+    """Lower bound at 99 %; higher with several statements."""
     high: float
+    """Upper bound at a level at which all six upper bounds of a certificate hold in 99 %."""
     spread: float
     """Standard deviation over tasks."""
 
@@ -120,24 +124,27 @@ def certificate(
 
     Args:
         margin: Smallest adaptation that matters, as a share of the range of returns.
-        statements: Number of certificates that are stated together, such as one for each game. The
-            error of each is then at most 1 % / `statements` (Bonferroni).
+        statements: Number of certificates that are stated together, such as one for each game. Each
+            wrongly finds an adaptation in at most 1 % / `statements`, and wrongly refuses one in at
+            most as many (Bonferroni).
     """
-    quantile = _normal_quantile(1 - 0.01 / statements)
     values = {name: [take(task) for task in tasks] for name, take in DIFFERENCES.items()}
     values[ALL] = [sum(row) / len(row) for row in zip(*values.values(), strict=True)]
+    error = 0.01 / statements
+    # All lower bounds are needed to find an adaptation, but any one of the upper bounds refuses it.
+    levels = _normal_quantile(1 - error), _normal_quantile(1 - error / len(values))
     members = [(task.game, task.member) for task in tasks]
-    found = {name: _difference(each, members, quantile) for name, each in values.items()}
+    found = {name: _difference(each, members, levels) for name, each in values.items()}
     # If each episode draws new random events, the best of several returns rises for any player.
     fixed = [task for task in tasks if not task.has_chance]
     gains = [max(task.own) - task.own[0] for task in fixed]
     fixed_members = [(task.game, task.member) for task in fixed]
-    luck = _difference(gains, fixed_members, quantile) if fixed else None
+    luck = _difference(gains, fixed_members, levels) if fixed else None
     num_members = len(set(members))
     verdict = _verdict(num_members, found, luck, margin)
     needs = None
     if verdict == "cannot be told" and num_members >= LEAST_MEMBERS:
-        needs = _needed(found, margin, quantile)
+        needs = _needed(found, margin, levels)
         # These tasks were too few for a verdict, so at least one more is needed.
         needs = None if needs is None else max(needs, len(tasks) + 1)
     sentence = _sentence(verdict, tasks, num_members, found, luck, needs)
@@ -162,28 +169,30 @@ def _verdict(
 
 
 def _difference(
-    values: Sequence[float], members: Sequence[Hashable], quantile: float
+    values: Sequence[float], members: Sequence[Hashable], quantiles: tuple[float, float]
 ) -> Difference:
-    """Return the mean of some differences, with bounds at `quantile`."""
+    """Return the mean of some differences, with a lower and an upper bound at `quantiles`."""
     mean = float(np.mean(values)) if values else 0.0
     # One pseudo-task of +1 and one of -1 are added, as Agresti and Min (2005) add to matched pairs:
     # a few equal differences have no spread of their own, and would otherwise prove anything.
-    middle, half = _t_interval(np.array([*values, 1.0, -1.0]), quantile)
+    padded = np.array([*values, 1.0, -1.0])
     # A model that samples nothing plays equal tasks alike, however often they are repeated. So the
     # interval is at least as wide as that of the means over the tasks that hide the same.
     grouped: dict[Hashable, list[float]] = defaultdict(list)
     for member, value in zip(members, values, strict=True):
         grouped[member].append(value)
-    if len(grouped) > 1:
-        means = np.array([np.mean(each) for each in grouped.values()])
-        half = max(half, _t_interval(means, quantile)[1])
-    return Difference(mean, middle - half, middle + half, float(np.std(values)) if values else 0.0)
+    means = np.array([np.mean(each) for each in grouped.values()])
+    samples = [padded, means] if len(means) > 1 else [padded]
+    below, above = (max(_half_width(each, level) for each in samples) for level in quantiles)
+    middle = float(padded.mean())
+    return Difference(
+        mean, middle - below, middle + above, float(np.std(values)) if values else 0.0
+    )
 
 
-def _t_interval(data: np.ndarray, quantile: float) -> tuple[float, float]:
-    """Return the mean of independent values, and the half-width of its interval by Student's t."""
-    width = _student(quantile, len(data) - 1) * data.std(ddof=1) / math.sqrt(len(data))
-    return float(data.mean()), float(width)
+def _half_width(data: np.ndarray, quantile: float) -> float:
+    """Return the half-width of the interval of a mean of independent values, by Student's t."""
+    return float(_student(quantile, len(data) - 1) * data.std(ddof=1) / math.sqrt(len(data)))
 
 
 def _student(z: float, degrees: int) -> float:
@@ -201,12 +210,15 @@ def _normal_quantile(share: float) -> float:
     return statistics.NormalDist().inv_cdf(share)
 
 
-def _needed(found: Mapping[str, Difference], margin: float, quantile: float) -> int | None:
+def _needed(
+    found: Mapping[str, Difference], margin: float, quantiles: tuple[float, float]
+) -> int | None:
     """Return about how many tasks lead to a verdict in 90 % of cases, if the true means are the
     measured ones; None if no number of tasks would, with these means.
     """
-    to_adapt = [_size(each.mean, each.spread, quantile) for each in found.values()]
-    to_refuse = [_size(margin - each.mean, each.spread, quantile) for each in found.values()]
+    low, high = quantiles
+    to_adapt = [_size(each.mean, each.spread, low) for each in found.values()]
+    to_refuse = [_size(margin - each.mean, each.spread, high) for each in found.values()]
     # "Adapts" needs enough tasks for every difference, "does not adapt" only for one of them.
     sizes = [*([max(to_adapt)] if all(map(math.isfinite, to_adapt)) else []), min(to_refuse)]
     best = min(sizes)

@@ -114,10 +114,23 @@ def test_one_difference_of_zero_is_enough_against_adaptation(equal: str) -> None
     assert wrong <= 6  # of 300 at 1 %: 7 or more come in 3 of 100 such tests
 
 
+def test_an_adaptation_of_the_margin_in_all_differences_is_hardly_ever_refused() -> None:
+    """One of six upper bounds below the margin is enough for a refusal: at most 1 % in all."""
+    source, wrong = np.random.default_rng(3), 0
+    for _ in range(300):
+        found = []
+        for number, low in enumerate(source.normal(0.4, 0.4, (96, 5))):
+            own, blind = [low[0], 0.5, 0.5], [0.0, 0.0, low[1]]
+            found.append(TaskReturns("g", str(number), own, blind, [low[2]], low[3], low[4]))
+        wrong += certificate(found, margin=0.1).verdict not in ("adapts", "cannot be told")
+    assert wrong <= 6  # of 300 at 1 %: 7 or more come in 3 of 100 such tests
+
+
 def test_games_certified_together_are_each_stricter() -> None:
     found = tasks(64, learner)
     alone, among = certificate(found), certificate(found, statements=10)
     assert among.differences["first"].low < alone.differences["first"].low
+    assert among.differences["first"].high > alone.differences["first"].high
     assert among.differences["first"].mean == alone.differences["first"].mean
 
 

@@ -550,10 +550,12 @@ def _document(
     lengths = {game.config.sampling.max_tokens for game in games}
     lengths |= {game.config.max_reflection_tokens for game in games if game.config.reflects}
     named = zip(games, player.games, strict=True)
+    # One certificate for each game, and one for all games together.
+    statements = len(games) + 1 if len(games) > 1 else 1
     return {
         "model": player.name,
         "served": record.served,  # the name by which an endpoint calls the model that answered
-        **msgspec.to_builtins(certificate(every, margin=given.margin)),
+        **msgspec.to_builtins(certificate(every, margin=given.margin, statements=statements)),
         "margin": given.margin,
         "episodes": given.episodes,
         "memory": given.memory,
@@ -564,7 +566,7 @@ def _document(
                 "label": game.label,
                 "name": name,
                 "options": options,
-                **_game_certificate(tasks[game.label], given.margin, len(games)),
+                **_game_certificate(tasks[game.label], given.margin, statements),
                 "returns": _in_units(arm_returns(tasks[game.label]), game, measurement),
                 "references": game.environment.references("heldout", given.episodes),
                 "actions": counts[game.label].actions,
@@ -581,7 +583,7 @@ def _game_certificate(tasks: Any, margin: float, statements: int) -> dict[str, A
     """Return the certificate of one game, as plain data.
 
     Args:
-        statements: Number of games with a certificate each, by which the level is divided.
+        statements: Number of certificates of the measurement, by which the error is divided.
     """
     import msgspec
 
