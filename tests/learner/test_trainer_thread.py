@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from torch.cuda._utils import _get_device_index
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.admission.ledger import Ledger
@@ -101,23 +102,24 @@ def test_on_a_gpu_other_weights_are_said_and_the_run_goes_on(training: Training)
     assert "first in model.norm.weight" in training.difference
 
 
+@pytest.mark.parametrize(("device", "index"), [("cuda:7", 7), ("cuda", 0)])
 def test_a_learner_on_a_gpu_launches_its_kernels_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, index: int
 ) -> None:
-    chosen: list[str] = []
+    chosen: list[int] = []
 
     class Chosen(Exception):
         """Before anything is loaded."""
 
-    def choose(device: str) -> None:
-        chosen.append(device)
+    def choose(device: str | int) -> None:
+        chosen.append(_get_device_index(device))  # the check with which torch's function begins
         raise Chosen
 
     monkeypatch.setattr(torch.cuda, "set_device", choose)
-    config = config_file.load(config_file.find(None), ["learner.device=cuda:7"])
+    config = config_file.load(config_file.find(None), [f"learner.device={device}"])
     with pytest.raises(Chosen):
         Training.of(RunDirectory(tmp_path), config, None)
-    assert chosen == ["cuda:7"]
+    assert chosen == [index]
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,8 @@ class Training:
         """
         torch.set_num_threads(config.learner.threads)
         if is_on_gpu(config):
-            torch.cuda.set_device(config.learner.device)  # per thread
+            # Each thread has its own current GPU. torch wants a number: "cuda" is GPU 0.
+            torch.cuda.set_device(torch.device(config.learner.device).index or 0)
         model = load_trained(config, run.policy, checkpoint, device=loads_on(config))
         chat = load_chat(run.policy)
         ranks = joined.ranks if joined else None
