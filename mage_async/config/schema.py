@@ -205,8 +205,9 @@ class Engine(Variant):
     the start of an SGLang server counts as part of the turn."""
     devices: list[Natural] = field(default_factory=list)
     """GPUs of the actors' engines, one for each actor (or `gpus_per_actor`); with more actors than
-    GPUs they are assigned again from the first. The evaluator has the last. A process sees only its
-    own GPUs; with [] it sees all of the machine."""
+    GPUs they are assigned again from the first. The evaluator has the last. GPUs are counted from 0
+    among those that CUDA_VISIBLE_DEVICES shows to the run, as in `learner.device`. A process sees
+    only its own GPUs; with [] it sees all of the run."""
 
     @property
     def num_gpus(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from mage_async.errors import ConfigError
 from mage_services.processes import supervised_process
 from mage_services.processes.process import EXIT_FAILED
 from mage_services.processes.supervised_process import NOTICE_S, ProcessSpec, SupervisedProcess
@@ -41,12 +42,15 @@ class Site:
         main = f"async def main(status):\n    status.send('ready', pid=os.getpid())\n{lines}"
         return await self.start_raw(f"{IMPORTS}{main}\nrun_process(main)\n", name)
 
-    async def start_raw(self, program: str, name: str = "actor-0") -> SupervisedProcess:
+    async def start_raw(
+        self, program: str, name: str = "actor-0", devices: tuple[int, ...] = ()
+    ) -> SupervisedProcess:
         module = f"child_{len(self.children)}"
         (self.directory / f"{module}.py").write_text(program)
         path = os.pathsep.join([str(self.directory), *sys.path])
         log, variables = self.directory / f"{name}.log", {"PYTHONPATH": path}
-        spec = ProcessSpec(name, module, ("an argument",), log, threads=1, variables=variables)
+        arguments = ("an argument",)
+        spec = ProcessSpec(name, module, arguments, log, 1, devices, variables=variables)
         child = await SupervisedProcess.start(spec)
         self.children.append(child)
         return child
@@ -442,5 +446,44 @@ def test_the_log_keeps_what_every_life_printed(run: Run) -> None:
             child = await site.start(f"print({word!r})")
             await life(child)
         assert child.spec.log.read_text() == "first\nsecond\n"
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "seen"),
+    [
+        (None, (), None),
+        (None, (2, 0), "2,0"),
+        ("4,5, 6,7", (), "4,5, 6,7"),
+        ("4,5, 6,7", (2, 0), "6,4"),
+        ("GPU-8f, MIG-1", (1,), "MIG-1"),
+    ],
+)
+def test_a_child_sees_its_gpus_among_those_that_its_parent_sees(
+    run: Run, monkeypatch: pytest.MonkeyPatch, visible: str | None, devices, seen: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    async def main(site: Site) -> None:
+        program = "import os\nprint(os.environ.get('CUDA_VISIBLE_DEVICES'))\n"
+        child = await site.start_raw(program, devices=devices)
+        await life(child)
+        assert child.spec.log.read_text() == f"{seen}\n"
+
+    run(main)
+
+
+@pytest.mark.parametrize("visible", ["", "4", "4,5"])
+def test_a_gpu_that_the_parent_does_not_see_is_refused_by_the_name_of_the_key(
+    run: Run, monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    async def main(site: Site) -> None:
+        with pytest.raises(ConfigError, match=r"engine\.devices names GPU 2, and CUDA_VISIBLE"):
+            await site.start_raw("", devices=(0, 2))
 
     run(main)

@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
+from mage_async.errors import ConfigError
 from mage_services.processes.child_process import (
     SHOW_STACKS,
     ChildProcess,
@@ -70,7 +71,8 @@ class ProcessSpec:
     threads: int
     """Number of threads that share one computation (`OMP_NUM_THREADS`)."""
     devices: tuple[int, ...] = ()
-    """Indices of the only GPUs that the process sees; () for all."""
+    """Indices of the only GPUs that the process sees, among those that the supervisor sees; () for
+    all."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables in addition to those of every process of a run."""
     config: Config | None = None
@@ -98,6 +100,30 @@ class RunningProcess(Protocol):
     def epitaph(self, code: int) -> str: ...
 
 
+def visible_devices(devices: Sequence[int]) -> str:
+    """Return the value of `CUDA_VISIBLE_DEVICES` with which a process sees only some of the GPUs
+    that this process sees.
+
+    Args:
+        devices: Indices among the GPUs that this process sees, as in `learner.device`.
+
+    Raises:
+        ConfigError: this process does not see as many GPUs.
+    """
+    # A scheduler or a user may have set the variable, to numbers or to UUIDs.
+    own = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if own is None:
+        return ",".join(map(str, devices))
+    names = [name.strip() for name in own.split(",") if name.strip()]
+    if max(devices) >= len(names):
+        raise ConfigError(
+            f"engine.devices names GPU {max(devices)}, and CUDA_VISIBLE_DEVICES = {own!r} shows "
+            f"{len(names)} GPUs, counted from 0: name these in engine.devices, or change the "
+            "variable"
+        )
+    return ",".join(names[device] for device in devices)
+
+
 class SupervisedProcess(ChildProcess[dict[str, Any]]):
     """Start and watch a process on this machine."""
 
@@ -121,7 +147,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
         """
         variables = {**spec.variables, "OMP_NUM_THREADS": str(spec.threads)}
         if spec.devices:
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.devices))
+            variables["CUDA_VISIBLE_DEVICES"] = visible_devices(spec.devices)
         command = module_command(spec.module, *spec.arguments)
         child = await super().start(command, dict[str, Any], variables=variables, log=spec.log)
         child.spec = spec
