@@ -141,8 +141,14 @@ def named_state(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def copied_state(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return a copy of `named_state`, so that training can continue while the copy is written."""
-    return {name: tensor.detach().clone() for name, tensor in named_state(trainer).items()}
+    """Return a copy of `named_state` in host memory, so that training can continue while the copy
+    is written.
+    """
+    # torch.distributed.checkpoint would copy a GPU's tensors behind the kernels of the next step,
+    # and await the current GPU of the thread that writes, which may be another rank's.
+    return {
+        name: tensor.detach().to("cpu", copy=True) for name, tensor in named_state(trainer).items()
+    }
 
 
 def write_state(state: dict[str, torch.Tensor], folder: Path, group: ProcessGroup) -> None:

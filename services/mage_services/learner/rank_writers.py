@@ -261,6 +261,10 @@ class ShardedFiles:
         shards, state = WeightShards.of(model, file_places(model)), copied_state(self._trainer)
 
         def write(group: ProcessGroup) -> None:
+            # torch.distributed.checkpoint uses the thread's current GPU, by default rank 0's, on
+            # which every rank would take memory for a CUDA context.
+            if model.device.type == "cuda":
+                torch.cuda.set_device(model.device)
             shards.write(folder / WEIGHTS, order.start)
             write_state(state, folder / SHARDS, group)
 
