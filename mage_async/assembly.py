@@ -395,6 +395,8 @@ def _check_replaced_groups(config: Config) -> None:
     """Refuse to drop groups of equal rewards where such groups teach something."""
     number, baseline = config.admission.replaced_groups, config.advantage.baseline
     causes = [f"methods.{name}, which rewards turns" for name in overriding(config, "turn_rewards")]
+    own_losses = overriding(config, "loss_term")
+    causes += [f"methods.{name}, which adds a loss of its own" for name in own_losses]
     if "group" not in baseline:
         causes.append(f"advantage.baseline = {baseline}, which compares groups with each other")
     if number and causes:

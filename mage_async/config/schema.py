@@ -490,7 +490,7 @@ class Admission(Section):
     episode, and are replaced by new ones (dynamic sampling of DAPO, arXiv 2503.14476): compared
     with each other, such trials teach nothing. A group stays if one of its turns has an advantage
     all the same, by a penalty or the time of a reward. Refused where groups are compared with each
-    other, or a method rewards turns. 0 replaces none."""
+    other, or a method rewards turns or adds a loss of its own. 0 replaces none."""
     max_groups_in_play: Count = 1024
     """Most groups that are played at a time (granted and not complete); the contexts of the actors'
     engines limit them too."""

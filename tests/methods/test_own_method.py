@@ -120,6 +120,17 @@ def test_its_check_is_asked_before_a_run(name: str) -> None:
         check(configured(name, "trial.episodes=4", "engine.max_tokens=512"))
 
 
+def test_a_loss_of_its_own_is_reason_to_keep_groups_of_equal_rewards(
+    name: str, tmp_path: Path
+) -> None:
+    source = SOURCE.replace("turn_rewards(self, trials)", "loss_term(self)")
+    (tmp_path / "imitation.py").write_text(source)
+    changes = ("engine.max_tokens=512", "admission.replaced_groups=1")
+    check(configured(None, *changes))
+    with pytest.raises(ConfigError, match=r"replaced_groups must be 0 with .* a loss of its own"):
+        check(configured("imitation:Wages", *changes))
+
+
 def test_the_method_of_the_documents_pays_each_turn_its_wage(name: str, tmp_path: Path) -> None:
     (source,) = python_blocks(ROOT / "docs" / "methods.md")
     (tmp_path / "wages.py").write_text(source)
