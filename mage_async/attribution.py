@@ -17,7 +17,7 @@ from mage_async.admission.ledger import Ledger
 from mage_async.admission.replay import RecordsWithConfig, replay
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.learning.packing import batch_advantages, credited
+from mage_async.learning.packing import credited, trained_advantages
 from mage_async.protocol.journal_records import Dropped, Granted, Record, SegmentHeader
 from mage_async.protocol.trial_arrays import TrialResult
 from mage_async.tasks.league import League
@@ -149,7 +149,8 @@ class AttributedTurn:
     return_to_go: float
     """The return from this turn on, with bonuses, without penalties."""
     advantage: float | None
-    """The factor of the log-probs' gradients in the step, with penalties; None if no step trained
+    """The factor of the log-probs' gradients in the step, with penalties and the turn's weight in
+    `learner.average`; 0 for a kind of turn that the step did not train on; None if no step trained
     the trial, or if its batch is not complete any more."""
 
 
@@ -181,8 +182,11 @@ def attributed(step: JournalStep, decode: Decode) -> Iterator[AttributedTrial]:
     """
     table = credited(step.groups, step.config)  # one row per turn, in the order of the loops below
     advantages: list[float | None] = [None] * len(table)
-    if step.is_whole:
-        advantages = batch_advantages(table, step.config, "cpu").tolist()
+    if step.is_whole and step.step is not None:
+        trials = [trial for group in step.groups for trial in group.trials]
+        # A step trains the version before the one that it makes.
+        factors = trained_advantages(trials, table, step.config, "cpu", version=step.step - 1)
+        advantages = factors.tolist()
     return_and_advantage = iter(zip(table.returns.tolist(), advantages, strict=True))
     for group in step.groups:
         for trial in group.trials:

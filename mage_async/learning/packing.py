@@ -140,15 +140,10 @@ def training_sequences(
         DeterministicFailure: no token of the batch can be trained.
     """
     trials = [trial for group in groups for trial in group.trials]
-    methods = Methods(config)
-    advantages = batch_advantages(credited(groups, config), config, device)
-    kinds = methods.trained_kinds(version)
-    if not config.trial.train_notes:
-        kinds -= {Kind.NOTES}
-    if config.learner.average != "token":
-        weights = torch.from_numpy(loss_weights(trials, config.learner.average, kinds))
-        advantages = advantages * weights.to(advantages)
-    found = sequences_of(trials, advantages, second_role=methods.second_role(), kinds=kinds)
+    advantages = trained_advantages(trials, credited(groups, config), config, device, version)
+    kinds = trained_kinds(config, version)
+    second_role = Methods(config).second_role()
+    found = sequences_of(trials, advantages, second_role=second_role, kinds=kinds)
     if not found:
         names = ", ".join(sorted(kind.name.lower() for kind in kinds))
         raise DeterministicFailure(
@@ -157,6 +152,36 @@ def training_sequences(
             "`mage view` whether every turn has a single legal action, which is not sampled"
         )
     return found
+
+
+def trained_kinds(config: Config, version: int) -> set[Kind]:
+    """Return the kinds of turns that a step trains on."""
+    kinds = Methods(config).trained_kinds(version)
+    return kinds if config.trial.train_notes else kinds - {Kind.NOTES}
+
+
+def trained_advantages(
+    trials: Sequence[Trial],
+    table: TurnTable,
+    config: Config,
+    device: torch.device | str,
+    version: int,
+) -> Tensor:
+    """Return the factor of each turn in the loss: its advantage times its weight in
+    `learner.average`, and 0 for turns of kinds that are not trained on; float32 [turns].
+
+    Args:
+        trials: trials of a batch, with the turns of `table` in its order.
+        device: device that computes the advantages.
+        version: version of the policy under training.
+    """
+    advantages = batch_advantages(table, config, device)
+    kinds = trained_kinds(config, version)
+    if config.learner.average == "token":
+        is_trained = [turn.kind in kinds for trial in trials for turn in trial.turns]
+        return advantages.where(torch.tensor(is_trained, device=advantages.device), 0.0)
+    weights = torch.from_numpy(loss_weights(trials, config.learner.average, kinds))
+    return advantages * weights.to(advantages)
 
 
 def loss_weights(

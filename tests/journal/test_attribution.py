@@ -1,9 +1,11 @@
 """Returns, advantages and staleness read from a journal are those that the learner used."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -65,6 +67,49 @@ def test_advantages_and_staleness_are_those_that_the_trainer_was_given(
             assert given.any()
             age = version - sequence.sampled.policy_versions
             assert np.array_equal(staleness[sequence.places], age)
+
+
+@pytest.mark.parametrize("average", ["trial", "turn"])
+def test_an_advantage_has_the_turns_weight_in_the_loss(
+    run: RunDirectory, records: list[Record], average: str
+) -> None:
+    step = next(each for each in steps_of(records) if each.step == 2)
+    # Turns of equal length in trials of equal length would all have a weight of 1.
+    groups = [
+        replace(
+            group,
+            trials=tuple(
+                replace(trial, turns=trial.turns[: 8 if trial.index % 2 else 12])
+                for trial in group.trials
+            ),
+        )
+        for group in step.groups
+    ]
+    learner = msgspec.structs.replace(step.config.learner, average=average)
+    config = msgspec.structs.replace(step.config, learner=learner)
+    uneven = replace(step, groups=groups, config=config)
+    found = [token_columns(trial) for trial in attributed(uneven, load_chat(run.policy).decode)]
+    sequences = training_sequences(groups, config, "cpu", version=1)
+    for column, sequence in zip(found, sequences, strict=True):
+        (advantages,) = column["advantages"]
+        given = np.repeat(sequence.advantages.numpy(), sequence.turn_lengths)
+        assert np.array_equal(advantages[sequence.places], given)
+        assert given.any()
+
+
+def test_turns_that_a_step_does_not_train_on_have_no_advantage(
+    run: RunDirectory, records: list[Record]
+) -> None:
+    chat = load_chat(run.policy)
+    for step in steps_of(records):
+        if step.step is None:
+            continue
+        # With this method, the executor, which acts, is trained at versions 1, 3, ...
+        alternating = {"rema": {"separate_roles": True, "alternate": 1}}
+        config = msgspec.structs.replace(step.config, methods=alternating)
+        trials = attributed(replace(step, config=config), chat.decode)
+        advantages = [turn.advantage for trial in trials for turn in trial.turns]
+        assert any(advantages) == (step.step % 2 == 0)
 
 
 def test_every_trial_of_a_journal_is_in_one_step_or_in_none(records: list[Record]) -> None:
