@@ -66,8 +66,9 @@ class Advantage(Variant, tag_field="estimator"):
     """Weight of the comparison with turns taken in the same state."""
     anchor: Literal["global", "local", "coded"] = "global"
     """Which turns count as taken in the same state: "global": in whichever episode the state recurs
-    (MAGE); "local": only in episodes of the same number (MAGE's ablation); "coded": as "global",
-    and all reflections of a group count as one state, as in the codes of MAGE and LaMer."""
+    (MAGE), in the same seat; "local": only in episodes of the same number (MAGE's ablation);
+    "coded": as "global", but both seats share a state, and all reflections of a group count as one
+    state, as in the codes of MAGE and LaMer."""
     format_penalty: NonNegative = 1.0
     """Penalty of a turn without a valid action or remark, in every episode."""
     length_penalty: NonNegative = 0.0
@@ -92,11 +93,14 @@ class Advantage(Variant, tag_field="estimator"):
         """Number the cells of turns in the same state, by `anchor`.
 
         Args:
-            key: columns that the turns of a cell share under a global anchor.
+            key: columns that the turns of a cell share under a global anchor. In self-play a state
+                may have the same name for both seats, whose returns are opposite: without "seat"
+                their mean is 0 whatever was played.
         """
         if self.anchor == "local":
             key = (*key, "episode")
         elif self.anchor == "coded":
+            key = tuple(each for each in key if each != "seat")
             # No state has the number -1, so all reflections of a group share a cell.
             merged = np.where(table.kind == Kind.REFLECT, -1, table.anchor)
             table = replace(table, anchor=merged)
@@ -153,7 +157,7 @@ class GroupMean(Advantage, tag="group_mean"):
         values = minus_baseline(returns, cells, leave_one_out=leaves_one_out)
         if self.anchor_weight:
             # Each turn counts once, as in GiGPO.
-            states = self._states(table, ("group", "anchor"), "sample", device)
+            states = self._states(table, ("group", "seat", "anchor"), "sample", device)
             values = values + self.anchor_weight * minus_baseline(returns, states)
         if self.scale == "none":
             return values
@@ -182,11 +186,12 @@ class Gigpo(Advantage, tag="gigpo"):
     # - Means are over turns, so long trials weigh more, and a reflection enters the first one with
     #   score 0: in groups that do well a reflection is pushed down, whatever it says. The baseline
     #   ["group", "kind"] and weight "trial" repair both.
-    # - Seats share a mean, though they are different games. "seat" in both keys keeps them apart.
+    # - Seats share a mean, though they are different games. "seat" in the baseline, and another
+    #   anchor than "coded", keep them apart.
     # - A turn alone in its episode cell keeps its whole score; under any other baseline it gets 0.
 
     has_score: ClassVar[bool] = True
-    anchor_key: ClassVar[Sequence[Key]] = ("group", "member", "anchor")
+    anchor_key: ClassVar[Sequence[Key]] = ("group", "member", "seat", "anchor")
     """Columns that the turns of a state cell share; LaMer has no "member"."""
 
     def estimate(self, table: TurnTable, device: "torch.device | str") -> "Tensor":

@@ -205,6 +205,7 @@ def _divided(centred: np.ndarray, values: np.ndarray, cells: np.ndarray) -> np.n
 def _states(table: TurnTable, rules: Advantage, key: Sequence[Key]) -> np.ndarray:
     """Number the states of turns by the kind of anchor: int64 `[N]`."""
     if rules.anchor == "coded":  # all reflections of a group are in one state
+        key = [each for each in key if each != "seat"]
         anchors = np.where(table.kind == Kind.REFLECT, -1, table.anchor)
         table = replace(table, anchor=anchors)
     local = ("episode",) if rules.anchor == "local" else ()
@@ -238,7 +239,7 @@ def _compared(
         weight=rules.weight,
         epsilon=rules.epsilon,
         anchor_weight=rules.anchor_weight,
-        states=_states(table, rules, ("group", "anchor")),
+        states=_states(table, rules, ("group", "seat", "anchor")),
         centre=minus_mean_of_others if rules.kind == "leave_one_out" else minus_mean,
     )
     return values if is_inside else values - taken
@@ -250,7 +251,7 @@ def _gigpo(table: TurnTable, rules: Advantage, taken: np.ndarray) -> np.ndarray:
         table,
         taken if is_inside else None,
         episode_key=tuple(rules.baseline),
-        states=_states(table, rules, ("group", "member", "anchor")),
+        states=_states(table, rules, ("group", "member", "seat", "anchor")),
         weight=rules.weight,
         anchor_weight=rules.anchor_weight,
         divides=rules.scale != "none",
