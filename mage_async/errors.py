@@ -34,9 +34,22 @@ class MageError(Exception):
     """Whether a restarted process would fail in the same way."""
 
 
+def in_utf8(text: str) -> str:
+    """Return a text with "?" for halves of surrogate pairs, which no message can hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def error_text(error: BaseException) -> str:
+    """Return the text of an error of any class, in a form that messages can hold."""
+    try:
+        return in_utf8(str(error))
+    except Exception as fault:  # `__str__` of a user's class
+        return f"(its text cannot be read: str() raised {type(fault).__name__})"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, or the name of its class if it has no text."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (error_text(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class ConfigError(MageError):

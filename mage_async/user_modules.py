@@ -22,7 +22,7 @@ from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 
-from mage_async.errors import ConfigError, MageError
+from mage_async.errors import ConfigError, MageError, error_text
 
 _PROGRAM = ("mage_async", "mage_services", "mage_kernels")
 """Packages of this program."""
@@ -237,7 +237,7 @@ def as_config_error(what: str) -> Iterator[None]:
     except MageError:
         raise
     except Exception as error:  # anything may come out of foreign code
-        text = error.msg if isinstance(error, SyntaxError) else str(error)
+        text = error.msg if isinstance(error, SyntaxError) else error_text(error)
         first, *_ = text.splitlines() or [""]
         kind = type(error).__name__
         raise ConfigError(f"{what}: {_place(error)}: {kind}: {first}") from error

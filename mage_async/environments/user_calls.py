@@ -23,7 +23,7 @@ import numpy as np
 from mage_async import user_modules
 from mage_async.environments.environment import PENDING, Chance, Environment, Outcome, Play
 from mage_async.environments.mix import component_of
-from mage_async.errors import CallFault, NoRoom
+from mage_async.errors import CallFault, NoRoom, error_text, in_utf8
 from mage_async.trajectory import Task
 
 Method = Literal["reset", "step", "close"]
@@ -234,7 +234,7 @@ class Call:
             raise
         except (Exception, SystemExit) as error:  # the border to foreign code
             # asyncio's message where the class calls a function that needs an event loop.
-            if self.is_async and str(error) == "no running event loop":
+            if self.is_async and error_text(error) == "no running event loop":
                 raise waits from None
             raise self.fault(error) from error
         raise waits
@@ -243,7 +243,7 @@ class Call:
         """Return the fault for an exception of the function."""
         if isinstance(error, CallFault):
             return error
-        first_line, *_ = str(error).splitlines() or [""]
+        first_line, *_ = error_text(error).splitlines() or [""]
         raised = f"raised {type(error).__name__}"
         if _is_named(error, _FAULT):
             raised = "reported a fault of its infrastructure"
@@ -254,7 +254,7 @@ class Call:
         if circumstance := self.callee.circumstance():
             sentence += f"; {circumstance}"
         fault = NoRoom if says_no_room(error) else CallFault
-        return fault(sentence, kind=f"{self.name}() {raised}")
+        return fault(in_utf8(sentence), kind=f"{self.name}() {raised}")
 
 
 class SlowPlay(Play):
@@ -489,7 +489,7 @@ def _key(key: Any) -> str:
 def _cut(text: str, most: int) -> str:
     """Cut a text, and replace halves of surrogate pairs, which no message can hold."""
     cut = text if len(text) <= most else f"{text[:most]}… {len(text) - most:,} more"
-    return cut.encode("utf-8", "replace").decode()
+    return in_utf8(cut)
 
 
 def _type_name(value: Any) -> str:

@@ -36,7 +36,7 @@ from mage_async.environments.user_calls import (
     new_play,
     own_play,
 )
-from mage_async.errors import ContextFull, EnvironmentFault
+from mage_async.errors import ContextFull, EnvironmentFault, error_text
 from mage_async.restriction import Restriction
 from mage_async.trajectory import (
     Alternative,
@@ -591,10 +591,10 @@ def environment_code(task: Task, turn: str = "", whose: str = "") -> Iterator[No
     try:
         yield
     except EnvironmentFault as fault:
-        raise EnvironmentFault(f"{_task_text(task)}{turn}: {fault}") from fault
+        raise EnvironmentFault(f"{_task_text(task)}{turn}: {error_text(fault)}") from fault
     except Exception as error:  # the code may be a user's, and raise anything
         where = _task_text(task) + turn
-        raised = f"{whose}raised {type(error).__name__}: {error}"
+        raised = f"{whose}raised {type(error).__name__}: {error_text(error)}"
         raise EnvironmentFault(f"{where}: {raised}") from error
 
 

@@ -194,6 +194,27 @@ def test_a_class_that_always_fails_drops_its_group_after_the_tries(
     begin(main, "raise Fault('down')", retries=retries, num_processes=num_processes)
 
 
+@pytest.mark.parametrize("num_processes", [0, 1])
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        ("ValueError('caf\\udce9')", "ValueError: caf?"),
+        ("type('Odd', (Exception,), {'__str__': lambda self: None})", "Odd: (its text cannot be "),
+    ],
+)
+def test_an_exception_with_a_text_that_cannot_be_read_or_sent_is_retried(
+    begin: Begin, raised: str, text: str, num_processes: int
+) -> None:
+    async def main(site: Site) -> None:
+        site.say(grant(0, member="bad", num_trials=1))
+        drop = await site.hear()
+        assert isinstance(drop, GroupDrop)
+        assert drop.reason.startswith("after 2 tries: own, task bad, seed 5, episode 1, turn 2: ")
+        assert f"raised {text}" in drop.reason
+
+    begin(main, f"raise {raised}", retries=1, num_processes=num_processes)
+
+
 def test_a_trial_whose_process_died_or_hung_once_is_played_again(
     begin: Begin, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from mage_async.completion import Prompt, Sampling, check_prompt
 from mage_async.environments.catalogue import load, names
 from mage_async.environments.environment import Outcome
 from mage_async.environments.games.rps import Rps, RpsPlay
-from mage_async.errors import ConfigError, EnvironmentFault
+from mage_async.errors import ConfigError, EnvironmentFault, Fault
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
@@ -123,18 +123,38 @@ class Cheating(Rps):
 
 
 class _Cheated(RpsPlay):
+    error = KeyError("spock")
+
     def act(self, action: str) -> Outcome:
         if self.turn == 2:
-            raise KeyError("spock")
+            raise self.error
         return super().act(action)
 
 
+class Mute(Exception):
+    """Has a text that cannot be read."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError("spock"), "KeyError: 'spock'"),
+        (ValueError("caf\udce9"), r"ValueError: caf\?"),
+        (Fault("caf\udce9"), r"caf\?"),
+        (Mute(), r"Mute: \(its text cannot be read: str\(\) raised RuntimeError"),
+    ],
+)
 def test_an_environment_that_raises_is_named_and_its_contexts_are_released(
-    chat: ChatFormat,
+    chat: ChatFormat, monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
 ) -> None:
+    monkeypatch.setattr(_Cheated, "error", error)
+
     async def main() -> None:
         made = replace(stage(chat), environment=Cheating())
-        with pytest.raises(EnvironmentFault, match=r"rps against .* raised KeyError: 'spock'"):
+        with pytest.raises(EnvironmentFault, match=f"rps against .*: (raised )?{text}"):
             await play_trial(runs(made, 1)[0], made.engine, CallRunner())
         assert num_contexts(made) == 0
 

@@ -99,6 +99,14 @@ def test_a_process_that_ends_well_says_so_by_an_event_and_its_exit_code(start: S
     assert child.end() == (0, "")
 
 
+def test_a_text_that_is_not_utf_8_is_sent_and_keeps_the_exit_code(start: Start) -> None:
+    child = start("status.send('note', text='caf\\udce9'); raise PolicyError('no caf\\udce9')")
+    assert child.event()["event"] == "ready"
+    assert child.event() == {"event": "note", "text": "caf?"}
+    assert child.event() == {"event": "failed", "reason": "no caf?"}
+    assert child.end()[0] == EXIT_DETERMINISTIC
+
+
 def test_a_thread_that_does_not_end_is_named_and_abandoned(start: Start) -> None:
     thread = "threading.Thread(target=time.sleep, args=(3600,), name='poller').start()"
     child = start(f"import threading, time; {thread}")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config.schema import Config
-from mage_async.errors import RunError, TrialFault, WireError
+from mage_async.errors import RunError, TrialFault, WireError, error_text
 from mage_async.inference.chat_files import load_chat
 from mage_async.methods.method import Methods
 from mage_async.protocol.codec import encode, encode_result
@@ -285,7 +285,7 @@ class Actor:
                     await self._trials(group)
                 self._report_played()
             except* TrialFault as faults:
-                reason = str(faults.exceptions[0])[:MAX_REASON_CHARS]
+                reason = error_text(faults.exceptions[0])[:MAX_REASON_CHARS]
                 turns = group.num_turns()
                 await self._channel.send(
                     GroupDrop(grant=grant.grant, epoch=grant.epoch, reason=reason, num_turns=turns)

@@ -28,7 +28,7 @@ import msgspec
 from mage_async.environments.catalogue import load
 from mage_async.environments.user_calls import Answered, Call, Request
 from mage_async.environments.user_class import ResetStep, UserObject
-from mage_async.errors import CallFault, MageError, NoRoom
+from mage_async.errors import CallFault, MageError, NoRoom, error_text
 from mage_async.protocol.messages import Fields
 from mage_services.processes.child_process import (
     Channel,
@@ -365,7 +365,7 @@ class Server:
         except MageError as fault:
             answer = Failed(
                 number=number,
-                sentence=str(fault),
+                sentence=error_text(fault),
                 kind=fault.kind if isinstance(fault, CallFault) else "",
                 found_no_room=isinstance(fault, NoRoom),
             )

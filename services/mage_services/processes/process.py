@@ -34,7 +34,7 @@ import uvloop
 import mage_async
 from mage_async.config import config_file
 from mage_async.config.schema import Config, digest
-from mage_async.errors import DiskFull, MageError, RunError
+from mage_async.errors import DiskFull, MageError, RunError, error_text, in_utf8
 from mage_async.protocol.messages import Hello
 from mage_async.results.run_directory import RunDirectory
 from mage_async.user_modules import source_digest
@@ -102,7 +102,14 @@ class Status:
         if self.channel is None:
             return
         try:
-            self.channel.send({"event": event, **fields})
+            try:
+                self.channel.send({"event": event, **fields})
+            except UnicodeEncodeError:  # such as a path of the file system that is not UTF-8
+                clean = {
+                    name: in_utf8(value) if isinstance(value, str) else value
+                    for name, value in fields.items()
+                }
+                self.channel.send({"event": event, **clean})
         except OSError:
             self.channel.close()
             self.channel = None
@@ -373,7 +380,9 @@ def _failures_in(error: BaseException) -> Iterator[BaseException]:
 
 def _fail(status: Status, code: int, error: BaseException) -> NoReturn:
     """Report a failure, and end this process with an exit code."""
-    reason = str(error) if isinstance(error, MageError) else f"{type(error).__name__}: {error}"
+    reason = error_text(error)
+    if not isinstance(error, MageError):
+        reason = f"{type(error).__name__}: {reason}"
     # The text is searched, because libraries raise other types than OSError.
     is_disk_full = os.strerror(errno.ENOSPC) in reason
     if is_disk_full and "make room" not in reason:  # the error may give the advice already
