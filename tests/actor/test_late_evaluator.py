@@ -1,7 +1,10 @@
 """An evaluator that has not played all points of the curve when the learner ends."""
 
 import asyncio
+import errno
 import json
+import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_services.actor import evaluator as evaluator_module
 from mage_services.actor.evaluator import CurveEvaluator, Evaluator, at_intervals
 from mage_services.environments.call_runner import CallRunner
+from mage_services.processes import process
 from mage_services.processes.process import Startup, Status
 from tests.helpers.memory_channels import MemoryLearnerChannel
 from tests.helpers.scripted_engine import ScriptedEngine, UniformWords
@@ -115,6 +119,37 @@ def test_a_restarted_evaluator_measures_the_version_that_it_is_welcomed_with_unl
     for version in (10, 20, 25):
         asyncio.run(follow(tmp_path, chat, publication(30), version=version))
     assert [line["version"] for line in read_lines(curve)] == [0, 10, 20]
+
+
+def test_what_was_measured_waits_while_the_disk_is_full(
+    tmp_path: Path, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first write of each of the three files finds no space.
+    tried: set[Path] = set()
+
+    def once_full(write: Callable[..., None]) -> Callable[..., None]:
+        def limited(*args: Any, **given: Any) -> None:
+            file = args[0].evaluation if isinstance(args[0], RunDirectory) else args[0]
+            if file not in tried:
+                tried.add(file)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+            write(*args, **given)
+
+        return limited
+
+    for name in ("append_lines", "write_evaluation"):
+        monkeypatch.setattr(evaluator_module, name, once_full(getattr(evaluator_module, name)))
+    monkeypatch.setattr(process, "RETRY_S", 0.01)
+    run = RunDirectory(tmp_path)
+    events = asyncio.run(follow(tmp_path, chat, *map(publication, (10, 20, 30)), num_points=3))
+    assert json.loads(run.evaluation.read_text())["version"] == 30
+    assert [line["version"] for line in read_lines(run.curve)] == [0, 10, 20]
+    assert len(read_lines(run.samples)) == 12
+    notes = [each["text"] for each in events if each["event"] == "note"]
+    assert [note.split(": ")[0] for note in notes] == [
+        f"cannot write {file}" for file in (run.samples, run.curve, run.evaluation)
+    ]
+    assert all("Make room, and the run goes on by itself" in note for note in notes)
 
 
 def test_a_final_evaluation_reports_how_many_trials_are_played(chat: ChatFormat) -> None:

@@ -64,6 +64,7 @@ from mage_services.processes.process import (
     read_startup,
     run_process,
     ticks,
+    until_there_is_space,
 )
 from mage_services.transport.access_control import actor_keys, keys_in
 from mage_services.transport.channels import PeerChannel
@@ -582,12 +583,28 @@ class CurveEvaluator:
 
         num_trials = self._config.evaluation.final_trials
         sets = await evaluator.final(num_trials, at_intervals(REPORT_S, report))
-        write_evaluation(self._run, sets, environment, version, blocked_s=self.time.seconds())
+        blocked_s = self.time.seconds()
+        await self._write(
+            self._run.evaluation,
+            partial(write_evaluation, self._run, sets, environment, version, blocked_s=blocked_s),
+        )
 
     async def _sample(self, evaluator: Evaluator, version: int) -> None:
         """Write a few held-out trials, of the same tasks for the first and the last version."""
         lines = await evaluator.samples("heldout", 6, version)
-        append_lines(self._run.samples, (line | {"split": "heldout"} for line in lines))
+        lines = [line | {"split": "heldout"} for line in lines]
+        await self._write(self._run.samples, partial(append_lines, self._run.samples, lines))
+
+    async def _write(self, file: Path, write: Callable[[], None]) -> None:
+        """Write a file of the run; while the disk is full, wait for space. What is written took
+        minutes to measure.
+        """
+
+        async def attempt() -> None:
+            with writing(str(file)):
+                await asyncio.to_thread(write)
+
+        await until_there_is_space(attempt, lambda text: self._status.send("note", text=text))
 
     def _lacks(self, version: int) -> bool:
         """Return whether the curve lacks a point of a version: it is due, and was not measured.
@@ -610,7 +627,7 @@ class CurveEvaluator:
             "time_s": time.monotonic() - self._began,
             "sets": {name: msgspec.to_builtins(value) for name, value in sets.items()},
         }
-        append_lines(self._run.curve, [line])
+        await self._write(self._run.curve, partial(append_lines, self._run.curve, [line]))
         self._status.send(
             "curve",
             version=version,
