@@ -567,15 +567,18 @@ class Ledger:
         self._drop_alike(grant)
         return True
 
-    def drop_all(self, reason: str) -> None:
-        """Drop every pending group, as when a run is resumed under another configuration.
+    def drop_all(self, reason: str) -> tuple[int, int]:
+        """Drop every pending group, as when a run is resumed under another configuration; return
+        how many groups that were, and how many of their trials had arrived.
 
         These groups do not count in `drops_in_a_row`, nor among those of `take_drops`.
         """
-        for group in list(self._pending.values()):
+        groups = list(self._pending.values())
+        for group in groups:
             self._drop(group, reason)
         self._drops_in_a_row, self._last_drop = 0, ""
         self._drops.clear()
+        return len(groups), sum(len(group.arrived()) for group in groups)
 
     # Deadlines and peers that end.
 

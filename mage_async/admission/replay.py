@@ -7,6 +7,7 @@ reads them after a restart of the learner, and trains the steps after its checkp
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,20 @@ from mage_async.trajectory import Group, Task
 
 CONFIG_CHANGED = "the configuration was changed"
 """Reason for dropping the groups in flight of a run resumed under an incompatible configuration."""
+NOT_PLAYED = {
+    "environment": (
+        "step_deadline_s",
+        "retries",
+        "workers",
+        "most_open",
+        "idle_s",
+        "wait_for_room_s",
+    ),
+    "admission": ("max_groups_in_play", "over_age_target", "grant_deadline_s"),
+}
+"""Keys by section that change how long, how often and where trials are played, but no trial. People
+are advised to change some of them after faults, and `--resume` then keeps the groups in flight.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +191,17 @@ class ReplayedMethods:
 
 def plays_alike(one: Config, other: Config) -> bool:
     """Return whether groups granted under one configuration may be trained under the other."""
+    return _what_is_played(one) == _what_is_played(other)
+
+
+def _what_is_played(config: Config) -> dict[str, Any]:
+    """Return the values that groups in flight depend on, without those of `NOT_PLAYED`."""
     parts = ("seed", "environment", "trial", "transcript", "sampling", "admission")
-    return all(
-        msgspec.to_builtins(getattr(one, part)) == msgspec.to_builtins(getattr(other, part))
-        for part in parts
-    )
+    values = {part: msgspec.to_builtins(getattr(config, part)) for part in parts}
+    for part, keys in NOT_PLAYED.items():
+        for key in keys:
+            del values[part][key]
+    return values
 
 
 def first_difference(expected: Commit, tensors: dict[str, str]) -> str:

@@ -221,3 +221,24 @@ def test_more_steps_play_alike_and_another_seed_does_not() -> None:
     assert plays_alike(own, config_file.load(file, ["learner.steps=900"]))
     assert not plays_alike(own, config_file.load(file, ["seed=1"]))
     assert not plays_alike(own, config_file.load(file, ["trial.episodes=2"]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "environment.retries=16",
+        "environment.step_deadline_s=600",
+        "environment.workers=1",
+        "environment.most_open=7",
+        "environment.idle_s=5",
+        "environment.wait_for_room_s=60",
+        "admission.grant_deadline_s=1800",
+        "admission.max_groups_in_play=7",
+        "admission.over_age_target=0.5",
+    ],
+)
+def test_a_key_that_people_change_after_faults_drops_no_group(change: str) -> None:
+    file = config_file.find(None)
+    own, other = config_file.load(file, []), config_file.load(file, [change])
+    assert own != other
+    assert plays_alike(own, other)

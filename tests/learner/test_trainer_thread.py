@@ -1,6 +1,6 @@
 """Steps of the journal that are computed again, and come out otherwise."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from mage_async.protocol.journal_records import (
     Segment,
     first_segment_header,
 )
+from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.league import League
+from mage_async.trajectory import Task, Trial
 from mage_services.learner import resume
 from mage_services.learner.trainer_thread import Training, less_memory
 
@@ -32,8 +34,10 @@ from mage_services.learner.trainer_thread import Training, less_memory
 class Journal:
     """One step of no groups, whose weights are said to have had a digest."""
 
-    def __init__(self, config: Config, digest: str, tensors: dict[str, str]) -> None:
-        self.segments = [Segment(1, 0, 0, 1)]
+    def __init__(
+        self, config: Config, digest: str, tensors: dict[str, str], later: Sequence[Record] = ()
+    ) -> None:
+        self.segments, self._later = [Segment(1, 0, 0, 1)], later
         self._config = config_file.dump(config)
         self._commit = Commit(
             version=1,
@@ -45,7 +49,7 @@ class Journal:
 
     def records(self, first: int) -> Iterator[Record]:
         head = msgspec.structs.replace(first_segment_header(0, 0), config=self._config)
-        return iter([head, self._commit])
+        return iter([head, self._commit, *self._later])
 
 
 def small_model() -> Qwen3ForCausalLM:
@@ -100,6 +104,23 @@ def test_on_a_gpu_other_weights_are_said_and_the_run_goes_on(training: Training)
     tensors["model.norm.weight"] = "other"
     assert recover(training, "other", tensors) == 1
     assert "first in model.norm.weight" in training.difference
+
+
+@pytest.mark.parametrize("training", ["cpu"], indirect=True)
+def test_groups_that_another_configuration_drops_are_counted_in_a_note(training: Training) -> None:
+    before, task = Ledger(2, 1, 2), Task("rps", "m", 0)
+    before.replay_commit(Commit(version=1, grants=(), digest="", tensors={}, time_s=1.0))
+    grant = before.grant(task, num_episodes=3, peer="a", now=0.0, deadline_s=9.0)
+    later = before.grant_record(grant), TrialResult(0, 0, Trial(task, 0, 3, (), ()))
+    tensors = tensor_digests(training.trainer.model)
+    for changed, dropped in (("environment.retries=9", 0), ("seed=7", 1)):
+        config = config_file.load(config_file.find(None), [changed])
+        journal: Any = Journal(config, overall(tensors), tensors, later)
+        ledger, methods, notes = Ledger(2, 1, 2), Methods(training.config), list[str]()
+        resume.recover(training, journal, ledger, League(), methods, notes.append)
+        assert ledger.counts().groups.dropped == dropped
+        assert len(notes) == 1 + dropped, "the first one says that the step is trained again"
+    assert notes[-1].endswith("flight are dropped: 1, with 1 trials that had arrived")
 
 
 @pytest.mark.parametrize(("device", "index"), [("cuda:7", 7), ("cuda", 0)])

@@ -93,7 +93,8 @@ def prepare(
 
     Args:
         report: called with the progress of a warm start.
-        note: called with sentences about steps that are trained again.
+        note: called with sentences about steps that are trained again, and about groups that are
+            dropped.
         ledger: a new ledger, which is filled from the journal; so are `league` and `methods`.
         gang: the other ranks of the learner.
 
@@ -225,7 +226,12 @@ def recover(
     methods.adopt(training.config)
     if not plays_alike(config_file.loads(records.config), training.config):
         # Groups in flight were granted under the old configuration, with other tasks or sampling.
-        ledger.drop_all(CONFIG_CHANGED)
+        num_groups, num_trials = ledger.drop_all(CONFIG_CHANGED)
+        if num_groups:
+            note(
+                "the configuration of tasks, trials or sampling was changed, so the groups in "
+                f"flight are dropped: {num_groups}, with {num_trials} trials that had arrived"
+            )
     return steps
 
 
