@@ -9,15 +9,20 @@ selection is 1 if every group that started was trained; groups in flight are not
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mage_async.admission.ledger import DroppedGroup
 from mage_async.environments.environment import Environment
+from mage_async.environments.user_calls import as_config_error
+from mage_async.errors import MageError, in_utf8
 from mage_async.results.progress import drop_kind
 from mage_async.tasks.league import is_policy
 from mage_async.trajectory import Group
+
+UNKNOWN_KIND = "?"
+"""Kind of a task whose `family` raises."""
 
 Z_95 = 1.96
 """Number of standard deviations of a 95 % interval."""
@@ -76,10 +81,10 @@ def contrast(one: Share, other: Share, z: float = Z_95) -> Ratio:
 # The next two functions compute the metrics of a step that have their names.
 
 
-def trained_groups(groups: Iterable[Group], environment: Environment) -> list[list[Any]]:
+def trained_groups(groups: Iterable[Group], kinds: "Kinds") -> list[list[Any]]:
     """Count groups of a batch: lists of kind, task, turns of all trials, and number of groups."""
     counts = Counter(
-        (kind_of(environment, task.member), task.member, num_turns)
+        (kinds.of(task.member), task.member, num_turns)
         for group in groups
         # A list of one pair, which only gives names to its two values.
         for task, num_turns in [
@@ -89,11 +94,11 @@ def trained_groups(groups: Iterable[Group], environment: Environment) -> list[li
     return [[*key, count] for key, count in sorted(counts.items())]
 
 
-def dropped_groups(drops: Iterable[DroppedGroup], environment: Environment) -> list[list[Any]]:
+def dropped_groups(drops: Iterable[DroppedGroup], kinds: "Kinds") -> list[list[Any]]:
     """Count dropped groups: lists of kind, task, turns so far, cause, and number of groups."""
     counts = Counter(
         (
-            kind_of(environment, drop.member),
+            kinds.of(drop.member),
             drop.member,
             drop.num_turns,
             drop_kind(drop.reason).name,
@@ -103,11 +108,42 @@ def dropped_groups(drops: Iterable[DroppedGroup], environment: Environment) -> l
     return [[*key, count] for key, count in sorted(counts.items())]
 
 
-def kind_of(environment: Environment, member: str) -> str:
-    """Return the kind of a group's tasks: the family of what they hide (`member`); all past
-    policies are one kind.
+class Kinds:
+    """Find the kind of each task, once: `family` may be a user's, so it may be slow or raise.
+
+    Args:
+        note: Called with a sentence at the first exception of `family`. A step that was committed
+            is recorded all the same.
     """
-    return "past policies" if is_policy(member) else environment.family(member)
+
+    def __init__(self, environment: Environment, note: Callable[[str], None]) -> None:
+        self._environment, self._note = environment, note
+        self._known: dict[str, str] = {}
+        self._is_noted = False
+
+    def of(self, member: str) -> str:
+        """Return the kind of a group's tasks: the family of what they hide (`member`), or
+        `UNKNOWN_KIND` if `family` raises; all past policies are one kind.
+        """
+        if is_policy(member):
+            return "past policies"
+        if member not in self._known:
+            self._known[member] = self._family(member)
+        return self._known[member]
+
+    def _family(self, member: str) -> str:
+        """Call `family`; see `of`."""
+        try:
+            with as_config_error(self._environment.facts.name):
+                return in_utf8(str(self._environment.family(member)))
+        except MageError as error:
+            if not self._is_noted:
+                self._is_noted = True
+                self._note(
+                    f"family({member!r}) raised, so the task counts as one of the kind "
+                    f"{UNKNOWN_KIND!r}: {error}"
+                )
+            return UNKNOWN_KIND
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ import msgspec
 from mage_async.environments.environment import Environment, Facts, Split
 from mage_async.environments.game_references import half_widths_of
 from mage_async.environments.mix import Mix, References, component_of
+from mage_async.environments.user_calls import as_config_error
 from mage_async.results.intervals import half_width, wilson
 from mage_async.tasks.league import ITSELF, is_policy
 from mage_async.trajectory import Kind, Trial
@@ -183,8 +184,15 @@ def environment_returns(score: Score) -> dict[str, list[float]]:
 
 
 def family_of(member: str, environment: Environment) -> str:
-    """Return the family of a member; all versions of the policy form one family."""
-    return ITSELF if is_policy(member) else environment.family(member)
+    """Return the family of a member; all versions of the policy form one family.
+
+    Raises:
+        ConfigError: a user's `family` raised.
+    """
+    if is_policy(member):
+        return ITSELF
+    with as_config_error(environment.facts.name):
+        return environment.family(member)
 
 
 def _means(rows: Sequence[Sequence[float]]) -> list[float]:

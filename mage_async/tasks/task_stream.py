@@ -16,6 +16,7 @@ from dataclasses import replace
 from mage_async.config.schema import Population
 from mage_async.environments.environment import Environment, Split
 from mage_async.environments.mix import Mix, MixComponent
+from mage_async.environments.user_calls import as_config_error
 from mage_async.tasks.league import ITSELF, League, name_of
 from mage_async.tasks.matchmaking import Draw
 from mage_async.trajectory import Task
@@ -181,8 +182,12 @@ def swapped(task: Task, environment: Environment, split: Split) -> Task:
     """Return the task with another member, in the same seat and with the same seed.
 
     The environment chooses members such that knowledge of the first is of no use against the other.
+
+    Raises:
+        ConfigError: a user's `swaps` raised.
     """
-    choices = environment.swaps(task.member, split)
+    with as_config_error(environment.facts.name):
+        choices = environment.swaps(task.member, split)
     source = random.Random(f"{task.seed}/swap")
     return Task(task.environment, source.choice(choices), task.seed, task.seat)
 

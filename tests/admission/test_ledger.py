@@ -21,7 +21,7 @@ from mage_async.environments.catalogue import load
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.messages import EpisodeResult, GroupGrant, TrialResult
-from mage_async.results.dropped_bias import Selection, dropped_groups
+from mage_async.results.dropped_bias import Kinds, Selection, dropped_groups
 from mage_async.trajectory import FinishedEpisodes, Group, Kind, Segment, Task, Trial, Turn
 
 SEGMENT = Segment(
@@ -243,7 +243,7 @@ def test_long_groups_that_miss_their_deadlines_are_seen_in_the_ratio_of_selectio
         granted = slots.grant(task, num_episodes=3, peer="a", now=0.0, deadline_s=10.0)
         slots.note_turns(granted.grant, granted.epoch, 60)
         assert len(slots.expire(10.0)) == 1
-    lost = dropped_groups(slots.take_drops(), rps)
+    lost = dropped_groups(slots.take_drops(), Kinds(rps, pytest.fail))
     trained = [["kind", "task", 8, 50], ["kind", "task", 80, 10]]
     found = Selection.of([{"trained_groups": trained, "dropped_groups": lost}])
     ratio = found.long_over_short(1)

@@ -83,6 +83,10 @@ def test_a_class_that_hangs_is_refused_before_any_process_starts(folder: Path) -
         ("rules = lambda self: None", "rules() must be text, got None"),
         ("swaps = lambda self, *_: ()", "swaps('left-left-left', 'train') must be a tuple of oth"),
         ("references = lambda self, *_: None", "references('train', 3) must be a dictionary of tu"),
+        (
+            "family = lambda self, member: {'left-left-left': '', HELDOUT[0]: ''}[member]",
+            "faulty.py, line 7: KeyError: 'left-right-left'",
+        ),
         ("members = lambda self, split: 'left'", "members('train') must be a tuple of names, got"),
         (
             "facts = replace(FACTS, words=('left', 'right', 'green', 'blue', 'over'))",
@@ -115,7 +119,7 @@ def test_what_is_wrong_in_every_trial_is_said_before_any_process_starts(
 ) -> None:
     (folder / "faulty.py").write_text(
         "from dataclasses import replace\n"
-        "from buttons import Buttons, Outcome, Visit\n"
+        "from buttons import HELDOUT, Buttons, Outcome, Visit\n"
         "FACTS = Buttons.facts\n"
         "def plays(**changed):\n"
         "    return lambda self, *task: type('Play', (Visit,), changed)(*task)\n"

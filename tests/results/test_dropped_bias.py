@@ -6,7 +6,8 @@ import pytest
 
 from mage_async.admission.ledger import DroppedGroup
 from mage_async.environments.catalogue import load
-from mage_async.results.dropped_bias import Selection, Share, contrast, dropped_groups
+from mage_async.environments.user_class import ResetStep
+from mage_async.results.dropped_bias import Kinds, Selection, Share, contrast, dropped_groups
 
 TRIALS = 4
 
@@ -90,7 +91,7 @@ def test_drops_become_rows_by_kind_task_turns_and_cause() -> None:
     one, other = environment.members("train")[:2]
     raised = "rps against 'a', seed 5: raised ValueError: gone"
     drops = [DroppedGroup(one, 7, raised)] * 2 + [DroppedGroup(other, 3, "over age")]
-    rows = dropped_groups(drops, environment)
+    rows = dropped_groups(drops, Kinds(environment, pytest.fail))
     assert sorted(rows) == sorted(
         [
             [environment.family(one), one, 7, "the environment raised", 2],
@@ -104,3 +105,38 @@ def test_drops_become_rows_by_kind_task_turns_and_cause() -> None:
     both = Selection.of([{"dropped_groups": rows, "trained_groups": trained}])
     assert both.wasted_share() == pytest.approx(17 / 47)
     assert Selection().wasted_share() == 0.0
+
+
+def test_a_family_that_raises_costs_no_record_and_is_noted_once() -> None:
+    called: list[str] = []
+
+    class Own:
+        """Rules."""
+
+        def members(self, split: str) -> tuple[str, ...]:
+            return ("a", "b", "c")
+
+        def family(self, task: str) -> str:
+            called.append(task)
+            return {"a": "first"}[task]
+
+        def reset(self, seed: int, task: str) -> str:
+            return ""
+
+        def step(self, action: str) -> tuple[str, float, bool]:
+            return "", 0.0, True
+
+    notes: list[str] = []
+    kinds = Kinds(ResetStep(Own, {}), notes.append)
+    drops = [DroppedGroup(member, 1, "gone") for member in "aabbc"]
+    for _ in range(2):
+        rows = dropped_groups(drops, kinds)
+        assert [(kind, member, count) for kind, member, _, _, count in rows] == [
+            ("?", "b", 2),
+            ("?", "c", 1),
+            ("first", "a", 2),
+        ]
+    assert called == ["a", "b", "c"]
+    (note,) = notes
+    assert note.startswith("family('b') raised, so the task counts as one of the kind '?': environ")
+    assert note.endswith("KeyError: 'b'")

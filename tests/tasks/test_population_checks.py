@@ -105,6 +105,9 @@ class Named(Few):
     def members(self, split: str) -> tuple[str, ...]:
         return ("fixed-rock", "policy-3") if split == "train" else ("fixed-paper", "fixed-scissors")
 
+    def family(self, member: str) -> str:
+        return "fixed"
+
 
 def test_the_catalogue_says_who_has_a_second_seat() -> None:
     seated = {

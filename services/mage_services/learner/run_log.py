@@ -19,7 +19,7 @@ import msgspec
 from mage_async.admission.ledger import OVER_AGE, DroppedGroup
 from mage_async.assembly import environment_of
 from mage_async.policy.full_disk import writing
-from mage_async.results.dropped_bias import dropped_groups, trained_groups
+from mage_async.results.dropped_bias import Kinds, dropped_groups, trained_groups
 from mage_async.results.metrics import (
     Seconds,
     batch_metrics,
@@ -65,6 +65,7 @@ class RunLog:
         self._coordinator, self._training = coordinator, training
         self._thread, self._warm_start_s = trainer_thread, warm_start_s
         self._environment = environment_of(startup.config)
+        self._kinds = Kinds(self._environment, coordinator.note)
         self._signal = Signal(startup.config, self._environment.facts)
         self._began = time.monotonic() - training.counters.get("train_s", 0.0)
         """When training would have begun if all processes of the run had run without a break."""
@@ -224,7 +225,7 @@ class RunLog:
         members = Counter(drop.member for drop in drops if drop.reason != OVER_AGE)
         metrics = {
             "dropped_by_member": dict(sorted(members.items())),
-            "dropped_groups": dropped_groups(drops, self._environment),
+            "dropped_groups": dropped_groups(drops, self._kinds),
         }
         return {name: value for name, value in metrics.items() if value}
 
@@ -249,7 +250,7 @@ class RunLog:
                 groups, None if is_closed else transcript.max_action_tokens
             ),
             **metrics,
-            "trained_groups": trained_groups(groups, self._environment),
+            "trained_groups": trained_groups(groups, self._kinds),
             "waiting_s": waited_s,
             "groups_in_flight": self._coordinator.ledger.counts().groups.in_flight,
         }
