@@ -143,9 +143,9 @@ class LedgerCounts:
     dropped_by_reason: Mapping[str, int]
     """Number of groups by reason."""
     drops_in_a_row: int
-    """Number of groups dropped since the last step was published."""
+    """Number of groups dropped since the last one was complete, or since the learner started."""
     last_drop: str
-    """Reason of the last of `drops_in_a_row`; empty if there is none. Survives a restart."""
+    """Reason of the last of `drops_in_a_row`; empty if there is none."""
 
 
 @dataclass(slots=True)
@@ -501,6 +501,7 @@ class Ledger:
         if is_complete := group.is_complete:
             group.peer = None
             self._assignments.remove(group.grant)
+            self._end_row_of_drops()
         return Accepted(is_complete)
 
     def keep(self, result: EpisodeResult) -> None:
@@ -576,7 +577,7 @@ class Ledger:
         groups = list(self._pending.values())
         for group in groups:
             self._drop(group, reason)
-        self._drops_in_a_row, self._last_drop = 0, ""
+        self._end_row_of_drops()
         self._drops.clear()
         return len(groups), sum(len(group.arrived()) for group in groups)
 
@@ -645,7 +646,7 @@ class Ledger:
         assert self._in_training, "no batch is in training"
         assert version == self.version + 1, f"after version {self.version} came {version}"
         self._num_trained += len(self._in_training.pop(0))
-        self._drops_in_a_row, self._last_drop, self._num_replaced = 0, "", 0
+        self._num_replaced = 0
         self.version = version
         records = [
             self._pending[grant].drop_record(OVER_AGE)
@@ -834,13 +835,16 @@ class Ledger:
         """
         removed = [self._remove(grant) for grant in commit.grants]
         self._num_trained += len(removed)
-        self._drops_in_a_row, self._last_drop, self._num_replaced = 0, "", 0
+        self._num_replaced = 0
         self.version = commit.version
         whole = [group for group in removed if group is not None and group.is_complete]
         return [group.group() for group in whole] if len(whole) == len(removed) else None
 
     def restart_timers(self, now: float) -> None:
-        """After a replay, measure the playing time of all groups from `now` on."""
+        """After a replay, measure the playing time of all groups from `now` on, and count drops in
+        a row anew: the cause of those before may have been mended.
+        """
+        self._end_row_of_drops()
         for group in self._pending.values():
             group.granted_at = now
             group.num_incomplete_at_grant = max(1, self.num_incomplete())
@@ -885,6 +889,10 @@ class Ledger:
         self._drops_in_a_row += 1
         self._last_drop = reason
         self._remove(group.grant)
+
+    def _end_row_of_drops(self) -> None:
+        """Count the next drop as the first in a row."""
+        self._drops_in_a_row, self._last_drop = 0, ""
 
     def _drop_over_age(self, grant: int, num_turns: int) -> None:
         """Drop a pending group that has become too old; see `_drop`."""

@@ -280,16 +280,15 @@ def test_what_was_never_granted_is_unknown() -> None:
     assert slots.counts().acknowledged == 0
 
 
-def test_drops_in_a_row_end_with_a_published_step() -> None:
+def test_a_row_of_drops_ends_with_a_complete_group() -> None:
     slots = ledger(max_staleness=2)
     for _ in range(2):
         slots.drop(grant(slots).grant, 0, "environment raised")
     assert slots.counts().drops_in_a_row == 2
     assert slots.counts().last_drop == "environment raised"
     complete(slots, grant(slots))
-    slots.take_batch()
-    slots.trained(1)
     assert slots.counts().drops_in_a_row == 0
+    assert slots.counts().last_drop == ""
 
 
 def test_the_number_of_reasons_that_are_remembered_is_bounded() -> None:

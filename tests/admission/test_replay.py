@@ -39,14 +39,17 @@ def result(grant: int, epoch: int, index: int) -> TrialResult:
     return TrialResult(grant, epoch, Trial(Task("rps", "m", grant), index, 3, (part,), ()))
 
 
-def test_a_restarted_ledger_knows_why_the_last_group_was_dropped() -> None:
+def test_a_restarted_ledger_counts_drops_in_a_row_anew() -> None:
     play = Play()
     play.grant()
     play.ledger.drop(0, 0, "the environment is gone")
     play.records.append(Dropped(grant=0, reason="the environment is gone"))
     again = Ledger(B, S, G, max_expiries=2)
     list(replay(on_disk(play.records), again, League()))
-    assert again.counts().last_drop == "the environment is gone"
+    again.restart_timers(0.0)
+    counts = again.counts()
+    assert (counts.drops_in_a_row, counts.last_drop) == (0, "")
+    assert counts.dropped_by_reason == {"the environment is gone": 1}
 
 
 class Play:

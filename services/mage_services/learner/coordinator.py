@@ -81,8 +81,8 @@ MAX_FAULTS = 20
 STALL_S = 2.0
 """Seconds between two ticks above which this process itself counts as having been stopped."""
 MAX_DROPS_IN_A_ROW = 50
-"""Number of groups dropped in a row, without one trained, that ends the run with the reason. No
-batch of a healthy run loses so many, and a run that trains on nothing stops within minutes."""
+"""Number of groups dropped in a row, without a complete one, that ends the run with the reason. A
+run that trains on nothing stops within minutes; one that loses a share of its groups goes on."""
 
 
 @dataclass(frozen=True, slots=True)
