@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -93,17 +93,29 @@ def read_document(file: Path) -> Record:
     return parsed(file, _text(file)) if file.is_file() else _FileRecord(file, {})
 
 
-def read_lines(file: Path) -> list[Record]:
+def read_lines(file: Path, on_damage: Callable[[RunError], None] | None = None) -> list[Record]:
     """Read the finished lines of a file of JSON lines; return an empty list if there is no file.
 
+    Args:
+        on_damage: Called for each damaged line, which is left out.
+
     Raises:
-        RunError: a finished line is damaged.
+        RunError: a finished line is damaged, and `on_damage` is None.
     """
     if not file.is_file():
         return []
     # A killed process may leave a last line without its newline: it counts as not written.
-    *lines, _ = _text(file).split("\n")
-    return [parsed(file, line, f", line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    *lines, _ = file.read_bytes().split(b"\n")
+    found: list[Record] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                found.append(parsed(file, line, f", line {number}"))
+            except RunError as fault:
+                if on_damage is None:
+                    raise
+                on_damage(fault)
+    return found
 
 
 TAIL_BYTES = 1 << 16

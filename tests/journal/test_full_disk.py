@@ -157,3 +157,9 @@ def test_a_learner_begins_behind_half_a_line_that_somebody_wrote_on(run: RunDire
     run.curve.write_text(WHOLE + HALF + later.replace("40", "30") + WHOLE + later + HALF)
     _remove_lines_after(run.curve, "version", 30)
     assert run.curve.read_text() == WHOLE + WHOLE
+
+
+def test_a_learner_begins_behind_lines_that_a_loss_of_power_left(run: RunDirectory) -> None:
+    run.curve.write_bytes(WHOLE.encode() + bytes(40) + b"\n\xff{}\n" + WHOLE.encode())
+    _remove_lines_after(run.curve, "version", 30)
+    assert run.curve.read_text() == WHOLE + WHOLE

@@ -64,3 +64,19 @@ def test_what_was_found_before_a_run_is_resumed_does_not_end_it_again(site: Site
     site.says("learner", *events(5, 8))
     ended = run(site, HALT)
     assert (ended.returncode, "halted" in ended.stdout) == (0, False), ended.stdout + ended.stderr
+
+
+def test_a_run_with_damaged_metrics_is_resumed_and_the_damage_is_said(site: Site) -> None:
+    make_run(site.run, steps=4, finished=False)
+    whole, *others = site.run.metrics.read_bytes().splitlines(keepends=True)
+    # As a loss of power leaves them: these lines are not synced.
+    site.run.metrics.write_bytes(b"".join([whole, bytes(40), b"\n", *others, b"\xff\n"]))
+    site.says("learner", *events(5, 6, share=0.0))
+    ended = run(site)
+    lines = [line.split("/")[-1] for line in ended.stdout.splitlines() if "l, line " in line]
+    assert [line.split(":")[0] for line in lines] == [
+        "metrics.jsonl, line 2",
+        "metrics.jsonl, line 6",
+    ]
+    assert all(line.endswith("; the learner removes this line") for line in lines)
+    assert len(site.lives("learner")) == 1

@@ -22,7 +22,7 @@ from mage_async.config.tables import NONE
 from mage_async.errors import ConfigError, RunError
 from mage_async.methods.method import overriding
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.run_files import last_line, write_whole
+from mage_async.results.run_files import read_lines, write_whole
 
 OWN_CODE = Path("runs") / "own_code"
 """Folder, relative to the current one, into which classes of scripts and notebooks are written."""
@@ -275,7 +275,9 @@ def resumed_config(run_dir: Path, assignments: list[str], method: str | None = N
                 f"--resume goes on with the run's own {key}{was}: leave the key out, or begin "
                 f"another run with this one's weights: mage train --from {run_dir} --set …"
             )
-    num_trained = last_line(run.metrics).get("step", 0)
+    # `run_to_end` says which lines are damaged, and the learner removes them.
+    steps = read_lines(run.metrics, on_damage=lambda fault: None)
+    num_trained = steps[-1]["step"] if steps else 0
     if config.learner.steps < num_trained:
         raise ConfigError(
             f"learner.steps must be at least {num_trained}, which the run has trained already, got "

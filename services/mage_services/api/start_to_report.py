@@ -282,8 +282,11 @@ def run_to_end(
     view = RecordedView(view or make_view(config, run, is_terminal=sys.stdout.isatty()), run)
     began, doctor = _seconds(), Doctor.of(config)
     earlier = read_document(run.summary)  # of the starts before a resumption
-    for record in read_lines(run.metrics):  # the steps before a resumed run's start
+    damage: list[RunError] = []
+    for record in read_lines(run.metrics, damage.append):  # the steps before a resumed run's start
         doctor.step(record)
+    for fault in damage:
+        view.line(f"{fault}; the learner removes this line")
     with tracked(run, trackers_of(config.tracking), config.tracking.wait_s, view.line):
         try:
             with site_of(run, config, num_actors, cluster, view.line) as (address, start):

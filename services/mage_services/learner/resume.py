@@ -258,16 +258,16 @@ def _remove_lines_after(file: Path, key: str, version: int) -> None:
     """
     if not file.is_file():
         return
-    text = file.read_text()
-    lines = text.split("\n")[:-1]
-    kept = "".join(f"{line}\n" for line in lines if _number(line, key) <= version)
+    text = file.read_bytes()
+    lines = text.split(b"\n")[:-1]
+    kept = b"".join(line + b"\n" for line in lines if _number(line, key) <= version)
     if kept != text:
         write_whole(file, kept)
 
 
-def _number(line: str, key: str) -> float:
+def _number(line: bytes, key: str) -> float:
     """Return the value of a key in a line of JSON; infinity if the line is damaged."""
     try:
         return float(json.loads(line)[key])
-    except json.JSONDecodeError:
+    except ValueError:  # no JSON, or no text
         return math.inf
