@@ -111,6 +111,12 @@ def test_a_call_that_fails_in_a_process_costs_its_group_and_names_the_turn(
         ("os._exit(3)", "ended with exit code 3"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
         ("ctypes.string_at(0)", "was killed by SIGSEGV"),
+        (
+            "[os.write(fd, b'\\xff\\xff\\xff\\xff') for fd in range(3, 99)"
+            " if 'socket:' in os.path.realpath(f'/proc/self/fd/{fd}')]",
+            "sent what cannot be read, and was killed: a frame of 4294967295 bytes is too long: at "
+            "most 67108864",
+        ),
     ],
 )
 def test_an_environment_that_dies_with_its_process_costs_its_group_and_not_the_actor(

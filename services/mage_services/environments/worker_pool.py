@@ -28,7 +28,7 @@ import msgspec
 from mage_async.environments.catalogue import load
 from mage_async.environments.user_calls import Answered, Call, Request
 from mage_async.environments.user_class import ResetStep, UserObject
-from mage_async.errors import CallFault, MageError, NoRoom, error_text
+from mage_async.errors import CallFault, MageError, NoRoom, WireError, error_text
 from mage_async.protocol.messages import Fields
 from mage_services.processes.child_process import (
     Channel,
@@ -116,7 +116,7 @@ class WorkerProcess:
     def __init__(self, process: ChildProcess[Message]) -> None:
         self._process = process
         self._waiting: dict[int, asyncio.Future[Answer | None]] = {}
-        self._is_stuck = False
+        self._why_killed = ""
         self.is_ready, self.end = asyncio.Event(), ""
         self._receiving = asyncio.create_task(self._receive_until_end())
 
@@ -151,7 +151,7 @@ class WorkerProcess:
             async with asyncio.timeout(STUCK_S):
                 await self.answer_to(Abandon(number=number))
         except TimeoutError:
-            self._is_stuck = True
+            self._why_killed = f"did not answer for {STUCK_S:g} s and was killed"
             await self.close()
 
     async def close(self) -> None:
@@ -166,21 +166,27 @@ class WorkerProcess:
         end = REPORTED_FAULT if code == os.EX_TEMPFAIL else end_in_words(code)
         self._process.kill()  # what the process started may hold its socket open
         await receiving
-        self.end = f"did not answer for {STUCK_S:g} s and was killed" if self._is_stuck else end
+        self.end = self._why_killed or end
         self.is_ready.set()
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_result(None)
 
     async def _receive(self) -> None:
-        """Hand each answer to the call that waits for it, until the process ends."""
-        async for message in self._process.channel.messages():
-            if isinstance(message, Ready):
-                self.is_ready.set()
-            elif isinstance(message, Answer):
-                answer = self._waiting.get(message.number)
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
+        """Hand each answer to the call that waits for it, until the process ends. A process that
+        sends something else, as a child that the class forked may, is killed.
+        """
+        try:
+            async for message in self._process.channel.messages():
+                if isinstance(message, Ready):
+                    self.is_ready.set()
+                elif isinstance(message, Answer):
+                    answer = self._waiting.get(message.number)
+                    if answer is not None and not answer.done():
+                        answer.set_result(message)
+        except WireError as fault:
+            self._why_killed = f"sent what cannot be read, and was killed: {fault}"
+            self._process.kill()
 
 
 @dataclass(slots=True, eq=False)
