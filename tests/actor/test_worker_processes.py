@@ -136,6 +136,15 @@ def test_an_environment_that_dies_with_its_process_costs_its_group_and_not_the_a
     assert len(list(tmp_path.glob("pid-*"))) == 3  # this process, and two worker processes
 
 
+def test_a_class_that_prints_on_a_full_disk_is_played_to_the_end(begin: Begin) -> None:
+    async def main(site: Site) -> None:
+        site.say(grant(0, member="bad", num_trials=1))
+        (result,) = await site.results(1)
+        assert (result.trial.num_played(), result.trial.num_retries) == (3, 0)
+
+    begin(main, "os.dup2(os.open('/dev/full', os.O_WRONLY), 1); print('lost', flush=True)")
+
+
 def test_a_process_that_dies_takes_no_other_process_along(begin: Begin) -> None:
     async def main(site: Site) -> None:
         site.say(grant(0, member="bad", num_trials=1), grant(1, member="good", num_trials=1))

@@ -107,6 +107,18 @@ def test_a_text_that_is_not_utf_8_is_sent_and_keeps_the_exit_code(start: Start) 
     assert child.end()[0] == EXIT_DETERMINISTIC
 
 
+def test_what_is_printed_on_a_full_disk_is_lost_and_ends_nothing(start: Start) -> None:
+    full = "import sys; [os.dup2(os.open('/dev/full', os.O_WRONLY), log) for log in (1, 2)]"
+    child = start(
+        f"{full}; print('one', flush=True); print('two', file=sys.stderr)", PYTHONUNBUFFERED="1"
+    )
+    assert child.event()["event"] == "ready"
+    note = "its log cannot be written: No space left on device. It goes on without it"
+    assert child.event() == {"event": "note", "text": note}
+    assert child.event() == {"event": "finished"}
+    assert child.end()[0] == 0
+
+
 def test_a_thread_that_does_not_end_is_named_and_abandoned(start: Start) -> None:
     thread = "threading.Thread(target=time.sleep, args=(3600,), name='poller').start()"
     child = start(f"import threading, time; {thread}")

@@ -39,6 +39,7 @@ from mage_services.processes.child_process import (
     module_command,
     waiting_notice,
 )
+from mage_services.processes.process import go_on_without_log
 
 if TYPE_CHECKING:
     from mage_services.environments.call_runner import CallRunner
@@ -412,6 +413,8 @@ async def _main() -> None:
 
 if __name__ == "__main__":
     die_with_parent()
+    # This process cannot send notes; those that write the run's files note that the disk is full.
+    go_on_without_log()
     try:
         asyncio.run(_main())
     except ExceptionGroup:

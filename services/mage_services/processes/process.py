@@ -25,6 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NoReturn, TypeVar, overload
 
@@ -44,6 +45,7 @@ from mage_services.processes.child_process import (
     die_with_parent,
     inherited_socket,
 )
+from mage_services.terminal import LastingOutput
 
 E = TypeVar("E", bound=BaseException)
 T = TypeVar("T")
@@ -236,10 +238,11 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
     die_with_parent()
+    status = Status()
+    go_on_without_log(lambda text: status.send("note", text=text))
     # If foreign code crashes or blocks the interpreter, the stacks in the log show which.
     faulthandler.enable()
     faulthandler.register(SHOW_STACKS)
-    status = Status()
     received = None
     try:
         received = uvloop.run(until_signalled(_with_heartbeat(main, status), signal.SIGTERM))
@@ -247,8 +250,7 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
         failures = list(_failures_in(error))
         bugs = [each for each in failures if not isinstance(each, MageError)]
         if bugs:  # the traceback goes into the process's log
-            with suppress(OSError):  # a full disk, which the reason in `_fail` names
-                traceback.print_exception(error)
+            traceback.print_exception(error)
         # A bug beside an error that a person can mend is often its consequence.
         first = next((each for each in failures if isinstance(each, MageError)), None)
         if first is None:
@@ -260,6 +262,20 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
         status.send("finished")
     end_despite_threads(code, lambda text: status.send("note", text=text))
     sys.exit(code)
+
+
+def go_on_without_log(say: Callable[[str], None] = lambda text: None) -> None:
+    """From now on, lose what this process prints while its log cannot be written (a full disk).
+
+    Otherwise a line for people would raise in the code that prints it: in a user's class, whose
+    trials would be dropped then, or in an actor, which would end.
+
+    Args:
+        say: Called with a sentence about what is lost, once for each cause.
+    """
+    on_failure = cache(lambda why: say(f"its log cannot be written: {why}. It goes on without it"))
+    for name in ("stdout", "stderr"):
+        setattr(sys, name, LastingOutput(getattr(sys, name), on_failure))
 
 
 def end_despite_threads(code: int, say: Callable[[str], None]) -> None:
@@ -388,8 +404,7 @@ def _fail(status: Status, code: int, error: BaseException) -> NoReturn:
     if is_disk_full and "make room" not in reason:  # the error may give the advice already
         reason += "; make room on the disk, then go on with --resume"
     status.send("failed", reason=reason)
-    with suppress(OSError):  # a log on a full disk
-        print(reason, file=sys.stderr, flush=True)
+    print(reason, file=sys.stderr, flush=True)
     # People read the reason above; the threads that remain are not reported too.
     end_despite_threads(code, lambda text: None)
     sys.exit(code)

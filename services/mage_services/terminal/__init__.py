@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
@@ -22,7 +22,7 @@ def lasting_output() -> Iterator[None]:
     """Let the block print; go on if stdout cannot be written, for example on a full disk or into a
     pipe whose reader has gone. stderr says so, and stdout once it can be written again.
     """
-    output = _LastingOutput(sys.stdout)
+    output = LastingOutput(sys.stdout, _say_on_stderr)
     try:
         with redirect_stdout(output):
             yield
@@ -32,11 +32,15 @@ def lasting_output() -> Iterator[None]:
             _discard(sys.stdout)
 
 
-class _LastingOutput:
-    """Write to a stream, and raise no error if that fails."""
+class LastingOutput:
+    """Write to a stream, and raise no error if that fails.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self.failure = stream, ""
+    Args:
+        on_failure: Called with why that fails, once until the next success.
+    """
+
+    def __init__(self, stream: TextIO, on_failure: Callable[[str], None]) -> None:
+        self._stream, self._on_failure, self.failure = stream, on_failure, ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -57,17 +61,22 @@ class _LastingOutput:
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Report a failure to write on stderr, once until the next success."""
+        """Report a failure to write, once until the next success."""
         try:
             yield
         except OSError as error:
             if not self.failure:
                 self.failure = error.strerror or str(error)
-                text = f"stdout cannot be written: {self.failure}. The command goes on without it"
-                with suppress(OSError):  # stderr may be the same file
-                    print(text, file=sys.stderr, flush=True)
+                self._on_failure(self.failure)
             if isinstance(error, BrokenPipeError):
                 _discard(self._stream)
+
+
+def _say_on_stderr(failure: str) -> None:
+    """Print why stdout cannot be written."""
+    with suppress(OSError):  # stderr may be the same file
+        text = f"stdout cannot be written: {failure}. The command goes on without it"
+        print(text, file=sys.stderr, flush=True)
 
 
 def _discard(stream: TextIO) -> None:
