@@ -146,6 +146,30 @@ def test_weights_that_a_full_disk_does_not_take_end_the_process_with_a_sentence(
     ) in end.epitaph
 
 
+def test_an_error_of_rays_ends_the_process_that_waits_for_a_file(root: Path) -> None:
+    class Full(Here):
+        """A store with room for the keys alone."""
+
+        async def remote(self, path: Path) -> Any:
+            if path.parent.name == "weights":
+                raise RuntimeError("the object store is full")
+            return await super().remote(path)
+
+    (root / "list").write_text(str(root / "weights" / "v000001.safetensors"))
+    arguments = str(root), str(root / "list")
+    spec = ProcessSpec("actor-0", "asked_for", arguments, root / "logs/own.log", threads=1)
+    keeper = Keeper(root, root / "keys", Full())
+
+    async def whole() -> int:
+        with pytest.raises(RuntimeError, match="the object store is full"):
+            async for _ in keeper.live(spec, 60.0):
+                pass
+        async with asyncio.timeout(30.0):
+            return await keeper.ended()
+
+    assert asyncio.run(whole()) == -signal.SIGKILL
+
+
 def test_a_process_whose_keys_cannot_be_brought_fails_with_the_reason(root: Path) -> None:
     for key in (root / "keys").iterdir():
         key.unlink()

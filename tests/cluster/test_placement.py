@@ -1,5 +1,6 @@
 """What a run reserves on a cluster, and what it says where there is no room."""
 
+import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cluster import placement
 from mage_services.cluster.connection import Node
-from mage_services.cluster.placement import Placement, bundles_of
+from mage_services.cluster.placement import LOST_NODE_CODE, KeptChild, Placement, bundles_of
+from mage_services.processes.supervised_process import ProcessSpec
 
 ray = pytest.importorskip("ray")
 
@@ -78,3 +80,38 @@ def test_each_rank_of_the_learner_has_cores_for_its_threads() -> None:
     changes = ["learner.threads=3", "learner.ranks=2", "engine.threads=1"]
     config = config_file.load(config_file.find(None), changes)
     assert bundles_of(config, has_gpus=False) == ({"CPU": 6}, {"CPU": 1})
+
+
+def test_an_error_of_rays_counts_as_a_lost_process_and_ends_its_keeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FailingKeeper:
+        """Ray's handle of a keeper whose stream of events fails, while it lives on."""
+
+        def __init__(self) -> None:
+            self.live = self.ended = self
+
+        def options(self, **given: str) -> "FailingKeeper":
+            return self
+
+        async def remote(self, *given: object) -> Any:
+            raise AssertionError("the process never ends")
+
+        async def failing(self, *given: object) -> Any:
+            raise ray.exceptions.ObjectStoreFullError("no room")
+            yield
+
+    keeper, killed = FailingKeeper(), list[Any]()
+    monkeypatch.setattr(keeper, "live", FailingKeeper())
+    monkeypatch.setattr(keeper.live, "remote", keeper.failing)
+    monkeypatch.setattr(ray, "kill", killed.append)
+    spec = ProcessSpec("actor-0", "actor", (), tmp_path / "log", threads=1)
+    child = KeptChild(spec, "node-1", keeper)
+
+    async def whole() -> int:
+        assert [event async for event in child.events(60.0)] == []
+        return await child.wait()
+
+    assert asyncio.run(whole()) == LOST_NODE_CODE
+    assert killed == [keeper]
+    assert "object store is full" in child.epitaph(LOST_NODE_CODE)

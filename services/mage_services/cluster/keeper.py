@@ -72,6 +72,10 @@ class Keeper:
 
         If the process's files cannot be written to this node, it has not started, and `ENDED` is
         the only event.
+
+        Raises:
+            RayError: a file cannot be brought, for another reason than an `OSError`. The process is
+                killed.
         """
         with ExitStack() as held:
             try:
@@ -83,14 +87,20 @@ class Keeper:
                 end = End(EXIT_FAILED, f"{spec.name} could not be started: {fault}", False, "")
                 yield {"event": ENDED, "end": end}
                 return
-            if self._early_signal:
-                await self.signal(self._early_signal)
-            async for event in child.events(silence_s):
-                if event["event"] == "wants":
-                    child.send(await self._answer(Path(event["path"]), folder))
-                else:
-                    yield event
-            code = await child.wait()
+            try:
+                if self._early_signal:
+                    await self.signal(self._early_signal)
+                async for event in child.events(silence_s):
+                    if event["event"] == "wants":
+                        child.send(await self._answer(Path(event["path"]), folder))
+                    else:
+                        yield event
+                code = await child.wait()
+            finally:
+                # After an error of Ray's, as when a file does not fit into its object store, nobody
+                # watches the process.
+                if child.is_running:
+                    child.kill()
             printed = _end_of(spec.log) if self._source is not None else ""
             end = End(code, child.epitaph(code), child.was_silent, printed)
         yield {"event": ENDED, "end": end}

@@ -72,16 +72,22 @@ class KeptChild:
                 log.write(self._end.printed)
 
     async def wait(self) -> int:
-        """Return the exit code of the process; `LOST_NODE_CODE` if the node was lost."""
+        """Return the exit code of the process; `LOST_NODE_CODE` if the node was lost, or Ray failed
+        otherwise.
+        """
+        import ray
         from ray.exceptions import RayError
 
         if self._end is not None:
             return self._end.code
+        if self._loss:
+            ray.kill(self._keeper)  # and its process with it, whose events nobody receives any more
+            return LOST_NODE_CODE
         try:
             code: int = await self._keeper.ended.remote()
             return code
         except RayError as fault:
-            self._loss = self._loss or _sentence_of(fault)
+            self._loss = _sentence_of(fault)
             return LOST_NODE_CODE
 
     def terminate(self) -> None:
