@@ -5,6 +5,8 @@
 
 import asyncio
 import math
+import os
+import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -289,5 +291,23 @@ def test_a_close_that_blocks_does_not_block_later_episodes(
                     await calls.perform(good)
                     return
             pytest.fail("no call is answered")
+
+    asyncio.run(main())
+
+
+def test_a_process_that_the_system_does_not_start_is_a_fault_of_the_call() -> None:
+    async def main() -> None:
+        free = os.dup(0)
+        os.close(free)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            with pytest.raises(CallFault) as fault:
+                await worker_pool._Slot().running("own:Class")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert str(fault.value) == (
+            "own:Class: a worker process could not be started: [Errno 24] Too many open files"
+        )
 
     asyncio.run(main())

@@ -37,6 +37,35 @@ def test_an_actor_that_fails_is_started_again_and_the_others_are_not(
     assert len(site.lives("learner")) == len(site.lives("evaluator")) == 1
 
 
+def test_a_process_that_cannot_be_started_is_started_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_room(process: str, event: dict[str, Any]) -> None:
+        if event["event"] == "restarting":
+            log.rmdir()
+
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)
+    log: Path = site.run.log_of("actor-0")
+    log.mkdir()
+    site.view.on_event = make_room
+    site.supervise()
+    assert site.view.restarts() == [
+        f"actor-0 could not be started: [Errno 21] Is a directory: '{log}'. It is started again"
+    ]
+    assert len(site.lives("actor-0")) == 1
+
+
+def test_a_process_that_can_never_be_started_ends_the_run_with_one_sentence(site: Site) -> None:
+    site.plan("learner", "lives")
+    site.run.log_of("actor-0").mkdir()
+    with pytest.raises(ExceptionGroup) as caught:
+        site.supervise(max_restarts=1)
+    (reason,) = caught.value.exceptions
+    assert isinstance(reason, RunError)
+    assert str(reason).startswith("actor-0 could not be started: [Errno 21] Is a directory")
+    assert len(site.view.restarts()) == 1
+
+
 def test_an_actor_that_somebody_terminates_is_started_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,7 +210,11 @@ class _Slot:
         """
         async with self.starting:
             if self.process is None or self.process.end:
-                self.process = await WorkerProcess.start()
+                try:
+                    self.process = await WorkerProcess.start()
+                except OSError as error:  # no room for a process or its socket
+                    why = f"a worker process could not be started: {error}"
+                    raise CallFault(f"{where}: {why}") from error
             process = self.process
             try:
                 with waiting_notice("a worker process of the environment"):

@@ -305,7 +305,7 @@ class ChildProcess(Generic[T]):
     ) -> Self:
         """Start a child in a session of its own, so that Ctrl-C reaches the parent alone.
 
-        If this call is cancelled, the child may have been started; it then ends with this process.
+        If this call is cancelled, no child is left.
 
         Args:
             command: Program and arguments, as `module_command` returns them.
@@ -318,16 +318,23 @@ class ChildProcess(Generic[T]):
             OSError: there is no such program, or the log cannot be written.
         """
         ours, theirs = socket.socketpair()
+        process = None
         try:
             # Descriptor 2 is stderr.
             with theirs, nullcontext(2) if log is None else log.open("ab") as out:
                 process = await asyncio.create_subprocess_exec(
                     *command, **_popen_options(theirs, out, variables or {})
                 )
+            channel: Channel[T] = await Channel.over(ours, kind, codec)
         except BaseException:
             ours.close()
+            if process is not None:
+                # Nobody else could end it, and uvloop waits for its end to close the event loop.
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
             raise
-        return cls(process, await Channel.over(ours, kind, codec), log)
+        return cls(process, channel, log)
 
     @property
     def pid(self) -> int:

@@ -142,9 +142,7 @@ class SupervisedProcess(ChildProcess[dict[str, Any]]):
 
     @classmethod
     async def start(cls, spec: ProcessSpec) -> Self:  # type: ignore[override]
-        """Start a process. If this call is cancelled, the process may run; it then ends with the
-        supervisor.
-        """
+        """Start a process. If this call is cancelled, none is left."""
         variables = {**spec.variables, "OMP_NUM_THREADS": str(spec.threads)}
         if spec.devices:
             variables["CUDA_VISIBLE_DEVICES"] = visible_devices(spec.devices)

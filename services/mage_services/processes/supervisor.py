@@ -27,7 +27,12 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import write_whole
 from mage_services.processes import process
 from mage_services.processes.child_process import OUT_OF_MEMORY, log_bytes
-from mage_services.processes.process import EXIT_DETERMINISTIC, TimeAccounting, append_lines
+from mage_services.processes.process import (
+    EXIT_DETERMINISTIC,
+    EXIT_FAILED,
+    TimeAccounting,
+    append_lines,
+)
 from mage_services.processes.supervised_process import (
     OWN_PROCESS,
     ProcessSpec,
@@ -77,6 +82,18 @@ LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": 
 # first threshold each large activation is mapped apart and given back. The second keeps up to 1 GB
 # of smaller ones, because fetching fresh pages for them took a quarter of a step
 # (`bench/models/step_memory.py`).
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Say how a process ended without having finished its work, or why it could not be started."""
+
+    epitaph: str
+    """One line that names the process."""
+    code: int = EXIT_FAILED
+    """Exit code, negative for a signal."""
+    was_silent: bool = False
+    """Whether the process was killed because it was silent for too long."""
 
 
 @dataclass(slots=True)
@@ -160,19 +177,17 @@ class Supervisor:
         """
         while True:
             began, progress = time.monotonic(), self._progress
-            child, code, has_finished, made_progress = await self._run_once(spec)
-            # `has_finished` decides, not the exit code: on a busy machine a process that has done
-            # its work may take so long to exit that it is killed.
-            if has_finished or self._is_not_needed(spec):
+            failure, made_progress = await self._run_once(spec)
+            if failure is None or self._is_not_needed(spec):
                 return
             self._check_folder()
-            epitaph = child.epitaph(code) + _advice(spec, code, was_silent=child.was_silent)
-            if code == EXIT_DETERMINISTIC:  # it would fail again in the same way
+            epitaph = failure.epitaph + _advice(spec, failure)
+            if failure.code == EXIT_DETERMINISTIC:  # it would fail again in the same way
                 raise DeterministicFailure(epitaph)
             # A kill from outside, such as when a machine is taken away, is not a failure of the
             # process. But if no process of the run made progress since the start, the kernel may
             # have killed it for its memory, and would do so again: then it counts as a failure.
-            is_from_outside = code == -signal.SIGKILL and not child.was_silent
+            is_from_outside = failure.code == -signal.SIGKILL and not failure.was_silent
             was_healthy = time.monotonic() - began > HEALTHY_S
             if (made_progress and was_healthy) or (is_from_outside and self._progress > progress):
                 self._num_restarts[spec.name] = 0
@@ -227,17 +242,20 @@ class Supervisor:
             else:
                 task.cancel()
 
-    async def _run_once(self, spec: ProcessSpec) -> tuple[RunningProcess, int, bool, bool]:
+    async def _run_once(self, spec: ProcessSpec) -> tuple[_Failure | None, bool]:
         """Start a process, and show its events until its end.
 
         Returns:
-            The process, its exit code, whether it reported that its work was finished, and whether
-            it made progress.
+            How it failed, None if it reported that its work was finished; and whether it made
+            progress.
         """
         self._starting.add(spec.name)
         has_finished = made_progress = False
         try:
-            child = await self.start(spec)
+            try:
+                child = await self.start(spec)
+            except OSError as error:  # no room for a process, its log or its socket
+                return _Failure(f"{spec.name} could not be started: {error}"), False
             self._children.add(child)
             where = {"node": child.node} if child.node else {}
             self._show("supervisor", {"event": "started", "text": spec.name} | where)
@@ -254,7 +272,10 @@ class Supervisor:
         finally:
             self._starting.discard(spec.name)
         self._children.discard(child)
-        return child, code, has_finished, made_progress
+        # The event decides, not the exit code: on a busy machine a process that has done its work
+        # may take so long to exit that it is killed.
+        failure = None if has_finished else _Failure(child.epitaph(code), code, child.was_silent)
+        return failure, made_progress
 
     async def _back_off(self, count: int) -> None:
         """Wait before the `count`-th restart in a row."""
@@ -327,18 +348,18 @@ class Supervisor:
         )
 
 
-def _advice(spec: ProcessSpec, code: int, *, was_silent: bool) -> str:
+def _advice(spec: ProcessSpec, failure: _Failure) -> str:
     """Return what to do about a process that ended without a reason; "" if it gave one.
 
     A process that fails exits with a positive code and a reason. One that foreign code of the
     environment ends has a signal's code, or 0: then the advice is to play the environment in a
     process of its own (`OWN_PROCESS`).
     """
-    if code == -signal.SIGKILL and not was_silent:
+    if failure.code == -signal.SIGKILL and not failure.was_silent:
         return OUT_OF_MEMORY + FEWER_ACTORS + (SMALLER_STEP if spec.name == "learner" else "")
-    if spec.name == "learner" or code > 0:
+    if spec.name == "learner" or failure.code > 0:
         return ""
-    return OWN_PROCESS if code else UNASKED + OWN_PROCESS
+    return OWN_PROCESS if failure.code else UNASKED + OWN_PROCESS
 
 
 async def until_signalled(supervisor: Supervisor) -> int | None:
