@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from functools import reduce
 from pathlib import Path
@@ -21,6 +22,7 @@ from mage_services.cli import sweep_runs
 from mage_services.cli.ablate import ablation_of
 from mage_services.cli.main import command_tree
 from mage_services.processes.run_lock import take_lock
+from tests.helpers.supervised_runs import PATIENCE_S, descriptors, living_after
 
 SMALL = [
     *("--bounds", "1", "--rules", "slots", "--corrections", "decoupled", "--seeds", "0"),
@@ -98,7 +100,9 @@ def test_a_cell_that_a_killed_call_left_alive_is_not_removed(tmp_path: Path) -> 
     assert sweep_runs.run_matrix(ablation) == 0
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_matrix_that_a_signal_ends_has_the_exit_status_of_the_signal(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -115,6 +119,20 @@ def test_a_matrix_that_a_signal_ends_has_the_exit_status_of_the_signal(
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path)])
     assert sweep_runs.run_matrix(ablation) == status
     assert capsys.readouterr().out.endswith("stopped; run the same command again to continue\n")
+
+
+def test_a_killed_ablation_leaves_no_run_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mage_async.launch", "ablate", *SMALL]
+    with subprocess.Popen([*command, "--run-dir", str(tmp_path)]) as ablation:
+        config = RunDirectory(tmp_path / "slots-1-decoupled-seed0").config
+        while not config.exists():
+            assert ablation.poll() is None
+            time.sleep(0.05)
+        children = Path(f"/proc/{ablation.pid}/task/{ablation.pid}/children")
+        (run,) = map(int, children.read_text().split())
+        watched = descriptors({"run": run})
+        ablation.kill()
+    assert living_after(watched, PATIENCE_S) == set()
 
 
 def test_a_run_that_ends_without_a_result_has_failed(

@@ -45,6 +45,19 @@ def test_a_signal_ends_the_run_and_is_named(site: Site, number: signal.Signals) 
     assert patiently(until_signalled(site.supervisor())) == number
 
 
+def test_a_run_under_nohup_outlives_its_terminal(site: Site) -> None:
+    def hang_up(process: str, event: dict[str, Any]) -> None:
+        if process == "learner" and event["event"] == "ready":
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    site.view.on_event = hang_up
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert patiently(until_signalled(site.supervisor())) is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_terminated_supervisor_ends_all_and_leaves_no_orphan(
     site: Site, outer: Callable[[], Outer]
 ) -> None:

@@ -2,8 +2,8 @@
 
 A cell of the matrix is one run: a combination of values with one seed. An asyncio task for each
 waits until fewer than `parallel` runs go on, starts the run, waits for its end and writes the
-report again. A run that fails has no row in the report, and makes the exit status 1. SIGINT and
-SIGTERM end the current runs; the next command starts those again.
+report again. A run that fails has no row in the report, and makes the exit status 1. SIGINT,
+SIGTERM and SIGHUP end the current runs, and so does a kill; the next command starts those again.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ from mage_async.results.sweep import (
     is_done,
     unreached_bounds_sentence,
 )
+from mage_services.processes.child_process import PARENT
 from mage_services.processes.process import until_signalled
 from mage_services.processes.run_lock import hold, take_lock
 from mage_services.terminal import lasting_output
@@ -118,7 +119,8 @@ def run_missing(matrix: Matrix) -> int:
     outcomes = list[RunEnd]()
     all_runs = _run_all(matrix, missing, progress, outcomes)
     try:
-        if number := asyncio.run(until_signalled(all_runs, signal.SIGINT, signal.SIGTERM)):
+        ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if number := asyncio.run(until_signalled(all_runs, *ends)):
             print("stopped; run the same command again to continue")
             return 128 + number
     finally:
@@ -193,8 +195,9 @@ async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # No module of the current directory takes the place of another.
-                env=os.environ | {"PYTHONSAFEPATH": "1"},
+                # No module of the current directory takes the place of another, and a run does not
+                # go on unseen if this process is killed.
+                env=os.environ | {"PYTHONSAFEPATH": "1", PARENT: str(os.getpid())},
             )
             try:
                 code = await process.wait()

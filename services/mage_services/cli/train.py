@@ -81,8 +81,10 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.results.run_directory import RunDirectory
     from mage_async.results.run_files import read_document
     from mage_services.api.start_to_report import start_run
+    from mage_services.processes.child_process import die_with_parent
     from mage_services.terminal import lasting_output
 
+    die_with_parent()  # a sweep, or an ablation
     config = _config(given)
     if given.print_config:
         check_keys(config)

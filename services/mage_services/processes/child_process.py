@@ -475,7 +475,7 @@ def die_with_parent() -> None:
     """Ask the kernel to kill this process with its parent. It has no effect in a process that was
     started by hand, or on a system other than Linux.
     """
-    parent = os.environ.get(PARENT)
+    parent = os.environ.pop(PARENT, None)  # it does not hold for what this process starts
     if parent is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

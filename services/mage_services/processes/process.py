@@ -340,7 +340,7 @@ async def until_there_is_space(write: Callable[[], Awaitable[T]], note: Callable
 
 async def until_signalled(work: Awaitable[None], *signals: int) -> int | None:
     """Await `work` until its end, or until the first of some signals cancels this task; return the
-    signal's number, or None.
+    signal's number, or None. A SIGHUP that is ignored stays so: `nohup` asks for that.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -352,7 +352,8 @@ async def until_signalled(work: Awaitable[None], *signals: int) -> int | None:
             task.cancel()
 
     for number in signals:
-        loop.add_signal_handler(number, end, number)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, end, number)
     try:
         await work
     except asyncio.CancelledError:
