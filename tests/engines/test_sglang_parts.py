@@ -59,7 +59,9 @@ def heard(data: bytes) -> list[say.Message]:
 
 
 MESSAGES: list[say.Message] = [
-    say.Start(directory="/m", arguments={"page_size": 1, "x": [1.5, None]}, version=0),
+    say.Start(
+        name="actor-0", directory="/m", arguments={"page_size": 1, "x": [1.5, None]}, version=0
+    ),
     say.Serving(facts="SGLang"),
     say.Failed(reason="no memory"),
     say.Generate(
@@ -281,7 +283,7 @@ def test_each_gpu_of_an_engine_is_handed_the_bucket(monkeypatch: pytest.MonkeyPa
         "sglang.srt.utils": {"MultiprocessingSerializer": serialised},
     }.items():
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**value))
-    loader = server.Loader(manager, 100, "float32", needs_update_messages=False)
+    loader = server.Loader(manager, "actor-0", 100, "float32", needs_update_messages=False)
     assert asyncio.run(loader._hand_over(3, {"flattened_tensor": 1})) == ""
     assert handed[0].serialized_named_tensors == [{"flattened_tensor": 1}] * 2
     assert handed[0].weight_version == "3"
@@ -290,7 +292,7 @@ def test_each_gpu_of_an_engine_is_handed_the_bucket(monkeypatch: pytest.MonkeyPa
 def test_weights_handed_over_last_are_freed_before_as_much_is_taken_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = server.Loader(None, 100, "float32", needs_update_messages=False)
+    loader = server.Loader(None, "actor-0", 100, "float32", needs_update_messages=False)
     loader._kept = np.zeros(1)
     last, alive = weakref.ref(loader._kept), []
     monkeypatch.setattr(server, "SHARED", tmp_path)
@@ -334,7 +336,7 @@ def test_sglang_leaves_a_group_that_failed_and_joins_a_new_one(
     monkeypatch.setattr(server, "connect", lambda port: None)
     monkeypatch.setattr(server, "request_version", lambda *question: 1)
     monkeypatch.setattr(server, "wait_for_answer", answer_of)
-    loader = server.Loader(manager, 100, "float32", needs_update_messages=False)
+    loader = server.Loader(manager, "actor-0", 100, "float32", needs_update_messages=False)
     manifest = Manifest(1, 7, "gloo", ((("a", "float32", (2,)),),))
 
     async def load() -> str:

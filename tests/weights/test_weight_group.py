@@ -1,8 +1,11 @@
 """Weights sent from the learner to engines, by the code that uses NCCL; here by Gloo."""
 
+import gc
 import json
 import subprocess
 import sys
+import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -13,6 +16,7 @@ import msgspec
 import pytest
 import torch
 from torch.distributed import TCPStore
+from torch.distributed.distributed_c10d import _world
 
 from mage_async.errors import PolicyError, RunError, UnreadableWeights
 from mage_async.inference.weight_fingerprint import joined
@@ -38,7 +42,7 @@ from mage_services.weights import weight_group
 from mage_services.weights.weight_group import Manifest, Receiver
 
 weight_group.GROUP_TIMEOUT = timedelta(seconds=int(sys.argv[1]))
-receiver = Receiver()
+receiver = Receiver(sys.argv[2])
 for line in sys.stdin:
     manifest = Manifest.read(Path(line.strip()))
     try:
@@ -76,9 +80,9 @@ def snapshot(version: int) -> Snapshot:
 class Engine:
     """A process that receives what it is told of."""
 
-    def __init__(self, timeout_s: int = 60) -> None:
+    def __init__(self, name: str = "actor-0", timeout_s: int = 60) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", ENGINE, str(timeout_s)],
+            [sys.executable, "-c", ENGINE, str(timeout_s), name],
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -95,7 +99,7 @@ class Engine:
 @pytest.fixture
 def engines():
     """Two engines."""
-    made = [Engine(), Engine()]
+    made = [Engine("actor-0"), Engine("actor-1")]
     yield made
     for engine in made:
         engine.process.kill()
@@ -122,6 +126,33 @@ def test_engines_get_what_was_published_and_one_that_dies_takes_nobody_along(
     assert sender.versions() == [3]
     assert second.load(stale) == "weights of version 2: no longer published"
     assert second.load(sender.write(snapshot(4)))["b"] == [[4, 2, 3]]
+
+
+def test_an_engine_that_died_leaves_no_version_and_no_group_in_the_learner(tmp_path) -> None:
+    sender = WeightSender(tmp_path, "gloo", lambda version: False)
+    engine, versions, num_before = None, list[weakref.ref[torch.Tensor]](), len(_world.pg_map)
+    try:
+        for version in range(3):
+            published = snapshot(version)
+            versions.append(weakref.ref(published.data))
+            path = sender.write(published)
+            del published
+            engine = Engine()  # the actor's engine was started again
+            assert engine.load(path)["a"] == [version + 0.5] * 2
+            engine.process.kill()
+            engine.process.communicate()
+    finally:
+        if engine is not None:
+            engine.process.kill()
+            engine.process.communicate()
+    sender.remove([0, 1, 2])
+    ended = time.monotonic() + 20
+    while len(sender._queues) > 1 and time.monotonic() < ended:
+        time.sleep(0.01)
+    gc.collect()
+    assert [version() for version in versions] == [None] * 3
+    assert len(sender._queues) == 1  # the newest engine's: nobody has reported its death
+    assert len(_world.pg_map) == num_before + 1
 
 
 class Killed(Exception):
@@ -181,16 +212,19 @@ def test_a_learner_without_memory_to_send_says_so(tmp_path, monkeypatch, capsys)
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
+    left: list[str] = []
     sender = WeightSender(tmp_path, "gloo", lambda version: False)
     sender.write(snapshot(1))
     monkeypatch.setattr(sender, "_send", fail)
-    monkeypatch.setattr(weight_sender, "join", lambda *_, **__: object())
+    monkeypatch.setattr(weight_sender, "join", lambda *_, **__: "the group")
+    monkeypatch.setattr(weight_sender, "leave", left.append)
     sender._queues["engine"] = SimpleQueue()
     sender._queues["engine"].put((1, 1, 2))
     sender._serve("engine")
     said = capsys.readouterr().err
     assert said.startswith("weights of version 1 were not sent to an engine")
     assert said.endswith(": CUDA out of memory\n")
+    assert left == ["the group"]
 
 
 def test_a_request_that_cannot_be_answered_is_reported_and_the_next_one_has_a_new_thread(
@@ -243,7 +277,7 @@ def test_a_learner_that_is_gone_is_said_in_one_sentence(tmp_path, monkeypatch) -
     monkeypatch.setattr(weight_group, "CONNECT_TIMEOUT", timedelta(seconds=0.2))
     Manifest(3, 1, "gloo", ()).write(tmp_path / "v3.json")
     with pytest.raises(PolicyError, match=r"no weights from 127\.0\.0\.1:1"):
-        Receiver().receive(Manifest.read(tmp_path / "v3.json"))
+        Receiver("actor-0").receive(Manifest.read(tmp_path / "v3.json"))
     with pytest.raises(PolicyError, match="no manifest of published weights"):
         Manifest.read(tmp_path / "none.json")
 

@@ -172,7 +172,7 @@ class EmbeddedEngine(Engine):
         """Calls of schedulers, to be made after the current forward."""
         self._loads: list[tuple[int, Weights, asyncio.Future[None]]] = []
         """Version, weights and future of each load, to be made after the current forward."""
-        self._receiver = Receiver()
+        self._receiver = Receiver(name)
         self._completing: dict[str, asyncio.Future[Completion]] = {}
         """Futures of the prompts that schedulers are completing, by context."""
         self._has_work = asyncio.Event()

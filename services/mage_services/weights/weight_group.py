@@ -5,8 +5,9 @@ If an engine shares its model over several GPUs, each GPU is a member of the gro
 never run on a GPU.
 
 Each engine has a group of its own, so an engine that dies harms no other. It joins the group when
-it first needs weights. The engine requests each version, and a thread of the learner answers;
-training never waits here. Both sides meet in a key-value store, a small server in the learner:
+it first needs weights, and a new one after a failure; the learner then leaves the old one. The
+engine requests each version, and a thread of the learner answers; training never waits here. Both
+sides meet in a key-value store, a small server in the learner:
 
     key            written by     meaning
     question/N     the engine     its group, the group's number of members, and the wanted version
@@ -26,7 +27,12 @@ from uuid import uuid4
 import msgspec
 import torch
 from torch.distributed import PrefixStore, TCPStore
-from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _world
+from torch.distributed.distributed_c10d import (
+    Backend,
+    _abort_process_group,
+    _new_process_group_helper,
+    _world,
+)
 
 from mage_async.errors import UnreadableWeights, first_line
 from mage_async.results.run_files import write_whole
@@ -103,6 +109,16 @@ def connect(port: int) -> TCPStore:
     return store
 
 
+def new_group(engine: str) -> str:
+    """Return a name that no group had before, for a group of an engine, by the engine's name."""
+    return f"{engine}/{uuid4().hex}"
+
+
+def engine_of(group: str) -> str:
+    """Return the name of a group's engine."""
+    return group.rpartition("/")[0]
+
+
 def request_version(store: TCPStore, group: str, version: int, members: int = 2) -> int:
     """Request a version; return the request's number.
 
@@ -110,7 +126,7 @@ def request_version(store: TCPStore, group: str, version: int, members: int = 2)
     `wait_for_answer`.
 
     Args:
-        group: Name of the group, which the engine has chosen.
+        group: Name of the group, which the engine has chosen by `new_group`.
         members: Number of members of the group: the learner, and each GPU of the engine.
     """
     question = {"group": group, "version": version, "members": members}
@@ -154,10 +170,21 @@ def join(store: TCPStore, group: str, *, rank: int, backend: str, members: int =
     return pg
 
 
-class Receiver:
-    """Receive weights for an engine in this process; used by one thread at a time."""
+def leave(group: Any) -> None:
+    """Leave a group, whose other members may have ended, and free its communicator."""
+    # With NCCL, `destroy_process_group` would wait for work in which a dead member takes no part.
+    _abort_process_group(group)
 
-    def __init__(self) -> None:
+
+class Receiver:
+    """Receive weights for an engine in this process; used by one thread at a time.
+
+    Args:
+        engine: Name of the engine, which no other engine of the run has.
+    """
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
         self._port, self._name, self._group = 0, "", None
         """Port of the learner whose group this engine has joined, 0 before the first; the group's
         name, and the group."""
@@ -172,7 +199,7 @@ class Receiver:
         is_new = self._port != manifest.port  # another learner: the first, or a restarted one
         if is_new:
             self._leave()
-            self._name = uuid4().hex
+            self._name = new_group(self._engine)
         try:
             number = request_version(store, self._name, manifest.version)
             if is_new:
@@ -190,7 +217,7 @@ class Receiver:
     def _leave(self) -> None:
         """Leave the group, if there is one: the next request joins a new one."""
         if self._group is not None:
-            torch.distributed.destroy_process_group(self._group)
+            leave(self._group)
         self._port, self._group = 0, None
 
     def _take(self, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:

@@ -18,7 +18,16 @@ from torch.distributed import TCPStore
 from mage_async.errors import UnreadableWeights, first_line
 from mage_async.policy.full_disk import writing
 from mage_async.policy.snapshot import Place, beside_training
-from mage_services.weights.weight_group import GROUP_TIMEOUT, HOST, SENDING, Manifest, connect, join
+from mage_services.weights.weight_group import (
+    GROUP_TIMEOUT,
+    HOST,
+    SENDING,
+    Manifest,
+    connect,
+    engine_of,
+    join,
+    leave,
+)
 from mage_services.weights.weight_store import AnySnapshot, WeightFiles
 from mage_services.weights.weight_transport import BUCKET_BYTES
 
@@ -65,8 +74,9 @@ class WeightSender(WeightFiles):
         )
         self._snapshots: dict[int, AnySnapshot] = {}
         """Published versions that may still be requested."""
-        self._queues: dict[str, queue.SimpleQueue[tuple[int, int, int]]] = {}
-        """Requests by group: number of the request, version, number of the group's members."""
+        self._queues: dict[str, queue.SimpleQueue[tuple[int, int, int] | None]] = {}
+        """Requests by group: number of the request, version, number of the group's members; None
+        ends the group's thread."""
         listening = connect(self._store.port)
         threading.Thread(
             target=self._listen, args=(listening,), name="weights asked for", daemon=True
@@ -127,29 +137,36 @@ class WeightSender(WeightFiles):
             store.add("taken", 1)
             group = question["group"]
             if (requests := self._queues.get(group)) is None:
+                self._end_others_of(engine_of(group))
                 requests = self._queues[group] = queue.SimpleQueue()
                 thread = threading.Thread(target=self._serve, args=(group,), daemon=True)
                 thread.start()
             # `_serve` may have deleted the group's queue meanwhile, because the engine died.
             requests.put((number, question["version"], question["members"]))
 
-    def _serve(self, group: str) -> None:
-        """Join an engine's group, and send the versions that the engine requests, until that fails:
-        as a rule because the engine has died.
+    def _end_others_of(self, engine: str) -> None:
+        """End the threads of the groups that an engine had before: its process has died, or a send
+        to it failed.
         """
+        for group, requests in list(self._queues.items()):
+            if engine_of(group) == engine:
+                requests.put(None)
+
+    def _serve(self, group: str) -> None:
+        """Join an engine's group, and send the versions that the engine requests, until that fails,
+        as a rule because the engine has died, or the engine has a new group. Then leave the group.
+        """
+        requests = self._queues[group]
         store = process_group = None
-        while True:
-            number, version, members = self._queues[group].get()
-            snapshot = self._snapshots.get(version)
+        while (request := requests.get()) is not None:
+            number, version, members = request
             try:
                 if store is None:
                     store = connect(self._store.port)
                     process_group = join(
                         store, group, rank=0, backend=self._backend, members=members
                     )
-                store.set(f"answer/{number}", SENDING if snapshot else "no longer published")
-                if snapshot is not None:
-                    self._send(snapshot, process_group)
+                self._answer(store, number, version, process_group)
             # An engine makes a new group when it asks again.
             except (RuntimeError, UnreadableWeights) as error:
                 # Printed, because the fault may be the learner's own, such as a lack of memory.
@@ -159,8 +176,19 @@ class WeightSender(WeightFiles):
                     file=sys.stderr,
                     flush=True,
                 )
-                del self._queues[group]
-                return
+                break
+        del self._queues[group]
+        if process_group is not None:
+            leave(process_group)
+
+    # A method of its own: while `_serve` waits for the next request, which may never come, it keeps
+    # no version in memory.
+    def _answer(self, store: TCPStore, number: int, version: int, process_group: Any) -> None:
+        """Answer a request, and send the version if it is still published."""
+        snapshot = self._snapshots.get(version)
+        store.set(f"answer/{number}", SENDING if snapshot else "no longer published")
+        if snapshot is not None:
+            self._send(snapshot, process_group)
 
     def _send(self, snapshot: AnySnapshot, process_group: Any) -> None:
         """Broadcast a version bucket by bucket, on another CUDA stream than that of training."""

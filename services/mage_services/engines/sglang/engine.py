@@ -198,7 +198,7 @@ class SglangEngine(Engine):
         max_deaths: number of deaths in a row, without a completion in between, that are followed by
             a restart; one more ends the engine.
         silence_s: time limit for the answer to an abort; a process that exceeds it hangs.
-        name: name of the actor, for errors.
+        name: name of the actor, for errors, and for the groups in which weights are sent.
 
     Raises:
         ConfigError: no SGLang of a known version is installed, or `engine.server` is wrong.
@@ -222,7 +222,7 @@ class SglangEngine(Engine):
         self._vocabulary = vocabulary(directory)
         self._arguments = chosen(config, directory, dtype=dtype, has_gpu=has_gpu)
         self._seed = seed
-        self._directory, self._config = directory, config
+        self._directory, self._config, self._name = directory, config, name
         self._watchdog = EngineWatchdog(
             self._start,
             self._on_message,
@@ -306,7 +306,8 @@ class SglangEngine(Engine):
     def _start(self, number: int) -> Start:
         """Make the first message for process `number`, from 0; each has a seed of its own."""
         arguments = {"random_seed": (self._seed + number) % 2**31} | self._arguments
-        return Start(directory=str(self._directory), arguments=arguments, version=0)
+        directory = str(self._directory)
+        return Start(name=self._name, directory=directory, arguments=arguments, version=0)
 
     def _on_message(self, message: Message) -> None:
         """Pass a message of the process to the object that handles it."""

@@ -25,6 +25,8 @@ from mage_async.protocol.messages import Fields
 class Start(Fields):
     """Serve a model."""
 
+    name: str
+    """Name of the engine's actor."""
     directory: str
     arguments: dict[str, Any]
     """Arguments of SGLang's `ServerArgs`, by their names there."""

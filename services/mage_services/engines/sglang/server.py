@@ -82,6 +82,7 @@ from mage_services.weights.weight_group import (
     Manifest,
     connect,
     is_manifest,
+    new_group,
     on_disk,
     request_version,
     wait_for_answer,
@@ -109,6 +110,7 @@ class Server:
     Args:
         manager: SGLang's `TokenizerManager`, which takes requests and passes them to its scheduler.
         send: sends a message to the actor.
+        name: name of the actor.
         version: version of the weights in `directory`, which SGLang has loaded.
         has_token_versions: whether replies contain the version of each token.
         needs_update_messages: whether an update by tensors needs begin and end messages.
@@ -120,6 +122,7 @@ class Server:
         manager: Any,
         send: Callable[[Message], None],
         *,
+        name: str,
         version: int,
         directory: Path,
         has_token_versions: bool,
@@ -132,7 +135,11 @@ class Server:
         """Version and path of the weights in use; they are loaded again if an update fails."""
         self._shapes = tensor_shapes(directory)
         self._loader = Loader(
-            manager, vocabulary(directory), precision, needs_update_messages=needs_update_messages
+            manager,
+            name,
+            vocabulary(directory),
+            precision,
+            needs_update_messages=needs_update_messages,
         )
         self._ready: tuple[int, str, Update] | None = None
         """Version, path and update of prepared weights."""
@@ -400,9 +407,16 @@ class Loader:
     """Loads weights into an SGLang through its `TokenizerManager`."""
 
     def __init__(
-        self, manager: Any, vocabulary: int, precision: Precision, *, needs_update_messages: bool
+        self,
+        manager: Any,
+        name: str,
+        vocabulary: int,
+        precision: Precision,
+        *,
+        needs_update_messages: bool,
     ) -> None:
-        self._manager, self._needs_update_messages = manager, needs_update_messages
+        self._manager, self._name = manager, name
+        self._needs_update_messages = needs_update_messages
         self._vocabulary: int = vocabulary
         self._precision: Precision = precision
         self._port, self._group = 0, ""
@@ -502,7 +516,7 @@ class Loader:
         is_new = self._port != manifest.port  # another learner: the first, or a restarted one
         if is_new:
             await self._leave()
-            self._group = uuid4().hex
+            self._group = new_group(self._name)
         members = 1 + self._manager.server_args.tp_size  # the learner, and each GPU
         try:
             number = request_version(store, self._group, manifest.version, members)
@@ -659,6 +673,7 @@ async def _main() -> None:
     server = Server(
         engine.tokenizer_manager,
         send,
+        name=start.name,
         version=start.version,
         directory=Path(start.directory),
         has_token_versions=has_token_versions(found),
