@@ -109,6 +109,24 @@ def test_the_counts_after_the_last_step_are_written_however_soon_the_run_is_stop
 
 def test_a_disk_that_takes_no_more_is_said_once_and_stops_nothing(tmp_path):
     (tmp_path / "events.jsonl").mkdir()
-    _, terminal = recorded(tmp_path, *EVENTS)
-    assert len(terminal.lines) == 1
-    assert "events.jsonl cannot be written" in terminal.lines[0]
+    run, terminal = recorded(tmp_path, *EVENTS)
+    assert terminal.lines == [f"{run.events} cannot be written: Is a directory. It is tried again"]
+
+
+def test_what_a_full_disk_did_not_take_is_written_when_there_is_space_again(tmp_path):
+    run, terminal = RunDirectory(tmp_path), Terminal()
+    view = RecordedView(terminal, run)
+    run.events.mkdir()
+    run.times.mkdir()
+    for process, event in (step(0), *EVENTS[:-1]):
+        view.event(process, event)
+    assert len(terminal.lines) == 2
+    run.events.rmdir()
+    view.event("learner", {"event": "beat"})
+    view.event(*EVENTS[-1])
+    run.times.rmdir()
+    view.event(*step(1))
+    assert terminal.lines[2:] == [f"{run.events} is written again", f"{run.times} is written again"]
+    written = [(line["process"], line["event"]) for line in read_lines(run.events)]
+    assert written == [(process, event["event"]) for process, event in EVENTS]
+    assert json.loads(run.times.read_text())["trials"] == {"granted": 1}

@@ -16,8 +16,11 @@ import asyncio
 import json
 import signal
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mage_async.config.schema import Config, Pretrained
@@ -381,11 +384,13 @@ RECORDED = {"started", "ready", "done", "failed", "restarting", "note", "policy"
 """Status events that are written to `events.jsonl`."""
 RECORDED_FIELDS = ("event", "text", "reason", "version", "node")
 """Fields of a process's status event that are written to `events.jsonl`."""
+MAX_WAITING = 10_000
+"""Number of lines above which the oldest are dropped while `events.jsonl` cannot be written."""
 
 
 class RecordedView:
     """Write the events of a run to files, and pass them to another view. When a file cannot be
-    written, for example on a full disk, this is reported once, and nothing is written any more.
+    written, for example on a full disk, this is reported, and every later event tries again.
     """
 
     def __init__(
@@ -395,16 +400,14 @@ class RecordedView:
         self._known_faults: set[str] = set()
         """Faults that were written already: the learner repeats its latest ones in every event."""
         self._times_at = 0.0
-        self._can_write = True
+        self._waiting = deque[dict[str, Any]](maxlen=MAX_WAITING)
+        """Lines that are not written to `events.jsonl` yet."""
+        self._failed = set[Path]()
+        """Files that could not be written at the latest try."""
 
     def event(self, process: str, event: dict[str, Any]) -> None:
         """Write and show a status event of a process."""
-        if self._can_write:
-            try:
-                self._record(process, event)
-            except OSError as error:
-                self._can_write = False
-                self.line(f"{self._run.events} cannot be written: {error.strerror}")
+        self._record(process, event)
         self._view.event(process, event)
 
     def line(self, text: str) -> None:
@@ -420,22 +423,42 @@ class RecordedView:
         whose: dict[str, Any] = {"at": self._clock(), "process": process}
         if event["event"] in RECORDED:
             content = {key: event[key] for key in RECORDED_FIELDS if key in event}
-            append_lines(self._run.events, [whose | content])
+            self._waiting.append(whose | content)
         # Events of the learner that have its time accounting (`blocked_s`) have its faults too.
         elif "blocked_s" in event:
             faults = [fault for fault in event["faults"] if fault not in self._known_faults]
             self._known_faults.update(faults)
-            notes = [whose | {"event": "note", "text": fault} for fault in faults]
-            if notes:
-                append_lines(self._run.events, notes)
-            # The summary of a run that is stopped has the counts after its last step.
-            if event["event"] == "step" or whose["at"] - self._times_at >= TIMES_S:
-                self._write_times(whose["at"], event)
+            self._waiting += [whose | {"event": "note", "text": fault} for fault in faults]
+        if self._waiting:
+            self._try(self._write_events, self._run.events)
+        # The summary of a run that is stopped has the counts after its last step.
+        is_due = event["event"] == "step" or whose["at"] - self._times_at >= TIMES_S
+        if "blocked_s" in event and is_due:
+            self._times_at = whose["at"]
+            self._try(partial(self._write_times, event), self._run.times)
 
-    def _write_times(self, now: float, event: dict[str, Any]) -> None:
+    def _try(self, write: Callable[[], None], file: Path) -> None:
+        """Write a file, and report the first failure and the first success after it."""
+        try:
+            write()
+        except OSError as error:
+            if file not in self._failed:
+                self._failed.add(file)
+                self.line(f"{file} cannot be written: {error.strerror}. It is tried again")
+            return
+        if file in self._failed:
+            self._failed.remove(file)
+            self.line(f"{file} is written again")
+
+    def _write_events(self) -> None:
+        """Append to `events.jsonl` what waits."""
+        while self._waiting:  # one after the other, so that a retry writes none twice
+            append_lines(self._run.events, [self._waiting[0]])
+            self._waiting.popleft()
+
+    def _write_times(self, event: dict[str, Any]) -> None:
         """Replace `times.json`."""
-        self._times_at = now
-        times = {"at": now}
+        times = {"at": self._times_at}
         times |= {key: event[key] for key in ("trials", "blocked_s", "progress") if key in event}
         # Not synced to the disk: nothing reads the times after a crash of the machine.
         write_whole(self._run.times, json.dumps(times), is_durable=False)
