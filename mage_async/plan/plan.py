@@ -342,7 +342,11 @@ def processes_of(
 def _learner(config: Config, shape: Shape, update: Update) -> list[ProcessMemory]:
     """Plan the learner: one process, or one for each rank, on GPUs that follow one another."""
     ranks, device_key = config.learner.ranks, config.learner.device
-    parts = update.parts | Counter({"publication": update.publication_bytes})
+    # With "nccl" the version before stays on the GPU until the next one is announced; the learner
+    # has older ones in host memory, where a learner without a GPU has them all.
+    is_kept = config.transport.weights.is_sent and ranks == 1
+    num_versions = (3 if device_key == "cpu" else 2) if is_kept else 1
+    parts = update.parts | Counter({"publication": num_versions * update.publication_bytes})
     if device_key == "cpu":
         parts["process"] = LEARNER_BYTES
         parts["heap"] = HEAP_BYTES * isinstance(config.policy, Pretrained)

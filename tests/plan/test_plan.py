@@ -121,6 +121,22 @@ def test_a_learner_that_fits_only_sharded_is_planned_on_the_gpu_of_each_rank() -
     assert found.step_s(100) == pytest.approx(found.flops() / 4e14)
 
 
+@pytest.mark.parametrize(
+    ("changes", "num_versions"),
+    [
+        (("transport.weights=tensor",), 1),
+        (("transport.weights=nccl",), 2),
+        (("transport.weights=nccl", "learner.device=cpu"), 3),
+        (("transport.weights=nccl", "learner.ranks=4"), 1 / 4),
+    ],
+)
+def test_versions_that_engines_may_still_ask_for_are_planned(
+    changes: tuple[str, ...], num_versions: float
+) -> None:
+    config = of("h200_qwen3_0_6b", "learner.device=cuda:2", "engine.devices=[0, 1]", *changes)
+    assert plan(config, {}).processes[0].parts["publication"] == num_versions * GB
+
+
 def test_ranks_that_do_not_fit_are_told_to_be_more() -> None:
     with pytest.raises(ConfigError, match=r"of the learner's rank 0 are .* raise learner\.ranks"):
         plan(of("h200_qwen3_0_6b", *RANKS), {"optimizer": 200}).check()

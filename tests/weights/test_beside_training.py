@@ -3,6 +3,7 @@
 A stand-in for a stream does what it was given when it is awaited, and no earlier.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 
 from mage_async.policy import snapshot as module
 from mage_async.policy.snapshot import Place, Snapshot, beside_training, on_host
+from mage_services.weights.weight_sender import WeightSender
 
 MADE: Any = "the event"
 BYTES = torch.arange(200, dtype=torch.uint8)
@@ -96,3 +98,23 @@ def test_weights_of_a_gpu_are_written_by_way_of_the_stream(
 def test_bytes_of_a_cpu_are_not_copied(stream: LateStream) -> None:
     assert on_host(BYTES, None) is BYTES
     assert stream.did == []
+
+
+def test_only_the_newest_version_that_is_sent_stays_on_the_gpu(
+    stream: LateStream, tmp_path: Path
+) -> None:
+    sender = WeightSender(tmp_path, "gloo", lambda version: version == 1)
+    place = Place("weight", torch.float32, (50,), 0, 200)
+    on_gpu: list[weakref.ref[torch.Tensor]] = []
+    for version in (1, 2, 3):
+        data, rows = BYTES.clone(), torch.zeros(50, dtype=torch.float64)
+        on_gpu.append(weakref.ref(data))
+        sender.write(Snapshot(version, (place,), data, rows, {"weight": 50}, MADE))
+        del data
+        sender.remove([])
+        is_freed = [reference() is None for reference in on_gpu]
+        assert is_freed == [True] * (version - 1) + [False]
+    assert sender.versions() == [1, 2, 3]
+    assert all(torch.equal(each.data, BYTES) for each in sender._snapshots.values())
+    sender.remove([1, 2])
+    assert sender.versions() == [3]

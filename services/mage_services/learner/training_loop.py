@@ -280,4 +280,4 @@ class Publisher:
             # A restarted learner needs the weights of every opponent that its journal names. So
             # weights are removed only after the records that make them unnecessary are durable.
             await coordinator.journal.settled()
-            await weights.remove(unused)
+        await weights.remove(unused)

@@ -8,6 +8,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch.distributed import TCPStore
 
 from mage_async.errors import UnreadableWeights, first_line
 from mage_async.policy.full_disk import writing
-from mage_async.policy.snapshot import Place, beside_training
+from mage_async.policy.snapshot import Place, Snapshot, beside_training, on_host, read_snapshot
 from mage_services.weights.weight_group import (
     GROUP_TIMEOUT,
     HOST,
@@ -40,7 +41,8 @@ By default the watchdog would end the learner's process.
 
 
 class WeightSender(WeightFiles):
-    """Keep published versions in memory, and send them to engines on request.
+    """Keep published versions in memory, the newest on the learner's GPU, and send them to engines
+    on request.
 
     One thread receives the requests of all engines, and one for each engine sends to it. They are
     daemons, which end with the process.
@@ -108,13 +110,17 @@ class WeightSender(WeightFiles):
         return sorted(self._snapshots)
 
     def remove(self, versions: list[int]) -> None:
-        """Forget versions that no peer may still read."""
+        """Forget versions that no peer may still read, and move all others but the newest from the
+        GPU to host memory: an engine asks for one of them only if it is slow, or was restarted.
+        """
         for version in versions:
             self.file(version).unlink()
             self.weights_path(version).unlink(missing_ok=True)
             del self._snapshots[version]
         if self._shards is not None:
             self._shards.remove(versions)
+        for version in self.versions()[:-1]:
+            self._snapshots[version] = self._off_gpu(self._snapshots[version])
 
     def describe(self) -> str:
         """Return where weights go, in a few words."""
@@ -123,6 +129,16 @@ class WeightSender(WeightFiles):
     def file(self, version: int) -> Path:
         """Return the path of a version's manifest."""
         return self.weights_path(version).with_suffix(".json")
+
+    def _off_gpu(self, snapshot: AnySnapshot) -> AnySnapshot:
+        """Return a version whose data is in host memory, or in its file if it is evaluated."""
+        if snapshot.ready is None:  # it is in host memory, or several ranks wrote it to a file
+            return snapshot
+        assert isinstance(snapshot, Snapshot)
+        file = self.weights_path(snapshot.version)
+        is_on_disk = file.exists()  # mapped, so that a slow evaluator fills no memory
+        data = read_snapshot(file)[1] if is_on_disk else on_host(snapshot.data, snapshot.ready)
+        return replace(snapshot, data=data, ready=None)
 
     def _listen(self, store: TCPStore) -> None:
         """Pass each request to the thread of its group, until the process ends.

@@ -200,7 +200,8 @@ class WeightStore:
         return versions
 
     async def remove(self, versions: list[int]) -> None:
-        """Remove versions. Cancellation lets a removal that has begun finish.
+        """Remove versions; called after each announcement, also if there are none to remove.
+        Cancellation lets a removal that has begun finish.
 
         Raises:
             RunError: one cannot be removed.
