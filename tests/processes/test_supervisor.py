@@ -322,3 +322,25 @@ def test_the_learner_of_a_pretrained_model_keeps_its_heap_together(tmp_path: Pat
         found[kind] = {spec.name: dict(spec.variables) for spec in specs}
     assert found["tiny"] == {"learner": {}, "actor-0": {}, "evaluator": {}}
     assert found["pretrained"] == found["tiny"] | {"learner": supervisor_module.LARGE_TENSORS}
+
+
+@pytest.mark.parametrize(
+    ("change", "own", "expected"),
+    [
+        ("transport.weights=nccl", {}, {"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}),
+        ("transport.weights=nccl", {"NCCL_CUMEM_ENABLE": "0"}, {"NCCL_NVLS_ENABLE": "0"}),
+        ("transport.weights=disk", {}, {}),
+    ],
+)
+def test_all_processes_of_a_group_of_nccl_have_equal_settings_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, own, expected: dict[str, str]
+) -> None:
+    for name in ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    config = config_file.load(config_file.find("gpu8"), [change])
+    run = RunDirectory(tmp_path)
+    view = make_view(config, run, is_terminal=False)
+    for spec in Supervisor(run, config, 2, "ipc://none", view)._specs():
+        assert {k: v for k, v in spec.variables.items() if k.startswith("NCCL")} == expected

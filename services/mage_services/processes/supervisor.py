@@ -14,6 +14,7 @@ begins again if a process is killed from outside while the run makes progress.
 
 import asyncio
 import json
+import os
 import signal
 import time
 from collections import deque
@@ -345,6 +346,10 @@ class Supervisor:
         arguments = (str(self.run.root), "--name", name, "--address", self.address)
         trains_large = name == "learner" and isinstance(self.config.policy, Pretrained)
         variables = LARGE_TENSORS if trains_large else {}
+        of_weights = self.config.transport.weights.variables.items()
+        variables = variables | {
+            name: value for name, value in of_weights if name not in os.environ
+        }
         log = self.run.log_of(name)
         return ProcessSpec(
             name, module, arguments, log, threads, devices, variables, config=self.config

@@ -7,6 +7,7 @@ is the configuration of a transport, and opens it. To add a transport, copy a cl
 code that moves weights is imported when a transport is opened.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,6 +34,9 @@ class WeightTransport(Variant):
     is_sent: ClassVar[bool] = False
     """Whether engines receive weights from the learner's memory, which does not hold old versions.
     """
+
+    variables: ClassVar[Mapping[str, str]] = {}
+    """Environment variables of all processes of the run, unless they are set already."""
 
     def open(self, run: "RunDirectory", config: "Config") -> "WeightFiles":
         """Return the learner's side of the transport; here, one that writes a file per version."""
@@ -80,6 +84,10 @@ class Nccl(WeightTransport, tag="nccl"):
     """Send versions from GPU to GPU of the learner's host, or by Gloo if the learner has no GPU."""
 
     is_sent: ClassVar[bool] = True
+    # All members of a group of NCCL must agree in these; otherwise a group on one machine fails
+    # with CUDA errors, or hangs. SGLang sets both to 0 unless they are set; NCCL's default is 1.
+    # With the first one at 0, some versions of NCCL fail between processes of different GPUs.
+    variables: ClassVar[Mapping[str, str]] = {"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}
 
     def open(self, run: "RunDirectory", config: "Config") -> "WeightFiles":
         """Return the learner's side, which sends versions from memory when engines request them."""
