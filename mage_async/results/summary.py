@@ -300,9 +300,9 @@ def chosen_note(summary: Mapping[str, Any]) -> str:
     if "chosen_of" not in summary:
         return ""
     return (
-        f"the checkpoint is the best of {summary['chosen_of']} on held-out tasks of the same "
-        "members, so its held-out returns are biased upwards; report those of a step that was "
-        "fixed beforehand, such as the newest one"
+        f"the checkpoint is the best of {summary['chosen_of']} on held-out tasks, which are partly "
+        "the same unless the split has enough members for two sets, so its held-out returns are "
+        "biased upwards; report those of a step that was fixed beforehand, such as the newest one"
     )
 
 

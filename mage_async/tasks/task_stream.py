@@ -27,7 +27,9 @@ MOST_MIXED_CHARS = 200
 """Largest length of such a member name, in characters: messages hold no longer name."""
 CURVE_SEED, FINAL_SEED = 1, 2
 """Seeds of the tasks of the learning curve, which is evaluated during a run, and of the evaluation
-at its end. The two sets of tasks are disjoint, and the same for every run of an environment.
+at its end. Both sets are the same for every run of an environment. They share no member if the
+split has enough for both. If it has not, the shared members' tasks differ in their seeds alone,
+which decide nothing in an environment without chance.
 """
 
 
@@ -150,6 +152,10 @@ def evaluation_tasks(
     if isinstance(environment, Mix):
         return _tasks_in_turn(environment, split, num_trials, seed)
     members, seats = environment.members(split), environment.seats()
+    if seed == CURVE_SEED:
+        # The final set begins with the first members. The curve, by which a checkpoint may be
+        # chosen, begins with the last ones.
+        members = members[::-1]
     source = random.Random(f"{seed}/evaluation/{split}")
     # Seats in a fixed order would be tied to traits of members that alternate in the same rhythm.
     shuffler, places = random.Random(f"{seed}/seats/{split}"), list[int]()

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from mage_async.environments import catalogue
+from mage_async.environments.environment import Split
 from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks
 
 # 252 members for training and 84 held-out ones.
@@ -35,3 +36,16 @@ def test_a_seat_is_not_tied_to_the_order_in_which_members_are_declared() -> None
     assert len(seats) == 4
     for counts in seats.values():
         assert min(counts[0], counts[1]) >= 4
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_the_final_set_shares_no_member_with_the_curve_if_there_are_enough(split: Split) -> None:
+    size = len(TICTACTOE.members(split)) // 2
+    sets = [
+        {task.member for task in evaluation_tasks(TICTACTOE, split, size, seed)}
+        for seed in (CURVE_SEED, FINAL_SEED)
+    ]
+    assert [len(each) for each in sets] == [size, size]
+    assert not sets[0] & sets[1]
+    every = evaluation_tasks(TICTACTOE, split, 2 * size, FINAL_SEED)
+    assert {task.member for task in every} == set(TICTACTOE.members(split))
