@@ -554,7 +554,8 @@ class Learner(Section):
     learning_rate: Positive = 2e-6
     """Learning rate after the warm-up."""
     final_learning_rate: NonNegative = 0.0
-    """Learning rate at the last step, to which it falls linearly."""
+    """Learning rate that would follow after the last step, to which it falls linearly: with 0, the
+    last of 200 steps has 1/200 of `learning_rate`."""
     warmup_steps: Natural = 10
     """Steps over which the learning rate grows from 0."""
     correction: AnyCorrection = CORRECTIONS.load("decoupled")()
@@ -575,7 +576,8 @@ class Learner(Section):
     entropy: NonNegative = 0.0
     """Weight of the entropy bonus at the first step, per nat of a sampled token's entropy."""
     final_entropy: NonNegative = 0.0
-    """Weight of the entropy bonus at the last step, to which it changes linearly."""
+    """Weight of the entropy bonus that would follow after the last step, to which it changes
+    linearly."""
     entropy_ceiling: NonNegative = 0.0
     """Entropy in nats above which a token gets no bonus; 0 is no ceiling. With stale data a
     bonus acts at once and the rewards against it later, so entropy can run away (Skywork-OR1,

@@ -62,8 +62,9 @@ def learning_rate(learner: Learner, version: int) -> float:
 
 
 def _progress(learner: Learner, version: int) -> float:
-    """Return the share of the run that is done: 0 in the first step, 1 in the last."""
-    return min(1.0, version / max(1, learner.steps - 1))
+    """Return the share of the run that is done: 0 in the first step, 1 after the last."""
+    # With 1 in the last step, a rate that falls to 0 would leave that step without an update.
+    return min(1.0, version / max(1, learner.steps))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
