@@ -18,6 +18,7 @@ from mage_async.results.sweep import (
     RunsBySetting,
     Setting,
     Subject,
+    best_note,
     by_flow,
     by_method,
     by_setting,
@@ -78,6 +79,8 @@ def render_matrix(
         heading=subject.heading,
         matrix=f"{title} · {len(finished)} of {num_cells} runs, seeds {seeds}",
         bounds=unreached_bounds_sentence(finished),
+        # The ablation of staleness chooses no setting.
+        note="" if subject.is_about_staleness else best_note(len(runs)),
         returns=_return_charts(runs, subject),
         curves=_learning_curves(runs),
         ages=_age_bars(runs),

@@ -485,6 +485,16 @@ class Subject:
     the weights were that sampled each token."""
 
 
+def best_note(num_settings: int) -> str:
+    """Return a sentence on the return of the best of several settings; "" if there is one alone."""
+    if num_settings < 2:
+        return ""
+    return (
+        f"the best of {num_settings} settings is chosen by these held-out returns, so its own is "
+        "biased upwards; report that of new runs of it, with other seeds"
+    )
+
+
 STALENESS = Subject("What staleness costs", "bound plus lag, steps", is_about_staleness=True)
 """Subject of `mage ablate`."""
 

@@ -104,6 +104,7 @@ def test_the_page_is_that_of_the_ablation_with_its_own_words(tmp_path: Path) -> 
     assert "learner.learning_rate=3e-3, credit.kind=differential" in page
     assert "staleness costs" not in page
     assert "8 of 8 runs, seeds 0, 1" in page
+    assert "Careful: the best of 4 settings is chosen by these held-out returns" in page
 
 
 def known(cell: Cell) -> float:
@@ -175,7 +176,11 @@ def test_a_search_ends_with_the_best_and_goes_on_where_it_was_stopped(
     assert len(runs.done) == 24
     assert eight < {cell.setting for cell in runs.done}
     best = min((cell.setting.place for cell in runs.done), key=lambda x: abs(x - 0.003))
-    assert f"best: learner.learning_rate={best:.4g}: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"best: learner.learning_rate={best:.4g}: " in said
+    assert (
+        "careful: the best of 12 settings is chosen by these held-out returns, so its own " in said
+    )
 
 
 @pytest.mark.filterwarnings("default")  # another package's

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from mage_async.errors import ConfigError
-from mage_async.results.sweep import Axis, Matrix, Range, Setting, combination, drawn
+from mage_async.results.sweep import (
+    Axis,
+    Matrix,
+    Range,
+    Setting,
+    best_note,
+    combination,
+    drawn,
+)
 from mage_services.cli.sweep_runs import lock_folder, run_missing
 from mage_services.terminal import lasting_output
 
@@ -107,8 +115,10 @@ def _search(
         code = run(replace(matrix, for_s=latest_start - time.monotonic()))
         if not _record(study, chosen, matrix):
             return code
-    if any(trial.value is not None for trial in study.trials):
+    if num_reached := sum(trial.value is not None for trial in study.trials):
         print(f"best: {_setting(axes, study.best_trial).label}: {study.best_value:.3f}")
+        if note := best_note(num_reached):
+            print(f"careful: {note}")
     return code
 
 
