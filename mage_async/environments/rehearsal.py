@@ -95,9 +95,12 @@ def check_declared(name: str, environment: Environment, num_episodes: int) -> No
             want(are_others, f"swaps({first!r}, {split!r})", wanted, others)
             known = environment.references(split, num_episodes)
             are_known = isinstance(known, Mapping) and all(
-                isinstance(each, Sequence) and len(each) == num_episodes for each in known.values()
+                isinstance(each, Sequence)
+                and len(each) == num_episodes
+                and all(map(_is_number, each))
+                for each in known.values()
             )
-            wanted = f"a dictionary of tuples of {num_episodes} values, one an episode"
+            wanted = f"a dictionary of tuples of {num_episodes} numbers, one an episode"
             want(are_known, f"references({split!r}, {num_episodes})", wanted, known)
 
 

@@ -632,9 +632,23 @@ class ResetStep(Environment):
         return None if own is None else partial(_believed, own)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return the class's known values, if it has some."""
+        """Return the class's known values, if it has some.
+
+        Raises:
+            ConfigError: they are no numbers by name.
+        """
         own = self._optional("references", {}, split, num_episodes)
-        return {name: tuple(values) for name, values in own.items()}
+        call = f"references({split!r}, {num_episodes})"
+        if not isinstance(own, Mapping):
+            raise self._wrong_result(call, "a dictionary", own)
+        known: dict[str, tuple[float, ...]] = {}
+        for name, values in own.items():
+            found = tuple(values) if isinstance(values, Iterable) else (values,)
+            if len(found) != num_episodes or not all(map(is_finite, found)):
+                wanted = f"{num_episodes} numbers, one an episode"
+                raise self._wrong_result(f"{call}[{name!r}]", wanted, values)
+            known[str(name)] = tuple(map(float, found))  # NumPy's become plain ones
+        return known
 
     @cached_property
     def actions_of_every_turn(self) -> tuple[str, ...] | str | None:
@@ -661,6 +675,8 @@ class ResetStep(Environment):
         if not hasattr(self.kind, name):
             return default
         found = getattr(self._declaring_object, name)
+        if found is None:  # a subclass that does not want the part of its base class
+            return default
         return found(*given) if callable(found) else found
 
     @cached_property
@@ -744,6 +760,11 @@ class ResetStep(Environment):
         if callable(value) or isinstance(value, property | cached_property):
             got = f"a method: the class itself is read, so write `{name} = ...` with the value"
         return ConfigError(f"environment {self._name!r}: `{name}` must be {wanted}, got {got}")
+
+    def _wrong_result(self, call: str, wanted: str, value: Any) -> ConfigError:
+        """Return the error about what a method of the class returned."""
+        got = f"{value!r:.60}"
+        return ConfigError(f"environment {self._name!r}: {call} must be {wanted}, got {got}")
 
     def _checked_words(self, words: Any) -> tuple[str, ...]:
         """Return the declared words; raise a `ConfigError` if they are no words."""

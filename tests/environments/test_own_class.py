@@ -87,6 +87,10 @@ def test_a_class_that_hangs_is_refused_before_any_process_starts(folder: Path) -
             "family = lambda self, member: {'left-left-left': '', HELDOUT[0]: ''}[member]",
             "faulty.py, line 7: KeyError: 'left-right-left'",
         ),
+        (
+            "references = lambda self, *_: {'bayes': (0.5, 'a', None)}",
+            "must be a dictionary of tuples of 3 numbers, one an episode, got {'bayes': (0.5, 'a'",
+        ),
         ("members = lambda self, split: 'left'", "members('train') must be a tuple of names, got"),
         (
             "facts = replace(FACTS, words=('left', 'right', 'green', 'blue', 'over'))",

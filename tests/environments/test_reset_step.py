@@ -366,6 +366,18 @@ LEGAL = "    def legal_actions(self):\n        return "
         ),
         ("    def members(self, split):\n        return (1, 2)", "'1' cannot be trained on and he"),
         (
+            "    references = lambda self, *_: {'bayes': (None, 0.5, '1')}",
+            "references('train', 3)['bayes'] must be 3 numbers, one an episode, got (None, 0.5, '1",
+        ),
+        (
+            "    references = lambda self, *_: {'random': 0.5}",
+            "references('train', 3)['random'] must be 3 numbers, one an episode, got 0.5",
+        ),
+        (
+            "    references = lambda self, *_: None",
+            "references('train', 3) must be a dictionary, got None",
+        ),
+        (
             RESET + "str(random.random())",
             "task 0 was restarted with the same seed, and reset gave",
         ),
@@ -392,6 +404,19 @@ def test_a_misspelt_part_of_a_base_class_is_found_in_the_class_that_would_replac
     text = own("    max_turns = 2\n\nclass Longer(Own):\n    max_turnz = 3")
     with pytest.raises(ConfigError, match=r"Longer\.max_turnz \(did you mean `max_turns`\?\)"):
         rehearsed(write(text, *PRETRAINED, "environment.name=own:Longer"))
+
+
+def test_a_part_that_is_none_counts_as_absent_and_numbers_of_numpy_as_numbers(
+    write: Callable[..., Config],
+) -> None:
+    nothing = "references = members = family = swaps = is_probe = script = rules = belief = None"
+    environment = environment_of(write(own(f"    {nothing}")))
+    assert environment.references("train", 3) == {}
+    assert environment.members("heldout")[0] == "1024"
+    assert (environment.family("0"), environment.is_probe("a")) == ("task", False)
+    known = "    references = lambda self, *_: {'random': __import__('numpy').zeros(3, 'float32')}"
+    values = environment_of(write(own(known))).references("train", 3)["random"]
+    assert [type(each) for each in values] == [float] * 3
 
 
 @pytest.mark.parametrize(
