@@ -38,7 +38,9 @@ MOST_FAMILIES = 1000
 NUM_ACTS = 8
 """Largest number of steps in each rehearsed episode of a class with `reset` and `step`."""
 _ANY_TEXT = ("1", "a", "hello world", "1 2 3")
-"""Actions for a class that lists none: it must accept any text that a policy writes."""
+"""Actions for a class that lists none: it must accept any text that a policy writes. `is_probe`
+must accept any text too.
+"""
 
 
 class Longest(NamedTuple):
@@ -102,6 +104,10 @@ def check_declared(name: str, environment: Environment, num_episodes: int) -> No
             )
             wanted = f"a dictionary of tuples of {num_episodes} numbers, one an episode"
             want(are_known, f"references({split!r}, {num_episodes})", wanted, known)
+        # Actions that are not legal are counted too: a policy may write any text, or none.
+        for action in ("", *_ANY_TEXT, environment.facts.example, *environment.facts.words):
+            with as_config_error(name, f"is_probe({action!r})"):
+                environment.is_probe(action)
 
 
 def _check_facts(environment: Environment, want: Callable[..., None]) -> None:

@@ -406,9 +406,13 @@ def own_play(play: Play) -> Play:
     return play.own if isinstance(play, WholePlay) else play
 
 
-def as_config_error(name: str) -> AbstractContextManager[None]:
-    """Turn any exception of the environment called `name` into a `ConfigError` of one line."""
-    return user_modules.as_config_error(f"environment {name!r}")
+def as_config_error(name: str, call: str = "") -> AbstractContextManager[None]:
+    """Turn any exception of the environment called `name` into a `ConfigError` of one line.
+
+    Args:
+        call: The call that raises, for the message.
+    """
+    return user_modules.as_config_error(f"environment {name!r}{call and ': '}{call}")
 
 
 MAX_INFO_CHARS = 4096

@@ -201,14 +201,19 @@ def _means(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _probes(trials: Sequence[Trial], environment: Environment) -> list[float]:
-    """Return the share of each episode's actions that only gather information."""
+    """Return the share of each episode's actions that only gather information.
+
+    Raises:
+        ConfigError: a user's `is_probe` raised.
+    """
     acts, probes = Counter[int](), Counter[int]()
     for trial in trials:
         played = component_of(environment, trial.task.member)
         for turn in trial.turns:
             if turn.kind is Kind.ACT:
                 acts[turn.episode] += 1
-                probes[turn.episode] += played.is_probe(turn.action)
+                with as_config_error(played.facts.name, f"is_probe({turn.action!r:.60})"):
+                    probes[turn.episode] += played.is_probe(turn.action)
     return [probes[k] / max(1, acts[k]) for k in range(trials[0].num_episodes)]
 
 

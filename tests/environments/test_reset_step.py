@@ -378,6 +378,14 @@ LEGAL = "    def legal_actions(self):\n        return "
             "references('train', 3) must be a dictionary, got None",
         ),
         (
+            "    is_probe = lambda self, action: {'a': True}[action]",
+            "environment 'own:Own': is_probe(''): /",
+        ),
+        (
+            "    is_probe = lambda self, action: not action or int(action) > 5",
+            "is_probe('a'): /",
+        ),
+        (
             RESET + "str(random.random())",
             "task 0 was restarted with the same seed, and reset gave",
         ),

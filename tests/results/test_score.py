@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mage_async.environments import catalogue
+from mage_async.errors import ConfigError
 from mage_async.results.intervals import wilson
 from mage_async.results.score import MOST_MEMBERS, score
 from mage_async.trajectory import Kind, Task, Trial, Turn
@@ -41,6 +42,12 @@ def test_seats_opponents_and_families_are_told_apart_with_intervals_of_their_own
     ends = MEMBERS[0], MEMBERS[-1]
     assert found.parts["family"].keys() == {TICTACTOE.family(each) for each in ends}
     assert found.ci95_by_episode[0] > 0
+
+
+def test_an_exception_of_is_probe_names_the_action_and_the_environment(monkeypatch):
+    monkeypatch.setattr(TICTACTOE, "is_probe", lambda action: {}[action], raising=False)
+    with pytest.raises(ConfigError, match=r"^environment 'tictactoe': is_probe\('x'\): .* KeyErr"):
+        score([trial(1.0)], TICTACTOE)
 
 
 def test_parts_of_a_mix_with_one_name_have_bounds_of_their_own():
