@@ -89,6 +89,7 @@ def play(
     monkeypatch.setattr(engine_module, "installed", lambda: "0.5.12")
     monkeypatch.setattr(engine_module, "vocabulary", lambda directory: 100)
     monkeypatch.setattr(engine_module, "chosen", lambda *_, **__: {})
+    monkeypatch.setattr(engine_module, "check_context_length", lambda *_: None)
 
     async def scene() -> None:
         engine = SglangEngine(

@@ -26,7 +26,7 @@ from mage_async.errors import ConfigError, PolicyError, UnreadableWeights
 from mage_async.policy.headers import check_divisible
 from mage_services.engines.sglang import arguments, server
 from mage_services.engines.sglang import messages as say
-from mage_services.engines.sglang.arguments import chosen, known_names
+from mage_services.engines.sglang.arguments import check_context_length, chosen, known_names
 from mage_services.engines.sglang.server import generated, nothing_generated, spans_of
 from mage_services.processes.child_process import Channel, frame
 from mage_services.weights.weight_group import Manifest
@@ -177,6 +177,35 @@ def test_tokens_are_tagged_by_sglang_itself_from_0_5_19_on() -> None:
         True,
         True,
     ]
+
+
+CONTEXTS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+    ({"max_position_embeddings": 4096}, {}, 4088),
+    ({"max_position_embeddings": 4096}, {"context_length": 2048}, 2040),
+    ({"text_config": {"max_position_embeddings": 4096}}, {}, 4088),
+    ({"max_position_embeddings": 4096, "rope_scaling": {"factor": 2.0}}, {}, 8184),
+    (
+        {"max_position_embeddings": 4096, "rope_parameters": {"factor": 8, "rope_type": "llama3"}},
+        {},
+        4088,
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "server_", "most"), CONTEXTS)
+def test_contexts_that_sglang_would_cut_are_refused_with_the_longest(
+    tmp_path: Path, model: dict[str, Any], server_: dict[str, Any], most: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    rules = msgspec.structs.replace(RULES, server=server_)
+    check_context_length(msgspec.structs.replace(rules, max_tokens=most), tmp_path)
+    with pytest.raises(ConfigError, match=rf"set engine\.max_tokens = {most}$"):
+        check_context_length(msgspec.structs.replace(rules, max_tokens=most + 1), tmp_path)
+
+
+def test_a_model_that_states_no_length_may_have_any_context(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    check_context_length(msgspec.structs.replace(RULES, max_tokens=10**6), tmp_path)
 
 
 def test_weights_come_in_sessions_from_0_5_21_on() -> None:

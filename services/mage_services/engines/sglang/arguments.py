@@ -58,6 +58,39 @@ def chosen(config: EngineConfig, directory: Path, *, dtype: str, has_gpu: bool) 
     return of_every_engine | of_machine | dict(config.server)
 
 
+SPARE_TOKENS = 8
+"""Number of tokens by which SGLang's context length, and its KV cache, must exceed the longest
+context that it serves: it refuses prompts of 6 tokens less than either, and cuts completions.
+"""
+
+
+def check_context_length(config: EngineConfig, directory: Path) -> None:
+    """Check that SGLang serves contexts of `engine.max_tokens` of a model.
+
+    Raises:
+        ConfigError: the model, or `engine.server.context_length`, is too short; the text has the
+            largest possible value.
+        PolicyError: the directory has no config.json.
+    """
+    model = _model(directory)
+    length = config.server.get("context_length", _num_positions(model))
+    if length is not None and config.max_tokens > length - SPARE_TOKENS:
+        raise ConfigError(
+            f"engine.max_tokens = {config.max_tokens}, but SGLang serves contexts of at most "
+            f"{length - SPARE_TOKENS} tokens of {directory}, {SPARE_TOKENS} fewer than its context "
+            f"length: set engine.max_tokens = {length - SPARE_TOKENS}"
+        )
+
+
+def _num_positions(model: Mapping[str, Any]) -> int | None:
+    """Return the context length that SGLang derives from config.json; None if that has none."""
+    positions = model.get("max_position_embeddings")
+    scaling = model.get("rope_scaling") or model.get("rope_parameters") or {}
+    is_included = "original_max_position_embeddings" in scaling
+    factor = 1 if is_included or scaling.get("rope_type") == "llama3" else scaling.get("factor", 1)
+    return None if positions is None else int(factor * positions)
+
+
 def vocabulary(directory: Path) -> int:
     """Read the size of a model's vocabulary.
 

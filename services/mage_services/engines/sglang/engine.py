@@ -18,7 +18,12 @@ from mage_async.inference.scheduler import Statistics
 from mage_async.inference.server_prefixes import TurnRequests
 from mage_async.inference.weight_fingerprint import AcceptedWeights
 from mage_services.engines.engine import Engine, settle
-from mage_services.engines.sglang.arguments import chosen, installed, vocabulary
+from mage_services.engines.sglang.arguments import (
+    check_context_length,
+    chosen,
+    installed,
+    vocabulary,
+)
 from mage_services.engines.sglang.messages import (
     Generated,
     Load,
@@ -201,7 +206,8 @@ class SglangEngine(Engine):
         name: name of the actor, for errors, and for the groups in which weights are sent.
 
     Raises:
-        ConfigError: no SGLang of a known version is installed, or `engine.server` is wrong.
+        ConfigError: no SGLang of a known version is installed, `engine.server` is wrong, or the
+            model's contexts are too short.
         PolicyError: `directory` has no config.json.
     """
 
@@ -220,6 +226,7 @@ class SglangEngine(Engine):
         super().__init__()
         installed()  # raises without a supported SGLang, before any process is started
         self._vocabulary = vocabulary(directory)
+        check_context_length(config, directory)
         self._arguments = chosen(config, directory, dtype=dtype, has_gpu=has_gpu)
         self._seed = seed
         self._directory, self._config, self._name = directory, config, name
