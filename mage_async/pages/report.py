@@ -263,7 +263,8 @@ def adaptation_part(records: RunRecords, summary: Mapping[str, Any]) -> Record |
     version = records.evaluation["version"]
     trials = records.evaluation["sets"]["heldout"]["num_trials"]
     return {
-        "measured": f"version {version}, {trials:,} trials a set; bands: 95 % intervals",
+        "measured": f"version {version}, {trials:,} trials a set; bands and ±: 95 % intervals over "
+        "trials of these tasks, which say nothing of others, unlike those of mage adapt",
         "chart": adaptation(evaluation, references.get("heldout", {})),
         **sets_tables(evaluation, summary, bound),
         "families": family_tables(records.evaluation["sets"], bound),

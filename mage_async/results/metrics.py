@@ -370,6 +370,12 @@ Each line of `metrics.jsonl` is a step. A name may end with `_episode_2` (of tha
 with `_age_1` (of tokens that are a step old) or, in a mix, with `{IN}maze` (of that environment). A
 metric that does not apply to a run is left out.
 
+Evaluations are in `evaluations.jsonl` and `summary.json` (`mage_async/results/score.py` has their
+fields). The intervals of an evaluation, `ci95_by_episode` and `won_bounds_by_episode`, and the ± in
+tables and pages, are at 95 % over trials, with the evaluated tasks fixed. They say nothing of other
+tasks: where 9 held-out tasks are played 1,024 times in all, a policy that always solves 5 of them
+has 0.56 ± 0.03. `mage adapt` has intervals at least as wide as those over the means of tasks.
+
 | metric | unit | meaning |
 |---|---|---|"""
 """Text of the page before its rows."""

@@ -25,6 +25,7 @@ def test_the_final_table_sets_the_controls_and_references_beside_the_return(run)
         "train",
         "best response",
         "+0.950",
+        "± 95 % over trials of these tasks",
         "wall 96.3 s (140 s of CPU time)",
     ):
         assert said in text

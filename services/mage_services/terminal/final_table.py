@@ -74,7 +74,8 @@ def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) 
     scores = summary["evaluation"]
     every = list(range(len(next(iter(scores.values()))["return_by_episode"])))
     shown = every if len(every) <= most_episodes else [0, *every[1 - most_episodes :]]
-    table = Table(title=_title(summary), title_justify="left", title_style="bold", box=ROUNDED)
+    title = f"{_title(summary)}  {plus_minus} 95 % over trials of these tasks"
+    table = Table(title=title, title_justify="left", title_style="bold", box=ROUNDED)
     table.add_column("return per unit", no_wrap=True)
     for episode in shown:
         table.add_column(f"episode {episode + 1}", justify="right", no_wrap=True)
