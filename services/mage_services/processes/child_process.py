@@ -317,24 +317,43 @@ class ChildProcess(Generic[T]):
         Raises:
             OSError: there is no such program, or the log cannot be written.
         """
+        starting = asyncio.create_task(
+            cls._start(command, kind, variables or {}, log, codec), name="start of a process"
+        )
+        try:
+            await asyncio.wait([starting])
+        except BaseException:
+            # The start takes milliseconds, so it is not cancelled: nobody else could end the child,
+            # and uvloop hangs or fails when its loop is closed just after a fork.
+            await asyncio.wait([starting])
+            if starting.exception() is None:
+                child = starting.result()
+                child.kill()
+                await child.wait()
+            raise
+        return starting.result()
+
+    @classmethod
+    async def _start(
+        cls,
+        command: Sequence[str],
+        kind: Any,
+        variables: Mapping[str, str],
+        log: Path | None,
+        codec: Any,
+    ) -> Self:
+        """Do as `start`, which does not let this call be cancelled."""
         ours, theirs = socket.socketpair()
-        process = None
         try:
             # Descriptor 2 is stderr.
             with theirs, nullcontext(2) if log is None else log.open("ab") as out:
                 process = await asyncio.create_subprocess_exec(
-                    *command, **_popen_options(theirs, out, variables or {})
+                    *command, **_popen_options(theirs, out, variables)
                 )
-            channel: Channel[T] = await Channel.over(ours, kind, codec)
         except BaseException:
             ours.close()
-            if process is not None:
-                # Nobody else could end it, and uvloop waits for its end to close the event loop.
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
             raise
-        return cls(process, channel, log)
+        return cls(process, await Channel.over(ours, kind, codec), log)
 
     @property
     def pid(self) -> int:
