@@ -91,6 +91,38 @@ def test_a_process_that_will_not_hear_is_killed_in_the_end(
     assert living_after(dict.fromkeys(pids, "learner"), 0.1) == set()
 
 
+class Uninterruptible(SupervisedProcess):
+    """As in a call of the kernel that does not return: a kill does not end it."""
+
+    async def wait(self) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+
+def test_a_process_that_the_kernel_does_not_end_is_named_and_not_waited_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(spec: ProcessSpec) -> RunningProcess:
+        kind = Uninterruptible if spec.name == "actor-0" else SupervisedProcess
+        return await kind.start(spec)
+
+    def tell(process: str, event: dict[str, Any]) -> None:
+        if process == "actor-0" and event["event"] == "ready":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(supervisor_module, "GRACE_S", 0.1)
+    monkeypatch.setattr(supervisor_module, "KILLED_S", 2.0)
+    for name in ("learner", "actor-0", "evaluator"):
+        site.plan(name, "lives")
+    site.view.on_event = tell
+    supervisor = site.supervisor()
+    supervisor.start = start
+    assert patiently(until_signalled(supervisor)) == signal.SIGTERM
+    process, event = site.view.events[-1]
+    assert (process, event["event"]) == ("supervisor", "note")
+    assert event["text"].startswith("killed, but not ended after 2 s: actor-0. The kernel")
+
+
 def test_a_run_ends_though_an_actor_still_waits_for_a_node_with_room(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

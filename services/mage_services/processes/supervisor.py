@@ -53,6 +53,8 @@ sends events.
 """
 GRACE_S = 3.0
 """Seconds from SIGTERM to SIGKILL when a run is ended early."""
+KILLED_S = 10.0
+"""Seconds after SIGKILL for which a run waits for the end of a process."""
 BACK_OFF_S = (0.0, 0.5, 2.0, 5.0)
 """Seconds before the first, second, … restart in a row; the last one for all further restarts."""
 HEALTHY_S = 120.0
@@ -139,7 +141,8 @@ class Supervisor:
     async def supervise(self) -> None:
         """Supervise the run to its end.
 
-        Cancellation ends every process within `GRACE_S` and leaves none.
+        Cancellation ends every process within `GRACE_S` and leaves none, unless the kernel does not
+        end one that was killed.
 
         Raises:
             DeterministicFailure: a process would fail again in the same way.
@@ -314,16 +317,29 @@ class Supervisor:
         self.time.enter("back-off" if self._num_backing_off else living)
 
     async def _end_all(self) -> None:
-        """End every process that still runs: terminate, wait for `GRACE_S`, kill."""
+        """End every process that still runs: terminate, wait for `GRACE_S`, kill, wait for
+        `KILLED_S`. Report those that have not ended then.
+        """
         children, self._children = self._children, set()
+        if not children:
+            return
         for child in children:
             child.terminate()
-        ending = [asyncio.ensure_future(child.wait()) for child in children]
-        if ending:
-            await asyncio.wait(ending, timeout=GRACE_S)
+        ending = {asyncio.ensure_future(child.wait()): child.spec.name for child in children}
+        await asyncio.wait(ending, timeout=GRACE_S)
         for child in children:
             child.kill()
-        await asyncio.gather(*ending)
+        ended, left = await asyncio.wait(ending, timeout=KILLED_S)
+        if left:
+            names = ", ".join(sorted(ending[each] for each in left))
+            text = (
+                f"killed, but not ended after {KILLED_S:g} s: {names}. The kernel ends them when "
+                "their call of a file system or a driver returns; the run does not wait for them"
+            )
+            self._show("supervisor", {"event": "note", "text": text})
+        for each in left:
+            each.cancel()
+        await asyncio.gather(*ended)
 
     def _specs(self) -> Sequence[ProcessSpec]:
         """Return the processes of the run: the learner, the actors and the evaluator."""
