@@ -91,6 +91,7 @@ class Process:
         self.server = Server(
             manager,
             self._fresh.put_nowait,
+            name="actor-0",
             version=0,
             directory=directory,
             has_token_versions=False,
@@ -146,22 +147,39 @@ def run(main: Any, manager: Manager, directory: Path) -> None:
     asyncio.run(whole())
 
 
-def test_a_failed_update_is_repaired_with_the_weights_of_before(
+FAILED = ["pause in_place", "update to 1 of new", "update to 0 of policy", "continue"]
+"""An update that failed and was repaired."""
+
+
+def test_a_failed_update_is_repaired_with_the_weights_of_before_and_tried_again(
     policies: Policies, published: Path
 ) -> None:
     async def main(process: Process) -> None:
         process.tell(say.Load(version=1, path=str(published), interrupts=False))
         loaded = await process.hear(say.Loaded)
-        assert (loaded.version, loaded.error) == (0, "out of memory")
+        assert (loaded.version, loaded.error) == (1, "")
 
     manager = Manager(fails=(0,))
     run(main, manager, policies.directory)
-    assert manager.done == [
-        "pause in_place",
-        "update to 1 of new",
-        "update to 0 of policy",
-        "continue",
-    ]
+    assert manager.done == [*FAILED, "pause in_place", "update to 1 of new", "continue"]
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_an_update_that_fails_twice_is_refused_as_if_it_were_unreadable(
+    policies: Policies, published: Path, *, is_gone: bool
+) -> None:
+    async def main(process: Process) -> None:
+        if is_gone:  # the learner that sent the weights in use has died
+            process.server._version = 7
+            process.server._good_path = published.with_name("v7.json")
+        process.tell(say.Load(version=1, path=str(published), interrupts=False))
+        loaded = await process.hear(say.Loaded)
+        assert (loaded.version, loaded.error) == (0, "out of memory")
+        assert loaded.is_refused
+
+    manager = Manager(fails=(0, 2))
+    run(main, manager, policies.directory)
+    assert manager.done == [*FAILED, *FAILED]
 
 
 GOOD, OTHER = [-1.0] * (NUM_PROBE_TOKENS - 1), [-2.0] * (NUM_PROBE_TOKENS - 1)

@@ -151,7 +151,7 @@ class Loaded(Fields):
     """Report that the weights have the learner's fingerprint; None for a model directory, or after
     an error."""
     is_refused: bool = False
-    """Whether the weights were unreadable or had another fingerprint, twice."""
+    """Whether the weights were unreadable, did not arrive or had another fingerprint, twice."""
 
 
 ToServer = Start | Generate | Abort | Prepare | Load

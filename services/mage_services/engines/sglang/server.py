@@ -131,7 +131,9 @@ class Server:
     ) -> None:
         self._manager, self._send = manager, send
         self._has_token_versions = has_token_versions
-        self._version, self._good_path = version, directory
+        self._first = version, directory
+        """Version and path of the weights with which SGLang began."""
+        self._version, self._good_path = self._first
         """Version and path of the weights in use; they are loaded again if an update fails."""
         self._shapes = tensor_shapes(directory)
         self._loader = Loader(
@@ -225,7 +227,9 @@ class Server:
         return await self._loader.prepare(message.version, path)
 
     async def _load(self, message: Load) -> None:
-        """Load weights, and once more from disk if they are not what the learner published."""
+        """Load weights, and once more, from disk if they are there, if they did not arrive or are
+        not what the learner published.
+        """
         loaded = await self._load_once(message, num_retries=0)
         if loaded.is_refused:
             again = msgspec.structs.replace(message, path=str(on_disk(Path(message.path))))
@@ -254,7 +258,8 @@ class Server:
             reason = await self._update(message, update)
             await self._manager.continue_generation(_io_struct().ContinueGenerationReqInput())
         stall_s = time.perf_counter() - began
-        loaded = Loaded(version=self._version, error=reason, stall_s=stall_s)
+        is_refused = bool(reason) and is_published(Path(message.path))
+        loaded = Loaded(version=self._version, error=reason, stall_s=stall_s, is_refused=is_refused)
         if reason or published is None:
             return loaded
         scores = bool(published.logprobs)
@@ -274,17 +279,32 @@ class Server:
         await asyncio.gather(*(each.task for _, each in running))
 
     async def _update(self, message: Load, update: Update) -> str:
-        """Load new weights; if that fails, load the previous ones again and return the reason."""
+        """Load new weights. If that fails, load the previous ones again, or, if these are gone, the
+        first ones, and return the reason.
+        """
         error = await update()
         if not error:
-            self._version, self._good_path = message.version, Path(message.path)
-            for running in self._running.values():
-                running.cuts.append((running.num_received, message.version))
+            self._use(message.version, Path(message.path))
             return ""
-        repair = await self._loader.prepare(self._version, self._good_path)
-        if worse := await repair():
-            raise RuntimeError(f"weights are half-written: {error}; and then: {worse}")
-        return error
+        worse = ""
+        for version, path in dict.fromkeys(((self._version, self._good_path), self._first)):
+            try:
+                repair = await self._loader.prepare(version, on_disk(path))
+                worse = await repair()
+            # A learner that has died sends neither the new weights nor the previous ones.
+            except UnreadableWeights as gone:
+                worse = str(gone)
+            if not worse:
+                self._use(version, path)
+                return error
+        raise RuntimeError(f"weights are half-written: {error}; and then: {worse}")
+
+    def _use(self, version: int, path: Path) -> None:
+        """Note that requests go on with the weights of a version."""
+        if version != self._version:
+            for running in self._running.values():
+                running.cuts.append((running.num_received, version))
+        self._version, self._good_path = version, path
 
 
 def _io_struct() -> Any:
