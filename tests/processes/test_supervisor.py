@@ -55,6 +55,24 @@ def test_a_process_that_cannot_be_started_is_started_again(
     assert len(site.lives("actor-0")) == 1
 
 
+def test_news_is_shown_as_notes(site: Site) -> None:
+    def end_after_the_news(process: str, event: dict[str, Any]) -> None:
+        if event == {"event": "note", "text": "wandb is told of the run again"}:
+            site.plan("learner", "ends well")
+            os.kill(pids["learner"], signal.SIGKILL)
+        elif event["event"] == "ready":
+            pids[process] = event["pid"]
+            news.append("wandb is told of the run again")
+
+    pids, news = dict[str, int](), list[str]()
+    site.plan("learner", "lives")
+    site.view.on_event = end_after_the_news
+    supervisor = site.supervisor()
+    supervisor.news = lambda: [news.pop()] if "learner" in pids and news else []
+    patiently(supervisor.supervise())
+    assert len(site.lives("learner")) == 2
+
+
 def test_a_process_that_can_never_be_started_ends_the_run_with_one_sentence(site: Site) -> None:
     site.plan("learner", "lives")
     site.run.log_of("actor-0").mkdir()

@@ -126,11 +126,34 @@ def test_what_raised_is_told_again_by_a_tracker_opened_anew(
     wandb_that("breaks once")
     run = make_run(steps=4, finished=False)
     run.logs.mkdir()
-    with tracked(run, {"wandb": Wandb("project")}, PATIENCE_S, print):
-        wait_for(lambda: told.exists() and 4 in steps(told))
+    said: list[str] = []
+    with tracked(run, {"wandb": Wandb("project")}, PATIENCE_S, print) as news:
+        wait_for(lambda: said.extend(news()) or len(said) == 2)  # type: ignore[func-returns-value]
+    assert said == [
+        f"wandb is not told of the run (ConnectionError: gone for a moment; see "
+        f"{run.log_of('tracker-wandb')}): it is tried again",
+        "wandb is told of the run again",
+    ]
     position = read_position(run, "wandb")
     assert position is not None
     assert (position.step, position.num_faults, position.fault) == (4, 1, "")
+
+
+def test_a_tracker_whose_process_has_ended_is_named_while_the_run_goes_on(
+    make_run: Make, wandb_that: Put
+) -> None:
+    wandb_that("hangs")
+    run = make_run(steps=4, finished=False)
+    run.logs.mkdir()
+    trackers = start(run, {"wandb": Wandb("project")}, PATIENCE_S)
+    assert list(trackers.news(run)) == []
+    trackers.processes["wandb"].kill()
+    trackers.processes["wandb"].wait()
+    (said,) = trackers.news(run)
+    assert said.startswith("wandb is not told of the run (its process was killed by SIGKILL; see ")
+    assert said.endswith(f": `mage track {run.root}` tells the rest")
+    assert list(trackers.news(run)) == []
+    trackers.end(PATIENCE_S)
 
 
 def test_a_tracker_that_raises_is_named_and_its_rest_is_not_lost(

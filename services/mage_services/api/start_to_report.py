@@ -287,11 +287,11 @@ def run_to_end(
         doctor.step(record)
     for fault in damage:
         view.line(f"{fault}; the learner removes this line")
-    with tracked(run, trackers_of(config.tracking), config.tracking.wait_s, view.line):
+    with tracked(run, trackers_of(config.tracking), config.tracking.wait_s, view.line) as news:
         try:
             with site_of(run, config, num_actors, cluster, view.line) as (address, start):
                 code = _supervise(
-                    Supervisor(run, config, num_actors, address, view, doctor, start),
+                    Supervisor(run, config, num_actors, address, view, doctor, start, news),
                     until,
                 )
             costs = {name: seconds - began[name] for name, seconds in _seconds().items()}

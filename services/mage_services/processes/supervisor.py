@@ -18,7 +18,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -117,6 +117,8 @@ class Supervisor:
     """Examines every step; None if no step is examined."""
     start: Callable[[ProcessSpec], Awaitable[RunningProcess]] = SupervisedProcess.start
     """Starts a process, on this machine or on another."""
+    news: Callable[[], Iterable[str]] = tuple
+    """Called each second; returns sentences that are shown as notes."""
     _children: set[RunningProcess] = field(default_factory=set)
     """The processes that run now."""
     _is_over: bool = False
@@ -164,9 +166,13 @@ class Supervisor:
             await self._end_all()
 
     async def _tick(self) -> None:
-        """Pass the time to the view, and check the run's folder and logs, until cancelled."""
+        """Pass the time to the view, show news, and check the run's folder and logs, until
+        cancelled.
+        """
         async for _ in process.ticks(TICK_S):
             self._show("supervisor", {"event": "beat"})
+            for text in self.news():
+                self._show("supervisor", {"event": "note", "text": text})
             self._check_folder()
             for name in {child.spec.name for child in self._children} - self._long_logs:
                 log = self.run.log_of(name)

@@ -21,9 +21,10 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from mage_async.config.schema import Tracking
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, read_document, read_lines, write_whole
-from mage_services.processes.child_process import module_command
+from mage_services.processes.child_process import end_in_words, module_command
 from mage_services.processes.priority import WATCHER, lower_priority, restore_priority
 from mage_services.tracking.tracker import Point, Send, TrackedRun, Tracker
 
@@ -307,8 +308,9 @@ def trackers_of(tracking: Tracking) -> dict[str, Tracker]:
 @contextmanager
 def tracked(
     run: RunDirectory, trackers: Mapping[str, Tracker], wait_s: float, say: Callable[[str], None]
-) -> Iterator[None]:
-    """Run the trackers' processes while the run goes on.
+) -> Iterator[Callable[[], Iterable[str]]]:
+    """Run the trackers' processes while the run goes on; return a function that returns what is
+    new about them since its last call, as sentences.
 
     At the end, wait for the processes for at most `wait_s` seconds in all, and report each tracker
     that has not sent everything; its process goes on without this one.
@@ -317,11 +319,11 @@ def tracked(
         trackers: What `trackers_of` returns.
     """
     if not trackers:
-        yield
+        yield tuple
         return
     processes = start(run, trackers, END_S)
     try:
-        yield
+        yield partial(processes.news, run)
     finally:
         processes.end(wait_s)
         for sentence in processes.unfinished(run):
@@ -336,6 +338,27 @@ class TrackerProcesses:
     """Processes by the name of the tracker's files."""
     pipe: int
     """Our end of the pipe that the processes watch."""
+    _failing: set[str] = field(default_factory=set)
+    """Trackers whose failure was reported, and that have received nothing since."""
+
+    def news(self, run: RunDirectory) -> Iterator[str]:
+        """Yield a sentence about each tracker that fails or has recovered since the last call."""
+        for name, process in self.processes.items():
+            try:
+                position = read_position(run, name)
+                fault = position.fault if position else ""
+            except (OSError, RunError) as error:
+                fault = str(error)
+            cure = "it is tried again"
+            if (code := process.poll()) is not None:
+                fault = fault or f"its process {end_in_words(code)}"
+                cure = f"`mage track {run.root}` tells the rest"
+            if fault and name not in self._failing:
+                self._failing.add(name)
+                yield f"{name} is not told of the run ({fault}; see {_log(run, name)}): {cure}"
+            elif not fault and name in self._failing:
+                self._failing.remove(name)
+                yield f"{name} is told of the run again"
 
     def end(self, wait_s: float) -> None:
         """Signal to the processes that the run has ended, and wait for at most `wait_s` seconds."""
