@@ -779,12 +779,13 @@ class ResetStep(Environment):
         """Return the tasks of a split by name, their text: those of the class, or whole numbers.
 
         Raises:
-            ConfigError: two tasks have one text, or a task has none that every process knows.
+            ConfigError: they are no list, two tasks have one text, or a task has none that every
+                process knows.
         """
-        own = self._optional("members", None, split)
-        if own is None:
-            first = 0 if split == "train" else NUM_TASKS["train"]
-            own = range(first, first + NUM_TASKS[split])
+        first = 0 if split == "train" else NUM_TASKS["train"]
+        own = self._optional("members", range(first, first + NUM_TASKS[split]), split)
+        if isinstance(own, str) or not isinstance(own, Iterable):
+            raise self._wrong_result(f"members({split!r})", "a list of tasks", own)
         tasks: dict[str, Any] = {}
         for each in own:
             name = str(each)

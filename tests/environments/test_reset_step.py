@@ -366,6 +366,11 @@ LEGAL = "    def legal_actions(self):\n        return "
         ),
         ("    def members(self, split):\n        return (1, 2)", "'1' cannot be trained on and he"),
         (
+            "    members = lambda self, split: ('a', 'b') if split == 'train' else None",
+            "members('heldout') must be a list of tasks, got None",
+        ),
+        ("    members = lambda self, split: 'ab'", "('train') must be a list of tasks, got 'ab'"),
+        (
             "    references = lambda self, *_: {'bayes': (None, 0.5, '1')}",
             "references('train', 3)['bayes'] must be 3 numbers, one an episode, got (None, 0.5, '1",
         ),
