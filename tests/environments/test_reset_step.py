@@ -371,6 +371,10 @@ LEGAL = "    def legal_actions(self):\n        return "
         ),
         ("    members = lambda self, split: 'ab'", "('train') must be a list of tasks, got 'ab'"),
         (
+            "    swaps = lambda self, task, split: () if task == 1279 else (task ^ 1,)",
+            "swaps('1279', 'heldout') must be a tuple of other members of the split, got ()",
+        ),
+        (
             "    references = lambda self, *_: {'bayes': (None, 0.5, '1')}",
             "references('train', 3)['bayes'] must be 3 numbers, one an episode, got (None, 0.5, '1",
         ),
