@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeGuard
 
 from mage_async.environments.agent import AgentTasks
-from mage_async.environments.environment import Environment, Outcome, is_finite
+from mage_async.environments.environment import Environment, Outcome, Script, is_finite
 from mage_async.environments.user_calls import (
     Call,
     SlowPlay,
@@ -287,7 +287,7 @@ def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal
         for split in SPLITS:
             task = Task(environment.facts.name, environment.members(split)[0], 0)
             play = environment.begin(task, 0)
-            first = yield from _played(play, _chooser(environment))
+            first = yield from _played(play, _chooser(name, environment))
             openings.append(play.observation)
             stepped = _step_observations(first)
             answers += [observation for _, observation in stepped]
@@ -323,13 +323,28 @@ def _check_vocabulary(name: str, environment: ResetStep, steps: Sequence[tuple[s
     )
 
 
-def _chooser(environment: ResetStep) -> Callable[[ResetStepPlay], str]:
+def _chooser(name: str, environment: ResetStep) -> Callable[[ResetStepPlay], str]:
     """Return a function that chooses actions: by the script, or any that the class lists."""
     source = random.Random(0)
     if (script := environment.script(source)) is not None:
-        return script.choose
+        return partial(_scripted_action, name, script)
     any_action = environment.facts.words or _ANY_TEXT
     return lambda play: source.choice(play.legal_actions() or any_action)
+
+
+def _scripted_action(name: str, script: Script, play: ResetStepPlay) -> str:
+    """Return the next action of a script without spaces at its ends, as it is read from a turn.
+
+    Raises:
+        ConfigError: the action is no text, or would be refused.
+    """
+    call, action = f"script(source)({play.last!r:.60})", script.choose(play)
+    _want(name, isinstance(action, str), call, "text", action)
+    action = action.strip()
+    legal = play.legal_pattern or ", ".join(map(repr, play.legal_actions())) or "any text"
+    wanted = f"an action that can be taken now ({legal:.200})"
+    _want(name, not play.refusal(action), call, wanted, action)
+    return action
 
 
 def _replay(history: Sequence[tuple[str, str]]) -> Callable[[ResetStepPlay], str | None]:

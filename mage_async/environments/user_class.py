@@ -126,7 +126,7 @@ class ResetStepPlay(SlowPlay):
         refused here without a call, and uses up the turn.
         """
         outcome = super().act(action)  # counts the turn, that of a refused action too
-        if not (refusal := self._refusal(action)):
+        if not (refusal := self.refusal(action)):
             return outcome
         self._call = None  # the step that was requested above is not made
         self.is_done = self._num_turns == self._max_turns
@@ -152,7 +152,7 @@ class ResetStepPlay(SlowPlay):
                 "episode, or return None where any text is an action"
             )
 
-    def _refusal(self, action: str) -> str:
+    def refusal(self, action: str) -> str:
         """Return why an action is not passed to `step`; "" if it is."""
         legal, pattern = self._last_answer.legal_actions or (), self.legal_pattern
         if pattern is not None:
@@ -609,8 +609,15 @@ class ResetStep(Environment):
         return ResetStepPlay(self, task, episode)
 
     def script(self, source: random.Random) -> Script | None:
-        """Return `script(source)`, a function from the last observation to the next action."""
+        """Return `script(source)`, a function from the last observation to the next action.
+
+        Raises:
+            ConfigError: it is no function.
+        """
         choose = self._optional("script", None, source)
+        if choose is not None and not callable(choose):
+            wanted = "a function from the last observation to the next action, or None"
+            raise self._wrong_result("script(source)", wanted, choose)
         return None if choose is None else _Script(choose)
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:

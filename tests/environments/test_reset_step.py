@@ -375,6 +375,26 @@ LEGAL = "    def legal_actions(self):\n        return "
             "swaps('1279', 'heldout') must be a tuple of other members of the split, got ()",
         ),
         (
+            "    script = lambda self, source: lambda _: 7\n    legal_actions = ('1', '7')",
+            "environment 'own:Own': script(source)('begin') must be text, got 7",
+        ),
+        (
+            "    script = lambda self, source: lambda _: '9'\n    legal_actions = ('1', '7')",
+            "('begin') must be an action that can be taken now ('1', '7'), got '9'",
+        ),
+        (
+            "    script = lambda self, source: lambda _: 'a'\n    legal_pattern = '[0-9]'",
+            "must be an action that can be taken now ([0-9]), got 'a'",
+        ),
+        (
+            "    script = lambda self, source: lambda _: ' '",
+            "must be an action that can be taken now (any text), got ''",
+        ),
+        (
+            "    script = lambda self, source: '1'",
+            "script(source) must be a function from the last observation to the next action, or",
+        ),
+        (
             "    references = lambda self, *_: {'bayes': (None, 0.5, '1')}",
             "references('train', 3)['bayes'] must be 3 numbers, one an episode, got (None, 0.5, '1",
         ),
