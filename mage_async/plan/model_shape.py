@@ -60,10 +60,15 @@ class Shape:
     """Number of those that are in the matrices of the layers."""
 
     @property
+    def num_in_embedding(self) -> int:
+        """Number of weights of the embedding, as a rule the largest tensor."""
+        return int(self.config.vocab_size * self.config.hidden_size)
+
+    @property
     def num_layer_weights(self) -> int:
         """Number of weights without the embedding and the LM head."""
         matrices = 1 if self.config.tie_word_embeddings else 2
-        return self.num_weights - matrices * int(self.config.vocab_size * self.config.hidden_size)
+        return self.num_weights - matrices * self.num_in_embedding
 
     def kv_token_bytes(self, itemsize: int, gpus: int = 1) -> int:
         """Return the bytes of a token's keys and values on each of `gpus` that share the model."""

@@ -412,7 +412,8 @@ def _sglang(
     share = float(server.get("mem_fraction_static", 0.85))
     most_tokens = max(0, round(share * device.memory_bytes) - weights) // token
     tokens = min(most_tokens, int(server.get("max_total_tokens", most_tokens)))
-    new_weights = config.transport.weights.new_weight_bytes(whole, weights, is_first=is_first)
+    sizes = whole, weights, shape.num_in_embedding * itemsize
+    new_weights = config.transport.weights.new_weight_bytes(*sizes, is_first=is_first)
     parts = Counter(
         {"weights": weights, "new weights": new_weights, "keys and values": tokens * token}
     )

@@ -122,6 +122,14 @@ def test_a_learner_that_fits_only_sharded_is_planned_on_the_gpu_of_each_rank() -
 
 
 @pytest.mark.parametrize(
+    ("size", "received"), [("0.6B", 2 * (512 << 20)), ("8B", 2 * 2 * 151_936 * 4096)]
+)
+def test_an_engine_holds_what_nccl_brings_twice(size: str, received: int) -> None:
+    config = of("gpu8", f"policy.source=Qwen/Qwen3-{size}")
+    assert plan(config, {}).processes[-1].parts["new weights"] == received
+
+
+@pytest.mark.parametrize(
     ("changes", "num_versions"),
     [
         (("transport.weights=tensor",), 1),

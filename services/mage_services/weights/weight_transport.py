@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from mage_services.weights.weight_store import WeightFiles
 
 BUCKET_BYTES = 512 << 20
-"""Number of bytes of weights that are sent at once; the receiver holds them in addition to its own
-weights.
-"""
+"""Number of bytes of weights that are sent at once, unless a single tensor has more."""
 
 
 class WeightTransport(Variant):
@@ -48,13 +46,14 @@ class WeightTransport(Variant):
         """Return the folder in which ranks write a version together."""
         return run.shared_weights
 
-    def new_weight_bytes(self, whole: int, own: int, *, is_first: bool) -> int:
+    def new_weight_bytes(self, whole: int, own: int, largest: int, *, is_first: bool) -> int:
         """Return the bytes of new weights that one GPU of an engine holds in addition to its old
         ones.
 
         Args:
             whole: Bytes of all weights.
             own: Bytes of the GPU's own part of the weights.
+            largest: Bytes of the largest tensor.
             is_first: Whether the GPU is the first of its engine.
         """
         return own
@@ -75,7 +74,7 @@ class Disk(WeightTransport, tag="disk"):
 class SharedMemory(WeightTransport, tag="tensor"):
     """Write a file per version in shared memory, for engines of the learner's host."""
 
-    def new_weight_bytes(self, whole: int, own: int, *, is_first: bool) -> int:
+    def new_weight_bytes(self, whole: int, own: int, largest: int, *, is_first: bool) -> int:
         """Return the bytes of new weights: the engine's first GPU reads all of them."""
         return whole if is_first else own
 
@@ -105,9 +104,11 @@ class Nccl(WeightTransport, tag="nccl"):
             self.folder(run) if config.learner.ranks > 1 else None,
         )
 
-    def new_weight_bytes(self, whole: int, own: int, *, is_first: bool) -> int:
-        """Return the bytes of new weights: one bucket at a time."""
-        return BUCKET_BYTES
+    def new_weight_bytes(self, whole: int, own: int, largest: int, *, is_first: bool) -> int:
+        """Return the bytes of new weights: one bucket at a time, whole on each GPU. SGLang holds
+        the tensors of a bucket and a copy of them.
+        """
+        return 2 * max(BUCKET_BYTES, largest)
 
     def check(self, config: Any) -> None:
         """Refuse a configuration that needs old versions, or whose engines cannot be reached.
