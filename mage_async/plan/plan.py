@@ -356,6 +356,8 @@ def _learner(config: Config, shape: Shape, update: Update) -> list[ProcessMemory
         for part in parts.keys() & SHARDED:
             parts[part] = -(-parts[part] // ranks)  # rounded up
         parts["gathered"] = _gathered(config, shape)
+        if device_key == "cpu":  # ranks on GPUs copy a checkpoint to host memory
+            parts["checkpoint"] = sum(parts[part] for part in ("weights", "masters", "optimizer"))
     # "cuda:1" is GPU 1, "cuda" is GPU 0.
     first = int(device_key.partition(":")[2] or 0)
     names = ["learner"] if ranks == 1 else [f"learner's rank {rank}" for rank in range(ranks)]

@@ -76,17 +76,20 @@ class WeightShards:
     pieces: tuple[tuple[int, int], ...]
     """Offset of each shard among the file's tensors, and its size, in bytes."""
     data: torch.Tensor
-    """All shards, one after the other: uint8 [bytes], on the model's device."""
+    """All shards, one after the other: uint8 [bytes]."""
     ready: torch.cuda.Event | None = None
-    """Event that is set once `data` holds the weights; None if the model is not on a GPU."""
+    """Event that is set once `data` holds the weights; None if `data` is not on a GPU."""
 
     @staticmethod
     @torch.no_grad()
-    def of(model: PreTrainedModel, places: tuple[Place, ...]) -> "WeightShards":
+    def of(
+        model: PreTrainedModel, places: tuple[Place, ...], device: str | None = None
+    ) -> "WeightShards":
         """Copy this rank's shards out of a model.
 
         Args:
             places: Places that `file_places` returns.
+            device: Where the copy lies; None for the model's device.
         """
         tensors, pieces, parts = published_tensors(model), [], []
         for place in places:
@@ -94,7 +97,8 @@ class WeightShards:
             if part.numel():
                 start = place.start + num_before * part.element_size()
                 pieces.append((start, part.numel() * part.element_size()))
-                parts.append(part.detach().contiguous().reshape(-1).view(torch.uint8))
+                part = part.detach().to(device or part.device)
+                parts.append(part.contiguous().reshape(-1).view(torch.uint8))
         data = torch.cat(parts)
         ready = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
         return WeightShards(tuple(pieces), data, ready)

@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mage_async.learning.rank_orders import Save
 from mage_async.policy import sharded_files
-from mage_async.policy.sharded_files import copied_state
+from mage_async.policy.sharded_files import WeightShards, copied_state
+from mage_async.policy.snapshot import places_of
 from mage_async.policy.weight_digest import ROW, word_sum
 from mage_services.learner import rank_writers
 from mage_services.learner.gang import Gang
@@ -57,6 +58,20 @@ def test_the_state_of_a_gpu_is_in_host_memory_before_it_is_written(monkeypatch) 
         monkeypatch.setattr(sharded_files, "named_state", lambda trainer: state)
         copies = copied_state(object())  # type: ignore[arg-type]
     assert {name: copy.device.type for name, copy in copies.items()} == dict.fromkeys(state, "cpu")
+
+
+@pytest.mark.parametrize(("device", "expected"), [(None, "cuda"), ("cpu", "cpu")])
+def test_a_checkpoint_copies_the_weights_of_a_gpu_to_host_memory(
+    monkeypatch, device: str | None, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(record_event=int))
+    with FakeTensorMode():
+        weights = {"a": torch.zeros(3, device="cuda:1"), "b": torch.zeros(2, 2, device="cuda:1")}
+        monkeypatch.setattr(sharded_files, "published_tensors", lambda model: weights)
+        monkeypatch.setattr(sharded_files, "own_part", lambda tensor: (0, tensor))
+        shards = WeightShards.of(object(), tuple(places_of(weights)), device)  # type: ignore[arg-type]
+    assert (shards.data.device.type, len(shards.data)) == (expected, 28)
+    assert (shards.ready is None) == (expected == "cpu")
 
 
 def test_the_copy_of_the_state_does_not_change_with_it(monkeypatch) -> None:

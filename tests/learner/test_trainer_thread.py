@@ -27,7 +27,7 @@ from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.league import League
 from mage_async.trajectory import Task, Trial
-from mage_services.learner import resume
+from mage_services.learner import resume, trainer_thread
 from mage_services.learner.trainer_thread import Training, less_memory
 
 
@@ -141,6 +141,23 @@ def test_a_learner_on_a_gpu_launches_its_kernels_there(
     with pytest.raises(Chosen):
         Training.of(RunDirectory(tmp_path), config, None)
     assert chosen == [index]
+
+
+def test_a_copy_of_the_weights_without_enough_memory_names_the_keys_that_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_file.load(config_file.find(None), ["engine.max_tokens=300"])
+    training = Training(Trainer(small_model(), config), RunDirectory(tmp_path), config, {})
+
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(trainer_thread, "digested_snapshot", fail)
+    with pytest.raises(
+        DeterministicFailure,
+        match=r"^a copy of the weights does not fit .*learner\.max_tokens_per_microbatch = 300",
+    ):
+        training.snapshot()
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ def test_a_learner_that_fits_only_sharded_is_planned_on_the_gpu_of_each_rank() -
         assert (each.parts["optimizer"], each.parts["head"]) == (4 * GB, GB)
         assert each.parts["publication"] == GB // 4
         assert each.parts["process"] == GB
+        assert "checkpoint" not in each.parts, "its copies are in host memory"
     # Embedding and LM head are one tensor of Qwen3-0.6B; two of its 28 layers are gathered.
     embedding = 151_936 * 1024
     gathered = embedding + 2 * (596_049_920 - embedding) // 28
@@ -158,6 +159,8 @@ def test_ranks_on_cores_share_the_memory_of_one_machine() -> None:
     assert [each.place for each in two.processes[:2]] == [CPU, CPU]
     assert two.processes[1].parts["optimizer"] == one.processes[0].parts["optimizer"] // 2
     assert two.processes[1].parts["activations"] == GB
+    assert two.processes[1].parts["checkpoint"] == GB, "it is written while the next steps train"
+    assert "checkpoint" not in one.processes[0].parts
     assert two.step_s(1) == one.step_s(1)
 
 

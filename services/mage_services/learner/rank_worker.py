@@ -36,7 +36,7 @@ from mage_services.learner.gang import (
     rank_store,
 )
 from mage_services.learner.rank_writers import JoinedRank
-from mage_services.learner.trainer_thread import Training
+from mage_services.learner.trainer_thread import COPY, Training
 from mage_services.processes.child_process import BlockingChannel, channel_to_parent
 from mage_services.processes.process import EXIT_DETERMINISTIC, EXIT_FAILED
 
@@ -85,9 +85,11 @@ class RankWorker:
                 files.digests()
             case Publish():
                 self._training.num_published += 1
-                files.publish(order).add_done_callback(self._end_if_failed)
+                with self._training.limited_memory(COPY):
+                    files.publish(order).add_done_callback(self._end_if_failed)
             case Save():
-                files.save(order, lambda: None).add_done_callback(self._end_if_failed)
+                with self._training.limited_memory(COPY):
+                    files.save(order, lambda: None).add_done_callback(self._end_if_failed)
 
     def _begun(self, order: Begin) -> Training:
         """Load the policy; before the first time, join the other ranks."""

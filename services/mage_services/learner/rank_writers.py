@@ -258,7 +258,9 @@ class ShardedFiles:
             then: Called once all ranks have written theirs; the result of the future is its result.
         """
         folder, model = Path(order.folder), self._trainer.model
-        shards, state = WeightShards.of(model, file_places(model)), copied_state(self._trainer)
+        # In host memory: on a GPU the copies would double the weights, masters and moments.
+        shards = WeightShards.of(model, file_places(model), "cpu")
+        state = copied_state(self._trainer)
 
         def write(group: ProcessGroup) -> None:
             # torch.distributed.checkpoint uses the thread's current GPU, by default rank 0's, on

@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from mage_services.learner.rank_writers import JoinedRank, SharedSnapshot
 
 
+COPY = "a copy of the weights"
+"""Name of a publication, or of a checkpoint of several ranks, in errors of a lack of memory."""
+
+
 class Training:
     """The trainer of a run and the files that it writes.
 
@@ -207,11 +211,16 @@ class Training:
         of_methods = Methods(self.trainer.config).batch_metrics(trials)
         return metrics | of_methods | {"train_s": time.monotonic() - began}
 
-    def limited_memory(self) -> AbstractContextManager[None]:
-        """Return the context in which a step is trained: see `limited_memory`."""
+    def limited_memory(self, what: str = "") -> AbstractContextManager[None]:
+        """Return the context in which a step is trained, or weights are copied: see
+        `limited_memory`.
+
+        Args:
+            what: What needs the memory; empty for the next step.
+        """
         # The first version was published before the first new step.
         is_first = self.num_published < 2
-        what = f"step {self.trainer.version + 1}"
+        what = what or f"step {self.trainer.version + 1}"
         return limited_memory(what, self.trainer.config, self.run, is_first=is_first)
 
     def parity(self, groups: Sequence[Group]) -> dict[str, float]:
@@ -242,13 +251,15 @@ class Training:
         if self._base is None and publishes_adapters(self.config):
             self._base = base_of(model)
         if not self.sharded:
-            return digested_snapshot(model, version, scores=scores, base=self._base)
+            with self.limited_memory(COPY):
+                return digested_snapshot(model, version, scores=scores, base=self._base)
         digests, logprobs = self._digests(), None
         if scores:
             with self.trainer.read(num_forwards=1) as model:
                 logprobs = probe_logprobs(model)
         file = weights_file(self.config.transport.weights.folder(self.run), version)
-        return self.sharded.snapshot(file, logprobs), digests
+        with self.limited_memory(COPY):
+            return self.sharded.snapshot(file, logprobs), digests
 
     def digest(self) -> str:
         """Return the digest of the current weights, as a commit records it."""
@@ -290,8 +301,9 @@ class Training:
         best = best_checkpoint(self.run, self.config)
         kept = best.path if best else None
         if self.sharded:
-            digest = self.digest()
-            return self.sharded.checkpoint(self.run.policy, folder, counters, keep, kept, digest)
+            digest, policy = self.digest(), self.run.policy
+            with self.limited_memory(COPY):
+                return self.sharded.checkpoint(policy, folder, counters, keep, kept, digest)
         # The last checkpoint also has the model with its adapters merged, which only one rank has.
         is_last = self.trainer.version == self.config.learner.steps
         with writing(f"a checkpoint to {folder}"):
