@@ -89,11 +89,27 @@ class Registry:
         if found is None:
             classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
             hint = did_you_mean(class_name, classes)
+            hint += hides_own_file(module)
             raise ConfigError(f"{what}: {module_name} has no class `{class_name}`{hint}")
         if not inspect.isclass(found):
             kind = type(found).__name__
             raise ConfigError(f"{what}: `{class_name}` is a {kind}, not a class")
         return found
+
+
+def hides_own_file(module: ModuleType) -> str:
+    """Return "; it is /…/code.py, not the code.py of this folder, …" if a module of Python or of a
+    package was imported in place of a file of the current folder; "" otherwise.
+    """
+    file = f"{module.__name__.replace('.', '/')}.py"
+    imported = getattr(module, "__file__", None)
+    is_itself = imported is not None and os.path.realpath(imported) == os.path.realpath(file)
+    if is_itself or not os.path.isfile(file):
+        return ""
+    return (
+        f"; it is {imported or 'a built-in module of Python'}, not the {file} of this folder, "
+        "which the same name hides: rename your file"
+    )
 
 
 def address_of(kind: type) -> str:

@@ -150,6 +150,21 @@ def test_errors_say_what_was_got_and_what_there_is(
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("name", ["colorsys:Foo", "agent:colorsys:run", "time:Foo"])
+def test_a_module_of_python_that_hides_a_file_of_the_user_s_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    module_name = name.split(":")[-2]
+    with pytest.raises(ConfigError, match=r"has no such function$|has no class `Foo`$"):
+        catalogue.load(name)
+    (tmp_path / f"{module_name}.py").write_text("class Foo:\n    pass\n")
+    hides = rf"; it is .*, not the {module_name}\.py of this folder, .*: rename your file$"
+    with pytest.raises(ConfigError, match=hides):
+        catalogue.load(name)
+
+
 @pytest.mark.parametrize(
     ("name", "option"),
     [

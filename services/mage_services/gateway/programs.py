@@ -98,7 +98,8 @@ def load(
         module = user_modules.import_own(module_name, f"environment {full!r}")
         function = getattr(module, function_name, None)
         if not callable(function):
-            raise ConfigError(f"environment {full!r}: {module_name} has no such function")
+            hint = user_modules.hides_own_file(module)
+            raise ConfigError(f"environment {full!r}: {module_name} has no such function{hint}")
         parts |= {"run": _function_runner(full, function)}
         for each in _DECLARED:
             if hasattr(module, each):
