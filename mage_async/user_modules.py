@@ -22,7 +22,7 @@ from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 
-from mage_async.errors import ConfigError, MageError, error_text
+from mage_async.errors import ConfigError, MageError, error_text, first_line
 
 _PROGRAM = ("mage_async", "mage_services", "mage_kernels")
 """Packages of this program."""
@@ -167,6 +167,12 @@ def import_own(module_name: str, what: str) -> ModuleType:
             if module_name.endswith(".py"):
                 remedy = f"write {module_name.removesuffix('.py')!r}, the module without `.py`"
             raise ConfigError(f"{what}: cannot import {module_name!r}: {error}; {remedy}") from None
+        except SystemExit as error:
+            raise ConfigError(
+                f"{what}: {_place(error)} ended the program while {module_name!r} was imported "
+                f"(SystemExit: {first_line(error)}): put that line under "
+                '`if __name__ == "__main__":`'
+            ) from error
 
 
 def source_digest() -> str:
@@ -252,14 +258,14 @@ def as_config_error(what: str) -> Iterator[None]:
         yield
     except MageError:
         raise
-    except Exception as error:  # anything may come out of foreign code
+    except (Exception, SystemExit) as error:  # anything may come out of foreign code
         text = error.msg if isinstance(error, SyntaxError) else error_text(error)
         first, *_ = text.splitlines() or [""]
         kind = type(error).__name__
         raise ConfigError(f"{what}: {_place(error)}: {kind}: {first}") from error
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Return the file and line that raised; for a syntax error, the line with the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"

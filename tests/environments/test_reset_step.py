@@ -435,6 +435,25 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (
+            "import sys\nsys.exit('set MY_KEY')",
+            "own.py, line 2 ended the program while 'own' was imported (SystemExit: set MY_KEY): "
+            'put that line under `if __name__ == "__main__":`',
+        ),
+        ("import argparse\nargparse.ArgumentParser().parse_args(['x'])", "own.py, line 2 ended"),
+        (own("    def rules(self):\n        sys.exit(5)"), "own.py, line 14: SystemExit: 5"),
+    ],
+)
+def test_a_module_that_ends_the_program_is_named(
+    write: Callable[..., Config], source: str, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        rehearsed(write(source))
+
+
 def test_a_misspelt_part_of_a_base_class_is_found_in_the_class_that_would_replace_it(
     write: Callable[..., Config],
 ) -> None:
