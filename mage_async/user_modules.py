@@ -260,7 +260,7 @@ def as_config_error(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:  # anything may come out of foreign code
         text = error.msg if isinstance(error, SyntaxError) else error_text(error)
-        first, *_ = text.splitlines() or [""]
+        first, *_ = text.strip().splitlines() or [""]
         kind = type(error).__name__
         raise ConfigError(f"{what}: {_place(error)}: {kind}: {first}") from error
 

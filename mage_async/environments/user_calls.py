@@ -243,7 +243,7 @@ class Call:
         """Return the fault for an exception of the function."""
         if isinstance(error, CallFault):
             return error
-        first_line, *_ = error_text(error).splitlines() or [""]
+        first_line, *_ = error_text(error).strip().splitlines() or [""]
         raised = f"raised {type(error).__name__}"
         if _is_named(error, _FAULT):
             raised = "reported a fault of its infrastructure"

@@ -285,6 +285,14 @@ LEGAL = "    def legal_actions(self):\n        return "
         ),
         (LEGAL + "7", "list of texts or None, got 7"),
         (LEGAL + "(1, 2)", "list of texts or None, got 1 among them"),
+        (
+            "    def step(self, action):\n        raise ValueError('\\n\\n  first\\nsecond')",
+            ": step('1 2 3') raised ValueError: first (/",
+        ),
+        (
+            "    def rules(self):\n        raise ValueError('\\n\\n  first\\nsecond')",
+            "own.py, line 14: ValueError: first",
+        ),
         (STEP + "sys.exit(3)", ": step('1 2 3') raised SystemExit: 3"),
         (STEP + "5, 0.0, False", " must return text as observation, got a value of type int"),
         (STEP + "'on'", " must return observation, reward, terminated[, truncated, info], got"),
