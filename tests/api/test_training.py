@@ -3,10 +3,13 @@
 import asyncio
 import os
 import signal
+import threading
+import time
 
 import pytest
 
 import mage_async as mage
+from mage_services.actor import preflight
 from mage_services.api import start_to_report
 from mage_services.api.start_to_report import start_run
 from mage_services.api.training import Relay
@@ -123,6 +126,52 @@ def test_a_directory_that_holds_a_run_is_refused_before_anything_is_played(tmp_p
         mage.train(small(), run_dir=tmp_path, progress=False)
     with pytest.raises(Enough):
         mage.train(small(), run_dir=tmp_path / "other", progress=False)
+
+
+HANGING = """
+import pathlib, threading
+
+class Hanging:
+    "Say yes."
+    legal_actions = words = ("yes", "no")
+    max_turns = 2
+
+    def reset(self, seed, task):
+        pathlib.Path(__file__).with_name("begun").touch()
+        threading.Event().wait()
+
+    def step(self, action):
+        raise AssertionError
+"""
+SILENT_CHILD = """
+import os, pathlib, threading
+pathlib.Path(__file__).with_name("begun").touch()
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("where", ["rehearsal", "preflight"])
+def test_ctrl_c_ends_what_is_played_before_the_run(tmp_path, monkeypatch, capsys, where):
+    def interrupt():
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    (tmp_path / "hanging.py").write_text(HANGING)
+    (tmp_path / "silent_child.py").write_text(SILENT_CHILD)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(preflight, "MODULE", "silent_child")
+    keys = {"learner.device": "cuda"}
+    if where == "rehearsal":
+        keys = {"environment.name": "hanging:Hanging", "environment.step_deadline_s": 1000.0}
+    began = time.monotonic()
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        mage.train(small(**keys), run_dir=tmp_path / "run", progress=False)
+    assert time.monotonic() - began < 60
+    assert capsys.readouterr().err == "ending the run\n"
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_mistake_is_raised_before_any_process_starts(tmp_path):

@@ -42,6 +42,7 @@ from mage_services.processes.child_process import (
     module_command,
 )
 from mage_services.processes.cores_and_memory import memory_bytes, num_cores
+from mage_services.processes.process import Runner
 
 MODULE = "mage_services.actor.preflight"
 """This module, which the child process runs."""
@@ -51,11 +52,14 @@ SMALLER_POLICY = (
 """Advice to a user whose policy did not fit into memory."""
 
 
-def run_preflight(config: Config, num_actors: int, say: Callable[[str], None]) -> Config:
+def run_preflight(
+    config: Config, num_actors: int, say: Callable[[str], None], run: Runner = asyncio.run
+) -> Config:
     """Check the policy of a run, play its first turns, and raise deadlines that it would miss.
 
     Args:
         say: called with lines for the user.
+        run: waits for the child process, and may cancel that, which ends the child.
 
     Returns:
         The configuration, with longer deadlines and a smaller batch where they are needed.
@@ -69,14 +73,14 @@ def run_preflight(config: Config, num_actors: int, say: Callable[[str], None]) -
     if isinstance(config.policy, Tiny):
         _check_size(config, tiny_size(config.policy), num_actors)
         if config.learner.device != "cpu":
-            _preflight_in_child(config, num_actors, say)
+            _preflight_in_child(config, num_actors, say, run)
         return config
     assert isinstance(config.policy, Pretrained)
     directory = local_policy(config.policy.source)
     if directory is not None:  # files on this machine are checked without a process
         _check_files(config, directory, num_actors)
     say("policy: loading it once, to play its first turns")
-    findings = _preflight_in_child(config, num_actors, say)
+    findings = _preflight_in_child(config, num_actors, say, run)
     contexts = findings.contexts
     assert contexts is not None
     if contexts.longest > config.engine.max_tokens:
@@ -156,7 +160,7 @@ class PreflightReport(msgspec.Struct, frozen=True):
 
 
 def _preflight_in_child(
-    config: Config, num_actors: int, say: Callable[[str], None]
+    config: Config, num_actors: int, say: Callable[[str], None], run: Runner
 ) -> PreflightReport:
     """Let a child process load the policy and play its first turns; return its findings.
 
@@ -176,8 +180,7 @@ def _preflight_in_child(
         try:
             order = PreflightOrder(config_file.as_tables(config), num_actors, time.monotonic())
             child.channel.send(order)
-            while (report := child.channel.receive()) is not None and report.doing:
-                say(f"policy: {report.doing}")
+            report: PreflightReport | None = run(_findings(child, say))
             code = child.process.wait()
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
@@ -189,6 +192,15 @@ def _preflight_in_child(
             )
     if report.failed:
         raise DeterministicFailure(report.failed)
+    return report
+
+
+async def _findings(
+    child: BlockingChild[PreflightReport], say: Callable[[str], None]
+) -> PreflightReport | None:
+    """Return the last report of the child, None if the child ended without it; `say` the others."""
+    while (report := await child.channel.receive_async()) is not None and report.doing:
+        say(f"policy: {report.doing}")
     return report
 
 

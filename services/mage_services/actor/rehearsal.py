@@ -31,6 +31,7 @@ from mage_async.trajectory import Kind
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.allowed_tokens import action_tokens
 from mage_services.environments.call_runner import CallRunner
+from mage_services.processes.process import Runner
 
 QUIET_S = 5.0
 """Seconds without a printed line after which a line of progress is printed."""
@@ -44,8 +45,12 @@ EPISODE_TOKENS = 2
 """Tokens of the words before the first observation of an episode, such as "episode 2"."""
 
 
-def rehearse_all(config: Config, say: Callable[[str], None]) -> None:
+def rehearse_all(config: Config, say: Callable[[str], None], run: Runner = asyncio.run) -> None:
     """Rehearse the environments that are a user's own, or whose calls may take long.
+
+    Args:
+        say: takes lines for a person.
+        run: runs each rehearsal, and may cancel it.
 
     Raises:
         ConfigError: as `rehearse`.
@@ -53,9 +58,9 @@ def rehearse_all(config: Config, say: Callable[[str], None]) -> None:
     for name, part in named_parts(config):
         if isinstance(part, AgentTasks):
             # A program needs a policy to play, so the program is loaded and checked, not rehearsed.
-            asyncio.run(part.make().check())
+            run(part.make().check())
         elif is_rehearsed(name, part):
-            asyncio.run(rehearse(config, name, part, say))
+            run(rehearse(config, name, part, say))
 
 
 async def rehearse(

@@ -44,7 +44,7 @@ from mage_services.actor.preflight import run_preflight
 from mage_services.actor.rehearsal import rehearse_all
 from mage_services.engines.sglang.arguments import installed
 from mage_services.processes.cores_and_memory import num_cores
-from mage_services.processes.process import first_failure
+from mage_services.processes.process import Runner, first_failure
 from mage_services.processes.run_lock import take_lock
 from mage_services.processes.supervised_process import (
     ProcessSpec,
@@ -69,6 +69,7 @@ def start_run(
     is_resumed: bool,
     cluster: str,
     say: Callable[[str], None],
+    runner: Runner = asyncio.run,
     **more: Any,
 ) -> tuple[RunDirectory, int]:
     """Check the configuration, write the run directory, and train to the end.
@@ -79,6 +80,7 @@ def start_run(
             start.
         cluster: Address of a Ray cluster; "" for this machine.
         say: Called with each line for a person, until the run's own view begins.
+        runner: Runs what is played before the run begins, and may cancel it.
         more: Further arguments of `run_to_end`.
 
     Returns:
@@ -124,11 +126,11 @@ def start_run(
     # The default number of actors gets no warning, even on fewer cores.
     if isinstance(config.engine, Embedded) and num_actors > max(cores, DEFAULT_ACTORS):
         say(f"{num_actors} actors: each computes, and this process may use {cores} cores")
-    rehearse_all(config, say)
+    rehearse_all(config, say, runner)
     check_context_length(config)
     if not is_resumed:  # a resumed run keeps the policy that it began with
         # With longer deadlines and a smaller batch, where the policy needs them.
-        config = run_preflight(config, num_actors, say=say)
+        config = run_preflight(config, num_actors, say, runner)
     with ExitStack() as held:
         try:
             directory.root.mkdir(parents=True, exist_ok=True)

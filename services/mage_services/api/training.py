@@ -5,11 +5,11 @@ import queue
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from tqdm.auto import tqdm
@@ -22,6 +22,8 @@ from mage_services.api.start_to_report import EXIT_HALTED, start_run
 from mage_services.processes.supervisor import Supervisor
 from mage_services.terminal.final_table import print_final
 from mage_services.terminal.run_state import Event, RunState, lasting_line
+
+T = TypeVar("T")
 
 DRAWN_EVERY_S = {True: 0.5, False: 20.0}
 """Seconds between two updates of the progress bar: True if the output can overwrite its last line
@@ -95,6 +97,7 @@ def supervise(
             is_resumed=is_resumed,
             cluster=cluster,
             say=relay.line,
+            runner=relay.run,
             view=relay,
             until=relay.until_stopped,
         )
@@ -104,6 +107,9 @@ def supervise(
         outcome.add_done_callback(relay.end)
         try:
             _follow(relay, config, on_step, progress)
+        except KeyboardInterrupt:
+            print("ending the run", file=sys.stderr, flush=True)
+            raise
         finally:
             relay.stop()
     run, code = outcome.result()
@@ -157,6 +163,18 @@ class Relay:
         if self._loop is not None and self._task is not None:
             with suppress(RuntimeError):  # the loop is closed: the run has ended
                 self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end, in the supervisor's thread; `stop` cancels it."""
+
+        async def until_stopped() -> T:
+            self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+            if self._is_stopped:
+                work.close()
+                raise asyncio.CancelledError
+            return await work
+
+        return asyncio.run(until_stopped())
 
     async def until_stopped(self, supervisor: Supervisor) -> int | None:
         """Supervise until the end, or until `stop`, which counts as Ctrl-C."""

@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -49,6 +49,9 @@ from mage_services.terminal import LastingOutput
 
 E = TypeVar("E", bound=BaseException)
 T = TypeVar("T")
+
+Runner = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Runs a coroutine to its end and returns its result, as `asyncio.run` does."""
 
 BEAT_S = 1.0
 """Seconds between two heartbeats."""
