@@ -54,11 +54,27 @@ class Softmax(NamedTuple):
     entropy: Tensor  # [R]
 
 
-def softmax_of(hidden: Tensor, head: Tensor, tokens: Tensor, inverse_temperature: float) -> Softmax:
+def of_rows(inverse_temperature: float | Tensor, rows: slice | Tensor) -> float | Tensor:
+    """Return the inverse temperature of some rows, if each row has its own."""
+    if isinstance(inverse_temperature, Tensor):
+        return inverse_temperature[rows]
+    return inverse_temperature
+
+
+def temper(values: Tensor, inverse_temperature: float | Tensor) -> None:
+    """Multiply each row of `values`, `[R, V]`, by its inverse temperature, in place."""
+    if isinstance(inverse_temperature, Tensor):
+        values.mul_(inverse_temperature[:, None])
+    elif inverse_temperature != 1:
+        values.mul_(inverse_temperature)
+
+
+def softmax_of(
+    hidden: Tensor, head: Tensor, tokens: Tensor, inverse_temperature: float | Tensor
+) -> Softmax:
     """Compute the distribution of each row; probabilities that underflow add 0 to the entropy."""
     logits = matmul(at_least(hidden, MIN_ROWS), head.T)[: len(hidden)]
-    if inverse_temperature != 1:
-        logits.mul_(inverse_temperature)
+    temper(logits, inverse_temperature)
     logprobs = logits.log_softmax(-1)
     probs = logprobs.exp()
     entropy = -torch.linalg.vecdot(probs, logprobs)
@@ -146,7 +162,7 @@ class ChunkedLogprob(torch.autograd.Function):
         hidden: Tensor,
         head: Tensor,
         tokens: Tensor,
-        inverse_temperature: float,
+        inverse_temperature: float | Tensor,
         chunk_bytes: int,
     ) -> tuple[Tensor, Tensor]:
         """Return log-prob and entropy of each row, `[T]` each; keep the probabilities if all rows
@@ -161,7 +177,8 @@ class ChunkedLogprob(torch.autograd.Function):
         # for all chunks.
         computing_head = head if head.is_cuda else head.to(dtype)
         for rows in chunks(len(hidden), ctx.step):
-            softmax = softmax_of(hidden[rows], computing_head, tokens[rows], inverse_temperature)
+            scales = of_rows(inverse_temperature, rows)
+            softmax = softmax_of(hidden[rows], computing_head, tokens[rows], scales)
             logprob[rows], entropy[rows] = softmax.logprob, softmax.entropy
             if len(softmax.logprob) == len(hidden) and is_kept and any(ctx.needs_input_grad):
                 ctx.kept = softmax
@@ -183,8 +200,9 @@ class ChunkedLogprob(torch.autograd.Function):
         sink = GradientSink(hidden, head, is_frozen=not ctx.needs_input_grad[1])
         for part in chunks(len(hidden) if active is None else len(active), ctx.step):
             rows = part if active is None else active[part]
+            scales = of_rows(ctx.inverse_temperature, rows)
             softmax = (
-                softmax_of(hidden[rows], sink.head, tokens[rows], ctx.inverse_temperature)
+                softmax_of(hidden[rows], sink.head, tokens[rows], scales)
                 if ctx.kept is None
                 else Softmax(*(field[rows] for field in ctx.kept))
             )
@@ -194,7 +212,7 @@ class ChunkedLogprob(torch.autograd.Function):
                 None if d_logprob is None else d_logprob[rows],
                 None if d_entropy is None else d_entropy[rows],
             )
-            sink.add(rows, gradient, ctx.inverse_temperature)
+            sink.add(rows, gradient, scales)
         return *sink.gradients(), None, None, None
 
 
@@ -210,10 +228,11 @@ class GradientSink:
         self.d_hidden = torch.zeros_like(hidden)
         self.d_head: Tensor | None = None
 
-    def add(self, rows: slice | Tensor, gradient: Tensor, inverse_temperature: float) -> None:
+    def add(
+        self, rows: slice | Tensor, gradient: Tensor, inverse_temperature: float | Tensor
+    ) -> None:
         """Add a chunk's gradient of the tempered logits, `[R, V]`, which is overwritten."""
-        if inverse_temperature != 1:
-            gradient.mul_(inverse_temperature)
+        temper(gradient, inverse_temperature)
         gradient = gradient.to(self.head.dtype)
         padded = at_least(gradient, MIN_ROWS)
         self.d_hidden[rows] = matmul(padded, self.head)[: len(gradient)].to(self.d_hidden.dtype)
@@ -253,7 +272,7 @@ class ChunkedPolicyLoss(SinglePassLoss):
         tokens: Tensor,
         data: TokenData,
         loss: Surrogate,
-        inverse_temperature: float,
+        inverse_temperature: float | Tensor,
         normaliser: float,
         chunk_bytes: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -264,7 +283,8 @@ class ChunkedPolicyLoss(SinglePassLoss):
         sink = GradientSink(hidden, head, is_frozen=not ctx.needs_input_grad[1])
         step = rows_at_once(len(head), dtype.itemsize, chunk_bytes)
         for rows in chunks(len(hidden), step):
-            softmax = softmax_of(hidden[rows], sink.head, tokens[rows], inverse_temperature)
+            scales = of_rows(inverse_temperature, rows)
+            softmax = softmax_of(hidden[rows], sink.head, tokens[rows], scales)
             logprob[rows], entropy[rows] = softmax.logprob, softmax.entropy
             losses, d_logprob, d_entropy = token_derivatives(
                 softmax.logprob, softmax.entropy, data.rows(rows), loss
@@ -273,7 +293,7 @@ class ChunkedPolicyLoss(SinglePassLoss):
             if any(ctx.needs_input_grad):
                 d_entropy = None if d_entropy is None else d_entropy / normaliser
                 gradient = logits_gradient(softmax, tokens[rows], d_logprob / normaliser, d_entropy)
-                sink.add(rows, gradient, inverse_temperature)
+                sink.add(rows, gradient, scales)
         ctx.save_for_backward(*sink.gradients())
         ctx.mark_non_differentiable(logprob, entropy)
         ctx.set_materialize_grads(False)

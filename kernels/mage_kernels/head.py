@@ -16,6 +16,7 @@ from mage_kernels.chunked import (
     chunk_bytes_on,
     computing_dtype,
     masked_rows,
+    of_rows,
     rows_at_once,
     scattered,
 )
@@ -38,7 +39,7 @@ def linear_logprob(
     hidden: Tensor,
     head: Tensor,
     tokens: Tensor,
-    inverse_temperature: float = 1.0,
+    inverse_temperature: float | Tensor = 1.0,
     *,
     mask: Tensor | None = None,
     keep_bytes: int = 0,
@@ -52,7 +53,8 @@ def linear_logprob(
         hidden: `[T, D]`.
         head: `[V, D]`, of the same dtype.
         tokens: `[T]`, int64.
-        inverse_temperature: Inverse of the sampling temperature, above 0.
+        inverse_temperature: Inverse of the sampling temperature, above 0; or one for each token,
+            fp32 `[T]`.
         mask: bool `[T]`; tokens outside cost nothing, and their results are 0. A mask on the host
             costs no synchronisation.
         keep_bytes: On a GPU, largest number of bytes of logits (2 bytes each) that are kept for the
@@ -69,6 +71,7 @@ def linear_logprob(
     index = None if mask is None else masked_rows(mask, hidden.device)
     if index is not None:
         hidden, tokens = hidden.index_select(0, index), tokens[index]
+        inverse_temperature = of_rows(inverse_temperature, index)
     results: tuple[Tensor, Tensor]
     if is_fused_head(hidden):
         from mage_kernels.fused.head_autograd import FusedLogprob  # imports Triton
@@ -89,7 +92,7 @@ def restricted_logprob(
     columns: Tensor,
     mask: Tensor,
     targets: Tensor,
-    inverse_temperature: float = 1.0,
+    inverse_temperature: float | Tensor = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Compute log-prob and entropy, in nats, of tokens drawn from sets of allowed tokens.
 
@@ -108,13 +111,16 @@ def restricted_logprob(
         columns: int64 `[U]`, token ids.
         mask: bool `[R, U]`: the set of each row, which holds its target.
         targets: int64 `[R]`: index of each row's token in `columns`.
-        inverse_temperature: Inverse of the sampling temperature, above 0.
+        inverse_temperature: Inverse of the sampling temperature, above 0; or one for each row,
+            fp32 `[R]`.
 
     Returns:
         Log-prob `[R]` and entropy `[R]`: fp32, or fp64 for fp64 inputs.
     """
     dtype = computing_dtype(hidden.dtype)
     logits = hidden.to(dtype) @ head.index_select(0, columns).to(dtype).T
+    if isinstance(inverse_temperature, Tensor):
+        inverse_temperature = inverse_temperature[:, None]
     logits = (logits * inverse_temperature).masked_fill(~mask, float("-inf"))
     logprobs = torch.log_softmax(logits, 1)
     # 0 instead of -inf outside of the sets: 0 * -inf would be nan, in the backward pass too.
@@ -142,7 +148,7 @@ def linear_policy_loss(
     data: TokenData,
     loss: Surrogate,
     normaliser: float,
-    inverse_temperature: float = 1.0,
+    inverse_temperature: float | Tensor = 1.0,
     *,
     mask: Tensor | None = None,
 ) -> PolicyLoss:
@@ -161,7 +167,7 @@ def linear_policy_loss(
         normaliser: Number by which the sum of the tokens' losses is divided, above 0. It is the
             same for all micro-batches and ranks, whose gradients are added. The learner passes the
             mean number of sampled tokens of the step's minibatches.
-        inverse_temperature: Inverse of the sampling temperature, above 0.
+        inverse_temperature: See `linear_logprob`.
         mask: See `linear_logprob`; data of tokens outside never reaches a result, not even NaN.
 
     Raises:
@@ -177,6 +183,7 @@ def linear_policy_loss(
     index = None if mask is None else masked_rows(mask, hidden.device)
     if index is not None:
         hidden, tokens, data = hidden.index_select(0, index), tokens[index], data.rows(index)
+        inverse_temperature = of_rows(inverse_temperature, index)
     arguments = (hidden, head, tokens, data, loss, inverse_temperature, normaliser)
     if is_fused_head(hidden):
         from mage_kernels.fused.head_autograd import FusedPolicyLoss  # imports Triton
@@ -197,7 +204,7 @@ def _check(
     hidden: Tensor,
     head: Tensor,
     tokens: Tensor,
-    inverse_temperature: float,
+    inverse_temperature: float | Tensor,
     mask: Tensor | None,
 ) -> None:
     """Raise a ValueError if shapes, dtypes or the temperature are wrong."""
@@ -211,9 +218,15 @@ def _check(
             f"hidden and head must share a floating dtype, got {hidden.dtype} and {head.dtype}"
         )
     shape = hidden.shape[:1]
-    for name, tensor, dtype in (("tokens", tokens, torch.int64), ("mask", mask, torch.bool)):
+    by_row = inverse_temperature if isinstance(inverse_temperature, Tensor) else None
+    for name, tensor, dtype in (
+        ("tokens", tokens, torch.int64),
+        ("mask", mask, torch.bool),
+        ("inverse_temperature", by_row, torch.float32),
+    ):
         if tensor is not None and (tensor.shape != shape or tensor.dtype != dtype):
             got = f"{tensor.dtype} {list(tensor.shape)}"
             raise ValueError(f"{name} must be {dtype} {list(shape)}, got {got}")
-    if inverse_temperature <= 0:
+    # Values on a device are not looked at, which would cost a synchronisation.
+    if not isinstance(inverse_temperature, Tensor) and inverse_temperature <= 0:
         raise ValueError(f"inverse_temperature must be above 0, got {inverse_temperature}")

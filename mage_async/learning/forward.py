@@ -36,11 +36,9 @@ def head_inputs(model: PreTrainedModel, row: TokenRow, temperature: float) -> He
             this temperature divided by its own.
     """
     states, head = _states_and_head(model, row)
-    hidden = states[row.sources]
-    # Logits are linear in the hidden state: to scale it is to change the token's temperature.
-    if row.sharpness is not None:
-        hidden = hidden * row.sharpness[:, None].to(hidden.dtype)
-    return HeadInputs(hidden, head, row.targets, 1.0 / temperature, row.restricted)
+    # In float32: a model in bfloat16 would round the factor, if its hidden states were scaled.
+    scales = 1.0 / temperature if row.sharpness is None else row.sharpness / temperature
+    return HeadInputs(states[row.sources], head, row.targets, scales, row.restricted)
 
 
 def checkpoint_activations(model: PreTrainedModel, *, is_on: bool) -> None:

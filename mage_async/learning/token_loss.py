@@ -43,8 +43,9 @@ class HeadInputs:
     """[V, D]: weight of the LM head."""
     targets: Tensor
     """int64 [N]: the sampled tokens."""
-    inverse_temperature: float
-    """1 / sampling temperature: logits are multiplied by it."""
+    inverse_temperature: float | Tensor
+    """1 / sampling temperature, by which logits are multiplied; float32 [N] if tokens were sampled
+    at different ones."""
     restricted: RestrictedTargets | None = None
     """The targets that were drawn from sets of allowed tokens; None: there are none."""
 
@@ -54,22 +55,20 @@ class HeadInputs:
         The distribution is the one that the token was drawn from: over its allowed set, or over the
         whole vocabulary.
         """
-        inverse_temperature, restricted = self.inverse_temperature, self.restricted
+        scales, restricted = self.inverse_temperature, self.restricted
         if restricted is None:
-            return linear_logprob(self.hidden, self.head, self.targets, inverse_temperature)
+            return linear_logprob(self.hidden, self.head, self.targets, scales)
         of_restricted = restricted_logprob(
             self.hidden.index_select(0, restricted.index),
             self.head,
             restricted.columns,
             restricted.mask,
             restricted.targets,
-            inverse_temperature,
+            scales[restricted.index] if isinstance(scales, Tensor) else scales,
         )
         if not restricted.free.any():  # no target was drawn from the whole vocabulary
             return of_restricted
-        of_free = linear_logprob(
-            self.hidden, self.head, self.targets, inverse_temperature, mask=restricted.free
-        )
+        of_free = linear_logprob(self.hidden, self.head, self.targets, scales, mask=restricted.free)
         # `of_free` has 0 at restricted targets; their results are put there.
         logprob, entropy = (
             whole.index_copy(0, restricted.index, part)

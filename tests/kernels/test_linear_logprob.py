@@ -255,3 +255,24 @@ def plain_bf16(hidden: Tensor, head: Tensor, tokens: Tensor, scale: float) -> tu
     logprobs = ((hidden @ head.T).float() * scale).log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).sum(-1)
     return logprobs.gather(1, tokens[:, None]).squeeze(1), entropy
+
+
+def test_each_token_may_have_a_temperature_of_its_own(device: str) -> None:
+    arguments = random_head(200, 1003, 96, device=device)
+    is_warm = torch.arange(200, device=device) % 3 == 0
+    by_row = torch.where(is_warm, 1 / 1.5, 0.8)
+    gradients = random_gradients(200, device=device)
+    found = run(arguments._replace(inverse_temperature=by_row), gradients)
+    d_head = torch.zeros_like(found.d_head, dtype=torch.float64)
+    for inverse_temperature, rows in ((1 / 1.5, is_warm), (0.8, ~is_warm)):
+        alone = arguments._replace(inverse_temperature=inverse_temperature)
+        mask = rows.cpu()
+        wanted = run(alone, gradients, mask=mask)
+        for name in ("logprob", "entropy", "d_hidden"):
+            assert torch.equal(getattr(found, name)[rows], getattr(wanted, name)[rows]), name
+        d_head += wanted.d_head.double()
+        own = arguments._replace(inverse_temperature=by_row)
+        assert torch.equal(run(own, gradients, mask=mask).d_head, wanted.d_head)
+    assert relative_error(found.d_head, d_head) < 1e-2
+    with pytest.raises(ValueError, match=r"inverse_temperature must be torch.float32 \[200\]"):
+        linear_logprob(*arguments[:3], by_row.double())

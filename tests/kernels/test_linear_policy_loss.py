@@ -223,6 +223,20 @@ def test_a_bonus_pays_for_the_entropy_of_each_token(device: str, rate: float) ->
     assert relative_error(ours[2], d_head) <= 6e-3
 
 
+def test_each_token_may_have_a_temperature_of_its_own(device: str) -> None:
+    arguments = random_head(40, 300, 64, device=device)
+    data, mask = token_data(arguments, device=device, with_reference=False)
+    by_row = torch.where(torch.arange(40, device=device) % 3 == 0, 1 / 1.5, 0.8)
+    ours = single_pass(arguments._replace(inverse_temperature=by_row), data, mask, 10.0, {})
+    column = by_row[mask.to(by_row.device)][:, None]
+    tempered = arguments._replace(inverse_temperature=column)
+    loss, d_hidden, d_head = two_pass(tempered, data, mask, 10.0, {})
+    assert float(ours[0].loss) == pytest.approx(float(loss), rel=1e-4)
+    assert relative_error(ours[1], d_hidden) <= 6e-3
+    assert relative_error(ours[2], d_head) <= 6e-3
+    assert float(single_pass(arguments, data, mask, 10.0, {})[0].loss) != float(ours[0].loss)
+
+
 def test_a_kl_term_without_a_reference_is_refused() -> None:
     arguments = random_head(5, 30, 8, device="cpu")
     data, _ = token_data(arguments, device="cpu", with_reference=False)

@@ -47,3 +47,14 @@ def test_sixteen_bit_inputs_are_computed_in_float32() -> None:
     for one, other in zip(found, wide, strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+
+
+def test_each_row_may_have_a_temperature_of_its_own() -> None:
+    arguments = problem(torch.float32)
+    by_row = torch.tensor([0.5, 2.0, 1.0, 0.5, 2.0, 1.0, 0.5])
+    found = restricted_logprob(*arguments, by_row)
+    for inverse_temperature in (0.5, 1.0, 2.0):
+        rows = by_row == inverse_temperature
+        wanted = restricted_logprob(*arguments, inverse_temperature)
+        for own, alone in zip(found, wanted, strict=True):
+            assert torch.equal(own[rows], alone[rows])

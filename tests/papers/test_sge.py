@@ -41,6 +41,28 @@ def test_strategies_and_actions_have_the_softmax_of_their_own_temperature():
         assert own == pytest.approx(expected, rel=0, abs=1e-5)  # float32 logits
 
 
+def test_a_temperature_is_not_rounded_to_the_type_of_a_model_in_bfloat16():
+    from transformers import Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(smallest_qwen3()).to(torch.bfloat16)
+    with torch.no_grad():  # the logits of a trained model: standard deviation 2.6
+        model.get_output_embeddings().weight.mul_(40.0)
+    kinds = np.array([Kind.STRATEGY] * 4, np.int32)
+    zeros = [np.zeros(4, np.int32) for _ in range(5)]
+    sampled = SampledTokens(np.zeros(4, np.float32), *zeros)._replace(kinds=kinds)
+    tokens, places = np.arange(3, 13, dtype=np.int32), np.array([2, 3, 6, 7])
+    part = TrainingSequence(tokens, places, sampled, np.array([4]), torch.zeros(1), {})
+    batch = MicroBatch.of([part], torch.device("cpu"), strategy_sharpness=1 / 1.5)
+    with torch.no_grad():
+        found = head_inputs(model, batch.row, 1.0).logprobs()[0]
+        states = head_inputs(model, MicroBatch.of([part], torch.device("cpu")).row, 1.0)
+    logits = states.hidden.float() @ states.head.float().T
+    assert logits.std() > 1.0
+    expected = (logits / 1.5).log_softmax(1).gather(1, states.targets[:, None])[:, 0]
+    assert found.tolist() == pytest.approx(expected.tolist(), rel=0, abs=1e-5)
+
+
 def method_of(*settings):
     given = ["admission.trials_per_group=4", *settings]
     config = config_file.load(config_file.find("quickstart"), given, "sge")

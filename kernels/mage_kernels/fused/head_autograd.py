@@ -57,6 +57,14 @@ def forward_rows(
     return merged_partials(torch.cat(partials, -1), hidden, head, tokens, inverse_temperature)
 
 
+def by_row(inverse_temperature: float | Tensor, hidden: Tensor) -> Tensor:
+    """Return the inverse temperature of each row, fp32 `[T]`, as the kernels take it."""
+    if isinstance(inverse_temperature, Tensor):
+        return inverse_temperature.contiguous()
+    size = (len(hidden),)
+    return torch.full(size, inverse_temperature, dtype=torch.float32, device=hidden.device)
+
+
 class FusedLogprob(torch.autograd.Function):
     """Compute log-prob and entropy by Triton kernels; differentiable once."""
 
@@ -66,17 +74,14 @@ class FusedLogprob(torch.autograd.Function):
         hidden: Tensor,
         head: Tensor,
         tokens: Tensor,
-        inverse_temperature: float,
+        inverse_temperature: float | Tensor,
         keep_bytes: int,
     ) -> tuple[Tensor, Tensor]:
         """Return log-prob and entropy of each token, `[T]` each, and keep logits up to
         `keep_bytes`.
         """
         hidden, head, tokens = hidden.contiguous(), head.contiguous(), tokens.contiguous()
-        # The kernels take an inverse temperature of each row.
-        scales = torch.full(
-            (len(hidden),), inverse_temperature, dtype=torch.float32, device=hidden.device
-        )
+        scales = by_row(inverse_temperature, hidden)
         num_kept = num_kept_rows(keep_bytes, len(hidden), len(head), hidden.itemsize)
         is_kept = num_kept and any(ctx.needs_input_grad)
         ctx.kept = KeptLogits.empty(num_kept, len(head), hidden) if is_kept else None
@@ -195,7 +200,7 @@ class FusedPolicyLoss(SinglePassLoss):
         tokens: Tensor,
         data: TokenData,
         loss: Surrogate,
-        inverse_temperature: float,
+        inverse_temperature: float | Tensor,
         normaliser: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss, and log-prob and entropy of each token, `[T]` each.
@@ -206,7 +211,7 @@ class FusedPolicyLoss(SinglePassLoss):
         hidden, head, tokens = hidden.contiguous(), head.contiguous(), tokens.contiguous()
         data = TokenData._make(None if field is None else field.contiguous() for field in data)
         number: dict[str, Any] = {"dtype": torch.float32, "device": hidden.device}
-        scales = torch.full((len(hidden),), inverse_temperature, **number)
+        scales = by_row(inverse_temperature, hidden)
         inverse_normaliser = torch.full((1,), normaliser, **number).reciprocal()
         wants_gradient, is_frozen = any(ctx.needs_input_grad), not ctx.needs_input_grad[1]
         logprob, entropy = row_vectors(2, len(hidden), hidden.device)
