@@ -233,7 +233,7 @@ class Plan:
 
         Raises:
             ConfigError: it does not fit; the error has the place that is filled most, its largest
-                part, and the key to change.
+                part, and the key to change. Or an engine cannot cache a context.
         """
         shares = self.used_shares()
         place = max(shares, key=lambda each: shares[each])
@@ -242,6 +242,15 @@ class Plan:
                 f"{place} would need {_gb(self.needed()[place])} GB and has "
                 f"{_gb(self.memory_of(place))}: {self._largest_part(place)}"
             )
+        longest = self.config.engine.max_tokens
+        for each in self.processes:
+            if each.kv_token_bytes and each.kv_tokens < longest:
+                raise ConfigError(
+                    f"the {each.process} on {each.place} can cache {each.kv_tokens:,} tokens, "
+                    f"fewer than engine.max_tokens = {longest}: raise "
+                    "engine.server.mem_fraction_static, a share of the memory that is free when "
+                    "SGLang starts, or engine.server.max_total_tokens"
+                )
 
     def _largest_part(self, place: str) -> str:
         """Return a clause that names the largest part in a place that a key can make smaller, and
@@ -335,7 +344,9 @@ def processes_of(
             processes.append(_embedded(config, shape, name, meets_rivals=meets_rivals))
             continue
         gpus = engine.devices_of(number) or range(engine.num_gpus)
-        processes += [_sglang(config, shape, device, name, gpu, gpu == gpus[0]) for gpu in gpus]
+        for gpu in gpus:
+            there = [each for each in processes if each.place == f"GPU {gpu}"]
+            processes.append(_sglang(config, shape, device, name, gpu, gpu == gpus[0], there))
     return processes
 
 
@@ -401,18 +412,34 @@ def _embedded(config: Config, shape: Shape, name: str, *, meets_rivals: bool) ->
 
 
 def _sglang(
-    config: Config, shape: Shape, device: Device, name: str, gpu: int, is_first: bool
+    config: Config,
+    shape: Shape,
+    device: Device,
+    name: str,
+    gpu: int,
+    is_first: bool,
+    there: list[ProcessMemory],
 ) -> ProcessMemory:
-    """Plan one GPU of an SGLang engine; `is_first`: the first of the GPUs that share its model."""
+    """Plan one GPU of an SGLang engine.
+
+    Args:
+        is_first: Whether it is the first of the GPUs that share the model.
+        there: What else is on the GPU, without engines that are planned later.
+    """
     server: dict[str, Any] = getattr(config.engine, "server", {})
     itemsize = ITEMSIZE.get(server.get("dtype", config.policy.dtype), 2)
     gpus = config.engine.num_gpus
     whole, token = shape.num_weights * itemsize, shape.kv_token_bytes(itemsize, gpus)
     weights = whole // gpus
     # The keys of `engine.server` size the KV cache by tokens, or by a share of the GPU's memory
-    # for weights and cache together.
+    # that is free when SGLang starts. SGLang then takes for its cache what is free once its weights
+    # are loaded, without the rest of that share. The engines of a GPU start at the same time, so
+    # what one of them takes meanwhile is missing in the cache of another.
     share = float(server.get("mem_fraction_static", 0.85))
-    most_tokens = max(0, round(share * device.memory_bytes) - weights) // token
+    of_learner = sum(each.parts.total() for each in there if each.process.startswith("learner"))
+    of_engines = sum(each.parts.total() for each in there) - of_learner
+    static_bytes = round(share * (device.memory_bytes - of_learner)) - of_engines
+    most_tokens = max(0, static_bytes - weights) // token
     tokens = min(most_tokens, int(server.get("max_total_tokens", most_tokens)))
     sizes = whole, weights, shape.num_in_embedding * itemsize
     new_weights = config.transport.weights.new_weight_bytes(*sizes, is_first=is_first)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.schema import Sglang as EngineRules
-from mage_async.errors import ConfigError, PolicyError, UnreadableWeights
+from mage_async.errors import ConfigError, PolicyError, RunError, UnreadableWeights
 from mage_async.policy.headers import check_divisible
 from mage_services.engines.sglang import arguments, server
 from mage_services.engines.sglang import messages as say
@@ -60,7 +60,11 @@ def heard(data: bytes) -> list[say.Message]:
 
 MESSAGES: list[say.Message] = [
     say.Start(
-        name="actor-0", directory="/m", arguments={"page_size": 1, "x": [1.5, None]}, version=0
+        name="actor-0",
+        directory="/m",
+        arguments={"page_size": 1, "x": [1.5, None]},
+        version=0,
+        max_tokens=9,
     ),
     say.Serving(facts="SGLang"),
     say.Failed(reason="no memory"),
@@ -206,6 +210,26 @@ def test_contexts_that_sglang_would_cut_are_refused_with_the_longest(
 def test_a_model_that_states_no_length_may_have_any_context(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     check_context_length(msgspec.structs.replace(RULES, max_tokens=10**6), tmp_path)
+
+
+@pytest.mark.parametrize("longest", [99, 100])
+def test_an_sglang_whose_cache_holds_no_whole_context_does_not_serve(
+    monkeypatch: pytest.MonkeyPatch, longest: int
+) -> None:
+    engine = SimpleNamespace(tokenizer_manager=SimpleNamespace(max_req_input_len=longest))
+    for name, value in {
+        "sglang.srt.entrypoints.engine": {"Engine": lambda **_: engine},
+        "sglang.srt.server_args": {"ServerArgs": lambda page_size: None},
+    }.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**value))
+    start = say.Start(
+        name="actor-0", directory="/m", arguments={"page_size": 1}, version=0, max_tokens=100
+    )
+    if longest == 100:
+        assert server._launch(start) is engine
+        return
+    with pytest.raises(RunError, match=r"contexts of 99 tokens, and engine\.max_tokens = 100: rai"):
+        server._launch(start)
 
 
 def test_weights_come_in_sessions_from_0_5_21_on() -> None:

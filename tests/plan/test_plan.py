@@ -102,7 +102,7 @@ def test_a_learner_that_fits_only_sharded_is_planned_on_the_gpu_of_each_rank() -
     parts = {"weights": 4.0, "masters": 8.0, "gradients": 8.0, "optimizer": 16.0, "head": 1.0}
     with pytest.raises(ConfigError, match="GPU 0 would need"):
         plan(of("h200_qwen3_0_6b"), parts).check()
-    changes = (*RANKS, "engine.server.max_total_tokens=1000")
+    changes = (*RANKS, "engine.server.max_total_tokens=10000")
     found = plan(of("h200_qwen3_0_6b", *changes), parts)
     found.check()
     ranks = found.processes[:4]
@@ -144,6 +144,18 @@ def test_versions_that_engines_may_still_ask_for_are_planned(
 ) -> None:
     config = of("h200_qwen3_0_6b", "learner.device=cuda:2", "engine.devices=[0, 1]", *changes)
     assert plan(config, {}).processes[0].parts["publication"] == num_versions * GB
+
+
+def test_an_engine_is_planned_with_the_cache_that_the_others_on_its_gpu_leave() -> None:
+    config = of("h100_qwen3_4b")
+    found = plan(config, {"head": 20}, memory_gb=80)
+    assert [each.kv_tokens for each in found.processes[1:]] == [24_000, 24_000]
+    found.check()
+    config = of("h100_qwen3_4b", "engine.server.mem_fraction_static=0.3")
+    found = plan(config, {"head": 20}, memory_gb=80)
+    assert [each.kv_tokens for each in found.processes[1:]] == [24_000, 0]
+    with pytest.raises(ConfigError, match=r"evaluator on GPU 0 can cache 0 tokens, fewer than eng"):
+        found.check()
 
 
 def test_ranks_that_do_not_fit_are_told_to_be_more() -> None:

@@ -313,8 +313,13 @@ class SglangEngine(Engine):
     def _start(self, number: int) -> Start:
         """Make the first message for process `number`, from 0; each has a seed of its own."""
         arguments = {"random_seed": (self._seed + number) % 2**31} | self._arguments
-        directory = str(self._directory)
-        return Start(name=self._name, directory=directory, arguments=arguments, version=0)
+        return Start(
+            name=self._name,
+            directory=str(self._directory),
+            arguments=arguments,
+            version=0,
+            max_tokens=self._config.max_tokens,
+        )
 
     def _on_message(self, message: Message) -> None:
         """Pass a message of the process to the object that handles it."""

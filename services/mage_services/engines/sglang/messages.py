@@ -32,6 +32,8 @@ class Start(Fields):
     """Arguments of SGLang's `ServerArgs`, by their names there."""
     version: int
     """Version of the weights in the directory."""
+    max_tokens: int
+    """Longest context, prompt and completion together."""
 
 
 class Serving(Fields):

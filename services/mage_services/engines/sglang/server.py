@@ -41,7 +41,7 @@ import msgspec
 import numpy as np
 import torch
 
-from mage_async.errors import PolicyError, UnreadableWeights
+from mage_async.errors import PolicyError, RunError, UnreadableWeights
 from mage_async.inference.weight_fingerprint import (
     FingerprintBuilder,
     Precision,
@@ -657,12 +657,26 @@ _SHOWN = (
 
 
 def _launch(start: Start) -> Any:
-    """Start an `Engine` of SGLang, and wait until it has loaded the model, which takes long."""
+    """Start an `Engine` of SGLang, and wait until it has loaded the model, which takes long.
+
+    Raises:
+        RunError: its KV cache is too small for one context.
+    """
     from sglang.srt.entrypoints.engine import Engine
     from sglang.srt.server_args import ServerArgs
 
     known = inspect.signature(ServerArgs).parameters
-    return Engine(**known_names(start.arguments, known))
+    engine = Engine(**known_names(start.arguments, known))
+    # SGLang sizes its cache by the memory that other processes leave free, and takes prompts that
+    # are shorter than this.
+    longest = engine.tokenizer_manager.max_req_input_len
+    if longest < start.max_tokens:
+        raise RunError(
+            f"SGLang's KV cache has room for contexts of {longest} tokens, and engine.max_tokens = "
+            f"{start.max_tokens}: raise engine.server.mem_fraction_static or max_total_tokens, let "
+            "other processes leave more of the GPU's memory, or lower engine.max_tokens"
+        )
+    return engine
 
 
 def _facts(engine: Any, found: str) -> str:
