@@ -232,6 +232,14 @@ def test_an_sglang_whose_cache_holds_no_whole_context_does_not_serve(
         server._launch(start)
 
 
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_no_batch_is_computed_while_weights_change(has_gpu: bool) -> None:
+    made = chosen(RULES, Path("/m"), dtype="float32", has_gpu=has_gpu)
+    assert made["disable_overlap_schedule"]
+    own = msgspec.structs.replace(RULES, server={"disable_overlap_schedule": False})
+    assert not chosen(own, Path("/m"), dtype="float32", has_gpu=has_gpu)["disable_overlap_schedule"]
+
+
 def test_weights_come_in_sessions_from_0_5_21_on() -> None:
     assert not arguments.needs_update_messages("0.5.20")
     assert arguments.needs_update_messages("0.5.21")

@@ -5,6 +5,8 @@
     tp_size                         the model is shared over `engine.gpus_per_actor` GPUs
     page_size = 1                   a cached prefix is reused to its last token
     enable_custom_logit_processor   actions are restricted by `allowed_tokens.py`
+    disable_overlap_schedule        no batch is being computed while weights change; otherwise its
+                                    tokens, of the old weights, would count as of the new ones
     those of `_without_gpu`         PyTorch's own attention and sampling, no CUDA graphs
 
 `engine.server` may set any argument, except those of `_FIXED`.
@@ -53,6 +55,7 @@ def chosen(config: EngineConfig, directory: Path, *, dtype: str, has_gpu: bool) 
         "tp_size": config.gpus_per_actor,
         "grammar_backend": "none",
         "enable_custom_logit_processor": True,
+        "disable_overlap_schedule": True,
         "log_level": "error",
     }
     return of_every_engine | of_machine | dict(config.server)
@@ -134,7 +137,6 @@ def _without_gpu(config: EngineConfig) -> dict[str, Any]:
         "device": "cpu",
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",
-        "disable_overlap_schedule": True,
         "disable_cuda_graph": True,
         "mem_fraction_static": 0.3,
         "max_total_tokens": 2 * config.max_contexts * config.max_tokens,
