@@ -4,7 +4,7 @@ lose-shift or of the model itself, or the rows of a data set; and weight their t
 
 import json
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from mage_async.config.schema import (
     WarmStart,
     data_files,
 )
-from mage_async.errors import ConfigError, TrialFault
+from mage_async.errors import ConfigError, TrialFault, in_utf8
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, play_trials
@@ -62,6 +62,8 @@ QUICK_S = 0.3
 the times of the others tell little."""
 LATE_S = 5.0
 """Seconds after which a trial of win-stay, lose-shift counts as hanging."""
+_MESSAGE_KEYS = ("role", "content")
+"""Keys of a message in a data set."""
 InTime = Callable[[Iterator[Trial], float], Iterator[tuple[Trial, float]]]
 """Yields each trial of an iterator and the seconds that it took, until one takes longer than the
 given seconds."""
@@ -273,12 +275,18 @@ def read_examples(path: str, chat: ChatFormat, max_tokens: int) -> list[Example]
 def _rows(file: Path) -> Iterator[tuple[str, Any]]:
     """Yield each row with its place, as an error names it."""
     if file.suffix == ".jsonl":
-        with file.open() as lines:
+        # Bytes are read, so that a line that is not UTF-8 is named. A BOM may begin the file.
+        with file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
+                where = f"{file}, line {number}"
                 try:
-                    yield f"{file}, line {number}", json.loads(line)
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                    if text.strip():
+                        yield where, json.loads(text)
+                except UnicodeDecodeError as error:
+                    raise ConfigError(f"{where}: not UTF-8: {error}") from None
                 except json.JSONDecodeError as error:
-                    raise ConfigError(f"{file}, line {number}: not JSON: {error}") from None
+                    raise ConfigError(f"{where}: not JSON: {error}") from None
         return
     try:
         from pyarrow import ArrowInvalid, parquet
@@ -303,8 +311,10 @@ def _example_of_row(row: Any, where: str, chat: ChatFormat, max_tokens: int) -> 
             raise ConfigError(
                 f"{where}: a message must be a table with `role` and `content`, both text"
             )
+        _check_texts((each[key] for each in row["messages"] for key in _MESSAGE_KEYS), where)
         tokens, is_own = chat.conversation(row["messages"])
     elif is_table and isinstance(row.get("text"), str):
+        _check_texts([row["text"]], where)
         tokens = chat.encode(row["text"])
         is_own = [True] * len(tokens)
     else:
@@ -319,7 +329,16 @@ def _example_of_row(row: Any, where: str, chat: ChatFormat, max_tokens: int) -> 
     return Example(kept, weights, np.full(len(kept), -1))
 
 
+def _check_texts(texts: Iterable[str], where: str) -> None:
+    """Refuse a text with half of a surrogate pair, which JSON may write as an escape."""
+    for text in texts:
+        if in_utf8(text) != text:
+            raise ConfigError(
+                f"{where}: a text has half of a surrogate pair, which no tokenizer reads"
+            )
+
+
 def _is_message(value: Any) -> bool:
     """Return whether a value is a table with `role` and `content`, both text."""
     is_table = isinstance(value, dict)
-    return is_table and all(isinstance(value.get(key), str) for key in ("role", "content"))
+    return is_table and all(isinstance(value.get(key), str) for key in _MESSAGE_KEYS)

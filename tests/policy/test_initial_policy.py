@@ -412,6 +412,11 @@ def test_what_the_assistant_says_is_cloned_and_a_text_whole(
             {"messages": [{"role": "user"}]},
             "line 1: a message must be a table with `role`",
         ),
+        ({"text": "\ud800 rock"}, "line 1: a text has half of a surrogate pair, which no tok"),
+        (
+            {"messages": [{"role": "user", "content": "\ud800"}]},
+            "line 1: a text has half of a surrogate pair",
+        ),
         ({"messages": MESSAGES[:1]}, "line 1: the assistant says nothing in the first 100 tokens"),
     ],
 )
@@ -420,6 +425,17 @@ def test_a_row_that_cannot_be_cloned_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         read_examples(str(data_set(tmp_path, row)), tiny_chat, 100)
+
+
+def test_a_file_may_begin_with_a_bom_and_have_blank_lines_and_other_bytes_are_named(
+    tmp_path: Path, tiny_chat: ChatFormat
+) -> None:
+    file, row = tmp_path / "rows.jsonl", b'{"text": "rock paper"}\n'
+    file.write_bytes(b"\xef\xbb\xbf" + row + b" \n" + row + b"\n")
+    assert len(read_examples(str(file), tiny_chat, 100)) == 2
+    file.write_bytes(row + b'{"text": "r\xffck"}\n')
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 2: not UTF-8: .* byte 0xff in pos"):
+        read_examples(str(file), tiny_chat, 100)
 
 
 def test_parquet_is_read_as_json_lines_are(tmp_path: Path, tiny_chat: ChatFormat) -> None:
