@@ -85,20 +85,24 @@ def check_declared(name: str, environment: Environment, num_episodes: int) -> No
         want = partial(_want, name)
         _check_facts(environment, want)
         for split in SPLITS:
-            members = environment.members(split)
+            with as_config_error(name, f"members({split!r})"):
+                members = environment.members(split)
             want(_are_names(members), f"members({split!r})", "a tuple of names", members)
             wanted = "at least two names: the control `swapped` hides another task than its trial's"
             want(len(members) > 1, f"members({split!r})", wanted, members)
             for member in members[:MOST_FAMILIES]:
-                family = environment.family(member)
+                with as_config_error(name, f"family({member!r})"):
+                    family = environment.family(member)
                 want(isinstance(family, str), f"family({member!r})", "text", family)
             known_members, wanted = set(members), "a tuple of other members of the split"
             # An even sample, because the final set and the curve begin at either end.
             for member in members[:: -(-(len(members) ** 2) // MOST_SWAPS)]:
-                others = environment.swaps(member, split)
+                with as_config_error(name, f"swaps({member!r}, {split!r})"):
+                    others = environment.swaps(member, split)
                 are_others = _are_names(others) and set(others) <= known_members - {member}
                 want(are_others, f"swaps({member!r}, {split!r})", wanted, others)
-            known = environment.references(split, num_episodes)
+            with as_config_error(name, f"references({split!r}, {num_episodes})"):
+                known = environment.references(split, num_episodes)
             are_known = isinstance(known, Mapping) and all(
                 isinstance(each, Sequence)
                 and len(each) == num_episodes

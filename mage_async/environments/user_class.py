@@ -67,6 +67,16 @@ _ORDER = "observation, reward, terminated[, truncated, info]"
 """Order of the values that `step` returns, for errors."""
 _RESET = ("seed", "task", "episode")
 """Names of the parameters of `reset`, in the order in which they are passed."""
+_PARAMETERS = {
+    "members": ("split",),
+    "script": ("source",),
+    "family": ("task",),
+    "swaps": ("task", "split"),
+    "references": ("split", "num_episodes"),
+    "belief": ("split",),
+    "is_probe": ("action",),
+}
+"""Names of the parameters of optional methods, in the order in which they are passed."""
 _CHANGING_PARTS = ("legal_actions", "legal_pattern", "anchor")
 """Optional parts that an object's methods may set."""
 OPTIONAL_PARTS = (
@@ -700,6 +710,9 @@ class ResetStep(Environment):
         """
         self._check_takes("reset", _RESET[:2], _RESET)
         self._check_takes("step", ("action",))
+        for part, names in _PARAMETERS.items():
+            if hasattr(self.kind, part):
+                self._check_takes(part, names)
 
     def _check_takes(self, method: str, *wanted: tuple[str, ...]) -> None:
         """Check that a method can be called with the arguments of one of `wanted`.

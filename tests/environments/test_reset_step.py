@@ -403,6 +403,24 @@ LEGAL = "    def legal_actions(self):\n        return "
             "script(source) must be a function from the last observation to the next action, or",
         ),
         (
+            "    def members(self):\n        return ('a', 'b')",
+            "members(self) of Own must be def members(self, split)",
+        ),
+        (
+            "    def swaps(self, split, task):\n        return (1, 2)",
+            "swaps(self, split, task) of Own must be def swaps(self, task, split)",
+        ),
+        ("    def script(self):\n        return str", " of Own must be def script(self, source)"),
+        ("    def references(self):\n        return {}", "def references(self, split, num_ep"),
+        (
+            "    references = lambda self, *_: {}['x']",
+            "environment 'own:Own': references('train', 3): /",
+        ),
+        (
+            "    family = lambda self, task: {0: 'a'}[task]",
+            "environment 'own:Own': family('1'): /",
+        ),
+        (
             "    references = lambda self, *_: {'bayes': (None, 0.5, '1')}",
             "references('train', 3)['bayes'] must be 3 numbers, one an episode, got (None, 0.5, '1",
         ),
