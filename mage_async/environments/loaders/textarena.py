@@ -5,13 +5,13 @@ A task is a seed. TextArena draws from the global random state, which is isolate
 two calls of TextArena use that state at once.
 """
 
+import copy
 import itertools
 from typing import Any
 
 from mage_async.environments.loaders.loader import (
     TURNS,
     IsolatedRandomState,
-    ListedActions,
     episode_class,
     library,
 )
@@ -34,7 +34,11 @@ ACTIONS: dict[str, tuple[str, ...]] = {
     "Mastermind-v0": tuple(f"[{' '.join(code)}]" for code in itertools.permutations("123456", 4)),
     "TowerOfHanoi-v0": tuple(f"[{a} {b}]" for a, b in itertools.permutations("ABC", 2)),
 }
-"""Legal actions of the games that have a short list; the others take any text."""
+"""Actions of the games that have a short list; the others take any text. Which of them are legal
+depends on the turn.
+"""
+_ONCE = ("GuessTheNumber-v0", "Mastermind-v0")
+"""Games that refuse an action only if it was taken before."""
 
 _WORD_LISTS = (
     *("Wordle", "Hangman", "WordSearch", "WordLadder", "WordChains", "SpellingBee"),
@@ -45,10 +49,14 @@ _JUDGED = ("Debate", "TwentyQuestions", "GuessWho", "ScenarioPlanning")
 """Names of games that call a language model over the network."""
 
 
-class Episode(ListedActions):
+class Episode:
     """Play one game; every call of the simulator uses the game's own random state."""
 
     identity: str
+    legal_actions: tuple[str, ...] | None
+    """Actions that are legal now, of the class all of the game's; None if they are not listed."""
+    takes_once: bool
+    """Whether each listed action is legal until it is taken."""
 
     async def reset(self, seed: int, task: int) -> str:
         """Start the game whose seed is the task. `seed` is unused: a game's chance depends on the
@@ -59,6 +67,7 @@ class Episode(ListedActions):
             self._game = _arena().make(self.identity)
             self._game.reset(num_players=1, seed=task)
             text, _ = self._read_messages()
+            self._list_legal()
         return text
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -70,8 +79,25 @@ class Episode(ListedActions):
         with self._random_state:
             is_over, _ = self._game.step(action)
             text, is_valid = self._read_messages()
+            self._list_legal(action)
         reward = float(self._game.state.rewards[0]) if is_over else 0.0
         return text, reward, bool(is_over), False, {"is_valid": is_valid}
+
+    def _list_legal(self, taken: str = "") -> None:
+        """Set the actions that are legal now."""
+        if self.legal_actions is not None and self.takes_once:
+            self.legal_actions = tuple(each for each in self.legal_actions if each != taken)
+        elif listed := type(self).legal_actions:
+            # No game says which actions it accepts, so a copy of the game tries each of them.
+            with IsolatedRandomState(0):
+                self.legal_actions = tuple(filter(self._is_accepted, listed))
+
+    def _is_accepted(self, action: str) -> bool:
+        """Return whether the game accepts an action now."""
+        tried = copy.copy(self)
+        tried._game = copy.deepcopy(self._game)
+        tried._game.step(action)
+        return tried._read_messages()[1]
 
     def _read_messages(self) -> tuple[str, bool]:
         """Return the game's messages since the last turn, and whether it accepted that turn's
@@ -109,6 +135,7 @@ def load(game: str, /, *, turns: int = TURNS) -> type:
         identity=f"{game}-raw",
         max_turns=turns,
         legal_actions=ACTIONS.get(game),
+        takes_once=game in _ONCE,
         rules=f"You play {title}, which says its own rules. Answer with what it asks for, brackets "
         "included. The game begins in the same way in all episodes.",
     )
