@@ -43,7 +43,7 @@ from mage_async.environments.user_calls import (
     info_text,
     says_no_room,
 )
-from mage_async.errors import CallFault, ConfigError
+from mage_async.errors import CallFault, ConfigError, in_utf8
 from mage_async.trajectory import Task
 
 NUM_TASKS: dict[Split, int] = {"train": 1024, "heldout": 256}
@@ -360,6 +360,12 @@ class UserObject(Callee):
         actions = tuple(listed)
         if wrong := [each for each in actions if not isinstance(each, str)]:
             raise CallFault(f"{what}, got {wrong[0]!r:.60} among them")
+        if in_utf8(text := "".join(actions)) != text:
+            wrong = [each for each in actions if in_utf8(each) != each]
+            raise CallFault(
+                f"{what}, got {wrong[0]!r:.60}, which has half of a surrogate pair: no tokenizer "
+                "reads it"
+            )
         return tuple(map(str, actions))  # a subclass, such as NumPy's, becomes a plain `str`
 
     def _optional(self, name: str) -> Any:
@@ -793,6 +799,8 @@ class ResetStep(Environment):
         for word in words:
             if not isinstance(word, str) or word.split() != [word]:
                 raise self._wrong("words", "words without spaces", word)
+            if in_utf8(word) != word:
+                raise self._wrong("words", "words without half of a surrogate pair", word)
         return tuple(words)
 
     def _tasks(self, split: Split) -> dict[str, Any]:

@@ -284,6 +284,8 @@ LEGAL = "    def legal_actions(self):\n        return "
             ", episode 1: reset() must be followed by legal_actions that are a list",
         ),
         (LEGAL + "7", "list of texts or None, got 7"),
+        (LEGAL + "('a', '\\ud800')", r"got '\ud800', which has half of a surrogate pair: no token"),
+        ("    words = ('\\ud800',)", r"`words` must be words without half of a surrogate pair"),
         (LEGAL + "(1, 2)", "list of texts or None, got 1 among them"),
         (
             "    def step(self, action):\n        raise ValueError('\\n\\n  first\\nsecond')",
