@@ -357,6 +357,9 @@ class UserObject(Callee):
         # A text is also a sequence of texts, its letters.
         if isinstance(listed, str) or not isinstance(listed, Iterable):
             raise CallFault(f"{what}, got {listed!r:.60}")
+        # A property or a method may give a new iterator each time; an attribute cannot.
+        if isinstance(inspect.getattr_static(self._object, "legal_actions", None), Iterator):
+            raise CallFault(f"{what}, got an iterator, which can be read only once: write a tuple")
         actions = tuple(listed)
         if wrong := [each for each in actions if not isinstance(each, str)]:
             raise CallFault(f"{what}, got {wrong[0]!r:.60} among them")
@@ -366,6 +369,8 @@ class UserObject(Callee):
                 f"{what}, got {wrong[0]!r:.60}, which has half of a surrogate pair: no tokenizer "
                 "reads it"
             )
+        if isinstance(listed, set | frozenset):  # its order differs between processes
+            actions = tuple(sorted(actions))
         return tuple(map(str, actions))  # a subclass, such as NumPy's, becomes a plain `str`
 
     def _optional(self, name: str) -> Any:
@@ -814,6 +819,8 @@ class ResetStep(Environment):
         own = self._optional("members", range(first, first + NUM_TASKS[split]), split)
         if isinstance(own, str) or not isinstance(own, Iterable):
             raise self._wrong_result(f"members({split!r})", "a list of tasks", own)
+        if isinstance(own, set | frozenset):  # its order differs between processes
+            own = sorted(own, key=str)
         tasks: dict[str, Any] = {}
         for each in own:
             name = str(each)

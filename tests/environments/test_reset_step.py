@@ -286,6 +286,7 @@ LEGAL = "    def legal_actions(self):\n        return "
         (LEGAL + "7", "list of texts or None, got 7"),
         (LEGAL + "('a', '\\ud800')", r"got '\ud800', which has half of a surrogate pair: no token"),
         ("    words = ('\\ud800',)", r"`words` must be words without half of a surrogate pair"),
+        ("    legal_actions = map(str, (1, 2))", "got an iterator, which can be read only once"),
         (LEGAL + "(1, 2)", "list of texts or None, got 1 among them"),
         (
             "    def step(self, action):\n        raise ValueError('\\n\\n  first\\nsecond')",
@@ -488,6 +489,21 @@ def test_a_misspelt_part_of_a_base_class_is_found_in_the_class_that_would_replac
     text = own("    max_turns = 2\n\nclass Longer(Own):\n    max_turnz = 3")
     with pytest.raises(ConfigError, match=r"Longer\.max_turnz \(did you mean `max_turns`\?\)"):
         rehearsed(write(text, *PRETRAINED, "environment.name=own:Longer"))
+
+
+def test_a_set_has_the_same_order_in_every_process(write: Callable[..., Config]) -> None:
+    train, heldout = "abcdefgh", "ijklmnop"
+    sets = (
+        f"    legal_actions = {{*{train!r}}}\n"
+        "    def members(self, split):\n"
+        f"        return {{*{train!r}}} if split == 'train' else {{*{heldout!r}}}\n"
+    )
+    environment = environment_of(write(own(sets)))
+    assert isinstance(environment, ResetStep)
+    assert environment.members("train") == tuple(train)
+    play = environment.begin(Task("own", "a", 5), 0)
+    make_pending_calls(play)
+    assert play.legal_actions() == tuple(train)
 
 
 def test_a_part_that_is_none_counts_as_absent_and_numbers_of_numpy_as_numbers(
