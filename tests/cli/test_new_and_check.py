@@ -316,11 +316,12 @@ def test_a_class_without_any_declaration_is_checked_for_a_pretrained_model(
 def test_what_a_class_declares_as_none_is_not_declared(
     vault: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    none = "    legal_actions = None\n\n    def script(self, source):\n        return None\n"
+    none = "    legal_actions, words = None, ()\n    script = lambda self, source: None\n"
     (vault / "open_text.py").write_text(OPEN + "\n" + none)
     assert main(["check", "open_text:Open", "--set", "policy.source=a/model"]) == 0
     said = capsys.readouterr().out
     assert "legal_actions any text is an action" in said
+    assert "words         open text: only a pretrained model can play" in said
     assert "script        no warm start by a script" in said
 
 

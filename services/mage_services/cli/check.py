@@ -128,8 +128,10 @@ def _print_declared(environment: "Environment") -> None:
     if not isinstance(environment, ResetStep):
         return
     kind = environment.kind
-    # A class may inherit a part that is None, or a script that declines to play.
+    # A class may inherit a part that is None, words that are (), or a script that declines to play.
     declared = {name for name, _, _ in PARTS if getattr(kind, name, None) is not None}
+    if not getattr(kind, "words", ()):
+        declared.discard("words")
     if environment.script(random.Random(0)) is None:
         declared.discard("script")
     rows = [(name, _value(getattr(kind, name)), on) for name, on, _ in PARTS if name in declared]
