@@ -95,7 +95,7 @@ def patient(policy: Path) -> Any:
 def test_too_large_a_learning_rate_without_a_bonus_ends_exploration(patient: Patient) -> None:
     """Then the trials of a group are alike, too."""
     patient.adopt(**FAST)
-    patient.train(12)
+    patient.train(24)
     assert {found.name for found in patient.findings} == {"entropy_collapse", "no_variance"}
 
 
