@@ -39,6 +39,15 @@ def in_utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def has_lone_surrogate(text: str) -> bool:
+    """Return whether a text has half of a surrogate pair, which UTF-8 cannot encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 def error_text(error: BaseException) -> str:
     """Return the text of an error of any class, in a form that messages can hold."""
     try:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeGuard, TypeVar
 
-from mage_async.errors import ConfigError
+from mage_async.errors import ConfigError, has_lone_surrogate
 from mage_async.trajectory import MAX_NAME_CHARS, Task
 
 Split = Literal["train", "heldout"]
@@ -177,9 +177,7 @@ def observation_fault(value: object) -> str | None:
         return f"must return text as observation, got a value of type {type(value).__name__}"
     if len(value) > MAX_OBSERVATION_CHARS:
         return f"returned {len(value):,} characters of text: at most {MAX_OBSERVATION_CHARS:,} fit"
-    try:
-        value.encode()
-    except UnicodeEncodeError:
+    if has_lone_surrogate(value):
         return "returned text with half of a surrogate pair, which no tokenizer reads"
     return None
 

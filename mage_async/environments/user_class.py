@@ -43,7 +43,7 @@ from mage_async.environments.user_calls import (
     info_text,
     says_no_room,
 )
-from mage_async.errors import CallFault, ConfigError, in_utf8
+from mage_async.errors import CallFault, ConfigError, has_lone_surrogate
 from mage_async.trajectory import Task
 
 NUM_TASKS: dict[Split, int] = {"train": 1024, "heldout": 256}
@@ -363,10 +363,10 @@ class UserObject(Callee):
         actions = tuple(listed)
         if wrong := [each for each in actions if not isinstance(each, str)]:
             raise CallFault(f"{what}, got {wrong[0]!r:.60} among them")
-        if in_utf8(text := "".join(actions)) != text:
-            wrong = [each for each in actions if in_utf8(each) != each]
+        if has_lone_surrogate("".join(actions)):
+            first = next(filter(has_lone_surrogate, actions))
             raise CallFault(
-                f"{what}, got {wrong[0]!r:.60}, which has half of a surrogate pair: no tokenizer "
+                f"{what}, got {first!r:.60}, which has half of a surrogate pair: no tokenizer "
                 "reads it"
             )
         if isinstance(listed, set | frozenset):  # its order differs between processes
@@ -804,7 +804,7 @@ class ResetStep(Environment):
         for word in words:
             if not isinstance(word, str) or word.split() != [word]:
                 raise self._wrong("words", "words without spaces", word)
-            if in_utf8(word) != word:
+            if has_lone_surrogate(word):
                 raise self._wrong("words", "words without half of a surrogate pair", word)
         return tuple(words)
 

@@ -23,7 +23,7 @@ from mage_async.config.schema import (
     WarmStart,
     data_files,
 )
-from mage_async.errors import ConfigError, TrialFault, in_utf8
+from mage_async.errors import ConfigError, TrialFault, has_lone_surrogate
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, play_trials
@@ -332,7 +332,7 @@ def _example_of_row(row: Any, where: str, chat: ChatFormat, max_tokens: int) -> 
 def _check_texts(texts: Iterable[str], where: str) -> None:
     """Refuse a text with half of a surrogate pair, which JSON may write as an escape."""
     for text in texts:
-        if in_utf8(text) != text:
+        if has_lone_surrogate(text):
             raise ConfigError(
                 f"{where}: a text has half of a surrogate pair, which no tokenizer reads"
             )
