@@ -17,7 +17,7 @@ from mage_async.admission.ledger import Ledger
 from mage_async.admission.replay import RecordsWithConfig, replay
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.learning.packing import credited, trained_advantages
+from mage_async.learning.packing import credited, trained_advantages, trained_kinds
 from mage_async.protocol.journal_records import Dropped, Granted, Record, SegmentHeader
 from mage_async.protocol.trial_arrays import TrialResult
 from mage_async.tasks.league import League
@@ -185,7 +185,8 @@ def attributed(step: JournalStep, decode: Decode) -> Iterator[AttributedTrial]:
     if step.is_whole and step.step is not None:
         trials = [trial for group in step.groups for trial in group.trials]
         # A step trains the version before the one that it makes.
-        factors = trained_advantages(trials, table, step.config, "cpu", version=step.step - 1)
+        kinds = trained_kinds(step.config, step.step - 1)
+        factors = trained_advantages(trials, table, step.config, "cpu", kinds)
         advantages = factors.tolist()
     return_and_advantage = iter(zip(table.returns.tolist(), advantages, strict=True))
     for group in step.groups:

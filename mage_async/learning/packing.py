@@ -140,8 +140,8 @@ def training_sequences(
         DeterministicFailure: no token of the batch can be trained.
     """
     trials = [trial for group in groups for trial in group.trials]
-    advantages = trained_advantages(trials, credited(groups, config), config, device, version)
     kinds = trained_kinds(config, version)
+    advantages = trained_advantages(trials, credited(groups, config), config, device, kinds)
     second_role = Methods(config).second_role()
     found = sequences_of(trials, advantages, second_role=second_role, kinds=kinds)
     if not found:
@@ -165,7 +165,7 @@ def trained_advantages(
     table: TurnTable,
     config: Config,
     device: torch.device | str,
-    version: int,
+    kinds: Collection[Kind],
 ) -> Tensor:
     """Return the factor of each turn in the loss: its advantage times its weight in
     `learner.average`, and 0 for turns of kinds that are not trained on; float32 [turns].
@@ -173,10 +173,9 @@ def trained_advantages(
     Args:
         trials: trials of a batch, with the turns of `table` in its order.
         device: device that computes the advantages.
-        version: version of the policy under training.
+        kinds: what `trained_kinds` returns for the step.
     """
     advantages = batch_advantages(table, config, device)
-    kinds = trained_kinds(config, version)
     if config.learner.average == "token":
         is_trained = [turn.kind in kinds for trial in trials for turn in trial.turns]
         return advantages.where(torch.tensor(is_trained, device=advantages.device), 0.0)

@@ -221,6 +221,16 @@ def test_a_frame_over_the_limit_ends_the_connection_and_not_the_learner(ipc: Sit
     run(main)
 
 
+async def check_both_ways(
+    learner: LearnerChannel, peer: PeerChannel, hearing: asyncio.Task[Message]
+) -> None:
+    """Check that each side receives what the other sends."""
+    learner.send(peer.peer, Welcome(version=3, weights_path="w"))
+    assert await hearing == Welcome(version=3, weights_path="w")
+    await peer.send(heartbeat(7))
+    assert await learner.receive() == (peer.peer, heartbeat(7))
+
+
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
 def test_a_peer_whose_connection_zmq_has_given_up_makes_it_anew_and_says_hello(
     kind: str, tmp_path: Path
@@ -236,10 +246,7 @@ def test_a_peer_whose_connection_zmq_has_given_up_makes_it_anew_and_says_hello(
             over = bytes(small.max_frame_bytes() + 1)
             learner._socket.send_multipart([peer.peer.encode(), over])
             assert await learner.receive() == (peer.peer, hello())
-            learner.send(peer.peer, Welcome(version=3, weights_path="w"))
-            assert await hearing == Welcome(version=3, weights_path="w")
-            await peer.send(heartbeat(7))
-            assert await learner.receive() == (peer.peer, heartbeat(7))
+            await check_both_ways(learner, peer, hearing)
 
     run(main)
 
@@ -293,9 +300,6 @@ def test_a_peer_whose_side_of_the_connection_alone_ends_is_heard_again(tmp_path:
             # The learner's end seems to live until the heartbeats of zmq end it after 15 s.
             async with asyncio.timeout(10):
                 assert await learner.receive() == (peer.peer, hello())
-            learner.send(peer.peer, Welcome(version=3, weights_path="w"))
-            assert await hearing == Welcome(version=3, weights_path="w")
-            await peer.send(heartbeat(7))
-            assert await learner.receive() == (peer.peer, heartbeat(7))
+            await check_both_ways(learner, peer, hearing)
 
     run(main)

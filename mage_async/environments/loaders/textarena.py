@@ -66,7 +66,7 @@ class Episode:
         with self._random_state:
             self._game = _arena().make(self.identity)
             self._game.reset(num_players=1, seed=task)
-            text, _ = self._read_messages()
+            text, _ = _read_messages(self._game)
             self._list_legal()
         return text
 
@@ -78,7 +78,7 @@ class Episode:
         """
         with self._random_state:
             is_over, _ = self._game.step(action)
-            text, is_valid = self._read_messages()
+            text, is_valid = _read_messages(self._game)
             self._list_legal(action)
         reward = float(self._game.state.rewards[0]) if is_over else 0.0
         return text, reward, bool(is_over), False, {"is_valid": is_valid}
@@ -94,22 +94,20 @@ class Episode:
 
     def _is_accepted(self, action: str) -> bool:
         """Return whether the game accepts an action now."""
-        tried = copy.copy(self)
-        tried._game = copy.deepcopy(self._game)
-        tried._game.step(action)
-        return tried._read_messages()[1]
+        tried = copy.deepcopy(self._game)
+        tried.step(action)
+        return _read_messages(tried)[1]
 
-    def _read_messages(self) -> tuple[str, bool]:
-        """Return the game's messages since the last turn, and whether it accepted that turn's
-        action.
-        """
-        _, messages = self._game.get_observation()
-        refusal = _arena().ObservationType.GAME_ADMIN
-        is_refused = any(kind is refusal for _, _, kind in messages)
-        ends_by_it = self._game.state.game_info[0]["invalid_move"]
-        # A sender below 0 is the game itself.
-        text = "\n".join(message for sender, message, _ in messages if sender < 0)
-        return text, not (is_refused or ends_by_it)
+
+def _read_messages(game: Any) -> tuple[str, bool]:
+    """Return a game's messages since the last turn, and whether it accepted that turn's action."""
+    _, messages = game.get_observation()
+    refusal = _arena().ObservationType.GAME_ADMIN
+    is_refused = any(kind is refusal for _, _, kind in messages)
+    ends_by_it = game.state.game_info[0]["invalid_move"]
+    # A sender below 0 is the game itself.
+    text = "\n".join(message for sender, message, _ in messages if sender < 0)
+    return text, not (is_refused or ends_by_it)
 
 
 def load(game: str, /, *, turns: int = TURNS) -> type:
