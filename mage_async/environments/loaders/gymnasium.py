@@ -6,6 +6,7 @@ environments are described in words.
 """
 
 import inspect
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mage_async.environments.loaders.loader import TURNS, ListedActions, episode_class, library
+from mage_async.environments.loaders.loader import TURNS, episode_class, library
 from mage_async.environments.options import check_flag
 from mage_async.environments.user_calls import as_config_error
 from mage_async.errors import ConfigError
@@ -55,9 +56,11 @@ class _Shared:
     """
 
 
-class Episode(ListedActions):
+class Episode:
     """Play one episode."""
 
+    legal_actions: tuple[str, ...] | None = None
+    """Legal actions; None if they are not listed."""
     shared: _Shared
     _env: Any = None
 
@@ -80,6 +83,11 @@ class Episode(ListedActions):
         """Close the environment."""
         if self._env is not None:
             self._env.close()
+
+    def script(self, source: random.Random) -> Callable[[str], str] | None:
+        """Return a script that draws any action; None if actions are not listed."""
+        listed = self.legal_actions
+        return (lambda observation: source.choice(listed)) if listed else None
 
     def _text(self, observation: Any) -> str:
         """Return an observation as text, with the drawing if it is wanted."""

@@ -8,7 +8,6 @@ give each simulator that draws from the global random state a state of its own.
 import importlib
 import random
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
@@ -38,18 +37,6 @@ def library(module: str, extra: str) -> ModuleType:
         raise ConfigError(
             f"this environment needs {module}: pip install 'mage_async[{extra}]' ({error})"
         ) from None
-
-
-class ListedActions:
-    """Let a class of episodes list its actions; a script for a warm start then draws from them."""
-
-    legal_actions: tuple[str, ...] | None = None
-    """Legal actions; None if they are not listed."""
-
-    def script(self, source: random.Random) -> Callable[[str], str] | None:
-        """Return a script that draws any action; None if actions are not listed."""
-        listed = self.legal_actions
-        return (lambda observation: source.choice(listed)) if listed else None
 
 
 class NumberedTasks:
