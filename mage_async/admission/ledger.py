@@ -222,10 +222,6 @@ class PendingGroup:
         kept = sum(len(result.finished.trial.turns) for result in self.episodes.values())
         return max(kept, self.most_turns - self.num_turns())
 
-    def drop_record(self, reason: str) -> Dropped:
-        """Return the record of a drop that the learner decides."""
-        return Dropped(grant=self.grant, reason=reason, num_turns=self.num_turns_missing())
-
     def group(self) -> Group:
         """Return the complete group, for training."""
         trials = tuple(t for t in self.trials if t is not None)
@@ -547,7 +543,7 @@ class Ledger:
         group = self._pending.get(grant)
         if group is None or group.epoch != epoch or group.is_complete:
             return False
-        self._drop(group, reason, num_turns)
+        self._drop(grant, reason, num_turns)
         return True
 
     def replace_alike(self, grant: int, most: int, teaches: Callable[[Group], bool]) -> bool:
@@ -565,7 +561,7 @@ class Ledger:
         earned = {tuple(trial.episode_rewards()) for trial in group.trials}
         if len(earned) > 1 or teaches(group):
             return False
-        self._drop_alike(grant)
+        self._drop(grant, ALIKE)
         return True
 
     def drop_all(self, reason: str) -> tuple[int, int]:
@@ -576,7 +572,7 @@ class Ledger:
         """
         groups = list(self._pending.values())
         for group in groups:
-            self._drop(group, reason)
+            self._drop(group.grant, reason)
         self._end_row_of_drops()
         self._drops.clear()
         return len(groups), sum(len(group.arrived()) for group in groups)
@@ -598,14 +594,9 @@ class Ledger:
             self._assign(group, None)
             group.num_expired += 1
             if group.num_expired >= self.max_expiries:
-                record = group.drop_record(self.expiry_reason())
-                self._drop(group, record.reason, record.num_turns)
-                records.append(record)
+                reason = f"missed its deadline {self.max_expiries} times"
+                records.append(self._drop_of_own(group.grant, reason))
         return records
-
-    def expiry_reason(self) -> str:
-        """Return the reason for which `expire` drops a group."""
-        return f"missed its deadline {self.max_expiries} times"
 
     def postpone_deadlines(self, seconds: float, latest: float) -> None:
         """Make every deadline later by `seconds`, but not later than `latest`.
@@ -648,13 +639,8 @@ class Ledger:
         self._num_trained += len(self._in_training.pop(0))
         self._num_replaced = 0
         self.version = version
-        records = [
-            self._pending[grant].drop_record(OVER_AGE)
-            for grant in self.policy.over_age(self._state())
-        ]
-        for record in records:
-            self._drop_over_age(record.grant, record.num_turns)
-        return records
+        too_old = self.policy.over_age(self._state())
+        return [self._drop_of_own(grant, OVER_AGE) for grant in too_old]
 
     # Questions.
 
@@ -822,12 +808,8 @@ class Ledger:
 
     def replay_drop(self, grant: int, reason: str, num_turns: int) -> None:
         """Replay the record of a drop; nothing changes if the group is not pending."""
-        if grant in self._pending and reason == OVER_AGE:
-            self._drop_over_age(grant, num_turns)
-        elif grant in self._pending and reason == ALIKE:
-            self._drop_alike(grant)
-        elif grant in self._pending:
-            self._drop(self._pending[grant], reason, num_turns)
+        if grant in self._pending:
+            self._drop(grant, reason, num_turns)
 
     def replay_commit(self, commit: Commit) -> list[Group] | None:
         """Replay a step; return its groups, or None if one of their trials is missing, as where
@@ -876,37 +858,36 @@ class Ledger:
         self._assignments.remove(grant)
         return self._pending.pop(grant, None)
 
-    def _drop(self, group: PendingGroup, reason: str, num_turns: int = 0) -> None:
-        """Drop a group.
+    def _drop(self, grant: int, reason: str, num_turns: int = 0) -> None:
+        """Drop a pending group.
 
         Args:
             num_turns: Number of turns of those of its trials that have not arrived.
         """
-        is_counted_alone = reason in self._dropped or len(self._dropped) < MAX_REASONS
+        group = self._remove(grant)
+        assert group is not None, "only pending groups are dropped"
+        is_fault = reason not in (OVER_AGE, ALIKE)
+        is_known = reason in self._dropped or not is_fault
+        is_counted_alone = is_known or len(self._dropped) < MAX_REASONS
         self._dropped[reason if is_counted_alone else "other reasons"] += 1
-        turns = group.num_turns() + num_turns
-        self._drops.append(DroppedGroup(group.task.member, turns, reason))
-        self._drops_in_a_row += 1
-        self._last_drop = reason
-        self._remove(group.grant)
+        if is_fault:
+            self._drops_in_a_row += 1
+            self._last_drop = reason
+        if reason == ALIKE:
+            self._num_replaced += 1
+        else:
+            turns = group.num_turns() + num_turns
+            self._drops.append(DroppedGroup(group.task.member, turns, reason))
+
+    def _drop_of_own(self, grant: int, reason: str) -> Dropped:
+        """Drop a pending group by a decision of the learner's; return the record of the drop."""
+        num_turns = self._pending[grant].num_turns_missing()
+        self._drop(grant, reason, num_turns)
+        return Dropped(grant=grant, reason=reason, num_turns=num_turns)
 
     def _end_row_of_drops(self) -> None:
         """Count the next drop as the first in a row."""
         self._drops_in_a_row, self._last_drop = 0, ""
-
-    def _drop_over_age(self, grant: int, num_turns: int) -> None:
-        """Drop a pending group that has become too old; see `_drop`."""
-        group = self._remove(grant)
-        assert group is not None, "only pending groups are too old"
-        self._dropped[OVER_AGE] += 1
-        turns = group.num_turns() + num_turns
-        self._drops.append(DroppedGroup(group.task.member, turns, OVER_AGE))
-
-    def _drop_alike(self, grant: int) -> None:
-        """Drop a complete group whose trials all earned the same; see `ALIKE`."""
-        self._remove(grant)
-        self._dropped[ALIKE] += 1
-        self._num_replaced += 1
 
     def _late_groups(self, now: float) -> list[PendingGroup]:
         """Return the groups that a peer plays beyond their deadline, oldest first."""
