@@ -26,13 +26,13 @@ from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic
 Tensors = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Layer:
     """Hold one transformer layer: norms and biases in float32, matrices as `Arithmetic.matrix`
     prepares them. A norm or bias that the model's family does not have is None.
     """
 
-    input_norm: torch.Tensor | None
+    input_norm: torch.Tensor | None = None
     """[D]: of the input of attention."""
     qkv: torch.Tensor
     """[(N + 2K) H, D]"""
@@ -42,9 +42,9 @@ class Layer:
     output: torch.Tensor
     """[D, N H]"""
     output_bias: torch.Tensor | None
-    attention_out_norm: torch.Tensor | None
+    attention_out_norm: torch.Tensor | None = None
     """[D]: of what attention adds to the residual stream."""
-    mlp_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor | None = None
     """[D]: of the input of the MLP."""
     gate_up: torch.Tensor
     """[2F, D]"""
@@ -52,7 +52,7 @@ class Layer:
     down: torch.Tensor
     """[D, F]"""
     down_bias: torch.Tensor | None
-    mlp_out_norm: torch.Tensor | None
+    mlp_out_norm: torch.Tensor | None = None
     """[D]: of what the MLP adds to the residual stream."""
 
     def parts(self) -> Iterator[torch.Tensor]:
@@ -61,6 +61,8 @@ class Layer:
         return (part for part in named if part is not None)
 
 
+ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
+"""Linear layers whose rows are in the order of `paired`."""
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 """Endings of the published names of an adapter's two matrices, after the name of their layer."""
 
@@ -168,17 +170,6 @@ def as_adapters(
     Args:
         named: Both matrices of each adapter, by their published names; they fit the model.
     """
-    heads, kv_heads = (each * shape.head_dim for each in (shape.heads, shape.kv_heads))
-    parts = {
-        "qkv": {
-            "self_attn.q_proj": heads,
-            "self_attn.k_proj": kv_heads,
-            "self_attn.v_proj": kv_heads,
-        },
-        "output": {"self_attn.o_proj": shape.hidden_size},
-        "gate_up": {"mlp.gate_proj": shape.mlp_size, "mlp.up_proj": shape.mlp_size},
-        "down": {"mlp.down_proj": shape.hidden_size},
-    }
 
     def adapter(number: int, sizes: Mapping[str, int]) -> Adapter | None:
         """Return the adapters of one matrix of layer `number`; None if no part of it has one."""
@@ -187,7 +178,7 @@ def as_adapters(
             stem = f"model.layers.{number}.{part}"
             if stem + UP in named:
                 down, up = named[stem + DOWN], scale * named[stem + UP]
-                up = paired(up, shape.head_dim) if part.endswith(("q_proj", "k_proj")) else up
+                up = paired(up, shape.head_dim) if part in ROTATED else up
                 own = slice(rank, rank + len(down))
                 ups.append((slice(first, first + size), own, arithmetic.matrix(up)))
                 downs.append(down)
@@ -196,7 +187,7 @@ def as_adapters(
         return Adapter(arithmetic.matrix(torch.cat(downs)), tuple(ups)) if downs else None
 
     layers = (
-        {name: adapter(number, sizes) for name, sizes in parts.items()}
+        {name: adapter(number, sizes) for name, sizes in _parts(shape).items()}
         for number in range(shape.layers)
     )
     return tuple({name: one for name, one in each.items() if one} for each in layers)
@@ -347,44 +338,52 @@ def _layers(tensors: Tensors, shape: Architecture, arithmetic: Arithmetic) -> tu
     return tuple(_layer(tensors, number, shape, arithmetic) for number in range(shape.layers))
 
 
+def _parts(shape: Architecture) -> dict[str, dict[str, int]]:
+    """Return, for each matrix of a layer, its linear layers with their numbers of outputs."""
+    heads, kv_heads = (each * shape.head_dim for each in (shape.heads, shape.kv_heads))
+    return {
+        "qkv": {
+            "self_attn.q_proj": heads,
+            "self_attn.k_proj": kv_heads,
+            "self_attn.v_proj": kv_heads,
+        },
+        "output": {"self_attn.o_proj": shape.hidden_size},
+        "gate_up": {"mlp.gate_proj": shape.mlp_size, "mlp.up_proj": shape.mlp_size},
+        "down": {"mlp.down_proj": shape.hidden_size},
+    }
+
+
 def _layer(tensors: Tensors, number: int, shape: Architecture, arithmetic: Arithmetic) -> Layer:
     """Move the tensors of one layer into a `Layer`."""
-    stem, hidden = f"model.layers.{number}", shape.hidden_size
-    heads, size = shape.heads * shape.head_dim, shape.head_dim
-    kv_heads = shape.kv_heads * size
-    mlp = f"{stem}.mlp"
+    stem, hidden, parts = f"model.layers.{number}", shape.hidden_size, _parts(shape)
 
-    def qkv(ending: str, *rest: int) -> torch.Tensor:
-        """Concatenate the weights, or the biases, of queries, keys and values."""
-        attention = f"{stem}.self_attn"
-        query = _take(tensors, f"{attention}.q_proj.{ending}", heads, *rest)
-        key = _take(tensors, f"{attention}.k_proj.{ending}", kv_heads, *rest)
-        value = _take(tensors, f"{attention}.v_proj.{ending}", kv_heads, *rest)
-        return torch.cat([paired(query, size), paired(key, size), value])
+    def joined(name: str, ending: str, *width: int) -> torch.Tensor:
+        """Concatenate the weights, or the biases, of a matrix's linear layers."""
+        taken = []
+        for part, size in parts[name].items():
+            tensor = _take(tensors, f"{stem}.{part}.{ending}", size, *width)
+            taken.append(paired(tensor, shape.head_dim) if part in ROTATED else tensor)
+        # One that is alone is not copied, so that it stays mapped from its file.
+        return taken[0] if len(taken) == 1 else torch.cat(taken)
 
-    def gate_up(ending: str, *rest: int) -> torch.Tensor:
-        names = (f"{mlp}.{part}_proj.{ending}" for part in ("gate", "up"))
-        return torch.cat([_take(tensors, name, shape.mlp_size, *rest) for name in names])
+    def matrix(name: str, width: int) -> torch.Tensor:
+        return arithmetic.matrix(joined(name, "weight", width))
+
+    def bias(name: str, is_there: bool) -> torch.Tensor | None:
+        return joined(name, "bias").float() if is_there else None
 
     norms = {own: _norm(tensors, f"{stem}.{name}", shape) for own, name in shape.norms.items()}
     return Layer(
-        input_norm=norms.get("input_norm"),
-        qkv=arithmetic.matrix(qkv("weight", hidden)),
-        qkv_bias=qkv("bias").float() if shape.has_qkv_bias else None,
+        qkv=matrix("qkv", hidden),
+        qkv_bias=bias("qkv", shape.has_qkv_bias),
         head_norms=_head_norms(tensors, stem, shape) if shape.query_key_norms != "none" else None,
-        output=arithmetic.matrix(_take(tensors, f"{stem}.self_attn.o_proj.weight", hidden, heads)),
-        output_bias=_take(tensors, f"{stem}.self_attn.o_proj.bias", hidden).float()
-        if shape.has_output_bias
-        else None,
-        attention_out_norm=norms.get("attention_out_norm"),
-        mlp_norm=norms.get("mlp_norm"),
-        gate_up=arithmetic.matrix(gate_up("weight", hidden)),
-        gate_up_bias=gate_up("bias").float() if shape.has_mlp_bias else None,
-        down=arithmetic.matrix(_take(tensors, f"{mlp}.down_proj.weight", hidden, shape.mlp_size)),
-        down_bias=_take(tensors, f"{mlp}.down_proj.bias", hidden).float()
-        if shape.has_mlp_bias
-        else None,
-        mlp_out_norm=norms.get("mlp_out_norm"),
+        output=matrix("output", shape.heads * shape.head_dim),
+        output_bias=bias("output", shape.has_output_bias),
+        gate_up=matrix("gate_up", hidden),
+        gate_up_bias=bias("gate_up", shape.has_mlp_bias),
+        down=matrix("down", shape.mlp_size),
+        down_bias=bias("down", shape.has_mlp_bias),
+        **norms,
     )
 
 
