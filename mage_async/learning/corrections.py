@@ -83,12 +83,8 @@ class Correction(Variant):
         raise NotImplementedError
 
 
-class Clipped(Correction):
-    """PPO's clipped loss under a weight of each token that does not depend on the current policy.
-
-    `-weight * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`: most corrections are a choice of
-    weights. `mage_kernels.linear_policy_loss` computes such a loss while it computes log-probs.
-    """
+class WithClip(Correction):
+    """A loss with PPO's clip of a ratio of probabilities."""
 
     clip_low: Share = 0.2
     """The ratio is clipped below at one minus this."""
@@ -98,28 +94,59 @@ class Clipped(Correction):
     """Bound of the loss of a token with a negative advantage, in units of that advantage; above 1,
     or 0 for no bound."""
 
+    def clipped(
+        self,
+        tokens: Tokens,
+        ratio: "torch.Tensor",
+        weights: "torch.Tensor",
+        is_masked: "torch.Tensor",
+    ) -> Surrogate:
+        """Return the losses `-weight * min(r A, clip(r) A)` (PPO, Schulman et al. 2017, eq. 7),
+        with the dual clip; they are 0 at masked tokens.
+        """
+        plain = ratio * tokens.advantages
+        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * tokens.advantages
+        is_clipped = (clipped < plain) & (tokens.advantages != 0) & ~is_masked
+        weights = weights.masked_fill(is_masked, 0.0)
+        # The losses are masked too: zero times a ratio that overflowed is no number.
+        losses = (-weights * plain.minimum(clipped)).masked_fill(is_masked, 0.0)
+        if self.dual_clip:
+            # Dual clip (Ye et al. 2020, arXiv 1912.09729, eq. 5). Where the advantage is negative,
+            # PPO's loss of a token that became much likelier has no bound. LaMer and MAGE use 3.
+            weighted = weights * tokens.advantages
+            bound = -self.dual_clip * weighted
+            is_bound = (weighted < 0) & (losses > bound)
+            losses, is_clipped = bound.where(is_bound, losses), is_clipped | is_bound
+        return Surrogate(losses, weights, is_clipped, is_masked)
+
+    def check(self, config: Any) -> None:
+        """Refuse a dual clip of 1 or less, which bounds the loss of tokens that have not moved."""
+        if 0 < self.dual_clip <= 1:
+            raise ConfigError(
+                f"learner.correction.dual_clip must be above 1, or 0, got {self.dual_clip}"
+            )
+
+
+class Clipped(WithClip):
+    """PPO's clipped loss under a weight of each token that does not depend on the current policy.
+
+    `-weight * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`: most corrections are a choice of
+    weights. `mage_kernels.linear_policy_loss` computes such a loss while it computes log-probs.
+    """
+
     anchor: ClassVar[Literal["proximal", "behaviour"]] = "proximal"
     """The policy in the denominator of the ratio."""
 
     def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Return the weight of each token, without a gradient, and whether it is masked: [N]."""
-        raise NotImplementedError
+        """Return the weight of each token, without a gradient, and whether it is masked: [N]; by
+        default 1, and no token.
+        """
+        return ones(tokens), no_token(tokens)
 
     def surrogate(self, tokens: Tokens) -> Surrogate:
         """Return the clipped losses under `weigh`'s weights."""
         ratio = (tokens.logprobs - getattr(tokens, self.anchor)).exp()
-        gain, is_clipped = clipped_gain(ratio, tokens.advantages, self.clip_low, self.clip_high)
-        weights, is_masked = self.weigh(tokens)
-        weights = weights.masked_fill(is_masked, 0.0)
-        # The losses are masked too: zero times a ratio that overflowed is no number.
-        losses = (-weights * gain).masked_fill(is_masked, 0.0)
-        is_clipped = is_clipped & ~is_masked
-        losses, is_bound = dual_clipped(losses, weights * tokens.advantages, self.dual_clip)
-        return Surrogate(losses, weights, is_clipped | is_bound, is_masked)
-
-    def check(self, config: Any) -> None:
-        """Refuse a dual clip of 1 or less."""
-        check_dual_clip(self.dual_clip)
+        return self.clipped(tokens, ratio, *self.weigh(tokens))
 
 
 class Truncated(Clipped):
@@ -138,10 +165,6 @@ class NoCorrection(Clipped, tag="none"):
     # the clip is the trainer's own at the beginning of the step, `r = current / proximal`, and the
     # distance of that policy to the behaviour policy is ignored.
 
-    def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Weigh every token 1."""
-        return ones(tokens), no_token(tokens)
-
 
 class Ppo(Clipped, tag="ppo"):
     """PPO's clip around the behaviour policy."""
@@ -152,10 +175,6 @@ class Ppo(Clipped, tag="ppo"):
     # against its advantage has an unbounded ratio.
 
     anchor: ClassVar[Literal["proximal", "behaviour"]] = "behaviour"
-
-    def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Weigh every token 1."""
-        return ones(tokens), no_token(tokens)
 
     def surrogate(self, tokens: Tokens) -> Surrogate:
         """Return the clipped losses; the importance weight is the ratio itself."""
@@ -299,7 +318,7 @@ class Cispo(Correction, tag="cispo"):
         return Surrogate(losses, weights, weights != ratio, no_token(tokens))
 
 
-class Gspo(Correction, tag="gspo"):
+class Gspo(WithClip, tag="gspo"):
     """One clipped ratio per completion."""
 
     # `-min(s A, clip(s) A)` with `s = sg(S) current / sg(current)` and `S = exp(mean over the turn
@@ -308,26 +327,13 @@ class Gspo(Correction, tag="gspo"):
     # clip takes whole turns. The paper clips at 3e-4 and 4e-4 on data a few minibatches old; with
     # stale data use PPO's.
 
-    clip_low: Share = 0.2
-    """The ratio is clipped below at one minus this."""
-    clip_high: NonNegative = 0.28
-    """The ratio is clipped above at one plus this."""
-    dual_clip: NonNegative = 0.0
-    """Bound of the loss of a token with a negative advantage, in units of that advantage; above 1,
-    or 0 for no bound."""
-
     def surrogate(self, tokens: Tokens) -> Surrogate:
         """Return the clipped losses under one ratio per turn."""
         gap = tokens.logprobs - tokens.behaviour
         of_turn = turn_means(gap.detach(), tokens.turns).exp()
         ratio = of_turn * (tokens.logprobs - tokens.logprobs.detach()).exp()
-        gain, is_clipped = clipped_gain(ratio, tokens.advantages, self.clip_low, self.clip_high)
-        losses, is_bound = dual_clipped(-gain, tokens.advantages, self.dual_clip)
-        return Surrogate(losses, of_turn, is_clipped | is_bound, no_token(tokens))
-
-    def check(self, config: Any) -> None:
-        """Refuse a dual clip of 1 or less."""
-        check_dual_clip(self.dual_clip)
+        surrogate = self.clipped(tokens, ratio, ones(tokens), no_token(tokens))
+        return replace(surrogate, weights=of_turn)
 
 
 class Dppo(Correction, tag="dppo"):
@@ -511,44 +517,6 @@ def interpolated(
     """
     age = staleness.clamp(min=0).to(current.dtype)
     return behaviour + age / (age + progress) * (current - behaviour)
-
-
-def clipped_gain(
-    ratio: "torch.Tensor", advantages: "torch.Tensor", clip_low: float, clip_high: float
-) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Return `min(r A, clip(r) A)` (PPO, Schulman et al. 2017, eq. 7) and whether the clip bound
-    it, both [N].
-    """
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    gain = (ratio * advantages).minimum(clipped * advantages)
-    is_clipped = (clipped * advantages < ratio * advantages) & (advantages != 0)
-    return gain, is_clipped
-
-
-def dual_clipped(
-    losses: "torch.Tensor", advantages: "torch.Tensor", dual_clip: float
-) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Bound the loss of each token with a negative advantage A by `-dual_clip * A`; 0 is no bound.
-
-    Returns:
-        The losses, and whether the bound replaced each: [N] both.
-    """
-    # Dual clip (Ye et al. 2020, arXiv 1912.09729, eq. 5). Where the advantage is negative, PPO's
-    # loss of a token that became much likelier has no bound. LaMer and MAGE use 3.
-    bound = -dual_clip * advantages
-    # Without a dual clip `advantages != advantages` is False for every token.
-    is_bound = (advantages < 0) & (losses > bound) if dual_clip else (advantages != advantages)
-    return bound.where(is_bound, losses), is_bound
-
-
-def check_dual_clip(dual_clip: float) -> None:
-    """Refuse a dual clip of 1 or less: it would bound the loss of tokens that have not moved.
-
-    Raises:
-        ConfigError: it is above 0 and at most 1.
-    """
-    if 0 < dual_clip <= 1:
-        raise ConfigError(f"learner.correction.dual_clip must be above 1, or 0, got {dual_clip}")
 
 
 def importance(tokens: Tokens) -> "torch.Tensor":
