@@ -138,9 +138,9 @@ class Scheduler:
         self._waiting: dict[str, Prompt] = {}
         self._running: dict[int, Running] = {}
         """Running prompts by slot; the arrays below have an element or a row for each slot."""
-        self._temperature = np.zeros(slots, np.float32)
-        self._top_p = np.ones(slots, np.float32)
-        self._top_k = np.zeros(slots, np.int64)
+        self._parameters = SamplingParameters(
+            np.zeros(slots, np.float32), np.ones(slots, np.float32), np.zeros(slots, np.int64)
+        )
         self._seeds = np.zeros(slots, np.uint64)
         self._num_prompt = np.zeros(slots, np.int64)
         """Number of tokens of the prompt."""
@@ -197,17 +197,31 @@ class Scheduler:
         self, computed: PolicyForward, logits: torch.Tensor
     ) -> list[tuple[str, Completion]]:
         """Sample from the logits of a forward; return the completions that it ended."""
-        rows, totals = computed.rows, self._totals
-        drawing = rows.slots[computed.logit_rows]
-        totals.num_generated_tokens += len(drawing)
+        rows, columns, totals = computed.rows, computed.columns, self._totals
+        slots = rows.slots[computed.logit_rows]
+        totals.num_generated_tokens += len(slots)
         totals.num_forwards += 1
         totals.num_rows += len(rows.slots)
         totals.num_computed_tokens += int(rows.counts.sum())
-        if not len(drawing):
+        if not len(slots):
             return []
-        known = (rows.starts + rows.counts)[computed.logit_rows]
-        allowed = [self._running[slot].allowed for slot in drawing.tolist()]
-        return self._draw(logits, drawing, known, allowed, computed.columns)
+        known = (rows.starts + rows.counts)[computed.logit_rows]  # tokens of each sequence so far
+        allowed: Sequence[np.ndarray | None]
+        allowed = [self._running[slot].allowed for slot in slots.tolist()]
+        uniform = uniforms(self._seeds[slots], known - self._num_prompt[slots])
+        if columns is not None:
+            allowed = _places(allowed, columns)
+        parameters, arithmetic = self._parameters.rows(slots), self.model.arithmetic
+        tokens, logprobs = draw(logits, parameters, uniform, arithmetic, allowed)
+        if columns is not None:
+            tokens = columns[tokens]
+        self._logprobs[slots, known] = logprobs
+        # A token of the second role is stored as its bitwise complement, so that sequences of
+        # different roles never share keys and values.
+        self._cache.tokens[slots, known] = np.where(self._is_second_role[slots], ~tokens, tokens)
+        drawn = zip(slots.tolist(), tokens.tolist(), known.tolist(), strict=True)
+        ended = [(slot, self._append(slot, token, place)) for slot, token, place in drawn]
+        return [self._finish(slot, reason) for slot, reason in ended if reason is not None]
 
     def release(self, context: str) -> None:
         """Forget a sequence, and abort its prompt."""
@@ -315,8 +329,9 @@ class Scheduler:
         self._num_prompt[slot] = len(prompt.tokens)
         self._is_second_role[slot] = len(prompt.role_changes) % 2 == 1
         self._seeds[slot] = prompt.seed & _MASK_64
-        self._temperature[slot] = sampling.temperature
-        self._top_p[slot], self._top_k[slot] = sampling.top_p, sampling.top_k
+        self._parameters.temperature[slot] = sampling.temperature
+        self._parameters.top_p[slot] = sampling.top_p
+        self._parameters.top_k[slot] = sampling.top_k
         max_length = min(len(prompt.tokens) + sampling.max_tokens, self._max_tokens)
         self._running[slot] = running = Running(prompt, opened, max_length)
         self._append_forced(running, slot)
@@ -331,40 +346,6 @@ class Scheduler:
         if count:
             plan.add(slot, self._cache.num_computed[slot], count)
             self._cache.compute(slot, count)
-
-    def _draw(
-        self,
-        logits: torch.Tensor,
-        slots: np.ndarray,
-        known: np.ndarray,
-        allowed: Sequence[np.ndarray | None],
-        columns: np.ndarray | None,
-    ) -> list[tuple[str, Completion]]:
-        """Sample a token for each slot; return the completions that end with it, by context.
-
-        Args:
-            logits: float32 [W, V], or [W, U] for the tokens `columns`.
-            slots: int64 [W]
-            known: int64 [W]: tokens of each sequence so far.
-            allowed: Tokens that each slot samples from; None for all.
-            columns: Ids of the tokens that `logits` are of, int64 [U], ascending; None for all.
-        """
-        parameters = SamplingParameters(
-            self._temperature[slots], self._top_p[slots], self._top_k[slots]
-        )
-        uniform = uniforms(self._seeds[slots], known - self._num_prompt[slots])
-        if columns is not None:
-            allowed = _places(allowed, columns)
-        tokens, logprobs = draw(logits, parameters, uniform, self.model.arithmetic, allowed)
-        if columns is not None:
-            tokens = columns[tokens]
-        self._logprobs[slots, known] = logprobs
-        # A token of the second role is stored as its bitwise complement, so that sequences of
-        # different roles never share keys and values.
-        self._cache.tokens[slots, known] = np.where(self._is_second_role[slots], ~tokens, tokens)
-        drawn = zip(slots.tolist(), tokens.tolist(), known.tolist(), strict=True)
-        ended = [(slot, self._append(slot, token, place)) for slot, token, place in drawn]
-        return [self._finish(slot, reason) for slot, reason in ended if reason is not None]
 
     def _append(self, slot: int, token: int, place: int) -> FinishReason | None:
         """Record a sampled token; return a reason if the completion ends with it."""
