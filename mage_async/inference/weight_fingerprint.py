@@ -29,7 +29,7 @@ from mage_async.errors import UnreadableWeights
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.arithmetic import Arithmetic
 from mage_async.inference.model import Model
-from mage_async.inference.weights import DOWN, UP, Weights
+from mage_async.inference.weights import DOWN, UP, Weights, reading
 
 DIGEST_BYTES = 8
 """Number of bytes of a digest."""
@@ -368,12 +368,10 @@ class FingerprintBuilder:
 
 def _body(file: Path) -> np.ndarray:
     """Map the bytes after the header of a safetensors file: uint8 [bytes]."""
-    try:
+    with reading(file):
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
         return np.asarray(np.memmap(file, np.uint8, "r", LENGTH_BYTES + length))
-    except (OSError, ValueError) as error:
-        raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
 
 
 def probe_logprobs(

@@ -207,7 +207,7 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(path):
-        with _reading(file), safe_open(file, "pt") as tensors:
+        with reading(file), safe_open(file, "pt") as tensors:
             names: list[str] = tensors.keys()
             for name in names:
                 shapes[name] = tuple(tensors.get_slice(name).get_shape())
@@ -273,17 +273,17 @@ def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
         PolicyError: the directory's index cannot be read.
     """
     for file in weight_files(path):
-        with _reading(file):
+        with reading(file):
             tensors = load_file(file)
         yield from tensors.items()
 
 
 @contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    """Turn errors of reading a file into `UnreadableWeights`."""
+def reading(file: Path) -> Iterator[None]:
+    """Turn errors of reading a file of weights into `UnreadableWeights`."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
 
 

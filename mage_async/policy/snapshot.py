@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from mage_async.errors import UnreadableWeights
 from mage_async.inference.base_weights import digest_of
 from mage_async.inference.weight_fingerprint import (
     COPIED_ROW_TOLERANCE,
+    LENGTH_BYTES,
     MERGED_ROW_TOLERANCES,
     AdapterBase,
     WeightFingerprint,
@@ -35,6 +35,7 @@ from mage_async.inference.weight_fingerprint import (
     sample_digest,
     tensor_digest,
 )
+from mage_async.inference.weights import reading
 from mage_async.learning.adapters import (
     AdaptedLayer,
     adapted_layers,
@@ -59,8 +60,6 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """Names of types in safetensors files."""
-LENGTH_BYTES = 8
-"""Number of bytes of the integer before a safetensors header, which is the header's length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,11 +334,8 @@ def published_fingerprint(file: Path) -> WeightFingerprint | None:
     Raises:
         UnreadableWeights: the file or its fingerprint cannot be read.
     """
-    try:
-        with safe_open(file, "pt") as tensors:
-            text = (tensors.metadata() or {}).get("receipt")
-    except (OSError, SafetensorError) as error:
-        raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
+    with reading(file), safe_open(file, "pt") as tensors:
+        text = (tensors.metadata() or {}).get("receipt")
     return None if text is None else read_fingerprint(text, str(file))
 
 
