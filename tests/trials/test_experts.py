@@ -14,7 +14,7 @@ from mage_async.config import config_file
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.learning.packing import MicroBatch, sequences_of
 from mage_async.methods.method import Methods
-from mage_async.methods.stepagent.method import RecordedExperts, ScriptedExpert, scripted
+from mage_async.methods.stepagent.method import ScriptedExpert, recorded_experts, scripted
 from mage_async.pages.turns import shown_trial
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Alternative, Kind, Task, Trial, trial_as_dict
@@ -134,7 +134,7 @@ def test_recorded_trials_are_matched_by_task_and_prefix_and_the_best_is_followed
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text('{"turns": 3}\n')
     with pytest.raises(ConfigError, match="nor a file of recorded trials"):
-        RecordedExperts.read(tmp_path / "other.jsonl")
+        recorded_experts(tmp_path / "other.jsonl")
 
 
 @pytest.mark.parametrize("answer", [None, 3, "x" * 2000])

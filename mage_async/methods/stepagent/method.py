@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -179,7 +179,7 @@ class StepAgent(Method):
     def _experts(self) -> Advisers:
         """The experts that are asked; a file is read once."""
         source = self.settings.source
-        return scripted if source == "script" else RecordedExperts.read(Path(source))
+        return scripted if source == "script" else recorded_experts(Path(source))
 
 
 MAX_ACTION_CHARS = 1024
@@ -238,36 +238,28 @@ Place = tuple[Task, int, tuple[str, ...]]
 """A task, an episode, and the actions of the episode so far, which determine the state."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedExperts:
-    """Make advisers that answer with the actions of recorded trials.
+def recorded_experts(file: Path) -> Advisers:
+    """Return a function that makes advisers which answer with the actions of recorded trials.
 
     An action is looked up by task, episode and earlier actions. If several recorded episodes begin
     with the same actions, the one with the highest return decides.
+
+    Args:
+        file: Trials as `mage journal --export FILE.jsonl` writes them.
+
+    Raises:
+        ConfigError: the file cannot be read, or does not hold recorded trials.
     """
-
-    actions: Mapping[Place, str]
-
-    @classmethod
-    def read(cls, file: Path) -> Self:
-        """Read trials as `mage journal --export FILE.jsonl` writes them.
-
-        Raises:
-            ConfigError: the file cannot be read, or does not hold recorded trials.
-        """
-        try:
-            lines = file.read_bytes().splitlines()
-            rows = [msgspec.json.decode(line, type=_Row) for line in lines if line.strip()]
-        except (OSError, UnicodeError, msgspec.MsgspecError) as error:
-            raise ConfigError(
-                f'methods.stepagent.source = "{file}" is neither "script" nor a file of recorded '
-                f"trials, as mage journal --export FILE.jsonl writes it: {error}"
-            ) from None
-        return cls(_best(rows))
-
-    def __call__(self, environment: Environment, task: Task, index: int) -> Adviser:
-        """Return an adviser for a trial."""
-        return _RecordedExpert(self.actions, task)
+    try:
+        lines = file.read_bytes().splitlines()
+        rows = [msgspec.json.decode(line, type=_Row) for line in lines if line.strip()]
+    except (OSError, UnicodeError, msgspec.MsgspecError) as error:
+        raise ConfigError(
+            f'methods.stepagent.source = "{file}" is neither "script" nor a file of recorded '
+            f"trials, as mage journal --export FILE.jsonl writes it: {error}"
+        ) from None
+    actions = _best(rows)
+    return lambda environment, task, index: _RecordedExpert(actions, task)
 
 
 @dataclass(frozen=True, slots=True)
