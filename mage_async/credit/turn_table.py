@@ -174,11 +174,12 @@ def _credited(
     last one, the act's return has no factor yet, so it gets `share` here. In all other cases it is
     taken as it is.
     """
-    credited = credit.returns(_rewards(trial))
+    rewards = _rewards(trial)
+    credited = credit.returns(list(rewards.values()))
     values = list(chain.from_iterable(credited.acts))
     scores = {
         episode: score * (share if trial.is_before_last(episode) else 1.0)
-        for episode, score in zip(_episodes(trial), credited.scores, strict=True)
+        for episode, score in zip(rewards, credited.scores, strict=True)
     }
     for turn, paid in zip(trial.turns, bonus, strict=True):
         if turn.kind is Kind.ACT:
@@ -217,18 +218,13 @@ def _bonus_to_go(trial: Trial, bonus: Sequence[float], discount: float) -> list[
     return sums[::-1]
 
 
-def _episodes(trial: Trial) -> list[int]:
-    """Return the episodes with at least one act, in order."""
-    return list(dict.fromkeys(turn.episode for turn in trial.turns if turn.kind is Kind.ACT))
-
-
-def _rewards(trial: Trial) -> list[list[float]]:
-    """Return the rewards of the acts of every played episode."""
+def _rewards(trial: Trial) -> dict[int, list[float]]:
+    """Return the rewards of the acts of each episode with at least one act, in order."""
     rewards: dict[int, list[float]] = {}
     for turn in trial.turns:
         if turn.kind is Kind.ACT:
             rewards.setdefault(turn.episode, []).append(turn.reward)
-    return list(rewards.values())
+    return rewards
 
 
 def _ids(names: Sequence[object]) -> np.ndarray:
