@@ -87,6 +87,18 @@ class Advantage(Variant, tag_field="estimator"):
         """Return the advantages of all turns, without penalties: float64 `[N]` on `device`."""
         raise NotImplementedError
 
+    def penalties(self, table: TurnTable, max_tokens: np.ndarray | int) -> np.ndarray:
+        """Return each turn's penalty for an invalid action and for a long completion, summed.
+
+        The penalty for length grows linearly from 0 at half of `max_tokens` to `length_penalty` at
+        `max_tokens`, which may differ by turn (MAGE, `apply_length_penalty`).
+
+        Returns:
+            float64 `[N]`, in units of reward.
+        """
+        over = np.clip(2.0 * table.num_tokens / max_tokens - 1.0, 0.0, 1.0)
+        return self.format_penalty * ~table.is_valid + self.length_penalty * over
+
     def _states(
         self, table: TurnTable, key: Sequence[Key], weight: Weight, device: "torch.device | str"
     ) -> "Cells":
@@ -242,12 +254,8 @@ def turn_advantages(
         max_reflection_tokens: the same of all other turns.
     """
     acts = table.kind == Kind.ACT
-    penalties = penalties_of(
-        table,
-        format_penalty=config.format_penalty,
-        length_penalty=config.length_penalty,
-        max_tokens=np.where(acts, max_action_tokens, max_reflection_tokens),
-    )
+    limits = np.where(acts, max_action_tokens, max_reflection_tokens)
+    penalties = config.penalties(table, limits)
     returns, charged = table.returns, penalties  # charged: what is subtracted from each return
     if config.value == "trial_score":
         # All turns of a trial have one score, from which all penalties of the trial are subtracted.
@@ -260,25 +268,6 @@ def turn_advantages(
         table = replace(table, episode_score=table.episode_score - penalties)
     values = config.estimate(table, device)
     return values - _on(device, penalties) if config.penalise == "advantage" else values
-
-
-def penalties_of(
-    table: TurnTable,
-    *,
-    format_penalty: float,
-    length_penalty: float,
-    max_tokens: np.ndarray | int,
-) -> np.ndarray:
-    """Return each turn's penalty for an invalid action and for a long completion, summed.
-
-    The penalty for length grows linearly from 0 at half of `max_tokens` to `length_penalty` at
-    `max_tokens`, which may differ by turn (MAGE, `apply_length_penalty`).
-
-    Returns:
-        float64 `[N]`, in units of reward.
-    """
-    over = np.clip(2.0 * table.num_tokens / max_tokens - 1.0, 0.0, 1.0)
-    return format_penalty * ~table.is_valid + length_penalty * over
 
 
 def _cells(

@@ -11,7 +11,7 @@ from mage_async.config import config_file
 from mage_async.config.components import ESTIMATORS, component
 from mage_async.credit.turn_table import TurnTable
 from mage_async.errors import ConfigError
-from mage_async.learning.advantages import Gigpo, penalties_of, turn_advantages
+from mage_async.learning.advantages import Gigpo, GroupMean, turn_advantages
 
 ACT, REFLECT = 0, 1
 SHIPPED = config_file.load(config_file.find(None), [])
@@ -146,7 +146,7 @@ def test_a_state_of_both_seats_is_one_for_each_seat_but_not_as_coded():
 
 def test_length_costs_nothing_up_to_half_the_limit_and_all_of_it_at_the_limit():
     rows = table([0.0] * 5, num_tokens=[1, 4, 6, 8, 9])
-    taken = penalties_of(rows, format_penalty=1.0, length_penalty=2.0, max_tokens=8)
+    taken = GroupMean(format_penalty=1.0, length_penalty=2.0).penalties(rows, 8)
     assert taken.tolist() == [0.0, 0.0, 1.0, 2.0, 2.0]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from mage_async.credit.returns import CumulativeCode, Differential
 from mage_async.credit.turn_table import build_table
-from mage_async.learning.advantages import Gigpo, penalties_of
+from mage_async.learning.advantages import Gigpo
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 
 RECORDED = np.load(Path(__file__).parent / "recorded" / "reference_code.npz")
@@ -75,9 +75,7 @@ def tables():
 
 
 def penalties(table, length_penalty):
-    return penalties_of(
-        table, format_penalty=0.5, length_penalty=length_penalty, max_tokens=MAX_TOKENS
-    )
+    return Gigpo(format_penalty=0.5, length_penalty=length_penalty).penalties(table, MAX_TOKENS)
 
 
 class LamersGigpo(Gigpo, tag="lamers_gigpo"):

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from mage_async.credit.turn_table import Key, TurnTable, joint_cells
-from mage_async.learning.advantages import Advantage, penalties_of
+from mage_async.learning.advantages import Advantage
 from mage_async.trajectory import Kind
 
 Weight = Literal["trial", "sample"]
@@ -52,12 +52,7 @@ def turn_advantages(
 ) -> np.ndarray:
     """Advantages of all turns, penalties included: float64 `[N]`."""
     acts = table.kind == Kind.ACT
-    taken = penalties_of(
-        table,
-        format_penalty=rules.format_penalty,
-        length_penalty=rules.length_penalty,
-        max_tokens=np.where(acts, max_action_tokens, max_reflection_tokens),
-    )
+    taken = rules.penalties(table, np.where(acts, max_action_tokens, max_reflection_tokens))
     if rules.value == "trial_score":
         return _by_trial_score(table, rules, taken)
     if rules.kind == "gigpo":
@@ -142,7 +137,7 @@ def gigpo(
     """MAGE's agent-specific normalisation: nothing is compared across opponents.
 
     Args:
-        penalties: `[N]`, in units of reward, taken from each turn's own score; see `penalties_of`.
+        penalties: `[N]`, in units of reward, taken from each turn's own score.
         states: `[N]`, the state that each turn was taken in; unless given, MAGE's, which are of
             one member.
         divides: divide each term by its cell's standard deviation (`mean_std_norm`).
