@@ -33,7 +33,7 @@ from mage_async.inference.arithmetic import Kind
 from mage_async.inference.model import Model, PolicyForward, Rows, forward_together
 from mage_async.inference.weights import as_weights
 from mage_async.learning.adapters import adapted_layers, merged_tensors
-from mage_async.learning.forward import token_logprobs
+from mage_async.learning.forward import head_inputs
 from mage_async.learning.packing import TokenRow
 from mage_async.policy.load import load_policy
 from mage_async.policy.lora import add_adapters
@@ -69,7 +69,7 @@ def by_learner(policy: PreTrainedModel, tokens: Iterable[np.ndarray]) -> torch.T
     scored = []
     for each in tokens:
         row = TokenRow.of([each], torch.device("cpu"), predicted=[np.arange(1, len(each))])
-        scored.append(token_logprobs(policy, row, temperature=1.0)[0])
+        scored.append(head_inputs(policy, row, 1.0).logprobs()[0])
     return torch.cat(scored)
 
 

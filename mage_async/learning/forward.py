@@ -21,13 +21,6 @@ SHARDED = "sharded_body"
 """Name of the method that runs `body` on a model that is sharded over ranks."""
 
 
-def token_logprobs(
-    model: PreTrainedModel, row: TokenRow, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute log-prob and entropy of each target in nats, after temperature: two float32 [N]."""
-    return head_inputs(model, row, temperature).logprobs()
-
-
 def head_inputs(model: PreTrainedModel, row: TokenRow, temperature: float) -> HeadInputs:
     """Run the transformer and return the inputs of the log-probs.
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from mage_async.inference.weight_fingerprint import AdapterBase, probe_tokens, with_both_roles
 from mage_async.learning.adapters import has_roles, trained_tensors
-from mage_async.learning.forward import token_logprobs
+from mage_async.learning.forward import head_inputs
 from mage_async.learning.packing import TokenRow
 from mage_async.policy.snapshot import Snapshot
 
@@ -134,5 +134,5 @@ def probe_logprobs(model: PreTrainedModel) -> torch.Tensor:
     # With two roles, the second half of the tokens belongs to the second role.
     laid = with_both_roles(tokens) if has_roles(model) else tokens
     row = TokenRow.of([laid], model.device, predicted=[np.arange(1, len(tokens))])
-    logprobs, _ = token_logprobs(model, row, temperature=1.0)
+    logprobs, _ = head_inputs(model, row, 1.0).logprobs()
     return logprobs.float()

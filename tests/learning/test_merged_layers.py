@@ -13,7 +13,7 @@ from mage_async.inference.weights import as_weights
 from mage_async.learning import merged_layers as tested
 from mage_async.learning.adapters import merged_tensors, trained_tensors, without_adapters
 from mage_async.learning.attention import PACKED_ATTENTION
-from mage_async.learning.forward import checkpoint_activations, token_logprobs
+from mage_async.learning.forward import checkpoint_activations, head_inputs
 from mage_async.learning.packing import TokenRow
 from mage_async.policy.lora import add_adapters
 from tests.inference.conftest import FAMILIES, build
@@ -47,7 +47,7 @@ def row(*, shares_opening: bool) -> TokenRow:
 def results(model: PreTrainedModel, given: TokenRow) -> Iterator[torch.Tensor]:
     """Yield log-probs, entropies and the gradient of every adapter."""
     model.zero_grad()
-    logprobs, entropy = token_logprobs(model, given, 0.8)
+    logprobs, entropy = head_inputs(model, given, 0.8).logprobs()
     weights = torch.linspace(-1.0, 1.0, len(logprobs))
     ((logprobs + 0.1 * entropy) * weights).sum().backward()
     yield from (logprobs.detach(), entropy.detach())
@@ -98,7 +98,7 @@ def test_a_changed_adapter_and_a_switch_act_in_the_next_forward() -> None:
     model, given = adapted("llama"), row(shares_opening=False)
     first = next(results(model, given))
     with without_adapters(model), torch.no_grad():
-        base, _ = token_logprobs(model, given, 0.8)
+        base, _ = head_inputs(model, given, 0.8).logprobs()
     assert (base - first).abs().max() > 1e-3
     for weight in trained_tensors(model).values():
         weight.mul_(1.5)
@@ -117,9 +117,9 @@ def test_a_changed_frozen_weight_acts_in_the_next_forward() -> None:
 
 def test_a_matrix_that_changed_before_the_backward_pass_is_an_error() -> None:
     model, given = adapted("llama"), row(shares_opening=False)
-    logprobs, _ = token_logprobs(model, given, 0.8)
+    logprobs, _ = head_inputs(model, given, 0.8).logprobs()
     next(iter(trained_tensors(model).values())).mul_(1.5)
-    token_logprobs(model, given, 0.8)
+    head_inputs(model, given, 0.8).logprobs()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         logprobs.sum().backward()
 
@@ -133,7 +133,7 @@ def test_the_engine_computes_the_same_logprobs(family: str, tmp_path) -> None:
     tokens = np.random.default_rng(1).integers(3, 40, 100)
     given = TokenRow.of([tokens], CPU, predicted=[np.arange(1, len(tokens))])
     with torch.no_grad():
-        logprobs, _ = token_logprobs(model, given, 1.0)
+        logprobs, _ = head_inputs(model, given, 1.0).logprobs()
     assert (logprobs - engine.score(tokens)).abs().max() < 1e-4
 
 

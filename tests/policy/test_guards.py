@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from mage_async.errors import PolicyError
 from mage_async.learning.attention import PACKED_ATTENTION
-from mage_async.learning.forward import token_logprobs
+from mage_async.learning.forward import head_inputs
 from mage_async.learning.packing import TokenRow
 from mage_async.policy.load import TRAINABLE, check_trainable
 from tests.helpers.random_models import SHAPE, random_model
@@ -36,7 +36,7 @@ def packed_logprobs(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tenso
     sequences = [each.numpy() for each in tokens.split(LENGTHS)]
     predicted = [np.arange(1, length) for length in LENGTHS]
     row = TokenRow.of(sequences, torch.device("cpu"), predicted=predicted)
-    return token_logprobs(model, row, 1.0)[0]
+    return head_inputs(model, row, 1.0).logprobs()[0]
 
 
 def own_logprobs(model: PreTrainedModel, tokens: torch.Tensor, attention: str) -> torch.Tensor:

@@ -19,7 +19,7 @@ from mage_async.inference.weights import as_weights
 from mage_async.learning import trainer
 from mage_async.learning.adapters import merged_tensors, trained_tensors
 from mage_async.learning.attention import PACKED_ATTENTION
-from mage_async.learning.forward import hidden_states, token_logprobs
+from mage_async.learning.forward import head_inputs, hidden_states
 from mage_async.learning.packing import TokenRow, TrainingSequence
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.lora import add_adapters, load_adapters, save_adapters
@@ -62,7 +62,7 @@ def logprobs(model: PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
     """Of all tokens but the first, of either role: float32 [T - 1]."""
     predicted = [np.arange(1, len(tokens))]
     row = TokenRow.of([tokens], torch.device("cpu"), predicted=predicted)
-    return token_logprobs(model, row, 1.0)[0].numpy()
+    return head_inputs(model, row, 1.0).logprobs()[0].numpy()
 
 
 def engine_of(model: PreTrainedModel, folder: Path, *, slots: int = 4) -> Model:
