@@ -223,9 +223,14 @@ def route(model: nn.Module) -> None:
     """Make each of the model's two adapters act on the tokens of its role only, in place."""
     routing = Routing()
     model.routing = routing  # type: ignore[assignment]  # torch declares tensors and modules only
+
+    def mask_output(role: int, layer: nn.Module, args: object, out: torch.Tensor) -> torch.Tensor:
+        """Set the output of a down-projection to 0 at the other role's tokens."""
+        return routing.masked(role, out)
+
     for layer in adapted_layers(model).values():
         for role, down in enumerate(layer.lora_A.values()):
-            down.register_forward_hook(partial(_mask_output, routing, role))
+            down.register_forward_hook(partial(mask_output, role))
 
 
 def has_roles(model: nn.Module) -> bool:
@@ -286,10 +291,3 @@ def _adapter(model: nn.Module, role: int) -> list[torch.Tensor]:
         for layer in layers
         for part in (layer.lora_A, layer.lora_B)
     ]
-
-
-def _mask_output(
-    routing: Routing, role: int, layer: nn.Module, args: object, out: torch.Tensor
-) -> torch.Tensor:
-    """Forward hook of a down-projection: set its output to 0 at the other role's tokens."""
-    return routing.masked(role, out)
