@@ -115,9 +115,8 @@ class Contexts:
                 any.
         """
         limit = self._prompt_limit if self._config.compaction == "none" else self._longest_prompt()
-        if tool_answers:
-            return self._transcript.length_with_tool_answers(tool_answers) > limit
-        return self._length_with(message, turn) > limit
+        text, kind = self._with_request(message, turn)
+        return self._transcript.length_with(text, kind, tool_answers) > limit
 
     def compact(self, outcome: str, observation: str, turn: NextTurn) -> Kind | None:
         """Drop the oldest turns, or request the notes with which the next context begins.
@@ -210,10 +209,6 @@ class Contexts:
             return message.strip(), Kind.ACT
         return f"{message} {self._config.prompts.strategy}".strip(), Kind.STRATEGY
 
-    def _length_with(self, message: str, turn: NextTurn) -> int:
-        """Return the tokens of the context with a message that requests a turn."""
-        return self._transcript.length_with(*self._with_request(message, turn))
-
     def _opening_length(self, opening: str, turn: NextTurn) -> int:
         """Return the tokens of a new context that begins with a message and requests a turn."""
         return self._transcript.opening_length(*self._with_request(opening, turn))
@@ -223,7 +218,8 @@ class Contexts:
         transcript, prompts, message = self._transcript, self._config.prompts, observation
         if turn.is_first:
             message = f"{outcome} {prompts.beginning(turn.episode, observation)}".strip()
-        length, longest = self._length_with(message, turn), self._longest_prompt()
+        length = transcript.length_with(*self._with_request(message, turn))
+        longest = self._longest_prompt()
         # The current context begins with message 0: with it, nothing would be dropped.
         for number, first in enumerate(self._messages[1:], 1):
             opening = prompts.opening(first.episode, first.text, turn.remarks)

@@ -102,14 +102,16 @@ class Transcript:
         """Return the number of tokens of a new context that begins with a user message."""
         return len(self._chat.opening(message) + self._prefill_tokens(kind))
 
-    def add_message(self, message: str, kind: Kind) -> None:
-        """Append a user message to the current context."""
-        self._append(self._message_tokens(message, kind))
+    def add_message(self, message: str, kind: Kind, answers: Sequence[str] = ()) -> None:
+        """Append a user message to the current context or, if there are any, the answers to the
+        last turn's tool calls in its place.
+        """
+        self._append(self._message_tokens(message, kind, answers))
         self._kind = kind
 
-    def length_with(self, message: str, kind: Kind) -> int:
-        """Return the number of tokens that the context would have with another user message."""
-        return self.num_tokens + len(self._message_tokens(message, kind))
+    def length_with(self, message: str, kind: Kind, answers: Sequence[str] = ()) -> int:
+        """Return the number of tokens that the context would have after `add_message`."""
+        return self.num_tokens + len(self._message_tokens(message, kind, answers))
 
     def most_with(self, message: str, kind: Kind) -> int:
         """Return the most tokens that a user message can add to a context."""
@@ -117,18 +119,6 @@ class Transcript:
         # tokens that end the turn.
         forced = f"</{NAMES[Kind.ACT]}>"
         return len(self._chat.answer(-1, forced, message, self._parser.prefill(kind)))
-
-    def length_with_tool_answers(self, answers: Sequence[str]) -> int:
-        """Return the number of tokens that the context would have with `add_tool_answers`."""
-        return self.num_tokens + len(self._tool_answers(answers))
-
-    def add_tool_answers(self, answers: Sequence[str]) -> None:
-        """Append the answers to the last turn's tool calls to the current context."""
-        self._append(self._tool_answers(answers))
-        self._kind = Kind.ACT
-
-    def _tool_answers(self, answers: Sequence[str]) -> tuple[int, ...]:
-        return self._chat.tool_answers(self._segments[-1].tokens[-1], answers)
 
     def close(self, message: str) -> None:
         """Close the current context with a last user message that has no answer."""
@@ -168,8 +158,10 @@ class Transcript:
         """Return all contexts for training."""
         return tuple(segment.close() for segment in self._segments)
 
-    def _message_tokens(self, message: str, kind: Kind) -> tuple[int, ...]:
+    def _message_tokens(self, message: str, kind: Kind, answers: Sequence[str]) -> tuple[int, ...]:
         last = self._segments[-1].tokens[-1]
+        if answers:
+            return self._chat.tool_answers(last, answers)
         return self._chat.answer(last, self._forced, message, self._parser.prefill(kind))
 
     def _prefill_tokens(self, kind: Kind) -> tuple[int, ...]:

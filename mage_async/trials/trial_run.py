@@ -362,7 +362,7 @@ class TrialRun:
                 self._end_episode(replace(outcome, observation="", tool_answers=()))
         elif answers:
             self.kind = Kind.ACT
-            self._transcript.add_tool_answers(answers)
+            self._transcript.add_message("", Kind.ACT, answers)
         else:
             message = outcome.observation
             self.kind = self._contexts.append(message, message, turn)
