@@ -627,37 +627,27 @@ def placed(
     chat: ChatFormat,
     parser: ActionParser,
 ) -> Alternative:
-    """Return an alternative with the first token in which it differs from the completion.
+    """Return an alternative with the first token in which the completion would differ if its action
+    replaced the sampled one. It stays as it is if there is no such token, or if the completion's
+    text does not begin with the sampled action.
 
     Args:
         start: where the completion begins in its segment.
         tokens: tokens of the completion.
         action: the action that was parsed from the completion.
     """
-    difference = _first_difference(tokens, action, alternative.action, chat, parser)
-    if difference is None:
-        return alternative
-    place, token = difference
-    return replace(alternative, place=start + place, token=token)
-
-
-def _first_difference(
-    tokens: Sequence[int], action: str, wanted: str, chat: ChatFormat, parser: ActionParser
-) -> tuple[int, int] | None:
-    """Return the place and the new token of the first difference if the wanted action replaced the
-    sampled one; `None` if there is no difference, or the completion's text does not begin with the
-    sampled action.
-    """
-    first = _first_of_action(tokens, chat, parser)
+    wanted, first = alternative.action, _first_of_action(tokens, chat, parser)
     text = chat.decode(tokens[first:])
     stripped = text.lstrip()
     if wanted == action or not action or not stripped.startswith(action):
-        return None
+        return alternative
     lead = text[: len(text) - len(stripped)]  # keeps the space before the action
     closing = "" if parser.has_tools else f"</{NAMES[Kind.ACT]}>"
     instead = chat.encode(f"{lead}{wanted}{closing}")
-    pairs = enumerate(zip(tokens[first:], instead, strict=False), first)
-    return next(((place, other) for place, (own, other) in pairs if own != other), None)
+    for place, (own, other) in enumerate(zip(tokens[first:], instead, strict=False), first):
+        if own != other:
+            return replace(alternative, place=start + place, token=other)
+    return alternative
 
 
 def _first_of_action(tokens: Sequence[int], chat: ChatFormat, parser: ActionParser) -> int:
