@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from mage_async.completion import Completion, Prompt, Sampling
+from mage_async.completion import Completion, Prompt
 from mage_async.environments.agent import AgentTasks, Session
 from mage_async.environments.environment import Environment
 from mage_async.environments.legal_pattern import regex_form
@@ -445,7 +445,6 @@ class AgentRun:
         if len(completion.tokens) < num_drawn:
             # The engine's context of the old name also holds the tokens after the stop.
             lineage.name = self._new_context()
-        start = self._append(pending, completion)
         shown = self._chat.decode_completion(completion.tokens.tolist())
         stop = None
         if is_stopped:
@@ -462,7 +461,7 @@ class AgentRun:
         text = shown.partition("<tool_call>")[0].strip() if is_call else shown
         if is_call and "<tool_call>" not in shown:
             text = ""  # Llama's form: the whole text is the call
-        self._add_turn(pending, start, completion, shown, is_valid=is_valid)
+        self._add_turn(pending, completion, shown, is_valid=is_valid)
         answer = Message("assistant", text, read if is_call else ())
         digest = _next_digest(pending.digest, answer)
         self._answer_ends.setdefault(digest, []).append((lineage, len(lineage.segment.tokens)))
@@ -611,10 +610,9 @@ class AgentRun:
 
     def _record_remark(self, pending: Pending, completion: Completion, kind: Kind) -> str:
         """Append a reflection or notes, and the prompt, to their lineage; return their text."""
-        start = self._append(pending, completion)
         text = self._chat.decode_completion(completion.tokens.tolist())
         remark = self._config.parser.parse(kind, text) or text.strip()
-        self._add_turn(pending, start, completion, remark, is_valid=bool(remark), kind=kind)
+        self._add_turn(pending, completion, remark, is_valid=bool(remark), kind=kind)
         return remark
 
     def _as_next_episode(self, messages: Sequence[Message]) -> list[Message]:
@@ -680,10 +678,8 @@ class AgentRun:
     ) -> Prompt:
         """Return a prompt of a lineage, with the trial's next seed."""
         self._num_prompts += 1
-        own = self._config.sampling
-        sampling = Sampling(
-            own.temperature, own.top_p, own.top_k, max_tokens, self._chat.stop_tokens
-        )
+        stops = self._chat.stop_tokens
+        sampling = replace(self._config.sampling, max_tokens=max_tokens, stop_tokens=stops)
         return Prompt(
             lineage.name,
             tokens,
@@ -719,8 +715,18 @@ class AgentRun:
         self._contexts.append(f"{self._name}.{len(self._contexts) + 1}")
         return self._contexts[-1]
 
-    def _append(self, pending: Pending, completion: Completion) -> int:
-        """Append a prompt and its completion to their lineage; return where the latter begins."""
+    def _add_turn(
+        self,
+        pending: Pending,
+        completion: Completion,
+        text: str,
+        *,
+        is_valid: bool,
+        kind: Kind = Kind.ACT,
+    ) -> None:
+        """Append a prompt and its completion to their lineage, and record the completion as a turn
+        of the trial.
+        """
         lineage, prompt = pending.lineage, pending.prompt
         tokens = lineage.segment.tokens
         tokens.extend(prompt.tokens[len(tokens) :].tolist())
@@ -732,19 +738,6 @@ class AgentRun:
             self._lineages.append(lineage)
             self._new_lineages.discard(lineage)
         self._counts.add(completion, start)
-        return start
-
-    def _add_turn(
-        self,
-        pending: Pending,
-        start: int,
-        completion: Completion,
-        text: str,
-        *,
-        is_valid: bool,
-        kind: Kind = Kind.ACT,
-    ) -> None:
-        """Record a completion, from `start` on in its lineage, as a turn of the trial."""
         episode = self.episode
         if kind is Kind.NOTES and not any(turn.is_act_of(episode) for turn in self._turns):
             episode -= 1  # notes before the first action look back on the episode before
@@ -754,7 +747,7 @@ class AgentRun:
                 kind=kind,
                 episode=episode,
                 index=number,
-                segment=pending.lineage.number,
+                segment=lineage.number,
                 start=start,
                 stop=start + len(completion.tokens),
                 reward=0.0,
