@@ -326,7 +326,7 @@ def split_minibatch(
         RunError: a single sequence has more than `max_tokens` tokens.
     """
     if not max_tokens:
-        return [list(sequences)]
+        return [list(sequences)] if sequences else []
     if shares_opening:
         sequences = sorted(sequences, key=lambda sequence: sequence.tokens.tolist())
     groups: list[list[AnySequence]] = []

@@ -69,7 +69,10 @@ class RankedTrainer(Trainer):
         own, *others = zip(*minibatches, strict=True)  # by rank: its share of each minibatch
         self._ranks.send([Step([*map(to_bytes, shares)], counts, scale) for shares in others])
         # The micro-batches of the other ranks, to which their reports will be added.
-        packed = [[self._pack(share) for share in shares] for shares in others]
+        packed = [
+            [[self._packed(each) for each in self._split(share)] for share in shares]
+            for shares in others
+        ]
         updates = self._train(own, counts, scale)
         for rank, batches in enumerate(packed, start=1):
             updates = self._with_report(updates, rank, batches)
@@ -120,10 +123,6 @@ class RankedTrainer(Trainer):
         correct = partial(correction.surrogate, largest=largest_set_of_all)
         return CorrectedLoss(correct, self._learner.kl)
 
-    def _pack(self, share: Sequence[TrainingSequence]) -> list[MicroBatch]:
-        """Pack the same micro-batches that another rank makes of its share."""
-        return [self._packed(each) for each in self._split(share)] if share else []
-
     def _train(
         self,
         shares: Sequence[Sequence[TrainingSequence]],
@@ -136,7 +135,7 @@ class RankedTrainer(Trainer):
             num_micro_batches: number of micro-batches of each minibatch; the same on all ranks.
             scale: factor of every token's loss; the same on all ranks.
         """
-        minibatches = [self.micro_batches(share) if share else [] for share in shares]
+        minibatches = [self.micro_batches(share) for share in shares]
         sizes = zip(num_micro_batches, minibatches, strict=True)
         missing = [count - len(batches) for count, batches in sizes]
         if self.reference is not None and self._learner.kl:
