@@ -132,7 +132,8 @@ class Masters:
 
     def __init__(self, model: nn.Module, *, is_on: bool) -> None:
         weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self._pairs = [(each, _master(each)) for each in weights if is_on and each.itemsize == 2]
+        halves = [each for each in weights if is_on and each.itemsize == 2]
+        self._pairs = [(each, nn.Parameter(each.detach().float())) for each in halves]
         """Each weight of 16 bits with its master; empty without masters."""
         masters = dict(self._pairs)
         self.trained = [masters.get(weight, weight) for weight in weights]
@@ -172,11 +173,6 @@ class Masters:
             )
         for (_, master), values in zip(self._pairs, kept, strict=True):
             master.copy_(values)
-
-
-def _master(weight: nn.Parameter) -> nn.Parameter:
-    """Copy a weight into float32."""
-    return nn.Parameter(weight.detach().to(torch.float32))
 
 
 @torch.no_grad()

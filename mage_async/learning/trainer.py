@@ -237,20 +237,13 @@ class Trainer:
         """
         inputs = inputs or head_inputs(self.model, batch.row, self._temperature)
         logprobs, entropy = inputs.logprobs()
-        mask = self._entropy_mask(batch.sampled.kinds, entropy)
+        # Tokens of actions whose entropy is below the ceiling get the entropy bonus.
+        acts = torch.from_numpy(batch.sampled.kinds == Kind.ACT).to(entropy.device)
+        mask = (acts & (entropy < (self._learner.entropy_ceiling or math.inf))).float()
         if batch.progress:
             age = batch.staleness
             logprobs = interpolated(batch.behaviour, logprobs, age, batch.progress)
         return replace(batch, proximal=logprobs, entropy_mask=mask)
-
-    def _entropy_mask(self, kinds: np.ndarray, entropy: torch.Tensor) -> torch.Tensor:
-        """Select the tokens that get the entropy bonus: float32 [N], 0 or 1.
-
-        These are tokens of actions whose entropy, float32 [N] in nats, is below
-        `learner.entropy_ceiling`.
-        """
-        acts = torch.from_numpy(kinds == Kind.ACT).to(entropy.device)
-        return (acts & (entropy < (self._learner.entropy_ceiling or math.inf))).float()
 
     @torch.no_grad()
     def _with_frozen(self, batch: MicroBatch) -> MicroBatch:
