@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from types import MappingProxyType
-from typing import Self
+
+import msgspec
 
 from mage_async.admission.policies import SLOTS, AdmissionPolicy, AdmissionState, take_in_order
 from mage_async.protocol.journal_records import Commit, Dropped, Granted, SegmentHeader
@@ -154,30 +155,22 @@ class PendingGroup:
     actor, its results so far.
     """
 
-    grant: int
-    """Number of the group, in order of first grants; it stays when the group is granted again."""
-    task: Task
-    num_episodes: int
+    granted: GroupGrant
+    """The latest grant of the group; `message` brings it up to date."""
     version: int
     """Policy version at the first grant."""
-    epoch: int
-    """Number of earlier grants of this group: 0 at its first grant."""
     peer: str | None
     """The actor that plays the group; None if it is lapsed or complete."""
-    deadline: float
+    deadline: float = math.inf
     """Time at which the group is taken from its actor, if it is incomplete then."""
-    trials: list[Trial | None]
-    """The trials by their index; None where a trial has not arrived."""
     granted_at: float = 0.0
     """Time of the last grant."""
     num_incomplete_at_grant: int = 1
     """Number of incomplete groups at the last grant, this one included."""
     num_expired: int = 0
     """Number of deadlines missed so far."""
-    max_turns: int = 0
-    """Largest number of turns of an episode; 0 if only the environment limits it."""
-    guidance: Guidance | None = None
-    """Strategies from earlier tasks for the first trials' prompts."""
+    trials: list[Trial | None] = field(init=False)
+    """The trials by their index; None where a trial has not arrived."""
     episodes: dict[int, EpisodeResult] = field(default_factory=dict)
     """Finished episodes of trials that have not arrived, by the trial's index. If the group is
     granted again, the next actor continues after them.
@@ -185,22 +178,24 @@ class PendingGroup:
     most_turns: int = 0
     """Largest number of turns that its trials, arrived or not, were ever reported to have had."""
 
-    @classmethod
-    def from_record(cls, granted: Granted) -> Self:
-        """Make the group of a journal record, without trials and without a deadline."""
-        message = granted.grant
-        return cls(
-            grant=message.grant,
-            task=Task(message.environment, message.member, message.seed, message.seat),
-            num_episodes=message.num_episodes,
-            version=granted.version,
-            epoch=message.epoch,
-            peer=granted.peer,
-            deadline=math.inf,
-            trials=[None] * message.num_trials,
-            max_turns=message.max_turns,
-            guidance=message.guidance,
-        )
+    def __post_init__(self) -> None:
+        self.trials = [None] * self.granted.num_trials
+
+    @property
+    def grant(self) -> int:
+        """Number of the group, in order of first grants; it stays when it is granted again."""
+        return self.granted.grant
+
+    @property
+    def epoch(self) -> int:
+        """Number of earlier grants of this group: 0 at its first grant."""
+        return self.granted.epoch
+
+    @property
+    def task(self) -> Task:
+        """The task that all its trials share."""
+        granted = self.granted
+        return Task(granted.environment, granted.member, granted.seed, granted.seat)
 
     @property
     def is_complete(self) -> bool:
@@ -225,33 +220,26 @@ class PendingGroup:
     def group(self) -> Group:
         """Return the complete group, for training."""
         trials = tuple(t for t in self.trials if t is not None)
-        return Group(self.grant, self.version, trials, self.guidance)
+        return Group(self.grant, self.version, trials, self.granted.guidance)
 
     def message(self, deadline_s: float, lag: int) -> GroupGrant:
         """Return the grant to send; actors play with the weights of `lag` steps ago."""
-        return GroupGrant(
-            grant=self.grant,
-            epoch=self.epoch,
-            environment=self.task.environment,
-            member=self.task.member,
-            seat=self.task.seat,
-            seed=self.task.seed,
-            num_trials=len(self.trials),
-            num_episodes=self.num_episodes,
+        return msgspec.structs.replace(
+            self.granted,
             version=max(0, self.version - lag),
             deadline_s=deadline_s,
             held=self.arrived(),
-            max_turns=self.max_turns,
-            guidance=self.guidance,
+            rival=None,  # the coordinator adds it, with the path that its weights have now
         )
 
     def why_foreign(self, trial: Trial) -> str:
         """Return why a trial does not belong to this group; empty if it does."""
         # In self-play of both seats every second trial has the task seen from the other seat.
-        expected = own_task(self.task, trial.index), self.num_episodes
+        expected = own_task(self.task, trial.index), self.granted.num_episodes
         if (trial.task, trial.num_episodes) != expected:
             return f"group {self.grant} is another task than the trial's"
-        guidance = self.guidance and self.guidance.for_trial(trial.index)
+        guidance = self.granted.guidance
+        guidance = guidance and guidance.for_trial(trial.index)
         if trial.memory != (guidance and guidance.version):
             return f"group {self.grant} was granted with other guidance than the trial's"
         return ""
@@ -426,20 +414,22 @@ class Ledger:
     ) -> GroupGrant:
         """Grant a new group to a peer. Call only after `may_grant`."""
         assert self.may_grant(), "no slot is free"
-        group = PendingGroup(
+        granted = GroupGrant(
             grant=self.next_grant,
-            task=task,
+            epoch=0,
+            environment=task.environment,
+            member=task.member,
+            seat=task.seat,
+            seed=task.seed,
+            num_trials=self.trials_per_group,
             num_episodes=num_episodes,
             version=self.version,
-            epoch=0,
-            peer=peer,
-            deadline=now + deadline_s,
-            trials=[None] * self.trials_per_group,
-            granted_at=now,
-            num_incomplete_at_grant=self.num_incomplete() + 1,
+            deadline_s=deadline_s,
             max_turns=max_turns,
             guidance=guidance,
         )
+        num_incomplete = self.num_incomplete() + 1
+        group = PendingGroup(granted, self.version, peer, now + deadline_s, now, num_incomplete)
         self._add(group)
         self.next_grant += 1
         return group.message(deadline_s, self.lag)
@@ -450,7 +440,8 @@ class Ledger:
         assert group.peer is None, f"group {grant} is being played"
         assert not group.is_complete, f"group {grant} is complete"
         self._assign(group, peer)
-        group.deadline, group.epoch = now + deadline_s, group.epoch + 1
+        group.deadline = now + deadline_s
+        group.granted = msgspec.structs.replace(group.granted, epoch=group.epoch + 1)
         group.granted_at, group.num_incomplete_at_grant = now, self.num_incomplete()
         self._num_granted_again += 1
         return group.message(deadline_s, self.lag)
@@ -686,7 +677,7 @@ class Ledger:
 
     def incomplete_members(self) -> set[str]:
         """Return the hidden members (opponents or task variants) of the incomplete groups."""
-        return {self._pending[grant].task.member for grant in self._assignments}
+        return {self._pending[grant].granted.member for grant in self._assignments}
 
     def playing_peers(self) -> set[str]:
         """Return the peers that play a group."""
@@ -778,7 +769,7 @@ class Ledger:
         self._num_acknowledged = header.acknowledged
         self._num_granted_again = header.granted_again
         for granted in header.groups:
-            self._add(PendingGroup.from_record(granted))
+            self._add(PendingGroup(granted.grant, granted.version, granted.peer))
 
     def follow(self, header: SegmentHeader) -> None:
         """Bring the groups in flight into line with the header of a later segment."""
@@ -799,11 +790,11 @@ class Ledger:
         """Replay a grant, the first one of a group or a later one."""
         group = self._pending.get(granted.grant.grant)
         if group is None:
-            self._add(PendingGroup.from_record(granted))
+            self._add(PendingGroup(granted.grant, granted.version, granted.peer))
             self.next_grant = max(self.next_grant, granted.grant.grant + 1)
         else:
             self._assign(group, granted.peer)
-            group.epoch = granted.grant.epoch
+            group.granted = granted.grant
             self._num_granted_again += 1
 
     def replay_drop(self, grant: int, reason: str, num_turns: int) -> None:
@@ -877,7 +868,7 @@ class Ledger:
             self._num_replaced += 1
         else:
             turns = group.num_turns() + num_turns
-            self._drops.append(DroppedGroup(group.task.member, turns, reason))
+            self._drops.append(DroppedGroup(group.granted.member, turns, reason))
 
     def _drop_of_own(self, grant: int, reason: str) -> Dropped:
         """Drop a pending group by a decision of the learner's; return the record of the drop."""
