@@ -44,34 +44,6 @@ def over_age_share(
     return float((is_over * durations).sum() / (durations.sum() * len(TOKEN_TIMES)))
 
 
-def most_concurrent_groups(
-    alone_s: Sequence[float] | np.ndarray,
-    *,
-    step_s: float,
-    max_staleness: int,
-    target: float,
-    most: int,
-) -> int:
-    """Return the largest number of concurrent groups, 1 to `most`, within a target.
-
-    A busy engine divides its tokens per second among the groups, so durations grow in proportion
-    to their number. On an idle engine they do not; then the number, which is computed again after
-    every step, only takes longer to settle.
-
-    Args:
-        alone_s: For each group, the seconds that it would take alone: its duration divided by the
-            mean number of concurrent groups, itself included.
-        target: Largest share of tokens that may be too old, in 0..1.
-    """
-    alone = np.asarray(alone_s, float)
-    low, high = 1, most  # binary search: the share grows with the number
-    while low < high:
-        middle = (low + high + 1) // 2
-        share = over_age_share(alone * middle, step_s=step_s, max_staleness=max_staleness)
-        low, high = (middle, high) if share <= target else (low, middle - 1)
-    return low
-
-
 @dataclass(slots=True)
 class Concurrency:
     """Measure groups and steps, and set `limit`, the number of groups to play at once.
@@ -107,13 +79,26 @@ class Concurrency:
         """Record the seconds for which a step kept the trainer busy, and compute `limit` again."""
         self._steps_s.append(step_s)
         if self.target < 1.0 and len(self._alone_s) >= self.warm:
-            self.limit = most_concurrent_groups(
-                self._alone_s,
-                step_s=self.expected_step_s(),
-                max_staleness=self.max_staleness,
-                target=self.target,
-                most=self.most,
-            )
+            self.limit = self.most_groups(self._alone_s, self.expected_step_s())
+
+    def most_groups(self, alone_s: Sequence[float] | np.ndarray, step_s: float) -> int:
+        """Return the largest number of concurrent groups, 1 to `most`, within the target.
+
+        A busy engine divides its tokens per second among the groups, so durations grow in
+        proportion to their number. On an idle engine they do not; then the number, which is
+        computed again after every step, only takes longer to settle.
+
+        Args:
+            alone_s: For each group, the seconds that it would take alone: its duration divided by
+                the mean number of concurrent groups, itself included.
+        """
+        alone = np.asarray(alone_s, float)
+        low, high = 1, self.most  # binary search: the share grows with the number
+        while low < high:
+            middle = (low + high + 1) // 2
+            share = over_age_share(alone * middle, step_s=step_s, max_staleness=self.max_staleness)
+            low, high = (middle, high) if share <= self.target else (low, middle - 1)
+        return low
 
     def expected_step_s(self) -> float:
         """Return the seconds from one step to the next: of training, or of playing if longer."""

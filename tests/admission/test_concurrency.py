@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from mage_async.admission.concurrency import Concurrency, most_concurrent_groups, over_age_share
+from mage_async.admission.concurrency import Concurrency, over_age_share
 from mage_async.admission.policies import POLICIES
 from tests.helpers.flow_simulation import Workload, simulate
 
@@ -32,14 +32,14 @@ def test_long_groups_count_by_their_tokens():
 
 def test_the_largest_number_under_the_target_is_chosen():
     alone = [length / 32 for length in lengths(32)]
-    chosen = most_concurrent_groups(alone, step_s=1.0, max_staleness=2, target=0.02, most=32)
+    chosen = Concurrency(32, 16, 2, target=0.02).most_groups(alone, 1.0)
 
     def share(number):
         return over_age_share([a * number for a in alone], step_s=1.0, max_staleness=2)
 
     assert share(chosen) <= 0.02 < share(chosen + 1)
-    assert most_concurrent_groups(alone, step_s=1.0, max_staleness=2, target=1.0, most=32) == 32
-    assert most_concurrent_groups(alone, step_s=1.0, max_staleness=0, target=0.0, most=32) == 1
+    assert Concurrency(32, 16, 2, target=1.0).most_groups(alone, 1.0) == 32
+    assert Concurrency(32, 16, 0, target=0.0).most_groups(alone, 1.0) == 1
 
 
 @pytest.mark.parametrize("in_play", [8, 16])
