@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from mage_async.config.schema import Transcript
     from mage_kernels import Cells
 
 Weight = Literal["trial", "sample"]
@@ -240,21 +241,15 @@ class Gigpo(Advantage, tag="gigpo"):
 
 
 def turn_advantages(
-    table: TurnTable,
-    config: Advantage,
-    *,
-    max_action_tokens: int,
-    max_reflection_tokens: int,
-    device: "torch.device | str",
+    table: TurnTable, config: Advantage, transcript: "Transcript", device: "torch.device | str"
 ) -> "Tensor":
     """Return the advantages of all turns, penalties included: float64 `[N]` on `device`.
 
     Args:
-        max_action_tokens: limit of the completion of an action, for the penalty on its length.
-        max_reflection_tokens: the same of all other turns.
+        transcript: its limits of completions are those of the penalty on length.
     """
     acts = table.kind == Kind.ACT
-    limits = np.where(acts, max_action_tokens, max_reflection_tokens)
+    limits = np.where(acts, transcript.max_action_tokens, transcript.max_reflection_tokens)
     penalties = config.penalties(table, limits)
     returns, charged = table.returns, penalties  # charged: what is subtracted from each return
     if config.value == "trial_score":

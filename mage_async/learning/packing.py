@@ -236,13 +236,7 @@ def batch_advantages(table: TurnTable, config: Config, device: torch.device | st
 
     The table must hold the whole batch, because scales are pooled over more than one group.
     """
-    values = turn_advantages(
-        table,
-        config.advantage,
-        max_action_tokens=config.transcript.max_action_tokens,
-        max_reflection_tokens=config.transcript.max_reflection_tokens,
-        device=device,
-    )
+    values = turn_advantages(table, config.advantage, config.transcript, device)
     if not config.trial.train_notes:
         values[torch.from_numpy(table.kind == Kind.NOTES)] = 0.0
     return values.float()

@@ -9,6 +9,7 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.config.components import ESTIMATORS, component
+from mage_async.config.schema import Transcript
 from mage_async.credit.turn_table import TurnTable
 from mage_async.errors import ConfigError
 from mage_async.learning.advantages import Gigpo, GroupMean, turn_advantages
@@ -48,7 +49,7 @@ def checked(advantage, trials_per_group=8):
 
 def estimated(rows, **changes):
     return turn_advantages(
-        rows, rules(**changes), max_action_tokens=8, max_reflection_tokens=16, device="cpu"
+        rows, rules(**changes), Transcript(max_action_tokens=8, max_reflection_tokens=16), "cpu"
     ).tolist()
 
 
@@ -210,6 +211,6 @@ def test_a_group_of_one_is_refused_where_it_teaches_nothing(changes, is_refused)
 def test_the_shipped_configuration_passes_and_a_table_can_be_estimated_as_it_says():
     SHIPPED.advantage.check(SHIPPED)
     rows = replace(table([1.0, 3.0]), member=np.array([0, 0]))
-    limits = {"max_action_tokens": 1, "max_reflection_tokens": 1}
-    made = turn_advantages(rows, SHIPPED.advantage, **limits, device="cpu").numpy()
+    limits = Transcript(max_action_tokens=1, max_reflection_tokens=1)
+    made = turn_advantages(rows, SHIPPED.advantage, limits, "cpu").numpy()
     assert made == pytest.approx([-1 / 1.05, 1 / 1.05])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mage_async.config import config_file
+from mage_async.config.schema import Transcript
 from mage_async.learning.advantages import turn_advantages
 from mage_async.learning.packing import credited
 from mage_async.policy_version import VersionRun
@@ -45,8 +46,8 @@ def advantages_of(trials, method, *settings):
     """Advantages in float64, by trial."""
     config = configured(method, *settings)
     table = credited([Group(0, 0, tuple(trials))], config)
-    limits = {"max_action_tokens": 8, "max_reflection_tokens": 8, "device": "cpu"}
-    values = turn_advantages(table, config.advantage, **limits).tolist()
+    limits = Transcript(max_action_tokens=8, max_reflection_tokens=8)
+    values = turn_advantages(table, config.advantage, limits, "cpu").tolist()
     return [[values.pop(0) for _ in trial.turns] for trial in trials]
 
 

@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 import msgspec
 import numpy as np
 
+from mage_async.config.schema import Transcript
 from mage_async.credit.turn_table import Key, TurnTable, joint_cells
 from mage_async.learning.advantages import Advantage
 from mage_async.trajectory import Kind
@@ -47,12 +48,11 @@ class Centre(Protocol):
         ...
 
 
-def turn_advantages(
-    table: TurnTable, rules: Advantage, *, max_action_tokens: int, max_reflection_tokens: int
-) -> np.ndarray:
+def turn_advantages(table: TurnTable, rules: Advantage, limits: Transcript) -> np.ndarray:
     """Advantages of all turns, penalties included: float64 `[N]`."""
     acts = table.kind == Kind.ACT
-    taken = rules.penalties(table, np.where(acts, max_action_tokens, max_reflection_tokens))
+    longest = np.where(acts, limits.max_action_tokens, limits.max_reflection_tokens)
+    taken = rules.penalties(table, longest)
     if rules.value == "trial_score":
         return _by_trial_score(table, rules, taken)
     if rules.kind == "gigpo":

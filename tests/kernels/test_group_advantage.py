@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mage_async.config import config_file, presets
 from mage_async.config.components import ESTIMATORS, component
+from mage_async.config.schema import Transcript
 from mage_async.credit.turn_table import TurnTable
 from mage_async.errors import ConfigError
 from mage_async.learning.advantages import Advantage, turn_advantages
@@ -22,7 +23,7 @@ from mage_async.trajectory import Kind
 from mage_kernels import Cells, advantage_report, at_tokens, minus_baseline, over_rms
 from tests.kernels import numpy_advantages
 
-LIMITS = {"max_action_tokens": 8, "max_reflection_tokens": 16}
+LIMITS = Transcript(max_action_tokens=8, max_reflection_tokens=16)
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
@@ -167,8 +168,8 @@ def batch(seed: int, num_trials: int = 16, *, is_equal: bool = False) -> TurnTab
 
 
 def found_and_true(table: TurnTable, rules: Advantage, device: str) -> tuple[np.ndarray, ...]:
-    found = turn_advantages(table, rules, **LIMITS, device=device).cpu().numpy()
-    return found, numpy_advantages.turn_advantages(table, rules, **LIMITS)
+    found = turn_advantages(table, rules, LIMITS, device).cpu().numpy()
+    return found, numpy_advantages.turn_advantages(table, rules, LIMITS)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -181,7 +182,7 @@ def test_shipped_configurations_give_what_numpy_gives(device: str, name: str) ->
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_configurations_give_exactly_zero_for_equal_returns(device: str, name: str) -> None:
     rules = msgspec.structs.replace(SHIPPED[name], baseline=[*SHIPPED[name].baseline, "group"])
-    found = turn_advantages(batch(0, is_equal=True), rules, **LIMITS, device=device)
+    found = turn_advantages(batch(0, is_equal=True), rules, LIMITS, device)
     assert not found.any()
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mage_async.config.config_file import find, load
+from mage_async.config.schema import Transcript
 from mage_async.credit.turn_table import build_table
 from mage_async.learning.advantages import turn_advantages
 from mage_async.tasks.league import ITSELF
@@ -30,7 +31,7 @@ def test_each_seat_is_compared_with_itself_alone() -> None:
         credit_of(CREDITS["single_episode"]),
     )
     found = turn_advantages(
-        table, config.advantage, max_action_tokens=1, max_reflection_tokens=1, device="cpu"
+        table, config.advantage, Transcript(max_action_tokens=1, max_reflection_tokens=1), "cpu"
     )
     root = 2**0.5
     wanted = [1 / root, -1 / root, 1 / root, -1 / root, -2 / root, 2 / root]

@@ -9,6 +9,7 @@ import pytest
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.completion import Completion
 from mage_async.config import config_file
+from mage_async.config.schema import Transcript
 from mage_async.credit.turn_table import build_table
 from mage_async.learning.advantages import turn_advantages
 from mage_async.policy_version import VersionRun
@@ -99,8 +100,8 @@ def test_each_role_of_rema_has_its_own_mean_and_deviation_in_each_group():
     source = np.random.default_rng(0)
     groups = [Group(n, 0, tuple(_trial(n, i, source) for i in range(8))) for n in range(3)]
     table = build_table(groups, credit_of(CREDITS["cumulative_paper"], episode_discount=0.5))
-    limits = {"max_action_tokens": 1, "max_reflection_tokens": 5}
-    found = turn_advantages(table, config.advantage, **limits, device="cpu").numpy()
+    limits = Transcript(max_action_tokens=1, max_reflection_tokens=5)
+    found = turn_advantages(table, config.advantage, limits, "cpu").numpy()
     for group in range(3):
         for kind in (Kind.ACT, Kind.REFLECT):
             own = found[(table.group == group) & (table.kind == kind)]
@@ -145,6 +146,6 @@ def _reflections(trials, key):
     rules = config_file.load(config_file.find(None), changes).advantage
     group = Group(0, 0, tuple(trials))
     table = build_table([group], credit_of(CREDITS["single_episode"]))
-    limits = {"max_action_tokens": 1, "max_reflection_tokens": 5}
-    found = turn_advantages(table, rules, **limits, device="cpu").numpy()
+    limits = Transcript(max_action_tokens=1, max_reflection_tokens=5)
+    found = turn_advantages(table, rules, limits, "cpu").numpy()
     return found[table.kind == Kind.REFLECT]
