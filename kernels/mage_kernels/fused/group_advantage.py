@@ -8,6 +8,8 @@ times in a fixed order, so two runs give the same bits; repeated reads come from
 Shapes: `N` turns, `K` cells.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -162,39 +164,34 @@ def fused_minus_baseline(
     values: Tensor, cells: Cells, leave_one_out: bool, keep_lone: bool, divide_by_std: bool
 ) -> Tensor:
     """Compute `mage_kernels.advantage.minus_baseline`."""
-    order, *bounds = sorted_bounds(cells)
-    out = torch.empty_like(values)
-    if cells.num_cells:
-        minus_baseline_kernel[(cells.num_cells,)](
-            values[order],
-            order,
-            *bounds,
-            out,
-            COUNTS_PARTS=cells.counts_parts,
-            LEAVE_ONE_OUT=leave_one_out,
-            KEEP_LONE=keep_lone,
-            DIVIDE_BY_STD=divide_by_std,
-            EPSILON=EPSILON,
-            **BLOCKS,
-            **OPTIONS,
-        )
-    return out
+    return _by_cell(
+        minus_baseline_kernel,
+        cells,
+        values,
+        LEAVE_ONE_OUT=leave_one_out,
+        KEEP_LONE=keep_lone,
+        DIVIDE_BY_STD=divide_by_std,
+        EPSILON=EPSILON,
+    )
 
 
 def fused_over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -> Tensor:
     """Compute `mage_kernels.advantage.over_rms`."""
+    return _by_cell(over_rms_kernel, cells, values, magnitudes, ROUNDING=ROUNDING, EPSILON=epsilon)
+
+
+def _by_cell(kernel: Any, cells: Cells, *arrays: Tensor, **constants: float) -> Tensor:
+    """Run one program of a kernel for each cell, on arrays `[N]`; return its result, `[N]`."""
     order, *bounds = sorted_bounds(cells)
-    out = torch.empty_like(values)
+    out = torch.empty_like(arrays[0])
     if cells.num_cells:
-        over_rms_kernel[(cells.num_cells,)](
-            values[order],
-            magnitudes[order],
+        kernel[(cells.num_cells,)](
+            *(each[order] for each in arrays),
             order,
             *bounds,
             out,
             COUNTS_PARTS=cells.counts_parts,
-            ROUNDING=ROUNDING,
-            EPSILON=epsilon,
+            **constants,
             **BLOCKS,
             **OPTIONS,
         )
