@@ -63,7 +63,8 @@ def actions_restriction(
     if isinstance(actions, str):
         tag = NAMES[Kind.ACT]
         opening = "" if parser.prefill(Kind.ACT) else f"<{tag}>"
-        return pattern_restriction(actions, chat, f"</{tag}>", opening)
+        matcher, max_length = _compiled(actions, chat, f"</{tag}>", opening)
+        return TokenPattern(matcher.deep_copy(), max_length)
     return _trie(actions, chat, parser)
 
 
@@ -147,24 +148,6 @@ class TokenPattern:
         return tokens, node
 
 
-def pattern_restriction(
-    pattern: str, chat: ChatFormat, closing: str, opening: str = ""
-) -> TokenPattern:
-    """Return the completions that are a space, an action that matches a pattern, and a closing tag.
-
-    Args:
-        pattern: a regular expression that the whole action matches.
-        closing: the text that ends an action.
-        opening: a text before the space.
-
-    Raises:
-        EnvironmentFault: the pattern cannot be read, matches nothing that this tokenizer can write,
-            or never ends.
-    """
-    matcher, max_length = _compiled(pattern, chat, closing, opening)
-    return TokenPattern(matcher.deep_copy(), max_length)
-
-
 def answer_restriction(form: str, chat: ChatFormat, max_length: int) -> TokenPattern:
     """Return the completions that have a form, followed by the end of the turn.
 
@@ -215,7 +198,18 @@ def _answer_matcher(form: str, chat: ChatFormat) -> LLMatcher:
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str, chat: ChatFormat, closing: str, opening: str) -> tuple[LLMatcher, int]:
-    """Return the automaton of a pattern, and the most tokens of a completion that it accepts."""
+    """Return the automaton of completions that are a space, an action that matches a pattern, and a
+    closing tag, and their most tokens; callers take a copy.
+
+    Args:
+        pattern: a regular expression that the whole action matches.
+        closing: the text that ends an action.
+        opening: a text before the space.
+
+    Raises:
+        EnvironmentFault: the pattern cannot be read, matches nothing that this tokenizer can write,
+            or never ends.
+    """
     if fault := pattern_fault(pattern):
         raise EnvironmentFault(fault)
     start, end = chat.encode(opening), chat.encode(closing)
