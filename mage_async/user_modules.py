@@ -122,19 +122,15 @@ def address_of(kind: type) -> str:
     """
     module_name = kind.__module__
     if module_name == "__main__":
-        spec, file = getattr(sys.modules["__main__"], "__spec__", None), _file_of("__main__")
-        module_name = spec.name if spec else file.stem if file else ""
+        main = sys.modules["__main__"]
+        spec, file = (getattr(main, name, None) for name in ("__spec__", "__file__"))
+        module_name = spec.name if spec else Path(file).stem if file else ""
     if not module_name or kind.__qualname__ != kind.__name__:
         raise ConfigError(
             f"the class {kind.__qualname__!r} cannot be imported by the processes of a run: define "
             "it at the top of a file"
         )
     return f"{module_name}:{kind.__name__}"
-
-
-def _file_of(module_name: str) -> Path | None:
-    address = getattr(sys.modules[module_name], "__file__", None)
-    return Path(address) if address else None
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
