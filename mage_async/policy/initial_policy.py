@@ -130,15 +130,7 @@ def _clone(
     model = load_policy(source, config.policy.dtype if lora else "float32", device)
     if lora:
         add_adapters(model, lora, config.seed)
-    warm_start(
-        model,
-        examples,
-        warm,
-        config.seed,
-        report,
-        max_tokens=config.learner.max_tokens_per_microbatch,
-        shares_opening=config.learner.shared_opening,
-    )
+    warm_start(model, examples, warm, config.learner, config.seed, report)
     export_hf(model, source, directory)
     if device != "cpu":
         del model

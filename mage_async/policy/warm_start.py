@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from mage_async.config.schema import FromWinStay, WarmStart
+from mage_async.config.schema import FromWinStay, Learner, WarmStart
 from mage_async.errors import DeterministicFailure
 from mage_async.learning.forward import hidden_states
 from mage_async.learning.optimizer import set_decays, set_rate, step_if_finite
@@ -53,11 +53,9 @@ def warm_start(
     model: PreTrainedModel,
     examples: Sequence[Example],
     warm: WarmStart,
+    learner: Learner,
     seed: int,
     report: Callable[[Progress], None],
-    *,
-    max_tokens: int = 0,
-    shares_opening: bool = False,
 ) -> Progress:
     """Clone examples, in place; continue past `warm.steps` until the gate opens.
 
@@ -65,9 +63,8 @@ def warm_start(
     `warm.max_steps`, and falls in the `warm.steps` after that.
 
     Args:
-        max_tokens: Tokens that go through the model together, at most; the gradient of a step is
-            that of all its examples. 0 is no limit.
-        shares_opening: Whether to compute the common prefix of such examples only once.
+        learner: Says how many tokens go through the model together (the gradient of a step is that
+            of all its examples), and whether a common prefix of such examples is computed once.
 
     Raises:
         DeterministicFailure: the gate is still shut after `warm.max_steps`, or the gradients of
@@ -90,12 +87,11 @@ def warm_start(
             raise DeterministicFailure(_gate_is_shut(progress, warm))
         chosen = source.integers(len(examples), size=warm.batch_size)
         set_rate(optimizer, _learning_rate(warm, step, falls_at))
+        shares = learner.shared_opening
         parts = split_minibatch(
-            [examples[i] for i in chosen], max_tokens, shares_opening=shares_opening
+            [examples[i] for i in chosen], learner.max_tokens_per_microbatch, shares_opening=shares
         )
-        loss, is_skipped = _step(
-            model, optimizer, trained, parts, sums, shares_opening=shares_opening
-        )
+        loss, is_skipped = _step(model, optimizer, trained, parts, sums, shares_opening=shares)
         step += 1
         num_skipped += is_skipped
         in_a_row = in_a_row + 1 if is_skipped else 0

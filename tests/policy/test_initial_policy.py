@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from mage_async import algorithm
 from mage_async.assembly import check_keys, environment_of
 from mage_async.config import config_file
-from mage_async.config.schema import FromScript, Tiny
+from mage_async.config.schema import FromScript, Learner, Tiny
 from mage_async.errors import ConfigError, DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning import optimizer
@@ -107,7 +107,7 @@ def cloned(directory: Path, weights: list[float], steps: int) -> "tuple[Progress
     model, tokens = load_policy(directory, "float32", "cpu"), np.arange(5)
     examples = [Example(tokens, np.full(5, each, np.float32), tokens * 0 - 1) for each in weights]
     warm = FromScript(steps=steps, batch_size=1, gate=1.0)
-    return warm_start(model, examples, warm, 0, lambda progress: None), model
+    return warm_start(model, examples, warm, Learner(), 0, lambda progress: None), model
 
 
 def test_a_step_of_a_warm_start_whose_gradient_is_not_finite_changes_nothing(
