@@ -274,13 +274,7 @@ class Losses:
 
 
 def losses(
-    inputs: HeadInputs,
-    tokens: Tensor,
-    critic: Critic,
-    given: Transitions,
-    *,
-    target_entropy: float = 0.0,
-    steps: int = 1,
+    inputs: HeadInputs, tokens: Tensor, critic: Critic, given: Transitions, settings: Settings
 ) -> Losses:
     """Return the losses of all states of a row.
 
@@ -288,9 +282,8 @@ def losses(
         inputs: hidden states of the row's states, with the LM head.
         tokens: int64 [A], those of the environment's actions.
         given: actions and rewards of the states.
-        target_entropy: the share of `temperature_losses`; 0: the coefficient is fixed.
-        steps: number of recorded steps in a target of the critic.
     """
+    share, steps = settings.target_entropy, settings.target_steps
     alpha = critic.log_alpha.detach().exp()
     hidden, weights = inputs.hidden.float(), inputs.head[tokens].float()
     logits = hidden @ weights.T * inputs.inverse_temperature
@@ -304,8 +297,8 @@ def losses(
     return Losses(
         actor_losses(q.amin(0), logprobs, given.valid, alpha).mean(),
         errors.sum() / known.sum().clamp(min=1),
-        temperature_losses(critic.log_alpha, logprobs, given.valid, target_entropy).mean()
-        if target_entropy
+        temperature_losses(critic.log_alpha, logprobs, given.valid, share).mean()
+        if share
         else torch.zeros_like(alpha),
         entropies(logprobs, given.valid).mean().detach(),
         alpha,
@@ -393,14 +386,7 @@ class SacTrainer(Trainer):
         transitions = Transitions.of(parts, device)
         self.optimizer.zero_grad(set_to_none=True)
         self._critic.zero_grad()
-        found = losses(
-            inputs,
-            self._tokens,
-            self._critic,
-            transitions,
-            target_entropy=settings.target_entropy,
-            steps=settings.target_steps,
-        )
+        found = losses(inputs, self._tokens, self._critic, transitions, settings)
         found.total().backward()
         norm = self.apply_gradient()
         if norm.isfinite():  # otherwise the policy's update was skipped

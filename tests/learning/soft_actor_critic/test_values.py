@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mage_async.learning.token_loss import HeadInputs
+from mage_async.methods.sac_glam.method import Settings
 from mage_async.methods.sac_glam.trainer import (
     Critic,
     Transitions,
@@ -92,7 +93,7 @@ def test_the_learners_own_losses_lead_to_the_enumerated_values():
     first = torch.zeros(len(rows), dtype=torch.int64)
     for step in range(600):
         inputs = HeadInputs(hidden, policy, first, 1.0)
-        found = losses(inputs, torch.arange(3), critic, transitions)
+        found = losses(inputs, torch.arange(3), critic, transitions, Settings())
         rate = 0.05 * 0.992**step
         actor.param_groups[0]["lr"] = rate
         actor.zero_grad()
