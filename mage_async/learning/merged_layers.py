@@ -243,12 +243,8 @@ class Folding:
     the causal mask the padding has no effect.
     """
 
-    heads: int
-    """N"""
-    kv_heads: int
-    """K"""
-    head_dim: int
-    """H"""
+    shape: Architecture
+    """That of the model: `heads` N, `kv_heads` K and `head_dim` H."""
     boundaries: Boundaries
     """Where the sequences of the row lie."""
     angles: Tensor
@@ -262,19 +258,19 @@ class Folding:
         count, length = self.boundaries.shape
         # A position sees the opening and, on average over the blocks, about half of its sequence.
         pairs = length * (self.boundaries.opening + (length + BLOCK) // 2)
-        return count * self.heads * pairs <= MOST_KEPT
+        return count * self.shape.heads * pairs <= MOST_KEPT
 
     def split(self, qkv: Tensor) -> list[Tensor]:
         """[T, (N + 2K) H] -> queries [T, N, H], keys and values [T, K, H]."""
-        heads = qkv.unflatten(1, (-1, self.head_dim))
-        return list(heads.split((self.heads, self.kv_heads, self.kv_heads), 1))
+        heads = qkv.unflatten(1, (-1, self.shape.head_dim))
+        return list(heads.split((self.shape.heads, self.shape.kv_heads, self.shape.kv_heads), 1))
 
     def rotated(self, qkv: Tensor, *, is_back: bool = False) -> Tensor:
         """Apply the rotary position embedding in place, to the queries and keys of float32
         [T, (N + 2K) H]; with `is_back`, undo it.
         """
-        turned = qkv[:, : (self.heads + self.kv_heads) * self.head_dim]
-        pairs = torch.view_as_complex(turned.unflatten(1, (-1, self.head_dim // 2, 2)))
+        turned = qkv[:, : (self.shape.heads + self.shape.kv_heads) * self.shape.head_dim]
+        pairs = torch.view_as_complex(turned.unflatten(1, (-1, self.shape.head_dim // 2, 2)))
         pairs.mul_(self.angles.conj() if is_back else self.angles)
         return qkv
 
@@ -297,13 +293,13 @@ class Folding:
 
     def _by_kv_head(self, rows: Tensor) -> Tensor:
         """Put heads of one key-value head together: [S, L, any, H] -> [S K, L * any / K, H]"""
-        grouped = rows.unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
-        folded: Tensor = grouped.reshape(len(rows) * self.kv_heads, -1, self.head_dim)
+        grouped = rows.unflatten(2, (self.shape.kv_heads, -1)).transpose(1, 2)
+        folded: Tensor = grouped.reshape(len(rows) * self.shape.kv_heads, -1, self.shape.head_dim)
         return folded
 
     def _by_token(self, folded: Tensor, length: int) -> Tensor:
         """Undo `_by_kv_head`: [S K, L * any / K, H] -> [S, L, any, H]"""
-        shape = (-1, self.kv_heads, length, folded.shape[1] // length, self.head_dim)
+        shape = (-1, self.shape.kv_heads, length, folded.shape[1] // length, self.shape.head_dim)
         grouped = folded.reshape(shape)
         rows: Tensor = grouped.transpose(1, 2).flatten(2, 3)
         return rows
@@ -346,8 +342,8 @@ class Attention(torch.autograd.Function):
         # Saved are queries, keys and values of the opening if there is one, then those of the
         # sequences, then the attention weights of each block of the sequences if they were kept.
         shared = [kept.pop(0) for _ in range(3)] if opening else []
-        d_out = gradient.unflatten(1, (-1, folding.head_dim))
-        width = (folding.heads + 2 * folding.kv_heads) * folding.head_dim
+        d_out = gradient.unflatten(1, (-1, folding.shape.head_dim))
+        width = (folding.shape.heads + 2 * folding.shape.kv_heads) * folding.shape.head_dim
         d_qkv = gradient.new_empty((len(gradient), width), dtype=torch.float32)
         parts = folding.split(d_qkv)  # views of `d_qkv`
         d_own = _attend_backward(folding.folded(d_out[opening:]), kept[:3], length, kept[3:])
@@ -359,7 +355,7 @@ class Attention(torch.autograd.Function):
             d_opening = _attend_backward(folding.opening(d_out[:opening]), shared, opening)
             # Every sequence had a copy of the opening's keys and values: their gradients add up.
             for d_shared, each in zip(d_opening[1:], d_own[1:], strict=True):
-                d_shared += each[:, :opening].unflatten(0, (-1, folding.kv_heads)).sum(0)
+                d_shared += each[:, :opening].unflatten(0, (-1, folding.shape.kv_heads)).sum(0)
             for part, each in zip(parts, d_opening, strict=True):
                 part[:opening] = folding.unfolded_opening(each)
         return folding.rotated(d_qkv, is_back=True).to(ctx.qkv_dtype), None
@@ -586,14 +582,7 @@ class MergedLayers:
         if num_positions > len(self._angles):
             self._angles = rotations(self._rotation, shape.head_dim, num_positions)
         angles = self._angles.index_select(0, row.positions[0])[:, None]
-        return Folding(
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            row.boundaries,
-            angles,
-            self._model.dtype,
-        )
+        return Folding(shape, row.boundaries, angles, self._model.dtype)
 
 
 def merged_layers(model: PreTrainedModel) -> MergedLayers | None:
