@@ -46,7 +46,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from mage_async.config.schema import Config
 from mage_async.config.section import Count, NonNegative, Section, Share
@@ -667,9 +667,7 @@ class GraphMemory(Method):
                 "score": scores[decision],
                 "probability": shares[decision],
                 "paths": graph.num_paths(decision),
-                "born": graph.strategies[decision].born,
-                "shown": graph.strategies[decision].shown,
-                "gap": graph.strategies[decision].gap,
+                **asdict(graph.strategies[decision]),
             }
             for decision in order
         ]
