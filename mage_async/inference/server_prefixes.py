@@ -58,11 +58,8 @@ class ServerPrefixes:
 
     def open(self, prompt: Prompt, version: int) -> Opened:
         """Register a prompt that arrives while `version` is loaded."""
-        known = self._sequences.get(prompt.context)
-        if known is None:
-            no_tokens = prompt.tokens[:0]
-            self._sequences[prompt.context] = _Sequence(version, no_tokens)
-            return Opened(version, 0, True)
+        new = _Sequence(version, prompt.tokens[:0])
+        known = self._sequences.setdefault(prompt.context, new)
         if prompt.refresh_kv:
             known.kv_version = version
         common = common_length(known.tokens, prompt.tokens)
