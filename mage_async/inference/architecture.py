@@ -219,25 +219,25 @@ def _activation(config: dict[str, Any]) -> Activation:
     return activation
 
 
+def _not_served(file: Path, what: str, known: str) -> PolicyError:
+    """Return the error for a setting that the embedded engine does not implement."""
+    return PolicyError(
+        f"{file}: {what} is not served by the embedded engine, which knows {known}; set "
+        'engine.kind = "sglang"'
+    )
+
+
 def _refuse_unknown(file: Path, config: dict[str, Any]) -> None:
     """Raise a `PolicyError` if the embedded engine does not implement a setting of the model."""
     kind = config.get("model_type")
     if kind not in SUPPORTED:
-        raise PolicyError(
-            f"{file}: model_type {kind!r} is not served by the embedded engine, which knows "
-            f'{", ".join(SUPPORTED)}; set engine.kind = "sglang"'
-        )
-    if _activation(config) not in get_args(Activation):
-        raise PolicyError(
-            f"{file}: activation {_activation(config)!r} is not served by the embedded engine, "
-            f'which knows {", ".join(get_args(Activation))}; set engine.kind = "sglang"'
-        )
+        raise _not_served(file, f"model_type {kind!r}", ", ".join(SUPPORTED))
+    known = get_args(Activation)
+    if (activation := _activation(config)) not in known:
+        raise _not_served(file, f"activation {activation!r}", ", ".join(known))
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     if unknown := [key for key in (*caps, "use_bidirectional_attention") if config.get(key)]:
-        raise PolicyError(
-            f"{file}: the embedded engine does not know {unknown[0]} = {config[unknown[0]]}; set "
-            'engine.kind = "sglang"'
-        )
+        raise _not_served(file, f"{unknown[0]} = {config[unknown[0]]}", "models without")
     if config.get("quantization_config") is not None:
         raise PolicyError(
             f"{file}: the embedded engine serves no quantised weights; give it the original model"
@@ -307,11 +307,9 @@ def _windows(file: Path, config: dict[str, Any], count: int) -> list[int]:
     written = config.get("layer_types")
     if written is not None:
         _check_count(file, "layer_types", written, count)
-    if strange := set(written or ()) - {"full_attention", "sliding_attention"}:
-        raise PolicyError(
-            f"{file}: layers of type {min(strange)!r} are not served by the embedded engine; set "
-            'engine.kind = "sglang"'
-        )
+    known = ("full_attention", "sliding_attention")
+    if strange := set(written or ()).difference(known):
+        raise _not_served(file, f"a layer of type {min(strange)!r}", " and ".join(known))
     if written is None and kind == "gemma3_text":
         pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
         written = [
@@ -356,10 +354,8 @@ def read_rotation(file: Path, config: dict[str, Any]) -> Rotation:
     # transformers 5 has a table for each kind of layer where layers rotate differently.
     is_nested = any(isinstance(value, dict) for value in scaling.values())
     if kind not in ROPE_TYPES or partial != 1.0 or is_nested:
-        raise PolicyError(
-            f"{file}: rotary positions {scaling} are not served by the embedded engine, which "
-            f'turns whole heads, by {", ".join(ROPE_TYPES)}; set engine.kind = "sglang"'
-        )
+        known = f"whole heads that are turned by {', '.join(ROPE_TYPES)}"
+        raise _not_served(file, f"rotary positions {scaling}", known)
     base = config.get("rope_theta", ROPE_BASES.get(config["model_type"], 10_000.0))
     return Rotation(
         kind,

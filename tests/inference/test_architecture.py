@@ -93,7 +93,7 @@ def test_an_exported_model_is_the_same_to_transformers_4_and_5(
         ({"partial_rotary_factor": 0.5}, "whole heads"),
         ({"sliding_window": 8}, "needs layer_types"),
         ({"layer_types": ["sliding_attention"]}, "need sliding_window in tokens"),
-        ({"layer_types": ["chunked_attention"]}, "'chunked_attention' are not served"),
+        ({"layer_types": ["chunked_attention"]}, "'chunked_attention' is not served"),
         ({"layer_types": []}, "layer_types has 0 values, and num_hidden_layers is 1"),
         ({"layer_types": ["full_attention"] * 2}, "layer_types has 2 values"),
         ({"model_type": "gemma3_text", "layer_types": []}, "layer_types has 0 values"),
