@@ -317,9 +317,7 @@ class ReplayBuffer:
 
     def add(self, trials: Sequence[Experience], capacity: int) -> None:
         """Add trials, and drop the oldest beyond the capacity."""
-        self._trials.extend(trials)
-        while len(self._trials) > capacity:
-            self._trials.popleft()
+        self._trials = deque([*self._trials, *trials], maxlen=capacity)
 
     def draw(self, count: int, source: random.Random) -> list[TrialCopy]:
         """Draw trials with replacement, all equally likely, each as one of its copies."""
