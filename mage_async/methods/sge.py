@@ -9,14 +9,12 @@ are played at once.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from mage_async.config.schema import Config
 from mage_async.config.section import Count, Section, Share
-from mage_async.environments.environment import Environment
 from mage_async.methods.method import Method
 from mage_async.trajectory import Group, Guidance, Kind, Task, Trial
 
@@ -66,13 +64,6 @@ class Sge(Method):
             "sampling.strategy_temperature": 1.5,
         }
     }
-
-    def __init__(
-        self, settings: Any, config: Config, environment: Environment | None = None
-    ) -> None:
-        super().__init__(settings, config, environment)
-        self._version = 0
-        self._known: dict[Place, Strategies] = {}
 
     def guidance(self, number: int, task: Task) -> Guidance | None:
         """Return the strategies of the last trained group of a task."""

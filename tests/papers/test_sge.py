@@ -66,7 +66,9 @@ def test_a_temperature_is_not_rounded_to_the_type_of_a_model_in_bfloat16():
 def method_of(*settings):
     given = ["admission.trials_per_group=4", *settings]
     config = config_file.load(config_file.find("quickstart"), given, "sge")
-    return Sge(msgspec.convert(config.methods["sge"], Settings), config)
+    method = Sge(msgspec.convert(config.methods["sge"], Settings), config)
+    method.begin(None, 0)  # as `Methods` does
+    return method
 
 
 def trial_of(index, *episodes, member="m"):
