@@ -134,16 +134,7 @@ def take_from_window(state: AdmissionState, size: int) -> list[int]:
     """Return the B oldest complete groups, if they overtake fewer than `size` older groups;
     otherwise none.
     """
-    batch: list[int] = []
-    num_left = 0
-    for group in state.pending:
-        if num_left >= size or len(batch) == state.groups_per_step:
-            break
-        if group.is_complete:
-            batch.append(group.grant)
-        else:
-            num_left += 1
-    return batch if len(batch) == state.groups_per_step else []
+    return _oldest_complete(state, lambda _, num_left: num_left < size)
 
 
 def take_overtaking(state: AdmissionState) -> list[int]:
@@ -161,9 +152,27 @@ def take_overtaking(state: AdmissionState) -> list[int]:
     group is granted at the newest version v, so it is due last of all, at v + S. n - v batches are
     in training, so of the (S + 1) B slots (v + S - n + 1) B are left for pending groups. Taking a
     batch increases n by one, so the batch may overtake at most (d - n) B groups that are due at d
-    or before. For d before the due version of the batch's last group, the loop has checked this.
+    or before. For d before the due version of the batch's last group, `may_wait` has checked it.
     For every later d, all B groups of the batch are due at d or before, so taking them leaves B
     fewer. For d = n the batch overtakes no group: no group is trained after it is due.
+    """
+
+    def may_wait(group: "PendingGroup", num_left: int) -> bool:
+        # Batches after the next one that may still train this group.
+        batches_left = group.version + state.max_staleness - state.next_version()
+        return num_left <= batches_left * state.groups_per_step
+
+    return _oldest_complete(state, may_wait)
+
+
+def _oldest_complete(
+    state: AdmissionState, may_wait: "Callable[[PendingGroup, int], bool]"
+) -> list[int]:
+    """Return the B oldest complete groups; none if the batch would overtake a group that may not
+    wait.
+
+    Args:
+        may_wait: Called with each overtaken group, and how many are overtaken up to it.
     """
     batch: list[int] = []
     num_left = 0
@@ -174,10 +183,8 @@ def take_overtaking(state: AdmissionState) -> list[int]:
             batch.append(group.grant)
             continue
         num_left += 1
-        # Batches after the next one that may still train this group.
-        batches_left = group.version + state.max_staleness - state.next_version()
-        if num_left > batches_left * state.groups_per_step:
-            return []
+        if not may_wait(group, num_left):
+            break
     return batch if len(batch) == state.groups_per_step else []
 
 
