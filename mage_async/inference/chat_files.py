@@ -186,9 +186,21 @@ def _render(template: str, settings: dict[str, Any], thinking: bool) -> Render:
     return render
 
 
-def _as_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+def _as_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Write JSON as the filter `tojson` of transformers does: HTML characters are not escaped."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _refuse(message: str) -> None:
