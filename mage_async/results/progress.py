@@ -49,106 +49,80 @@ class DropKind:
 
 
 _KINDS = [
-    (r"trial\.room", DropKind("trial.room is too small", "")),
+    (r"trial\.room", "trial.room is too small", ""),
     (
         r"engine\.max_tokens",
-        DropKind(
-            "outgrew the context",
-            "Raise engine.max_tokens, or shorten trials: lower trial.episodes, "
-            "transcript.max_action_tokens or the environment's observations.",
-        ),
+        "outgrew the context",
+        "Raise engine.max_tokens, or shorten trials: lower trial.episodes, "
+        "transcript.max_action_tokens or the environment's observations.",
     ),
     (
         r"was not sampled within",
-        DropKind(
-            "a turn took too long",
-            "Raise engine.turn_deadline_s, or lower engine.max_contexts, so that fewer turns "
-            "share the engine.",
-        ),
+        "a turn took too long",
+        "Raise engine.turn_deadline_s, or lower engine.max_contexts, so that fewer turns "
+        "share the engine.",
     ),
     (
         r"missed its deadline",
-        DropKind(
-            "missed its deadline",
-            "Raise admission.grant_deadline_s, or shorten groups: lower trial.episodes or "
-            "admission.trials_per_group.",
-        ),
+        "missed its deadline",
+        "Raise admission.grant_deadline_s, or shorten groups: lower trial.episodes or "
+        "admission.trials_per_group.",
     ),
     (
         r"took longer than environment\.step_deadline_s",
-        DropKind(
-            "a call of the environment hung",
-            "Find out why the call does not return, or raise environment.step_deadline_s.",
-        ),
+        "a call of the environment hung",
+        "Find out why the call does not return, or raise environment.step_deadline_s.",
     ),
-    (
-        r"environment\.idle_s",
-        DropKind("an object was idle for too long", "Raise environment.idle_s."),
-    ),
+    (r"environment\.idle_s", "an object was idle for too long", "Raise environment.idle_s."),
     (
         r"cannot be sent",
-        DropKind(
-            "too large to send", "Shorten what the environment answers, or lower trial.episodes."
-        ),
+        "too large to send",
+        "Shorten what the environment answers, or lower trial.episodes.",
     ),
     (
         r"reported a fault of its infrastructure",
-        DropKind(
-            "the environment's infrastructure failed",
-            "Look at the server or the container that the environment uses; where it is away for "
-            "longer, raise environment.retries.",
-        ),
+        "the environment's infrastructure failed",
+        "Look at the server or the container that the environment uses; where it is away for "
+        "longer, raise environment.retries.",
     ),
     (
         r"SGLang died",
-        DropKind(
-            "the engine died",
-            "Read the actors' logs in the folder `logs` of the run: the engine wrote there why it "
-            "ended.",
-        ),
+        "the engine died",
+        "Read the actors' logs in the folder `logs` of the run: the engine wrote there why it "
+        "ended.",
     ),
     (
         r"worker process",
-        DropKind(
-            "a worker process ended",
-            "Read the actors' logs in the folder `logs` of the run: the environment's process "
-            "wrote there why it ended.",
-        ),
+        "a worker process ended",
+        "Read the actors' logs in the folder `logs` of the run: the environment's process "
+        "wrote there why it ended.",
     ),
     (
         r"must return|must be an? `",
-        DropKind(
-            "a call returned a wrong value",
-            "Return what docs/your_environment.md says that the method returns.",
-        ),
+        "a call returned a wrong value",
+        "Return what docs/your_environment.md says that the method returns.",
     ),
     (
         r"the adviser raised \w+",
-        DropKind(
-            "the adviser raised",
-            "Mend the adviser of the method: the reason names the task and the turn.",
-        ),
+        "the adviser raised",
+        "Mend the adviser of the method: the reason names the task and the turn.",
     ),
     (
         r"last answer was cut at",
-        DropKind(
-            "the program raised after a cut answer",
-            "Raise transcript.max_action_tokens or the call's own limit, or let the program read "
-            "answers that are cut.",
-        ),
+        "the program raised after a cut answer",
+        "Raise transcript.max_action_tokens or the call's own limit, or let the program read "
+        "answers that are cut.",
     ),
     (
         r"raised \w+",
-        DropKind(
-            "the environment raised",
-            "Mend the environment: play the named task by `mage play`, which makes the same calls.",
-        ),
+        "the environment raised",
+        "Mend the environment: play the named task by `mage play`, which makes the same calls.",
     ),
-    (r"^over age$", DropKind("over age", "")),
-    (r"^all trials earned the same$", DropKind("earned the same", "")),
+    (r"^over age$", "over age", ""),
+    (r"^all trials earned the same$", "earned the same", ""),
 ]
-"""Kinds of drops, by patterns of the texts of `TrialFault` and of the ledger's reasons. The first
-pattern that matches counts.
+"""Kinds of drops: the pattern of a reason (of texts of `TrialFault` and of the ledger), and the
+fields of its `DropKind`. The first pattern that matches counts.
 """
 _VARIABLE_PARTS = re.compile(r"""'[^']*'|"[^"]*"|0x[0-9a-f]+|\d+(?:[.,]\d+)*""")
 """Parts in which reasons of one kind differ: quoted names, addresses and numbers."""
@@ -162,9 +136,9 @@ def drop_kind(reason: str) -> DropKind:
     """Return the kind of a reason. Without a known pattern the reason makes a kind of its own: its
     first 60 characters, with "…" in place of names and numbers.
     """
-    for pattern, kind in _KINDS:
+    for pattern, name, cure in _KINDS:
         if re.search(pattern, reason):
-            return kind
+            return DropKind(name, cure)
     return DropKind(f"{printable(_VARIABLE_PARTS.sub('…', reason)):.60}", "")
 
 
