@@ -190,14 +190,12 @@ class Play(Protocol):
     @property
     def observation(self) -> str:
         """The observation before the agent's first action."""
-        ...
 
     @property
     def anchor(self) -> str:
         """The current state, without memory of earlier episodes. Equal states have equal anchors,
         which is how GiGPO groups turns.
         """
-        ...
 
     def legal_actions(self) -> Sequence[str]:
         """Return the agent's legal actions; empty when the episode is done.
@@ -205,7 +203,6 @@ class Play(Protocol):
         A sequence with an attribute `is_whole = False` lists only some of the legal actions; `in`
         is true for all of them.
         """
-        ...
 
     def act(self, action: str) -> Outcome:
         """Apply the agent's action, then every other move until it is the agent's turn again.
@@ -213,7 +210,6 @@ class Play(Protocol):
         An illegal action yields an outcome with `is_valid=False` and a reward within the declared
         bounds.
         """
-        ...
 
 
 class Script(Protocol):
@@ -223,7 +219,6 @@ class Script(Protocol):
 
     def choose(self, play: Play) -> str:
         """Return the next action."""
-        ...
 
 
 Belief = Callable[[Sequence[Play]], Mapping[str, float]]
@@ -237,7 +232,7 @@ class Environment(Protocol):
 
     A task variant ("member" in the names below) is the part of a task that is hidden and the same
     in all episodes of a trial: an opponent, a code, a maze. Inherit from this class and override
-    the methods whose body is `...`; the others have defaults.
+    the methods whose body is empty; the others have defaults.
     """
 
     facts: Facts
@@ -256,42 +251,34 @@ class Environment(Protocol):
 
     def members(self, split: Split) -> tuple[str, ...]:
         """Return the names of a split's task variants; the two splits are disjoint."""
-        ...
 
     def family(self, member: str) -> str:
         """Return the kind of a task variant, by which reports group returns."""
-        ...
 
     def seats(self) -> tuple[int, ...]:
         """Return the seats that the agent may take."""
-        ...
 
     def rules(self) -> str:
         """Return the rules in plain words, for the prompt of a language model."""
-        ...
 
     def begin(self, task: Task, episode: int) -> Play:
         """Start an episode. The same task and episode number always start the same episode."""
-        ...
 
     def script(self, source: random.Random) -> Script | None:
         """Return a scripted agent for one trial, its style drawn from `source`; None if there is
         none. A warm start clones it or, where there is none, win-stay, lose-shift
         (`mage_async/trials/win_stay.py`).
         """
-        ...
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """Return the task variants that can replace `member` in the `swapped` control, a kind of
         trial whose last episode plays another variant: knowledge of `member` must not help there.
         """
-        ...
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return known returns by name (random, Nash or minimax, best response, ...): a value for
         each episode of a trial, divided by `Facts.units`.
         """
-        ...
 
     def duel(self, task: Task, episode: int) -> "Duel | None":
         """Start an episode in which a policy takes the seat of the task's scripted opponent.
@@ -360,19 +347,15 @@ class Duel(Protocol):
     @property
     def turn(self) -> Side | None:
         """The side to act; `None` when the episode is done."""
-        ...
 
     def anchor(self, side: Side) -> str:
         """Return the current state as a side sees it; see `Play.anchor`."""
-        ...
 
     def legal_actions(self) -> Sequence[str]:
         """Return the legal actions of the side to act; empty when the episode is done."""
-        ...
 
     def act(self, action: str) -> None:
         """Apply the action of the side to act."""
-        ...
 
     def observe(self, side: Side) -> Outcome:
         """Return everything that a side has observed and earned since its last call.
@@ -380,7 +363,6 @@ class Duel(Protocol):
         Before a side's first action this is the episode's first observation, later the outcome of
         its last action. Call it when it is the side's turn or when the episode is done.
         """
-        ...
 
 
 class DuelSides:

@@ -31,11 +31,9 @@ class Session(Protocol):
 
     def legal(self) -> Sequence[str]:
         """Return the legal actions."""
-        ...
 
     def step(self, action: str) -> tuple[str, float, bool]:
         """Return the observation and the reward of an action, and whether the game is over."""
-        ...
 
 
 class TextPlay(SoloPlay):
