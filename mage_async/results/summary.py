@@ -28,22 +28,6 @@ from mage_async.results.run_files import (
     write_whole,
 )
 
-_SCORE_KEYS = (
-    "return_by_episode",
-    "ci95_by_episode",
-    "num_trials",
-    "by_family",
-    "best_within",
-    "won_by_episode",
-    "won_bounds_by_episode",
-    "won_within",
-    "lost_by_episode",
-    "probes_by_episode",
-    "parts",
-    "invalid_actions_per_trial",
-    "cut_short",
-)
-"""Keys of a score that the summary keeps."""
 _RATES = ("trials_per_s", "generated_tokens_per_s", "trained_tokens_per_s")
 """Metrics whose means over the training time the summary holds."""
 
@@ -69,7 +53,8 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "evaluated_step": records.evaluation.get("version"),
         "chosen_of": records.evaluation.get("chosen_of"),
         "evaluation": {
-            name: {key: score[key] for key in _SCORE_KEYS if key in score}
+            # `evaluation.json` keeps the returns of each member, of which there may be thousands.
+            name: {key: value for key, value in score.items() if key != "by_member"}
             for name, score in records.evaluation.get("sets", {}).items()
         },
         "references": records.evaluation.get("references"),
