@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mage_async.environments.environment import HELDOUT_EVERY, Split, numbered
-from mage_async.environments.games.text_game import TextGames, import_engine
-from mage_async.environments.loaders.loader import IsolatedRandomState
+from mage_async.environments.games.text_game import TextGames
+from mage_async.environments.loaders.loader import IsolatedRandomState, library
 from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError, EnvironmentFault
 
@@ -34,13 +34,8 @@ NEEDS = {
 """For each kind of goal: the trait that the object must have, and the receptacle that acts on it;
 "" if the goal needs neither.
 """
-_TRAITS = {
-    "Heatable": "heatable",
-    "Coolable": "coolable",
-    "Cleanable": "cleanable",
-    "Toggleable": "toggleable",
-}
-"""Traits of objects by ALFWorld's name, as the problem's file writes them."""
+_TRAITS = ("Heatable", "Coolable", "Cleanable", "Toggleable")
+"""Traits of objects by ALFWorld's name; the problem's file writes them in lower case."""
 _LAMP, _UNDER_LAMPS = "DeskLamp", ("Desk", "SideTable", "Dresser", "Shelf", "CoffeeTable")
 """Kind of the lamp that goals use, and kinds of receptacles on which it may stand."""
 _NUM_OBJECTS = 12
@@ -107,9 +102,8 @@ class AlfWorld(TextGames):
         check_whole("alfworld", "games", games, 8, 1_000_000)
         check_whole("alfworld", "turns", turns, 1, 1000)
         self._kinds = kinds_of_splits(heldout_kinds)
-        modules = ("alfworld.agents.environment.alfred_tw_env", "textworld")
-        alfred, self._engine = import_engine("ALFWorld", *modules)
-        self._wrapper = alfred.AlfredDemangler
+        alfred = library("alfworld.agents.environment.alfred_tw_env", "alfworld")
+        self._engine, self._wrapper = library("textworld", "alfworld"), alfred.AlfredDemangler
         self._data = Path(os.path.expandvars(data)).expanduser() if data else None
         self._household = Household()
         self._problem_of = lru_cache(maxsize=1024)(self._generate)
@@ -331,7 +325,7 @@ class Household:
             facts += [f"(objectType {name} {kind}Type)", f"(inReceptacle {name} {place})"]
             facts += [f"(objectAtLocation {name} loc_{place})"]
             facts += [] if kind == _LAMP else [f"(pickupable {name})"]
-            facts += [f"({_TRAITS[fit]} {name})" for fit in _TRAITS if kind in self._fit[fit]]
+            facts += [f"({fit.lower()} {name})" for fit in _TRAITS if kind in self._fit[fit]]
         words = {"obj": goal.thing, "recep": goal.place, "toggle": _LAMP}
         template = source.choice(self._goal_library[goal.kind]["templates"])
         # ALFWorld's goals have "#" where PDDL has "-", and end with the problem's parenthesis.

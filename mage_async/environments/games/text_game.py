@@ -6,18 +6,15 @@ beginning; nothing else is random. Engines that use the global random state run 
 `IsolatedRandomState` (`loaders/loader.py`).
 """
 
-import importlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from mage_async.environments.environment import Chance, Outcome, Split, named
 from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of
-from mage_async.environments.loaders.loader import IsolatedRandomState
-from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
 INVALID, OVER = "invalid", "over"
@@ -135,25 +132,6 @@ class TextGames(Game[str], ABC):
             random=partial(RepeatScript, memory=0.0),
             repeat=partial(RepeatScript, memory=1.0),
         )
-
-
-def import_engine(name: str, *modules: str) -> list[Any]:
-    """Import an engine's modules, which draw from the process's random state when they are loaded.
-
-    Args:
-        name: Name of the engine, which in lower case is also the name of its extra.
-
-    Raises:
-        ConfigError: the engine is not installed.
-    """
-    try:
-        with IsolatedRandomState(0):
-            return [importlib.import_module(module) for module in modules]
-    except ImportError as error:
-        extra = f"mage_async[{name.lower()}]"
-        raise ConfigError(
-            f"this environment needs {name}: pip install '{extra}' ({error})"
-        ) from None
 
 
 def one_line(text: str) -> str:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mage_async.environments.environment import numbered
-from mage_async.environments.games.text_game import TextGames, import_engine
-from mage_async.environments.loaders.loader import IsolatedRandomState
+from mage_async.environments.games.text_game import TextGames
+from mage_async.environments.loaders.loader import IsolatedRandomState, library
 from mage_async.environments.options import check_one_of, check_whole
 
 CHALLENGES: dict[str, dict[str, Any]] = {
@@ -77,7 +77,7 @@ class TextWorld(TextGames):
         check_one_of("textworld", "challenge", challenge, tuple(CHALLENGES))
         check_whole("textworld", "games", games, 8, 1_000_000)
         check_whole("textworld", "turns", turns, 1, 1000)
-        (self._engine,), self._challenge = import_engine("TextWorld", "textworld"), challenge
+        self._engine, self._challenge = library("textworld", "textworld"), challenge
         super().__init__("textworld", numbered("game", games), turns, "look")
 
     def session(self, game: str) -> _Session:

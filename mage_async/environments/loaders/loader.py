@@ -34,8 +34,9 @@ def library(module: str, extra: str) -> ModuleType:
         with IsolatedRandomState(0):
             return importlib.import_module(module)
     except ImportError as error:
+        name = module.partition(".")[0]
         raise ConfigError(
-            f"this environment needs {module}: pip install 'mage_async[{extra}]' ({error})"
+            f"this environment needs {name}: pip install 'mage_async[{extra}]' ({error})"
         ) from None
 
 
