@@ -51,6 +51,18 @@ def mean_of(every: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return Sampled(means, (math.hypot(*each) / len(every) for each in zip(*sampled, strict=True)))
 
 
+def trial_returns(
+    environment: Environment, task: Task, script: Script, num_episodes: int
+) -> list[float]:
+    """Play one trial by a script, and return what each episode earned."""
+    earned = [0.0] * num_episodes
+    for episode in range(num_episodes):
+        play = environment.begin(task, episode)
+        while play.legal_actions():
+            earned[episode] += play.act(script.choose(play)).reward
+    return earned
+
+
 def scripted_returns(
     environment: Environment,
     split: Split,
@@ -69,15 +81,11 @@ def scripted_returns(
     members, seats, units = environment.members(split), environment.seats(), environment.facts.units
     trials = []
     for number in range(num_trials):
-        script, earned = make(random.Random(f"reference/{number}")), [0.0] * num_episodes
+        script = make(random.Random(f"reference/{number}"))
         # All members are met in one seat before the next seat's turn.
         seat = seats[number // len(members) % len(seats)]
         task = Task(environment.facts.name, members[number % len(members)], number, seat)
-        for episode in range(num_episodes):
-            play = environment.begin(task, episode)
-            while play.legal_actions():
-                earned[episode] += play.act(script.choose(play)).reward
-        trials.append(earned)
+        trials.append(trial_returns(environment, task, script, num_episodes))
     by_episode = list(zip(*trials, strict=True))
     return Sampled(
         (statistics.fmean(each) / units for each in by_episode),

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
-from mage_async.environments.environment import Chance, Environment, Outcome, Split
-from mage_async.environments.games.game import SoloPlay, TrialScript, facts_of, num_equal
+from mage_async.environments.environment import Chance, Outcome, Split, Splits, named
+from mage_async.environments.game_references import trial_returns
+from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, num_equal
 from mage_async.environments.options import check_one_of, check_whole
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
@@ -153,7 +154,7 @@ class Structure:
 
 
 def _codes(look: Look) -> list[Hidden]:
-    """Return every assignment of an action to each thing."""
+    """Return every row of actions, one for each thing."""
     return list(itertools.product(look.actions, repeat=len(look.things)))
 
 
@@ -399,7 +400,7 @@ STRUCTURES = {
             "Your rival never changes its sequence. Every move defeats the one before it in the "
             "list; the first defeats the last.",
         ),
-        lambda look: list(itertools.product(look.actions, repeat=len(look.things))),
+        _codes,
         _opponent,
         {"train": ((3, 3), (2, 3)), "sizes": ((4, 3), (3, 4))},
     ),
@@ -469,7 +470,7 @@ STRUCTURES = {
             "A lock opens to one row of buttons. A mistake begins it anew.",
             "Enter the combination; every slip costs all that was entered.",
         ),
-        lambda look: list(itertools.product(look.actions, repeat=len(look.things))),
+        _codes,
         _lock,
         _FLAT,
     ),
@@ -697,7 +698,7 @@ def _pays(play: FamilyPlay, hidden: Hidden, action: str) -> float:
     return episode.send(action).reward
 
 
-class Family(Environment):
+class Family(Game[str]):
     """Play small games, a new one in each task; the task variant is its name, such as
     `train-mapping-17`.
 
@@ -738,28 +739,20 @@ class Family(Environment):
                 f"{list(structures)}"
             )
         self._feedback: Feedback = feedback
-        self._train = tuple(structures)
-        tested = self._train
+        trained = tested = tuple(structures)
         if heldout == "structures":
-            tested = tuple(name for name in HELD_OUT if name not in self._train)
+            tested = tuple(name for name in HELD_OUT if name not in trained)
             if not tested:
                 raise ConfigError(
                     'environment family: with heldout = "structures", structures must leave out '
                     f"one of {', '.join(HELD_OUT)}, got {', '.join(structures)}"
                 )
-        self._members: dict[Split, tuple[str, ...]] = {
-            "train": _names("train", self._train, games),
-            "heldout": _names(heldout, tested, games // 4),
+        splits: Splits[str] = {
+            "train": named(_names("train", trained, games)),
+            "heldout": named(_names(heldout, tested, games // 4)),
         }
-        self.facts = facts_of(
-            "family", MAX_TURNS, _every_word(), threshold=0.75, has_open_text=True
-        )
-
-    def members(self, split: Split) -> tuple[str, ...]:
-        """Return the names of a split's games: one of each structure in turn, and the twins at the
-        end.
-        """
-        return self._members[split]
+        facts = facts_of("family", MAX_TURNS, _every_word(), threshold=0.75, has_open_text=True)
+        super().__init__(facts, splits, "game")
 
     def family(self, member: str) -> str:
         """Return the structure of a task variant."""
@@ -768,10 +761,6 @@ class Family(Environment):
     def game(self, member: str) -> SmallGame:
         """Return the game of a task variant."""
         return game_of(member, self._feedback)
-
-    def seats(self) -> tuple[int, ...]:
-        """Return the only seat."""
-        return (0,)
 
     def rules(self) -> str:
         """Return the rules that all games share; each states its own at its beginning."""
@@ -803,7 +792,7 @@ class Family(Environment):
         games. `without_memory` and `with_memory` are estimates: one trial of `FamilyScript` in each
         of the games.
         """
-        members = self._members[split][:64]
+        members = self.members(split)[:64]
         random_return = sum(_random_return(self.game(each)) for each in members) / len(members)
         inferred = {
             name: [self._inferred(member, num_episodes, remembers) for member in members]
@@ -821,17 +810,13 @@ class Family(Environment):
     def _inferred(self, member: str, num_episodes: int, remembers: bool) -> list[float]:
         """Return the rewards of a script without slips, in each episode of one trial."""
         script = FamilyScript(random.Random(member), remembers=remembers)
-        returns = []
-        for episode in range(num_episodes):
-            play, earned = self.begin(Task("family", member, 0), episode), 0.0
-            while play.legal_actions():
-                earned += play.act(script.choose(play)).reward
-            returns.append(earned)
-        return returns
+        return trial_returns(self, Task("family", member, 0), script, num_episodes)
 
 
 def _names(split: str, structures: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return the names of a split's games, and those of their twins."""
+    """Return the names of a split's games: one of each structure in turn, and the twins at the
+    end.
+    """
     names = [f"{split}-{name}-{n}" for n in range(count) for name in structures]
     return (*names, *(f"{name}{TWIN}" for name in names))
 
