@@ -1,8 +1,7 @@
 """Write the reference of all keys from the schema: type, default and a sentence for each.
 
-`mage config` prints it, and `python -m mage_async.config.configuration_page >
-docs/configuration.md` writes it as a page. The sentences are the docstrings in the source of
-sections and components.
+`mage config` prints it, and `bench/lib/reference_pages.py` writes it as a page. The sentences are
+the docstrings in the source of sections and components.
 """
 
 import ast
@@ -53,29 +52,6 @@ OTHER_DEFAULTS: Mapping[str, Table] = {
 """Defaults that replace those of the schema, by the words that stand before them."""
 WIDTH = 100
 """Columns of a line that `as_lines` writes."""
-INTRODUCTION = """\
-# Configuration
-
-This page is generated from the schema by
-
-    python -m mage_async.config.configuration_page > docs/configuration.md
-
-and `mage config` prints the same. A file contains the keys that it changes; every other key has its
-default. Some defaults depend on the run, and follow in brackets:
-
-- "tiny:" with `policy.kind = "tiny"`;
-- "own class:" with such a policy, in an environment that is not one of this package;
-- "CPU:" with a pretrained policy whose learner and engine compute on processor cores;
-- "GPU:" with a pretrained policy whose learner computes on a GPU (`learner.float32_masters` only
-  where all weights are trained, not adapters alone).
-
-On processors that multiply in bfloat16, "CPU:" also has `engine.arithmetic = "bfloat16"` and, with
-adapters, `policy.dtype = "bfloat16"`. `mage train --set policy.source=DIR --print-config` shows the
-values of a run. With `--set` a key is written with its section: `--set learner.steps=60`. A table
-that has a key `kind` or `estimator` may be written as that kind alone, as in
-`learner.correction = "tis"`. The kinds of corrections, credits, estimators, matchmakers, weight
-transports and trackers may also be a class of your own, `"module:Class"`.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,32 +143,6 @@ def _only_with(key: Key) -> str:
 
 def _indented(text: str, by: int) -> list[str]:
     return wrap(text, WIDTH, initial_indent=" " * by, subsequent_indent=" " * by)
-
-
-def as_markdown(found: Sequence[Described]) -> str:
-    """Format tables as a page."""
-    lines = [INTRODUCTION]
-    for each in found:
-        lines += [f"## `{each.title()}`" if each.path else "## Above all sections", ""]
-        lines += [each.sentence, ""]
-        by_kinds: dict[tuple[str, ...], list[Key]] = {(): []}
-        for key in each.keys:
-            by_kinds.setdefault(key.kinds, []).append(key)
-        for kinds_of_keys, keys in by_kinds.items():
-            if kinds_of_keys:
-                named = ", ".join(f'`"{kind}"`' for kind in kinds_of_keys)
-                lines += [f"Only with {named}:", ""]
-            if keys:
-                lines += _markdown_table(keys)
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _markdown_table(keys: Sequence[Key]) -> list[str]:
-    lines = ["| key | default | type | meaning |", "|---|---|---|---|"]
-    for key in keys:
-        cells = (f"`{key.name}`", f"`{key.default}`", key.type_in_words, key.sentence)
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"]
-    return [*lines, ""]
 
 
 def _described(
@@ -335,7 +285,3 @@ def _bounds(meta: Meta) -> str:
         return f"matching `{meta.pattern}`"
     said = ((word, getattr(meta, name)) for name, word in BOUNDS.items())
     return ", ".join(f"{word} {value:g}" for word, value in said if value is not None)
-
-
-if __name__ == "__main__":
-    print(as_markdown(sections()), end="")

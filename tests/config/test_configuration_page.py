@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.lib import reference_pages
 from mage_async.config.config_file import find
 from mage_async.config.configuration_page import (
     OTHER_DEFAULTS,
     _described,
     as_lines,
-    as_markdown,
     sections,
 )
 from mage_async.config.section import Section
@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_page_is_what_the_schema_says() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
-    assert page == as_markdown(sections()), (
-        "python -m mage_async.config.configuration_page > the page"
+    assert page == reference_pages.configuration(), (
+        "python -m bench.lib.reference_pages configuration > the page"
     )
 
 
@@ -43,7 +43,7 @@ def test_one_section_is_found_with_those_below_it() -> None:
 
 
 def test_a_table_of_the_page_has_a_key_once() -> None:
-    tables = as_markdown(sections()).split("| key | default | type | meaning |\n")[1:]
+    tables = reference_pages.configuration().split("| key | default | type | meaning |\n")[1:]
     named = [re.findall(r"^\| `(\w+)`", table, re.MULTILINE) for table in tables]
     assert len(named) > 40
     assert all(len(set(names)) == len(names) for names in named), named

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.lib import reference_pages
 from mage_async.environments import catalogue
 from mage_async.policy_version import VersionRun
 from mage_async.results.metrics import (
-    as_markdown,
     batch_metrics,
     check_names,
     injections_by_source,
@@ -23,7 +23,7 @@ BOXES = catalogue.load("boxes")
 
 def test_the_page_of_metrics_is_what_the_code_says() -> None:
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert page == as_markdown(), "python -m mage_async.results.metrics > docs/metrics.md"
+    assert page == reference_pages.metrics(), "python -m bench.lib.reference_pages metrics > it"
 
 
 def turn(episode: int, start: int, num_reused: int) -> Turn:
