@@ -17,6 +17,7 @@ from mage_async.admission.ledger import DroppedGroup
 from mage_async.environments.environment import Environment
 from mage_async.environments.user_calls import as_config_error
 from mage_async.errors import MageError, in_utf8
+from mage_async.results.intervals import Z_95, wilson
 from mage_async.results.progress import drop_kind
 from mage_async.tasks.league import is_policy
 from mage_async.trajectory import Group
@@ -24,8 +25,6 @@ from mage_async.trajectory import Group
 UNKNOWN_KIND = "?"
 """Kind of a task whose `family` raises."""
 
-Z_95 = 1.96
-"""Number of standard deviations of a 95 % interval."""
 LENGTH_CLASSES = ("short", "middle", "long")
 """Names of the classes of lengths; each class has equally many started groups, as far as groups of
 equal length allow it.
@@ -50,14 +49,10 @@ class Share(NamedTuple):
 
     def ratio(self, z: float = Z_95) -> Ratio:
         """Return trained ÷ started with Wilson's interval of `z` standard deviations."""
-        share, scale = self.trained / self.started, 1 + z * z / self.started
-        centre = (share + z * z / (2 * self.started)) / scale
-        variance = share * (1 - share) / self.started + (z / (2 * self.started)) ** 2
-        half = z / scale * math.sqrt(max(0.0, variance))
+        share = self.trained / self.started
+        low, high = wilson(self.trained, self.started, z)
         # Rounding may put a bound of 0 or 1 beyond the share itself.
-        return Ratio(
-            share, min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
-        )
+        return Ratio(share, min(share, low), max(share, high))
 
 
 def contrast(one: Share, other: Share, z: float = Z_95) -> Ratio:
@@ -83,14 +78,11 @@ def contrast(one: Share, other: Share, z: float = Z_95) -> Ratio:
 
 def trained_groups(groups: Iterable[Group], kinds: "Kinds") -> list[list[Any]]:
     """Count groups of a batch: lists of kind, task, turns of all trials, and number of groups."""
-    counts = Counter(
-        (kinds.of(task.member), task.member, num_turns)
-        for group in groups
-        # A list of one pair, which only gives names to its two values.
-        for task, num_turns in [
-            (group.trials[0].task, sum(len(trial.turns) for trial in group.trials))
-        ]
-    )
+    counts = Counter[tuple[str, str, int]]()
+    for group in groups:
+        member = group.trials[0].task.member
+        num_turns = sum(len(trial.turns) for trial in group.trials)
+        counts[kinds.of(member), member, num_turns] += 1
     return [[*key, count] for key, count in sorted(counts.items())]
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Quantile of Student's t at 97.5 %, by degrees of freedom."""
+Z_95 = 1.96
+"""Number of standard deviations of a 95 % interval."""
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -41,11 +43,14 @@ def half_width(values: Sequence[float]) -> float:
     return 1.96 * math.sqrt(variance / len(values))
 
 
-def wilson(successes: int, count: int) -> tuple[float, float]:
-    """Return Wilson's bounds of a share, which lie within [0, 1] even if all or none succeed."""
-    share, spread = successes / count, 1.96**2 / count
+def wilson(successes: float, count: float, z: float = Z_95) -> tuple[float, float]:
+    """Return Wilson's bounds of a share, which lie within [0, 1] even if all or none succeed: the
+    interval of `z` standard deviations.
+    """
+    share, spread = successes / count, z**2 / count
     middle = (share + spread / 2) / (1 + spread)
-    half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
+    # Estimated counts may put a share a little above 1.
+    half = math.sqrt(max(0.0, spread * (share * (1 - share) + spread / 4))) / (1 + spread)
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
