@@ -365,7 +365,7 @@ class Duel(Protocol):
         """
 
 
-class DuelSides:
+class DuelSides(Duel):
     """Collect what each side observes and earns until `observe` is called for that side; base class
     of duels.
     """
@@ -374,11 +374,6 @@ class DuelSides:
         self.chance = chance
         self._words: tuple[list[str], list[str]] = [], []
         self._rewards, self._are_valid = [0.0, 0.0], [True, True]
-
-    @property
-    def turn(self) -> Side | None:
-        """The side to act; `None` when the episode is done."""
-        raise NotImplementedError
 
     def observe(self, side: Side) -> Outcome:
         """Return everything that a side has observed and earned since its last call."""

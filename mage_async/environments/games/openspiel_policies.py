@@ -195,10 +195,6 @@ class EngineDuel(DuelSides):
             return None
         return AGENT if self.state.current_player() == self._seat else OPPONENT
 
-    def anchor(self, side: Side) -> str:
-        """Return what a side sees."""
-        raise NotImplementedError
-
     def actions(self) -> dict[str, int]:
         """Return OpenSpiel's legal actions of the side to act, by name; empty when the game is
         over.

@@ -6,7 +6,7 @@ data item, which `reset` sends.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mage_async.environments.environment import HELDOUT_EVERY
@@ -46,26 +46,12 @@ _TASK = {
 """For each name of the environment's number, the names under which servers expect the task's number
 in `reset`. All are sent, as servers ignore fields that they do not know.
 """
+Handle = dict[str, int]
+"""Number of an environment by its name in requests, `id` or `env_idx`: the body of a request about
+the environment, such as `close`.
+"""
 _MOST_SHOWN = 80
 """Largest number of characters of a server's answer that an error message quotes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """Identify one environment of a server."""
-
-    name: str
-    """Name of its number in requests: `id` or `env_idx`."""
-    number: int
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """Return the body of a request about the environment, such as `close`."""
-        return {self.name: self.number}
-
-    def reset(self, task: int) -> dict[str, Any]:
-        """Return the body of a `reset` to a task."""
-        return {**dict.fromkeys(_TASK[self.name], task), **self.body}
 
 
 class Reader:
@@ -141,20 +127,20 @@ class Episode(NumberedTasks, ServerEpisode):
         no_limit = aiohttp.ClientTimeout(total=None)  # environment.step_deadline_s is the limit
         self._http = aiohttp.ClientSession(timeout=no_limit)
         self._handle = handle_of(await self._post("create", {"id": task, **self.more["create"]}))
-        body = {**self._handle.reset(task), **self.more["reset"]}
+        body = {**reset_body(self._handle, task), **self.more["reset"]}
         observation, *_ = self._step_value(self._reader.begun(await self._post("reset", body)))
         return observation
 
     async def step(self, action: str) -> StepValue:
         """Send an action."""
         assert self._handle is not None, "reset comes first"
-        answer = await self._post("step", {**self._handle.body, "action": action})
+        answer = await self._post("step", {**self._handle, "action": action})
         return self._step_value(self._reader.stepped(answer))
 
     async def _end(self) -> None:
         """Close the environment; a server without `close` keeps it until the server ends."""
         if self._handle is not None:
-            await self._post("close", self._handle.body, may_be_unknown=True)
+            await self._post("close", self._handle, may_be_unknown=True)
 
     async def _post(self, path: str, body: Any, *, may_be_unknown: bool = False) -> Any:
         """Send a request and return the JSON of its answer.
@@ -218,8 +204,14 @@ def handle_of(answer: Any) -> Handle:
     named = answer if isinstance(answer, Mapping) else {"env_idx": answer}
     for name in _TASK:
         if isinstance(number := named.get(name), int):
-            return Handle(name, number)
+            return {name: number}
     raise EnvironmentFault(f"create was answered without an environment: {_short(answer)}")
+
+
+def reset_body(handle: Handle, task: int) -> dict[str, int]:
+    """Return the body of a `reset` of an environment to a task."""
+    (name,) = handle
+    return dict.fromkeys(_TASK[name], task) | handle
 
 
 def answer_of(seen: Observed, score: float, **more: Any) -> dict[str, Any]:

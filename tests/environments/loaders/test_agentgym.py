@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment
-from mage_async.environments.loaders.agentgym import Handle, Reader, handle_of
+from mage_async.environments.loaders.agentgym import Reader, handle_of, reset_body
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
@@ -316,11 +316,11 @@ def test_a_server_of_something_else_is_one_sentence(made_up, create, said: str) 
 
 
 def test_a_task_is_sent_under_every_name_that_servers_ask_for() -> None:
-    assert handle_of({"id": 4, "observation": "hi"}) == Handle("id", 4)
-    assert handle_of(7) == handle_of({"env_idx": 7}) == Handle("env_idx", 7)
-    named = Handle("id", 4).reset(9)
+    assert handle_of({"id": 4, "observation": "hi"}) == {"id": 4}
+    assert handle_of(7) == handle_of({"env_idx": 7}) == {"env_idx": 7}
+    named = reset_body({"id": 4}, 9)
     assert (named["id"], named["data_idx"]) == (4, 9)
-    bare = Handle("env_idx", 7).reset(9)
+    bare = reset_body({"env_idx": 7}, 9)
     assert (bare["env_idx"], bare["id"], bare["session_id"], bare["item_id"]) == (7, 9, 9, 9)
 
 
