@@ -12,7 +12,6 @@ Environments know nothing of tokens, chat formats or models.
 import math
 import numbers
 import random
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -486,10 +485,9 @@ def check_names(name: str, members: Iterable[str]) -> None:
     Raises:
         ConfigError: one is empty, too long, or has half a character.
     """
-    # Lone surrogates, which UTF-8 cannot encode, are half a character.
-    is_name = re.compile(rf"[^\ud800-\udfff]{{1,{MAX_NAME_CHARS}}}").fullmatch
     for each in members:
-        if not is_name(each):
+        # Lone surrogates, which UTF-8 cannot encode, are half a character.
+        if not 1 <= len(each) <= MAX_NAME_CHARS or has_lone_surrogate(each):
             raise ConfigError(
                 f"{name}: a task's name has 1 to {MAX_NAME_CHARS} characters of Unicode, and "
                 f"{each[:60]!r} has {len(each)}: let `members(split)` list short texts, or objects "

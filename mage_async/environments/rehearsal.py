@@ -293,18 +293,14 @@ def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal
             play = environment.begin(task, 0)
             first = yield from _played(play, _chooser(name, environment))
             openings.append(play.observation)
-            stepped = _step_observations(first)
+            # Without the call of `reset`, which comes first.
+            stepped = [(call, outcome.observation) for call, outcome in first[1:]]
             answers += [observation for _, observation in stepped]
             _check_vocabulary(name, environment, [("reset", play.observation), *stepped])
             if compares:
                 again = yield from _played(environment.begin(task, 0), _replay(play.history))
                 _compare(name, task.member, first, again)
     return Longest(max(openings, key=len), max(answers, key=len))
-
-
-def _step_observations(steps: _Steps) -> list[tuple[str, str]]:
-    """Return the calls of `step`, without that of `reset`, each with the observation it gave."""
-    return [(call, outcome.observation) for call, outcome in steps[1:]]
 
 
 def _check_vocabulary(name: str, environment: ResetStep, steps: Sequence[tuple[str, str]]) -> None:

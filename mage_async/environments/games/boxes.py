@@ -126,8 +126,7 @@ class Boxes(Game[Code]):
         codes = {"-".join(code): code for code in itertools.product(BUTTONS, repeat=boxes)}
         played = codes
         if near:
-            every = split_by(codes, _is_heldout)
-            check_one_of("boxes", "near", near, (*every["train"], *every["heldout"]))
+            check_one_of("boxes", "near", near, tuple(codes))
             check_whole("boxes", "differ", differ, 1, boxes)
             # Smallest number of boxes in which a code agrees with `near`.
             least = boxes - differ

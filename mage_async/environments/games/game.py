@@ -71,9 +71,7 @@ def ladders_of(**ladders: Iterable[object]) -> Ladders:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Return whether an option is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return is_finite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
 
 
 def num_equal(one: Sequence[object], other: Sequence[object]) -> int:

@@ -33,7 +33,7 @@ from mage_async.environments.environment import (
 )
 from mage_async.environments.games.game import Game, TrialScript, facts_of, is_number
 from mage_async.environments.games.openspiel_policies import engine
-from mage_async.environments.options import check_flag, check_whole
+from mage_async.environments.options import check_flag, check_one_of, check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -497,11 +497,7 @@ class Kuhn(Game[Strategy]):
         redeals: bool = True,
         stakes: float = 1.0,
     ) -> None:
-        if opponents not in get_args(Opponents):
-            *known, last = (repr(each) for each in get_args(Opponents))
-            raise ConfigError(
-                f"kuhn: `opponents` must be {', '.join(known)} or {last}, got {opponents!r}"
-            )
+        check_one_of("kuhn", "opponents", opponents, get_args(Opponents))
         # `one_episode`, an exact reference, takes about 20 times as long for each further hand: a
         # few seconds for four hands, and minutes for five.
         check_whole("kuhn", "hands", hands, 1, 4)

@@ -142,7 +142,7 @@ def test_unknown_opponents_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         Kuhn("experts")  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "kuhn: `opponents` must be 'family', 'archetypes', 'contrasts' or 'mage', got 'experts'"
+        "kuhn: `opponents` must be 'family' or 'archetypes' or 'contrasts' or 'mage', got 'experts'"
     )
 
 
