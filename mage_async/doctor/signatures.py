@@ -24,10 +24,7 @@ from mage_async.policy_version import OLDEST_AGE
 from mage_async.results.dropped_bias import Ratio, Selection, ratio_text
 from mage_async.results.intervals import noise
 from mage_async.results.progress import printable
-from mage_async.results.run_files import RunRecords
-
-Record = dict[str, Any]
-"""The metrics of a step, or an evaluation with its `version` and `sets`, as a run records them."""
+from mage_async.results.run_files import Record, RunRecords
 
 
 class Finding(msgspec.Struct, frozen=True):

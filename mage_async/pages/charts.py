@@ -146,9 +146,9 @@ def line_chart(
     return Chart(described, area, drawn, ticks(*area.y, 6), named, _line_labels(drawn, area))
 
 
-def small_chart(values: Sequence[Point], *, described: str, css: str = "accent") -> Chart | None:
+def small_chart(values: Sequence[Point], *, described: str) -> Chart | None:
     """Lay out one quantity without labels except its bounds, to stand among many others."""
-    series = Series("", values, css)
+    series = Series("", values, "accent")
     points = series.finite
     if not points:
         return None

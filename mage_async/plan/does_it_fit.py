@@ -9,6 +9,7 @@ that is too short or an action that is cut off is found in the tokens of this mo
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -168,8 +169,7 @@ NUM_SCRIPTED_TRIALS = 3
 """Number of scripted trials that are measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contexts:
+class Contexts(NamedTuple):
     """Hold the context lengths of trials, in tokens of the policy."""
 
     scripted: int
@@ -197,11 +197,7 @@ def check_files(config: Config, directory: Path) -> Contexts:
     """
     chat = load_chat(directory, thinking=config.transcript.thinking)
     parts = [_contexts(config, directory, chat, *named) for named in named_parts(config)]
-    return Contexts(
-        max(part.scripted for part in parts),
-        max(part.longest for part in parts),
-        max(part.num_turns for part in parts),
-    )
+    return Contexts(*map(max, zip(*parts, strict=True)))
 
 
 def _contexts(
