@@ -158,11 +158,6 @@ def _codes(look: Look) -> list[Hidden]:
     return list(itertools.product(look.actions, repeat=len(look.things)))
 
 
-def _orders(look: Look) -> list[Hidden]:
-    """Return every order of the things."""
-    return list(itertools.permutations(look.things))
-
-
 def _one_action(look: Look) -> list[Hidden]:
     """Return every single action."""
     return [(action,) for action in look.actions]
@@ -245,11 +240,6 @@ def _places(look: Look) -> dict[str, list[str]]:
         ways[things[0]].append(things[2])
         ways[things[2]].append(things[0])
     return ways
-
-
-def _goals(look: Look) -> list[Hidden]:
-    """Return every place but the start."""
-    return [(thing,) for thing in look.things[1:]]
 
 
 def _distance(look: Look, start: str, goal: str) -> int:
@@ -335,11 +325,6 @@ def _lock(look: Look, hidden: Hidden) -> Episode:
     yield Turn(reply, "", (), reward)
 
 
-def _indices(look: Look) -> list[Hidden]:
-    """Return the index of each place."""
-    return [(place,) for place in range(len(look.things))]
-
-
 def _search(look: Look, hidden: Hidden) -> Episode:
     """Play "search": the agent looks for a place in a row, and sees on which side it lies."""
     # The things stand in a row that is known; the answer says on which side the hidden one is.
@@ -410,7 +395,7 @@ STRUCTURES = {
             "Say in which order {} come.",
             "A queue is made of {}; who stands where?",
         ),
-        _orders,
+        lambda look: list(itertools.permutations(look.things)),
         _order,
         _ROW,
     ),
@@ -430,7 +415,7 @@ STRUCTURES = {
             "Find the goal. Name the place you go to next.",
             "Somewhere among the places lies a treasure; walk there.",
         ),
-        _goals,
+        lambda look: [(place,) for place in look.things[1:]],  # all places but the start
         _maze,
         {"train": ((4, 2), (5, 2)), "sizes": ((6, 2), (7, 2))},
     ),
@@ -460,7 +445,7 @@ STRUCTURES = {
             "Something lies at one of {}, which stand in this row.",
             "From first to last: {}. Where is it?",
         ),
-        _indices,
+        lambda look: [(index,) for index in range(len(look.things))],
         _search,
         {"train": ((4, 2), (5, 2)), "sizes": ((7, 2),)},
     ),

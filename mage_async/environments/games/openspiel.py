@@ -228,7 +228,8 @@ class OpenSpielGame(Game[str]):
         self._look = look_at(self._game)
         self._turns = turns or self._game.max_game_length()
         # No whole vocabulary, because the text is open; the first word is an example of an action.
-        words = (*_first_actions(self._game), WIN, DRAW, LOSE, INVALID)
+        first = _first_decision(self._game)
+        words = (*_actions(first, first.current_player()), WIN, DRAW, LOSE, INVALID)
         returns = (float(self._game.min_utility()), float(self._game.max_utility()))
         more = {"num_seats": 2, "has_chance": True, "has_open_text": True}
         facts = facts_of("openspiel", self._turns, words, returns, **more)
@@ -332,12 +333,6 @@ def _first_decision(game: Any) -> Any:
     while state.is_chance_node():
         state.apply_action(state.chance_outcomes()[0][0])
     return state
-
-
-def _first_actions(game: Any) -> tuple[str, ...]:
-    """Return the names of the actions at the first decision."""
-    state = _first_decision(game)
-    return tuple(_actions(state, state.current_player()))
 
 
 # The code below makes the opponents, by name.

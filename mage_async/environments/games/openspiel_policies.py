@@ -250,11 +250,7 @@ class EngineDuel(DuelSides):
         self._is_done = True
         for side, earned in ((AGENT, agent_return), (OPPONENT, opponent_return)):
             self._show_state(side)
-            self._show(side, result_words(earned))
+            result = WIN if earned > 0 else LOSE if earned < 0 else DRAW
+            # The value of a game that is not one point is shown too.
+            self._show(side, result if abs(earned) in (0, 1) else f"{result} {abs(earned):g}")
             self._pay(side, earned)
-
-
-def result_words(earned: float) -> str:
-    """Return how a game ended, and its value if that is not one point."""
-    result = WIN if earned > 0 else LOSE if earned < 0 else DRAW
-    return result if abs(earned) in (0, 1) else f"{result} {abs(earned):g}"
