@@ -4,7 +4,6 @@ the ages of the trained tokens.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from statistics import fmean
 
 from mage_async.pages.charts import Bar, Chart, Series, age_bar, figure, line_chart, signed, words
@@ -121,15 +120,6 @@ def _method_lines(
     return series
 
 
-def _scaled(point: tuple[int, float, float], *, column: int, scale: float) -> float:
-    """Return a coordinate of a point of `FinishedRun.curve`, in another unit.
-
-    Args:
-        column: 0 for the number of trials, 1 for the seconds of training.
-    """
-    return point[column] * scale
-
-
 def _learning_curves(runs: RunsBySetting) -> list[CaptionedChart]:
     """Return two charts for each method, against trials and time, with a line for each setting."""
     figures, ends = [], list[float]()  # captions with their lines; both ends of all bands
@@ -137,10 +127,10 @@ def _learning_curves(runs: RunsBySetting) -> list[CaptionedChart]:
         for axis, column, scale in (("thousand trials", 0, 1e-3), ("seconds of training", 1, 1.0)):
             series = []
             for number, setting in enumerate(sorted(settings, key=lambda each: each.place)):
-                points = smooth(runs[setting], partial(_scaled, column=column, scale=scale))
+                points = smooth(runs[setting], column)
                 # A single run has no interval: its band has no width.
                 halves = [0.0 if math.isnan(half) else half for _, _, half in points]
-                line = [(x, y) for x, y, _ in points]
+                line = [(x * scale, y) for x, y, _ in points]
                 pairs = zip(line, halves, strict=True)
                 ends += [y + sign * half for (_, y), half in pairs for sign in (-1, 1)]
                 css = episode_css(number, len(settings))

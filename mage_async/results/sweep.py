@@ -604,10 +604,12 @@ def values(runs: Sequence[FinishedRun], name: str) -> list[float]:
     return [run.figures[name] for run in runs]
 
 
-def smooth(
-    runs: Sequence[FinishedRun], x_of: Callable[[tuple[int, float, float]], float]
-) -> list[tuple[float, float, float]]:
+def smooth(runs: Sequence[FinishedRun], column: int) -> list[tuple[float, float, float]]:
     """Return a learning curve of at most `POINTS` points, each a mean over neighbouring steps.
+
+    Args:
+        column: What x is, by its place in `FinishedRun.curve`: 0 for the number of trials, 1 for
+            the seconds of training.
 
     Returns:
         Tuples of x, mean return over the runs, and the 95 % half-width of that mean.
@@ -618,7 +620,7 @@ def smooth(
     for start in range(0, length, size):
         parts = [run.curve[start : start + size] for run in runs]
         means = [sum(point[2] for point in part) / len(part) for part in parts]
-        x = sum(x_of(part[-1]) for part in parts) / len(parts)
+        x = sum(part[-1][column] for part in parts) / len(parts)
         points.append((x, *interval(means)))
     return points
 
