@@ -187,8 +187,8 @@ def json_form(schema: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=256)
 def _answer_matcher(form: str, chat: ChatFormat) -> LLMatcher:
-    """Return the automaton of a form and a stop token after it; callers take a copy."""
-    grammar = LLMatcher.grammar_from_lark(f"start: ({form}) <[{chat.stop_tokens[0]}]>")
+    """Return the automaton of a form and the end of the turn after it; callers take a copy."""
+    grammar = LLMatcher.grammar_from_lark(f"start: ({form}) <[{chat.end_token}]>")
     matcher = LLMatcher(_tokenizer(chat), grammar)
     if matcher.is_error():
         reason = " ".join(matcher.get_error().split())

@@ -90,6 +90,14 @@ class ChatFormat:
         """Whether contexts offer tools."""
         return self._tool_pieces is not None
 
+    @property
+    def end_token(self) -> int:
+        """The stop token with which the template ends the assistant's turn; if it writes none, the
+        first one.
+        """
+        first = self.encode(self._between)[:1]
+        return first[0] if first and first[0] in self.stop_tokens else self.stop_tokens[0]
+
     def offering(self, tools: Tools) -> "ChatFormat":
         """Return this chat format with tools in every context; equal tools give the same object."""
         key = json.dumps(tools)

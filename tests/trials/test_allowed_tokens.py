@@ -1,14 +1,18 @@
 """Turns that are restricted to the legal actions."""
 
+from pathlib import Path
+
 import pytest
 
 from mage_async.environments import catalogue
 from mage_async.environments.games.shop import Shop
 from mage_async.errors import EnvironmentFault
+from mage_async.inference.chat_files import load_chat
 from mage_async.trajectory import Task
 from mage_async.trials.action_parser import ActionParser
-from mage_async.trials.allowed_tokens import restriction_of
+from mage_async.trials.allowed_tokens import answer_restriction, restriction_of
 from mage_async.trials.chat_format import ChatFormat
+from tests.helpers.text_model import save_text_model
 
 BOTH = ActionParser("both")
 
@@ -67,3 +71,14 @@ def test_actions_that_are_not_all_listed_restrict_nothing(chat: ChatFormat) -> N
     assert play.legal_actions()
     assert restriction_of(play, chat, BOTH) is None
     assert restriction_of(Play(), chat, BOTH) is None
+
+
+def test_an_answer_ends_as_the_template_ends_a_turn_if_a_model_has_several_stop_tokens(
+    tmp_path: Path,
+) -> None:
+    (other,) = load_chat(save_text_model(tmp_path)).encode("<|endoftext|>")
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {other}}}')
+    chat = load_chat(tmp_path)
+    assert chat.stop_tokens[0] == other
+    tokens, _ = answer_restriction("/ab/", chat, 9).forced(0)
+    assert chat.decode(tokens) == "ab<|im_end|>"
