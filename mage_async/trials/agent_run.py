@@ -79,8 +79,8 @@ class Message(NamedTuple):
 class PolicyCall:
     """Hold a program's call of the policy: a conversation, and the form that the answer must have.
 
-    If several forms are given, a call of tools comes before a schema, and a schema before a
-    pattern.
+    An answer with a schema or a pattern may call tools instead, if there are any. An answer that
+    must call tools follows neither, and one with a schema no pattern.
     """
 
     messages: tuple[Message, ...]
@@ -691,22 +691,24 @@ class AgentRun:
 
     def _form(self, policy_call: PolicyCall) -> str | None:
         """Return the answer's form (see `answer_restriction`); `None` if it may be any text."""
-        if policy_call.must_call:
-            calls = [
-                {
-                    "type": "object",
-                    "properties": {
-                        "name": {"const": each["function"]["name"]},
-                        "arguments": _without_extra_arguments(each["function"].get("parameters")),
-                    },
-                    "required": ["name", "arguments"],
-                    "additionalProperties": False,
-                }
-                for each in policy_call.tools
-                if each["function"]["name"] in policy_call.must_call
-            ]
-            return tool_form(self._chat, {"anyOf": calls}, is_parallel=policy_call.is_parallel)
-        return text_form(policy_call)
+        form, names = text_form(policy_call), policy_call.must_call
+        if not names and (form is None or not policy_call.tools):
+            return form
+        calls = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": each["function"]["name"]},
+                    "arguments": _without_extra_arguments(each["function"].get("parameters")),
+                },
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for each in policy_call.tools
+            if not names or each["function"]["name"] in names
+        ]
+        called = tool_form(self._chat, {"anyOf": calls}, is_parallel=policy_call.is_parallel)
+        return called if names else f"{form} | {called}"
 
     def _new_lineage(self, policy_call: PolicyCall) -> _Lineage:
         return _Lineage(self._new_context(), _system_message(policy_call.messages))

@@ -545,6 +545,22 @@ def test_an_answer_may_call_several_tools_unless_the_client_forbids_it(chat: Cha
     assert {text.count("<tool_call>") for text in texts} > {1, 2}
 
 
+def test_an_answer_with_a_schema_may_call_a_tool_instead(chat: ChatFormat) -> None:
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        body = FORCED["chat/completions"] | {"tool_choice": "auto"}
+        form = {"type": "json_schema", "json_schema": {"schema": {"const": "none"}}}
+        await post(
+            url, "chat/completions", {"messages": said("a"), "response_format": form, **body}
+        )
+        return 1.0
+
+    engine, source = scripted(chat, CALL), random.Random(0)
+    played(tasks_of(run), chat, engine, "trial.memory=none")
+    restriction = engine.completions[0][0].restriction
+    texts = {chat.decode(drawn_at_random(restriction, source)[:-1]) for _ in range(40)}
+    assert texts == {'"none"', CALL, CALL.replace("1", "22")}
+
+
 def completion_of(chat: ChatFormat, text: str) -> Completion:
     tokens = np.array([*chat.encode(text), chat.stop_tokens[0]], np.int32)
     return Completion(tokens, np.zeros(len(tokens), np.float32), (VersionRun(0, 0, 0),), "stop", 0)
