@@ -67,12 +67,15 @@ def parse_calls(text: str) -> list[ToolCall | InvalidCall]:
 
     Two forms are read: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen:
     any number, with text between), and `{"name": ..., "parameters": {...}}` (Llama 3: nothing else,
-    `;` between).
+    `;` between). Without its token a call of the second form has `parameters` or `arguments`; other
+    JSON with a name is an answer.
     """
     if _OPEN in text:
         return [_tagged(part) for part in text.split(_OPEN)[1:]]
     bare = text.strip().removeprefix(_PYTHON).strip()
-    return _bare(bare) if bare.startswith("{") and '"name"' in bare else []
+    if not bare.startswith("{") or '"name"' not in bare:
+        return []
+    return _bare(bare, has_token=_PYTHON in text)
 
 
 def _tagged(part: str) -> ToolCall | InvalidCall:
@@ -86,14 +89,22 @@ def _tagged(part: str) -> ToolCall | InvalidCall:
         return InvalidCall(f"a tool call is no JSON: {error}")
 
 
-def _bare(text: str) -> list[ToolCall | InvalidCall]:
-    """Parse JSON objects with `;` between, up to the first one that cannot be read."""
+def _bare(text: str, *, has_token: bool) -> list[ToolCall | InvalidCall]:
+    """Parse JSON objects with `;` between, up to the first one that cannot be read.
+
+    Args:
+        has_token: whether the token of a call precedes them; if not, the first object may be an
+            answer.
+    """
     calls: list[ToolCall | InvalidCall] = []
     while text:
         try:
             found, end = _DECODER.raw_decode(text)
         except _NO_JSON as error:
             return [*calls, InvalidCall(f"a tool call is no JSON: {error}")]
+        is_call = has_token or bool(calls)
+        if not is_call and ("name" not in found or not found.keys() & {"arguments", "parameters"}):
+            return []
         calls.append(_call(found))
         text = text[end:].lstrip("; \n\t\r")
     return calls
@@ -106,11 +117,14 @@ def _call(found: Any) -> ToolCall | InvalidCall:
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return InvalidCall(f"a tool call must be {_FORM}")
     arguments = found.get("arguments", found.get("parameters", {}))
-    if isinstance(arguments, str):
-        try:
+    try:
+        if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        except _NO_JSON as error:
-            return InvalidCall(f"the arguments of {found['name']} are no JSON: {error}")
+        json.dumps(arguments, allow_nan=False)
+    except _NO_JSON as error:
+        return InvalidCall(f"the arguments of {found['name']} are no JSON: {error}")
+    if not isinstance(arguments, dict):
+        return InvalidCall(f"the arguments of {found['name']} must be an object")
     return ToolCall(found["name"], arguments)
 
 

@@ -75,6 +75,8 @@ def test_a_signature_and_a_docstring_are_a_schema() -> None:
             [ToolCall("look", {"box": 1})],
         ),
         ('{"box": 2}', []),
+        ('{"name": "key", "box": 2}', []),
+        ('{"key": {"name": "iron", "parameters": {}}}', []),
     ],
 )
 def test_calls_are_read_in_the_common_forms(said: str, calls: list[ToolCall]) -> None:
@@ -89,6 +91,8 @@ def test_calls_are_read_in_the_common_forms(said: str, calls: list[ToolCall]) ->
         ("<tool_call>[1]</tool_call>", 'a tool call must be {"name": ..., "arguments": {...}}'),
         ('{"name": "look", ', "a tool call is no JSON"),
         ('{"name": "look", "parameters": "x"}', "the arguments of look are no JSON"),
+        ('{"name": "look", "parameters": [1]}', "the arguments of look must be an object"),
+        ('{"name": "look", "parameters": {"box": NaN}}', "the arguments of look are no JSON"),
         (f"<tool_call>{'[' * 5000}</tool_call>", "a tool call is no JSON"),
         (f'{{"name": "look", "parameters": {"[" * 5000}', "a tool call is no JSON"),
         (f'{{"name": "look", "parameters": "{"[" * 5000}"}}', "the arguments of look are no JSON"),
