@@ -69,4 +69,5 @@ class ActionParser:
 def outside_thinking(text: str) -> str:
     """Return the text without its thinking; thinking that never ends hides everything after it."""
     text = re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL)
-    return text.split("<think>")[0]
+    # Some chat templates write the opening tag, so that a completion has the closing one alone.
+    return text.rpartition("</think>")[2].split("<think>")[0]

@@ -165,6 +165,7 @@ def test_versions_of_a_segment_are_runs_at_their_own_positions(chat: ChatFormat)
         ("none", "I think <action>rock</action> wins", "rock"),
         ("none", "<think>maybe <action>paper</action></think><action>rock</action>", "rock"),
         ("none", "<think><action>paper</action>", None),
+        ("none", "maybe <action>paper</action></think><action>rock</action>", "rock"),
         ("none", "rock", None),
     ],
 )
