@@ -29,6 +29,7 @@ from mage_async.environments.tools import InvalidCall, ToolCall, parse_calls
 from mage_async.environments.user_calls import Answered, Call
 from mage_async.errors import CallFault, ContextFull, RunError
 from mage_async.trajectory import FinishedEpisodes, Kind, Task, Trial, Turn
+from mage_async.trials.action_parser import outside_thinking
 from mage_async.trials.allowed_tokens import answer_restriction, json_form, tool_form
 from mage_async.trials.chat_format import ChatFormat, Tools
 from mage_async.trials.chat_format import Message as ChatMessage
@@ -452,14 +453,17 @@ class AgentRun:
                 (each for each in pending.policy_call.stops if each in shown), key=shown.find
             )
             shown = shown.partition(stop)[0]
-        calls = parse_calls(shown) if pending.policy_call.tools else []
+        # A call that thinking quotes is not made.
+        said = outside_thinking(shown)
+        calls = parse_calls(said) if pending.policy_call.tools else []
         read = tuple(
             (call.name, json.dumps(call.arguments)) for call in calls if isinstance(call, ToolCall)
         )
         is_valid = not any(isinstance(call, InvalidCall) for call in calls)
         is_call = bool(read) and is_valid
-        text = shown.partition("<tool_call>")[0].strip() if is_call else shown
-        if is_call and "<tool_call>" not in shown:
+        num_tags = said.count("<tool_call>")
+        text = shown.rsplit("<tool_call>", num_tags)[0].strip() if is_call else shown
+        if is_call and not num_tags:
             text = ""  # Llama's form: the whole text is the call
         self._add_turn(pending, completion, shown, is_valid=is_valid)
         answer = Message("assistant", text, read if is_call else ())

@@ -561,6 +561,21 @@ def test_an_answer_with_a_schema_may_call_a_tool_instead(chat: ChatFormat) -> No
     assert texts == {'"none"', CALL, CALL.replace("1", "22")}
 
 
+def test_a_call_that_thinking_quotes_is_not_made(chat: ChatFormat) -> None:
+    thinks = f"<think>{CALL} or not?</think>"
+
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        answer = await asked(url, said("a"), tools=[TOOL])
+        assert answer == {"role": "assistant", "content": f"{thinks}no"}
+        answer = await asked(url, said("b"), tools=[TOOL])
+        assert answer["content"] == f"{thinks}yes"
+        assert len(answer["tool_calls"]) == 1
+        return 1.0
+
+    trial = one(chat, run, f"{thinks}no", f"{thinks}yes{CALL}", changes=("trial.memory=none",))
+    assert all(turn.is_valid for turn in trial.turns)
+
+
 def completion_of(chat: ChatFormat, text: str) -> Completion:
     tokens = np.array([*chat.encode(text), chat.stop_tokens[0]], np.int32)
     return Completion(tokens, np.zeros(len(tokens), np.float32), (VersionRun(0, 0, 0),), "stop", 0)
