@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise, zip_longest
+from itertools import groupby, pairwise, zip_longest
 from typing import Any, NamedTuple
 
 from mage_async.errors import PolicyError
@@ -167,7 +167,8 @@ class ChatFormat:
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[int, ...]:
         """Return a conversation of any roles, up to the start of the assistant's turn.
 
-        Where the template offers no tools, a system message describes them in words.
+        Where the template offers no tools, a system message describes them in words. Where it
+        refuses a role, such as the system's, the user says what that role says.
 
         Raises:
             PolicyError: the template refuses such a conversation.
@@ -208,14 +209,30 @@ class ChatFormat:
     def _cut(
         self, messages: Sequence[Message], tools: Tools, first: int = 0
     ) -> tuple[list[str], list[str]]:
-        """Render messages, and cut the text at their contents.
+        """Render messages, and cut the text at their contents. Where the template refuses or drops
+        one of them, those between the assistant's become one message of the user.
 
         Args:
             first: number of the first message that is kept; the text before is left out, the
-                content of the message before it included.
+                content of the message before it included. The assistant wrote that one.
 
         Returns:
             The template's pieces, and the contents between them.
+        """
+        try:
+            return self._cut_as_given(messages, tools, first)
+        except PolicyError:
+            if (joined := _joined_by_side(messages)) == list(messages):
+                raise
+        return self._cut_as_given(joined, tools, first)
+
+    def _cut_as_given(
+        self, messages: Sequence[Message], tools: Tools, first: int
+    ) -> tuple[list[str], list[str]]:
+        """Render and cut messages as they are; see `_cut`.
+
+        Raises:
+            PolicyError: the template refuses the conversation, or drops a message.
         """
         # `END` keeps a message's number apart from digits that the template may write after it.
         marked: list[Message] = [
@@ -280,6 +297,15 @@ class ChatFormat:
 def _is_answered(messages: Sequence[Message], number: int) -> bool:
     """Return whether the assistant speaks after a message."""
     return number + 1 < len(messages) and messages[number + 1]["role"] == "assistant"
+
+
+def _joined_by_side(messages: Sequence[Message]) -> list[Message]:
+    """Return messages in which all that others say between two of the assistant is the user's."""
+    joined = list[Message]()
+    for is_own, part in groupby(messages, lambda each: each["role"] == "assistant"):
+        own = list(part)
+        joined += own if is_own else [_user("\n\n".join(each["content"] for each in own))]
+    return joined
 
 
 def _user(text: str) -> Message:

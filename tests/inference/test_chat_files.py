@@ -121,3 +121,23 @@ def test_a_stop_token_may_have_the_id_0(tmp_path: Path) -> None:
     settings["eos_token"] = {"lstrip": False}  # a table without a text
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert load_chat(tmp_path).stop_tokens == (0,)
+
+
+REFUSING = """\
+{%- for message in messages -%}
+{%- if (message.role == "user") != (loop.index0 % 2 == 0) -%}
+{{ raise_exception("roles must alternate") }}
+{%- endif -%}
+<{{ message.role }}>{{ message.content }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<assistant>{%- endif -%}
+"""
+
+
+def test_where_a_template_refuses_a_role_the_user_says_its_words(tmp_path: Path) -> None:
+    chat = load_chat(with_template(tmp_path, REFUSING))
+    messages = [{"role": role, "content": role} for role in ("system", "user", "tool")]
+    assert chat.decode(chat.prompt(messages)) == "<user>system\n\nuser\n\ntool<assistant>"
+    assert chat.decode(chat.continuation(-1, messages[2:])) == "<user>tool<assistant>"
+    with pytest.raises(PolicyError, match="roles must alternate"):
+        chat.prompt([{"role": "assistant", "content": "a"}])
