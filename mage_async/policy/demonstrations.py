@@ -23,7 +23,7 @@ from mage_async.config.schema import (
     WarmStart,
     data_files,
 )
-from mage_async.errors import ConfigError, TrialFault, has_lone_surrogate
+from mage_async.errors import ConfigError, PolicyError, TrialFault, has_lone_surrogate
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, play_trials
@@ -259,8 +259,9 @@ def read_examples(path: str, chat: ChatFormat, max_tokens: int) -> list[Example]
 
     Raises:
         ConfigError: the data set has no rows; a row has neither `messages` nor `text`, or a message
-            without a role or text, or nothing that the assistant says; a file is no JSON lines or
-            no Parquet; or pyarrow, which reads Parquet, is not installed.
+            without a role or text, or one that the chat template refuses, or nothing that the
+            assistant says; a file is no JSON lines or no Parquet; or pyarrow, which reads Parquet,
+            is not installed.
     """
     found = [
         _example_of_row(row, where, chat, max_tokens)
@@ -312,7 +313,10 @@ def _example_of_row(row: Any, where: str, chat: ChatFormat, max_tokens: int) -> 
                 f"{where}: a message must be a table with `role` and `content`, both text"
             )
         _check_texts((each[key] for each in row["messages"] for key in _MESSAGE_KEYS), where)
-        tokens, is_own = chat.conversation(row["messages"])
+        try:
+            tokens, is_own = chat.conversation(row["messages"])
+        except PolicyError as error:
+            raise ConfigError(f"{where}: {error}") from error
     elif is_table and isinstance(row.get("text"), str):
         _check_texts([row["text"]], where)
         tokens = chat.encode(row["text"])

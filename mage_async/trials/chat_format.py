@@ -95,8 +95,14 @@ class ChatFormat:
         """The stop token with which the template ends the assistant's turn; if it writes none, the
         first one.
         """
+        return (*self._ending(), *self.stop_tokens)[0]
+
+    def _ending(self) -> tuple[int, ...]:
+        """Return the stop token that the template writes after an answer; empty if it writes
+        none.
+        """
         first = self.encode(self._between)[:1]
-        return first[0] if first and first[0] in self.stop_tokens else self.stop_tokens[0]
+        return first if first and first[0] in self.stop_tokens else ()
 
     def offering(self, tools: Tools) -> "ChatFormat":
         """Return this chat format with tools in every context; equal tools give the same object."""
@@ -133,35 +139,31 @@ class ChatFormat:
         return bool(self._tokenize(content).specials)
 
     def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-        """Return a whole conversation as the template writes it, and which tokens are the
-        assistant's.
+        """Return a conversation as a trial would have it, up to the assistant's last message, and
+        which tokens are the assistant's: its words, and the stop token after them.
 
         Special tokens in what the assistant says, such as `<think>`, are recognised, because a
         policy samples them. In messages of others they are data.
 
         Raises:
-            PolicyError: the template drops a message, or writes an earlier one differently once a
-                later one follows.
+            PolicyError: the template refuses or drops a message, or writes `<think>` where the
+                assistant's own message begins with it.
         """
-        ids, is_own, written = list[int](), list[bool](), ""
-        for number, message in enumerate(messages):
-            is_assistant = message["role"] == "assistant"
-            opens = not is_assistant and _is_answered(messages, number)
-            whole = self._render(list(messages[: number + 1]), opens, ())
-            if not whole.startswith(written):
+        ids, is_own, others = list[int](), list[bool](), list[Message]()
+        for message in messages:
+            if message["role"] != "assistant":
+                others.append(message)
+                continue
+            if "<think>" in self._tail and message["content"].lstrip().startswith("<think>"):
                 raise PolicyError(
-                    f"the chat template writes the messages before number {number + 1} of a "
-                    "conversation differently once that one follows: give rows with `text`"
+                    "the chat template writes <think> before an answer, and the answer begins with "
+                    "<think> too: set transcript.thinking = true, or leave it out of the answer"
                 )
-            piece: Sequence[int] = self.encode(whole[len(written) :])
-            if not is_assistant and self.holds_special_token(message["content"]):
-                marked = [*messages[:number], {**message, "content": _NEXT_USER}]
-                added = self._render(marked, opens, ())[len(written) :]
-                own = _split_at(added, _NEXT_USER)
-                piece = encode_between(self._tokenize, own, (message["content"],))
-            ids += piece
-            is_own += [is_assistant] * len(piece)
-            written = whole
+            given = self.continuation(ids[-1], others) if ids else self.prompt(others)
+            own = (*self.encode(message["content"]), *self._ending())
+            ids += (*given, *own)
+            is_own += [False] * len(given) + [True] * len(own)
+            others.clear()
         return ids, is_own
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[int, ...]:
@@ -292,11 +294,6 @@ class ChatFormat:
         # one would be a text that the template never writes.
         is_ended = not forced and last_token in self.stop_tokens and ids[0] == last_token
         return ids[1:] if is_ended else ids
-
-
-def _is_answered(messages: Sequence[Message], number: int) -> bool:
-    """Return whether the assistant speaks after a message."""
-    return number + 1 < len(messages) and messages[number + 1]["role"] == "assistant"
 
 
 def _joined_by_side(messages: Sequence[Message]) -> list[Message]:

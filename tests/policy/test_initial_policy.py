@@ -400,6 +400,39 @@ def test_what_the_assistant_says_is_cloned_and_a_text_whole(
     assert len(read_examples(str(file), tiny_chat, 5)[0].tokens) == 5
 
 
+@pytest.fixture
+def thinking_chat(tiny_chat: ChatFormat, tmp_path: Path) -> ChatFormat:
+    """Qwen3's way: an answer begins with an empty thinking, which earlier answers lose."""
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|{{ m.role }}|>{% if loop.last and m.role == 'assistant' %}"
+        "<think></think>{% endif %}{{ m.content }}<|endoftext|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|><think></think>{% endif %}"
+    )
+    return load_chat(tmp_path)
+
+
+def test_a_conversation_is_cloned_as_a_trial_has_it_if_a_template_rewrites_earlier_turns(
+    tmp_path: Path, thinking_chat: ChatFormat
+) -> None:
+    (example,) = read_examples(str(data_set(tmp_path, {"messages": MESSAGES})), thinking_chat, 100)
+    answers = ("<action> paper<|endoftext|>", "<action> rock<|endoftext|>")
+    said = [token for token, weight in zip(example.tokens, example.weights, strict=True) if weight]
+    assert thinking_chat.decode(said) == "".join(answers)
+    asked = (
+        f"<|user|>{each}<|endoftext|><|assistant|><think></think>" for each in ("rock", "scissors")
+    )
+    assert thinking_chat.decode(example.tokens.tolist()) == "".join(
+        text for pair in zip(asked, answers, strict=True) for text in pair
+    )
+
+
+def test_a_row_that_a_template_refuses_is_named(tmp_path: Path, thinking_chat: ChatFormat) -> None:
+    thought = {"role": "assistant", "content": "<think>rock?</think>paper"}
+    file = data_set(tmp_path, {"messages": MESSAGES}, {"messages": [MESSAGES[0], thought]})
+    with pytest.raises(ConfigError, match=r"line 2: the chat template writes <think> before"):
+        read_examples(str(file), thinking_chat, 100)
+
+
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
