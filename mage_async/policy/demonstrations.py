@@ -23,7 +23,7 @@ from mage_async.config.schema import (
     WarmStart,
     data_files,
 )
-from mage_async.errors import ConfigError, PolicyError, TrialFault, has_lone_surrogate
+from mage_async.errors import ConfigError, PolicyError, TrialFault, first_line, has_lone_surrogate
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, play_trials
@@ -286,19 +286,19 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
                         yield where, json.loads(text)
                 except UnicodeDecodeError as error:
                     raise ConfigError(f"{where}: not UTF-8: {error}") from None
-                except json.JSONDecodeError as error:
+                except (ValueError, RecursionError) as error:
                     raise ConfigError(f"{where}: not JSON: {error}") from None
         return
     try:
-        from pyarrow import ArrowInvalid, parquet
+        from pyarrow import ArrowException, parquet
     except ImportError:
         raise ConfigError(
             f"{file}: Parquet needs pyarrow: pip install 'mage_async[export]', or give JSON lines"
         ) from None
     try:
         rows = parquet.read_table(file).to_pylist()
-    except ArrowInvalid as error:
-        raise ConfigError(f"{file}: not Parquet: {error}") from None
+    except (ArrowException, OSError) as error:  # the latter for a damaged page
+        raise ConfigError(f"{file}: cannot be read as Parquet: {first_line(error)}") from None
     for number, row in enumerate(rows, 1):
         yield f"{file}, row {number}", row
 

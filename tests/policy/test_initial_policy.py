@@ -466,6 +466,9 @@ def test_a_file_may_begin_with_a_bom_and_have_blank_lines_and_other_bytes_are_na
     file, row = tmp_path / "rows.jsonl", b'{"text": "rock paper"}\n'
     file.write_bytes(b"\xef\xbb\xbf" + row + b" \n" + row + b"\n")
     assert len(read_examples(str(file), tiny_chat, 100)) == 2
+    file.write_bytes(row + b"[" * 100_000)
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 2: not JSON: maximum recursion"):
+        read_examples(str(file), tiny_chat, 100)
     file.write_bytes(row + b'{"text": "r\xffck"}\n')
     with pytest.raises(ConfigError, match=r"rows\.jsonl, line 2: not UTF-8: .* byte 0xff in pos"):
         read_examples(str(file), tiny_chat, 100)
@@ -480,6 +483,10 @@ def test_parquet_is_read_as_json_lines_are(tmp_path: Path, tiny_chat: ChatFormat
     (wanted,) = read_examples(str(data_set(tmp_path, {"messages": MESSAGES})), tiny_chat, 100)
     assert found.tokens.tolist() == wanted.tokens.tolist()
     assert found.weights.tolist() == wanted.weights.tolist()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:4] + b"\xff" * 40 + whole[44:])
+    with pytest.raises(ConfigError, match=r"train\.parquet: cannot be read as Parquet: "):
+        read_examples(str(file), tiny_chat, 100)
 
 
 def test_a_model_is_warm_started_on_data_that_must_be_there(tmp_path: Path) -> None:
