@@ -402,6 +402,9 @@ def test_results_of_parallel_calls_come_in_the_order_of_the_calls():
     ordered = ("r0", "r1", "r2")
     assert said_in([*begin, *results], has_tools=True) == ("u", "a", ordered)
     assert said_in([*begin, *results]) == ("u", "a", "\n\n".join(ordered))
+    alone = [begin[0], Message("assistant", None, calls[:1]), results[1]]
+    written = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    assert said_in(alone, has_tools=True) == ("u", written, ("r0",))
     # In a session the calls are in an earlier request; the server has written them without ids.
     assert said_in(results, has_tools=True) == (("r2", "r0", "r1"),)
 

@@ -283,16 +283,18 @@ def said_in(messages: Sequence[Message], *, has_tools: bool = False) -> Texts:
     for message in in_order_of_calls(read, are_all_sent=False):
         side = "assistant" if message.role == "assistant" else "user"
         is_answer = has_tools and message.role == "tool"
+        # A client that has read the policy's calls out of their text may send the calls alone.
+        content = message.content or message.as_chat()["content"]
         if not texts and side == "assistant":
             raise BadRequest("`messages` must begin with one of the user's or the system's")
         if side != last:
-            texts.append((message.content,) if is_answer else message.content)
+            texts.append((content,) if is_answer else content)
         elif is_answer and isinstance(before := texts[-1], tuple):
-            texts[-1] = (*before, message.content)
+            texts[-1] = (*before, content)
         else:
             before = texts[-1]
             joined = before if isinstance(before, str) else "\n\n".join(before)
-            texts[-1] = f"{joined}\n\n{message.content}"
+            texts[-1] = f"{joined}\n\n{content}"
         last = side
     if last != "user":
         raise BadRequest("`messages` must end with one of the user's")
