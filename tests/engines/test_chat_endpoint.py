@@ -208,11 +208,15 @@ def test_a_call_that_fails_again_and_again_ends_the_work_although_others_are_ans
         "prompt is too long: 210000 tokens > 200000 maximum",
         "Input is too long for requested model.",
         "Invalid 'messages[0].content': string too long.",
+        "The input token count (5000) exceeds the maximum number of tokens allowed (4096).",
+        "This model's maximum prompt length is 4096 but the request contains 5000 tokens",
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096.",
     ],
 )
 def test_a_prompt_that_is_too_long_ends_the_trial_only(text: str) -> None:
+    status = 422 if "`inputs`" in text else 400  # TGI's
     with pytest.raises(ContextFull, match=re.escape(text)):
-        served(ChatServer(lambda messages: "", {0: refusing(400, text)}), text_of)
+        served(ChatServer(lambda messages: "", {0: refusing(status, text)}), text_of)
 
 
 def test_an_empty_answer_is_asked_for_again_and_then_taken() -> None:
