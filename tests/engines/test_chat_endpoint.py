@@ -93,6 +93,12 @@ def test_a_request_holds_what_was_asked_for_and_thinking_is_left_out() -> None:
     }
 
 
+def test_of_an_answer_in_parts_the_text_is_read() -> None:
+    parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "<action> a </action>"}]
+    server = ChatServer(lambda messages: "again", {0: answering(parts)})
+    assert served(server, text_of)[0] == "<action> a </action>"
+
+
 FAULTS = {
     "rate limit": (refusing(429, "slow down", **{"Retry-After": "0.01"}), "HTTP 429: slow down"),
     "rate limit without a time": (refusing(429), "HTTP 429: not now; trying again in 0.001 s"),

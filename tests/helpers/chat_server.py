@@ -77,7 +77,7 @@ class ChatServer:
         return web.json_response(answer(text, self.model))
 
 
-def answer(text: str | None, model: str = "player-1", finish: str = "stop") -> dict[str, Any]:
+def answer(text: Any, model: str = "player-1", finish: str = "stop") -> dict[str, Any]:
     """Return the body of an answer."""
     message = {"role": "assistant", "content": text}
     usage = {"prompt_tokens": 100, "completion_tokens": 5}
@@ -98,7 +98,7 @@ def refusing(status: int, text: str = "not now", **headers: str) -> Fault:
     return refuse
 
 
-def answering(text: str | None, **more: Any) -> Fault:
+def answering(text: Any, **more: Any) -> Fault:
     """Return a fault that answers with this text, a model or a finish reason of its own."""
 
     async def say(request: web.Request) -> web.Response:

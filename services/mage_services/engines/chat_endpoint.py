@@ -169,8 +169,20 @@ class Usage:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
+class _Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
 class _Message(msgspec.Struct):
-    content: str | None = None
+    content: str | list[_Part] | None = None
+    """Models that think may answer in parts, of which those of type "text" are the answer."""
+
+    def text(self) -> str:
+        """Return the text of the answer."""
+        if not isinstance(self.content, list):
+            return self.content or ""
+        return "".join(part.text or "" for part in self.content if part.type == "text")
 
 
 class _Choice(msgspec.Struct):
@@ -361,11 +373,7 @@ class ChatEndpoint(Engine):
             choice.finish_reason == "length",
         )
         # Half of a surrogate pair cannot be written to the record as UTF-8.
-        text = (
-            (choice.message.content or "")
-            .encode("utf-16", "surrogatepass")
-            .decode("utf-16", "replace")
-        )
+        text = choice.message.text().encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return outside_thinking(text).strip(), usage
 
     def _refuse(
