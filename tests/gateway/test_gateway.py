@@ -427,6 +427,8 @@ def test_what_the_policy_cannot_read_is_refused_and_the_trial_goes_on(chat: Chat
         for body in bodies:
             status, answer = await post(url, "chat/completions", body)
             statuses.append((status, answer["error"]["message"]))
+        status, answer = await post(url, "completions", {"prompt": "a"})
+        assert (status, answer["error"]["message"][:12]) == (404, "no such path")
         await asked(url, said("a"))
         return 1.0
 

@@ -205,6 +205,7 @@ class Gateway:
                     web.post(f"{prefix}/v1/messages", partial(self._reply, self._messages)),
                 ]
             )
+        application.router.add_route("*", "/{path:.*}", self._refuse_path)
         # A call whose client has gone away is cancelled: nobody will read its answer.
         self._runner = web.AppRunner(
             application, handler_cancellation=True, shutdown_timeout=0.1, access_log=None
@@ -339,6 +340,15 @@ class Gateway:
         items = policy_call.messages[1:] if request.instructions else policy_call.messages
         endpoint.conversations[identity] = (*items, answer)
         return responses_response(choice, request, identity, call_ids, POLICY)
+
+    async def _refuse_path(self, request: web.Request) -> web.Response:
+        """Answer a request for anything else, in the form that clients read."""
+        # The path may have the key in it, so it is not repeated.
+        text = (
+            "no such path: the policy answers POST of /chat/completions, /responses and /messages, "
+            "and GET of /models, each below `base_url`"
+        )
+        return error_response(404, text)
 
     async def _models(self, request: web.Request) -> web.Response:
         """List the models: one, the policy."""
