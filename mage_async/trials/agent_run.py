@@ -698,20 +698,13 @@ class AgentRun:
         form, names = text_form(policy_call), policy_call.must_call
         if not names and (form is None or not policy_call.tools):
             return form
-        calls = [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": each["function"]["name"]},
-                    "arguments": _without_extra_arguments(each["function"].get("parameters")),
-                },
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for each in policy_call.tools
-            if not names or each["function"]["name"] in names
-        ]
-        called = tool_form(self._chat, {"anyOf": calls}, is_parallel=policy_call.is_parallel)
+        functions = (each["function"] for each in policy_call.tools)
+        parameters = {
+            each["name"]: _without_extra_arguments(each.get("parameters"))
+            for each in functions
+            if not names or each["name"] in names
+        }
+        called = tool_form(self._chat, parameters, is_parallel=policy_call.is_parallel)
         return called if names else f"{form} | {called}"
 
     def _new_lineage(self, policy_call: PolicyCall) -> _Lineage:

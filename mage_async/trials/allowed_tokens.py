@@ -7,7 +7,7 @@ the policy samples from them.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -161,12 +161,14 @@ def answer_restriction(form: str, chat: ChatFormat, max_length: int) -> TokenPat
     return TokenPattern(_answer_matcher(form, chat).deep_copy(), max_length)
 
 
-def tool_form(chat: ChatFormat, schema: dict[str, Any], *, is_parallel: bool) -> str:
+def tool_form(
+    chat: ChatFormat, parameters: Mapping[str, dict[str, Any]], *, is_parallel: bool
+) -> str:
     """Return the form of a tool call, or of one or several, with the spaces that chat templates
     write.
 
     Args:
-        schema: of a call.
+        parameters: schema of the arguments of each tool, by its name.
         is_parallel: whether there may be several.
     """
     # In llguidance's grammars `<[7]>` is the token with id 7.
@@ -174,7 +176,13 @@ def tool_form(chat: ChatFormat, schema: dict[str, Any], *, is_parallel: bool) ->
         " ".join(f"<[{token}]>" for token in chat.encode(text))
         for text in ("<tool_call>\n", "\n", "\n</tool_call>")
     )
-    call = f"{opening} {json_form(schema)} {closing}"
+    bodies = list[str]()
+    for name, schema in parameters.items():
+        # Grammars write a text as JSON does. The arguments are a JSON document of their own, because
+        # a `$ref` refers to the root of a tool's schema.
+        begin = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
+        bodies.append(f'{begin} {json_form(schema)} "}}"')
+    call = f"{opening} ({' | '.join(bodies)}) {closing}"
     return f"{call} ({between} {call})*" if is_parallel else call
 
 

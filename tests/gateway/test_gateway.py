@@ -534,6 +534,22 @@ def test_json_has_the_spaces_that_it_is_usually_written_with_and_no_others(
     assert texts == {'{"box": 1}', '{"box": 22}'}
 
 
+def test_the_arguments_of_a_demanded_call_may_refer_to_definitions(chat: ChatFormat) -> None:
+    parameters = {"$defs": {"Box": {"enum": [1]}}, "properties": {"box": {"$ref": "#/$defs/Box"}}}
+    look = {"name": "look", "parameters": parameters | {"type": "object", "required": ["box"]}}
+
+    async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
+        tools = [{"type": "function", "function": look}]
+        answer = await asked(url, said("a"), tools=tools, tool_choice="required")
+        return float(answer["tool_calls"][0]["function"]["name"] == "look")
+
+    engine = scripted(chat, CALL)
+    one_trial = played(tasks_of(run), chat, engine, "trial.memory=none")[0]
+    assert isinstance(one_trial, Trial), one_trial
+    restriction = engine.completions[0][0].restriction
+    assert chat.decode(drawn_at_random(restriction, random.Random(0))).startswith(CALL)
+
+
 def test_an_answer_may_call_several_tools_unless_the_client_forbids_it(chat: ChatFormat) -> None:
     async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
         body = FORCED["chat/completions"] | {"parallel_tool_calls": True}
