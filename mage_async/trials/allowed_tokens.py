@@ -178,19 +178,25 @@ def tool_form(
     )
     bodies = list[str]()
     for name, schema in parameters.items():
-        # Grammars write a text as JSON does. The arguments are a JSON document of their own, because
-        # a `$ref` refers to the root of a tool's schema.
+        # Grammars write a text as JSON does. The arguments, which the tool checks itself, are a
+        # document of their own, because a `$ref` refers to the root of a tool's schema.
         begin = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
-        bodies.append(f'{begin} {json_form(schema)} "}}"')
+        bodies.append(f'{begin} {json_form(schema, is_lenient=True)} "}}"')
     call = f"{opening} ({' | '.join(bodies)}) {closing}"
     return f"{call} ({between} {call})*" if is_parallel else call
 
 
-def json_form(schema: dict[str, Any]) -> str:
-    """Return the form of JSON that follows a schema, with spaces as `json.dumps` writes them."""
+def json_form(schema: dict[str, Any], *, is_lenient: bool = False) -> str:
+    """Return the form of JSON that follows a schema, with spaces as `json.dumps` writes them.
+
+    Args:
+        is_lenient: whether keywords that cannot be enforced, such as `uniqueItems`, are left out;
+            otherwise they are errors.
+    """
     # With any spaces allowed, a policy may fill its answer with them, and then it is cut off.
     spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return f"%json {json.dumps({'x-guidance': spaces} | schema)}"
+    options = {**spaces, "lenient": is_lenient}
+    return f"%json {json.dumps({'x-guidance': options} | schema)}"
 
 
 @lru_cache(maxsize=256)

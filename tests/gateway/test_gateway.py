@@ -534,8 +534,11 @@ def test_json_has_the_spaces_that_it_is_usually_written_with_and_no_others(
     assert texts == {'{"box": 1}', '{"box": 22}'}
 
 
-def test_the_arguments_of_a_demanded_call_may_refer_to_definitions(chat: ChatFormat) -> None:
+def test_arguments_may_refer_to_definitions_and_keywords_that_are_not_enforced_are_left_out(
+    chat: ChatFormat,
+) -> None:
     parameters = {"$defs": {"Box": {"enum": [1]}}, "properties": {"box": {"$ref": "#/$defs/Box"}}}
+    parameters |= {"dependentRequired": {}}
     look = {"name": "look", "parameters": parameters | {"type": "object", "required": ["box"]}}
 
     async def run(self: Any, task: Any, episode: int, seed: int, url: str, key: str) -> float:
