@@ -84,7 +84,7 @@ def warnings_of(
         limits: Largest numbers of tokens of a completion: of an action, and of a reflection.
     """
     found = []
-    for label, (actions, invalid, trials, cut) in counts.items():
+    for label, (actions, invalid, trials, cut, lost) in counts.items():
         if actions and invalid / actions > MANY:
             share = percent(invalid / actions)
             found.append(
@@ -95,6 +95,11 @@ def warnings_of(
             found.append(
                 f"{label}: {cut:,} of {trials:,} trials outgrew the model's context or had a call "
                 "that failed; episodes that they did not finish count as the least return"
+            )
+        if lost:
+            found.append(
+                f"{label}: in {lost:,} of {trials:,} trials a reflection was not in <remark> tags, "
+                "so later episodes did not see it"
             )
     calls = max(1, costs["calls"])
     if costs["cut"] / calls > MANY:

@@ -62,6 +62,8 @@ class PlayCounts(NamedTuple):
     trials: int
     cut: int
     """Number of trials that were cut short."""
+    without_remark: int
+    """Number of trials in which a reflection had no tags."""
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -298,6 +298,15 @@ def test_reflections_replace_the_history(tmp_path: Path) -> None:
     noted = [each for each in contexts if "remark 1: red left" in each[0]["content"]]
     assert len(noted) == 12 * 4 * 3  # the second episode of own, swapped and noise
     assert all("needs" not in each[0]["content"] for each in noted)
+    assert not json.loads((tmp_path / "certificate.json").read_text())["warnings"]
+
+
+def test_reflections_without_tags_are_named(tmp_path: Path) -> None:
+    with ChatServer(lambda messages: "<action> left </action>").in_thread() as url:
+        assert adapt(url, tmp_path, "--memory", "reflection", "--episodes", "2") == 0
+    (warning,) = json.loads((tmp_path / "certificate.json").read_text())["warnings"]
+    # own, swapped and noise: the other arms have no reflections
+    assert warning.startswith(f"{GAME}: in 36 of 72 trials a reflection was not in <remark> tags")
 
 
 @pytest.mark.parametrize(

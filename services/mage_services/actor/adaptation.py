@@ -29,7 +29,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.results.certificate import ARMS, Arm, PlayCounts, TaskReturns, scaled
 from mage_async.results.run_files import read_lines
 from mage_async.tasks.task_stream import FINAL_SEED, evaluation_tasks, swapped
-from mage_async.trajectory import Task, Trial
+from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import TrialInProgress
 from mage_async.trials.trial_config import TrialConfig
@@ -97,6 +97,8 @@ class Outcome:
     """Number of the model's answers before the last episode."""
     actions: list[list[str]]
     """Actions of each finished episode."""
+    has_lost_remark: bool = False
+    """Whether a reflection had no tags, so that later episodes did not see it."""
 
 
 class Record:
@@ -420,6 +422,7 @@ class Measurement:
             invalid=sum(each.invalid for each in found),
             trials=len(found),
             cut=sum(each.is_cut for each in found),
+            without_remark=sum(each.has_lost_remark for each in found),
         )
 
 
@@ -454,4 +457,5 @@ def _outcome(trial: Trial) -> Outcome:
     # Both counts include an episode that has not finished: its refused actions may be the reason
     # why the trial was cut.
     invalid, turns = trial.num_invalid(), trial.num_actions()
-    return Outcome(rewards, is_cut, invalid, turns, start, len(before), actions)
+    has_lost = any(turn.kind is Kind.REFLECT and not turn.is_valid for turn in trial.turns)
+    return Outcome(rewards, is_cut, invalid, turns, start, len(before), actions, has_lost)
