@@ -41,6 +41,12 @@ from mage_async.policy.warm_start import Progress, warm_start
 from mage_async.results.run_directory import COUNTERS, NOT_OF_MODEL
 from mage_async.user_modules import source_digest
 
+UNREAD_FILES = [
+    *("*.bin", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.pt", "*.pth"),
+    "consolidated*.safetensors",
+]
+"""Patterns of files of a hub model that are not fetched: the same weights in forms that nothing
+here reads."""
 ABANDONED_S = 86_400.0
 """Seconds after which an unfinished copy in the cache is taken for that of a killed process."""
 
@@ -157,7 +163,7 @@ def source_directory(name: str) -> Path:
     if folder := local_policy(name):
         return folder
     try:
-        return Path(snapshot_download(name))
+        return Path(snapshot_download(name, ignore_patterns=UNREAD_FILES))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise PolicyError(
             f"policy.source {name!r} is no directory, and no hub id that can be fetched: "

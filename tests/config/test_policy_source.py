@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from mage_async.config.schema import Config, local_policy
 from mage_async.errors import PolicyError
+from mage_async.policy import initial_policy
 from mage_services.cli.main import EXIT_USAGE, main
 
 
@@ -39,3 +41,19 @@ def test_it_is_looked_for_before_anything_is_written(
 def test_no_model_is_fetched_that_nobody_named() -> None:
     with pytest.raises(PolicyError, match=r'policy.source is not set: .* policy.kind = "tiny"'):
         local_policy(Config().policy.source)
+
+
+def test_weights_in_forms_that_nothing_reads_are_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"]
+    others = ["onnx/model.onnx", "original/consolidated.00.pth", "pytorch_model.bin", "m.gguf"]
+    fetched: list[str] = []
+
+    def fetch(name: str, **patterns: list[str]) -> str:
+        fetched.extend(filter_repo_objects([*read, *others], **patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr(initial_policy, "snapshot_download", fetch)
+    assert initial_policy.source_directory("me/model") == tmp_path
+    assert fetched == read
