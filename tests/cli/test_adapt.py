@@ -277,6 +277,30 @@ def test_another_measurement_needs_another_folder(
     assert "holds a measurement with version = null, not 0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("changed", ["files", "sources"])
+def test_a_changed_model_or_class_is_another_measurement(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changed: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"boxes_of_{changed}"  # a module is imported once
+    code, model = Path(f"{name}.py"), tmp_path / "model"
+    code.write_text("from tests.helpers.known_players import SignedBoxes as Boxes\n")
+    words = ("red", "green", "blue", "gold", "left", "right")
+    build_tiny(Tiny(), words, 0, model)
+    command = ["adapt", "--model", "model", "--games", f"{name}:Boxes", "--trials", "2"]
+    assert main([*command, "--out", "out"]) == 0
+    if changed == "files":
+        build_tiny(Tiny(), words, 1, model)
+    else:
+        code.write_text(code.read_text() + "Boxes.max_turns = 3\n")
+    assert main([*command, "--out", "out"]) == 2
+    assert f"out holds a measurement with {changed} = " in capsys.readouterr().err
+
+
 def test_a_class_that_repeats_has_no_chance_so_the_best_of_several_is_luck(tmp_path: Path) -> None:
     with ChatServer(reply_of("retries")).in_thread() as url:
         assert adapt(url, tmp_path, "--trials", "48") == 0

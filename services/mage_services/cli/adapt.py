@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import blake2s
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -373,10 +374,18 @@ def _identity(given: argparse.Namespace, player: _Player) -> dict[str, Any]:
     """Return the arguments that must equal those of an earlier call, if its measurement is to be
     continued.
     """
+    from mage_async.assembly import own_sources
+
     endpoint = player.endpoint
+    sources = [own_sources(player.config(name, options)) for _, name, options in player.games]
+    # Other weights may be written to the same directory, and a class may be edited.
+    paths = sorted(player.policy.iterdir()) if player.policy else []
+    files = [(each.name, each.stat()) for each in paths]
     return {
         "model": given.model if endpoint else str(player.policy),
         "version": player.version,
+        "files": _digest([(name, each.st_size, each.st_mtime_ns) for name, each in files]),
+        "sources": _digest(sources),
         "games": [list(game) for game in player.games],
         "episodes": given.episodes,
         "memory": given.memory,
@@ -385,6 +394,11 @@ def _identity(given: argparse.Namespace, player: _Player) -> dict[str, Any]:
         "request": given.request or {},
         "set": given.set,
     }
+
+
+def _digest(value: Any) -> str:
+    """Return a digest of plain data."""
+    return blake2s(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _check_same(file: Path, identity: dict[str, Any]) -> None:
