@@ -29,7 +29,9 @@ from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, play_trials
 from mage_async.methods.method import Methods
 from mage_async.trajectory import Kind, Trial
+from mage_async.trials.agent_run import Message
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.chat_format import Message as ChatMessage
 from mage_async.trials.duels import begin_trial
 from mage_async.trials.scripted import (
     Player,
@@ -312,9 +314,10 @@ def _example_of_row(row: Any, where: str, chat: ChatFormat, max_tokens: int) -> 
             raise ConfigError(
                 f"{where}: a message must be a table with `role` and `content`, both text"
             )
-        _check_texts((each[key] for each in row["messages"] for key in _MESSAGE_KEYS), where)
+        messages = [_with_calls(each, where) for each in row["messages"]]
+        _check_texts((each[key] for each in messages for key in _MESSAGE_KEYS), where)
         try:
-            tokens, is_own = chat.conversation(row["messages"])
+            tokens, is_own = chat.conversation(messages)
         except PolicyError as error:
             raise ConfigError(f"{where}: {error}") from error
     elif is_table and isinstance(row.get("text"), str):
@@ -340,6 +343,28 @@ def _check_texts(texts: Iterable[str], where: str) -> None:
             raise ConfigError(
                 f"{where}: a text has half of a surrogate pair, which no tokenizer reads"
             )
+
+
+def _with_calls(message: dict[str, Any], where: str) -> ChatMessage:
+    """Return a message of a data set with its tool calls as text, as the gateway writes them.
+
+    Raises:
+        ConfigError: a call has no name, or the message has thinking beside its content.
+    """
+    if message.get("reasoning_content"):
+        raise ConfigError(
+            f"{where}: `reasoning_content` is not cloned: write it into `content`, in <think> tags"
+        )
+    given, calls = message.get("tool_calls") or [], list[tuple[str, str]]()
+    for each in given if isinstance(given, list) else [given]:
+        function = each.get("function", each) if isinstance(each, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ConfigError(f"{where}: a tool call must have a function with a `name`")
+        arguments = function.get("arguments", {})
+        is_text = isinstance(arguments, str)
+        written = arguments if is_text else json.dumps(arguments, ensure_ascii=False)
+        calls.append((function["name"], written))
+    return Message(message["role"], message["content"], tuple(calls)).as_chat()
 
 
 def _is_message(value: Any) -> bool:

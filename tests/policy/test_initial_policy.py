@@ -426,6 +426,18 @@ def test_a_conversation_is_cloned_as_a_trial_has_it_if_a_template_rewrites_earli
     )
 
 
+def test_tool_calls_of_a_row_are_cloned_as_text(tmp_path: Path, tiny_chat: ChatFormat) -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": {"box": 1}}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    (example,) = read_examples(
+        str(data_set(tmp_path, {"messages": [MESSAGES[0], answer]})), tiny_chat, 200
+    )
+    assert tiny_chat.decode(example.tokens.tolist()) == (
+        "<|user|> rock<|assistant|><tool_call>\n"
+        '{"name": "look", "arguments": {"box": 1}}\n</tool_call>'
+    )
+
+
 def test_a_row_that_a_template_refuses_is_named(tmp_path: Path, thinking_chat: ChatFormat) -> None:
     thought = {"role": "assistant", "content": "<think>rock?</think>paper"}
     file = data_set(tmp_path, {"messages": MESSAGES}, {"messages": [MESSAGES[0], thought]})
@@ -444,6 +456,17 @@ def test_a_row_that_a_template_refuses_is_named(tmp_path: Path, thinking_chat: C
         (
             {"messages": [{"role": "user"}]},
             "line 1: a message must be a table with `role`",
+        ),
+        *(
+            (
+                {"messages": [MESSAGES[1] | {"tool_calls": calls}]},
+                "line 1: a tool call must have a function with a `name`",
+            )
+            for calls in (1, [1], [{"function": "look"}], [{"function": {"name": None}}])
+        ),
+        (
+            {"messages": [MESSAGES[1] | {"reasoning_content": "hm"}]},
+            "line 1: `reasoning_content` is not cloned",
         ),
         ({"text": "\ud800 rock"}, "line 1: a text has half of a surrogate pair, which no tok"),
         (
