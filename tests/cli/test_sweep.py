@@ -142,8 +142,9 @@ def searched(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     *over: str,
+    seeds: Sequence[int] = (0, 1),
 ) -> int:
-    arguments = ["sweep", "--run-dir", str(folder), "--parallel", "4", "--seeds", "0,1"]
+    arguments = ["sweep", "--run-dir", str(folder), "--parallel", "4"]
     arguments += [f"--over={each}" for each in over or ["learner.learning_rate=1e-4..1e-1:log"]]
     given = command_tree().parse_args(arguments)
     axes = _axes(given)
@@ -153,7 +154,7 @@ def searched(
     def matrix_of(settings: Sequence[Setting]) -> Matrix:
         nonlocal num_empty
         num_empty += not settings
-        return _matrix(given, axes, settings, [0, 1])
+        return _matrix(given, axes, settings, seeds)
 
     code = search(axes, count, 0, matrix_of, run=runs)
     assert num_empty == 1
@@ -181,6 +182,22 @@ def test_a_search_ends_with_the_best_and_goes_on_where_it_was_stopped(
     assert (
         "careful: the best of 12 settings is chosen by these held-out returns, so its own " in said
     )
+
+
+@pytest.mark.filterwarnings("default")  # another package's
+def test_a_search_that_has_ended_is_run_again_with_the_seeds_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    over, runs = ["credit.kind=differential,final_only"], Runs()
+    runs.reached = {0: 0.2, 1: 0.4}
+    assert searched(8, runs, tmp_path, monkeypatch, *over, seeds=[0]) == 0
+    assert len(runs.done) == 2
+    assert searched(8, runs, tmp_path, monkeypatch, *over) == 0
+    assert len(runs.done) == 4
+    said = capsys.readouterr().out
+    assert said.count(": 0.200\n") == said.count(": 0.300\n") == 1
+    assert said.count("the best of 2 settings") == 2
 
 
 @pytest.mark.filterwarnings("default")  # another package's

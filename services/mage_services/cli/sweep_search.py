@@ -10,6 +10,7 @@ is left out; it is one of the `N` of `--search N` all the same, so that every se
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -101,25 +102,43 @@ def _search(
     Args:
         empty: The matrix without combinations.
     """
-    code = 0
-    latest_start = time.monotonic() + empty.for_s
-    while code == 0 and (chosen := _chosen(study, axes, count, empty.parallel)):
-        chosen = _valid(study, chosen, matrix_of)
-        if not chosen:
-            continue
+    code, latest_start, matrix = 0, time.monotonic() + empty.for_s, empty
+    while code == 0:
         # Combinations of earlier rounds are in the matrix too, so that the report has them.
-        known = [trial for trial in study.trials if trial.value is not None]
-        settings = [_setting(axes, trial) for trial in known]
-        matrix = matrix_of([*settings, *(setting for _, setting in chosen)])
+        known = [_setting(axes, trial) for trial in study.trials if trial.value is not None]
+        chosen = _chosen(study, axes, count, empty.parallel)
+        valid = _valid(study, chosen, matrix_of)
+        if chosen and not valid:
+            continue
+        # Even if nothing is left to choose, the matrix is run once: then missing seeds of the known
+        # combinations are run, and runs of another configuration are refused.
+        if not chosen and (matrix is not empty or not known):
+            break
+        matrix = matrix_of([*known, *(setting for _, setting in valid)])
         # `--for-s` limits all rounds together.
         code = run(replace(matrix, for_s=latest_start - time.monotonic()))
-        if not _record(study, chosen, matrix):
+        if not _record(study, valid, matrix):
             return code
-    if num_reached := sum(trial.value is not None for trial in study.trials):
-        print(f"best: {_setting(axes, study.best_trial).label}: {study.best_value:.3f}")
-        if note := best_note(num_reached):
+    reached = {each: mean for each, mean in _means(matrix).items() if math.isfinite(mean)}
+    if reached:
+        best = max(reached, key=reached.__getitem__)
+        print(f"best: {best.label}: {reached[best]:.3f}")
+        if note := best_note(len(reached)):
             print(f"careful: {note}")
     return code
+
+
+def _means(matrix: Matrix) -> dict[Setting, float]:
+    """Return the mean of `GOAL` over the seeds, for each combination whose runs are all done."""
+    goals = {run.cell: run.figures[GOAL] for run in matrix.finished_runs()}
+    by_setting = defaultdict[Setting, list[float | None]](list)
+    for cell in matrix.configs:
+        by_setting[cell.setting].append(goals.get(cell))
+    return {
+        setting: statistics.fmean(known)
+        for setting, found in by_setting.items()
+        if len(known := [goal for goal in found if goal is not None]) == len(found)
+    }
 
 
 def _fault(setting: Setting, matrix_of: MatrixOf) -> ConfigError | None:
@@ -252,17 +271,14 @@ def _record(study: Any, chosen: Sequence[Combination], matrix: Matrix) -> bool:
     """
     from optuna.trial import TrialState
 
-    goals = {each.cell: each.figures[GOAL] for each in matrix.finished_runs()}
-    num_open = 0
+    means, num_open = _means(matrix), 0
     for number, setting in chosen:
         cells = [cell for cell in matrix.configs if cell.setting == setting]
-        missing = [cell for cell in cells if cell not in goals]
-        mean = math.nan if missing else statistics.fmean(goals[cell] for cell in cells)
-        if math.isfinite(mean):
+        if math.isfinite(mean := means.get(setting, math.nan)):
             study.tell(number, mean)
-        elif not missing:
+        elif setting in means:
             study.tell(number, state=TrialState.FAIL)
-        elif any(matrix.num_failures(cell) >= MOST_FAILURES for cell in missing):
+        elif any(matrix.num_failures(cell) >= MOST_FAILURES for cell in cells):
             study.tell(number, state=TrialState.FAIL)
             print(f"{setting.label}: a run of it failed {MOST_FAILURES} times; it is given up")
         else:
