@@ -72,3 +72,21 @@ def test_a_fault_of_ray_without_text_is_named_by_its_class(monkeypatch: pytest.M
     )
     with refused, joined("auto"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.0.0.1:1", "refused"),
+        ("nowhere.invalid:6379", ""),
+        ("10.0.0.1", "invalid literal"),
+    ],
+)
+def test_an_address_at_which_nothing_listens_is_a_sentence_without_a_wait_for_ray(
+    monkeypatch: pytest.MonkeyPatch, address: str, why: str
+) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "init", lambda *given, **named: pytest.fail("it would try for long"))
+    refused = pytest.raises(ConfigError, match=rf"{address}: no Ray cluster answers .*{why}")
+    with refused, joined(address):
+        pass

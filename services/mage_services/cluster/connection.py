@@ -1,6 +1,7 @@
 """Connect this process to a Ray cluster, and list the cluster's nodes."""
 
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from mage_async.errors import ConfigError, first_line
+
+CONNECT_S = 3.0
+"""Seconds that a connection to an address of the cluster may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,14 @@ def joined(address: str) -> Iterator[None]:
     import ray
 
     try:
+        if address != "auto":
+            # Ray repeats a connection that is refused for more than ten minutes.
+            host, _, port = address.rpartition(":")
+            with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
+                pass
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     # Ray checks a part of the connection by `assert`.
-    except (ConnectionError, ValueError, RuntimeError, AssertionError) as fault:
+    except (OSError, ValueError, RuntimeError, AssertionError) as fault:
         raise ConfigError(
             f"--cluster {address}: no Ray cluster answers there that this machine is a node of "
             f"({first_line(fault)}): run `ray start --head` here, or `ray start "

@@ -20,14 +20,12 @@ from mage_async.config.schema import Config, Pretrained
 from mage_async.doctor.cluster_faults import ClusterFacts, Needs, NodeFacts
 from mage_async.errors import ConfigError, PolicyError, first_line
 from mage_async.inference.chat_files import CHAT_FILES
-from mage_services.cluster.connection import Node, joined, nodes, on, own_node
+from mage_services.cluster.connection import CONNECT_S, Node, joined, nodes, on, own_node
 from mage_services.cluster.placement import bundles_of, port_of, total
 from mage_services.processes.process import build_digest
 
 LIBRARIES = ("torch", "transformers", "pyzmq", "msgpack", "safetensors", "ray")
 """Libraries that write or read what nodes exchange, so that their versions have to agree."""
-CONNECT_S = 3.0
-"""Seconds that a connection to the learner's address may take."""
 MODEL_FILES = ("config.json", *CHAT_FILES, "model*.safetensors")
 """Files of a model that make it another model. The folder may hold further ones, such as README.md
 or weights in other formats, depending on the program that downloaded it."""
