@@ -4,6 +4,7 @@ A check within one section stands next to the keys of the section (`config/`), a
 with the method.
 """
 
+import math
 import random
 from dataclasses import replace
 from typing import Any, Literal
@@ -251,6 +252,20 @@ def check_keys(config: Config) -> None:
     check_widths(config.policy)
     if isinstance(config.warm_start, FromData):
         data_files(config.warm_start.path)
+
+
+def with_room_for(config: Config, episodes: int, length_ratio: float = 1.0) -> Config:
+    """Return the configuration for trials of `episodes`, with a larger engine context if these are
+    more or longer than the episodes of the run's own trials.
+
+    Args:
+        length_ratio: Factor by which the longest episode exceeds the run's own; at least 1.
+    """
+    own = max(config.trial.episodes, config.evaluation.episodes)
+    max_tokens = math.ceil(config.engine.max_tokens * max(1.0, episodes / own) * length_ratio)
+    engine = structs.replace(config.engine, max_tokens=max_tokens)
+    evaluation = structs.replace(config.evaluation, episodes=episodes)
+    return structs.replace(config, engine=engine, evaluation=evaluation)
 
 
 def check_context_length(config: Config) -> None:

@@ -12,6 +12,7 @@ from mage_async.errors import ConfigError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trials.human_play import MAX_SHOWN, episode_lines, human_play, reward_table, shown
+from mage_async.trials.scripted import chat_in_words
 from mage_services.actor import play_session
 from mage_services.actor.play_session import drawn_task, play_by_person
 from mage_services.environments.call_runner import CallRunner
@@ -142,3 +143,21 @@ def test_a_wrong_member_is_answered_with_the_closest_and_the_first_few(tmp_path,
         refused.value
     )
     assert str(refused.value).endswith(f"… {len(known) - MAX_SHOWN} more")
+
+
+@pytest.mark.parametrize(("episodes", "max_tokens"), [(None, 160), (2, 160), (12, 640)])
+def test_more_episodes_than_in_training_get_a_longer_context(
+    tmp_path, monkeypatch, episodes, max_tokens
+):
+    config = config_file.load(config_file.find(None), [])
+    monkeypatch.setattr(RunDirectory, "check_policy", lambda run: None)
+    monkeypatch.setattr(config_file, "load_recorded", lambda file: config)
+    monkeypatch.setattr(play_session, "chosen_policy", lambda *_: (tmp_path, 0))
+    monkeypatch.setattr(
+        "mage_async.inference.chat_files.load_chat", lambda *_, **__: chat_in_words()
+    )
+    monkeypatch.setattr(
+        "mage_services.engines.engine.make_engine", lambda config, *_, **__: config.engine
+    )
+    stage = play_session.prepare(RunDirectory(tmp_path), None, 5, episodes).make()
+    assert stage.engine.max_tokens == stage.config.max_tokens == max_tokens

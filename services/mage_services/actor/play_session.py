@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mage_async import user_modules
-from mage_async.assembly import environment_of, trial_config_of
+from mage_async.assembly import environment_of, trial_config_of, with_room_for
 from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
 from mage_async.config.schema import Config
@@ -77,7 +77,9 @@ def prepare(
     task = drawn_task(environment, member, seed)
     policy, version = chosen_policy(run, config, checkpoint)
     chat = load_chat(policy, thinking=config.transcript.thinking)
-    trial_config = trial_config_of(config, environment, chat, episodes or config.trial.episodes)
+    num_episodes = episodes or config.trial.episodes
+    config = with_room_for(config, num_episodes)
+    trial_config = trial_config_of(config, environment, chat, num_episodes)
 
     def make() -> "Stage":
         engine = make_engine(config, policy, "play", base=run.policy)

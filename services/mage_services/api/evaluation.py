@@ -1,7 +1,6 @@
 """Evaluate a checkpoint of a run on fixed sets of tasks, with controls."""
 
 import json
-import math
 import re
 import sys
 import time
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mage_async.assembly import environment_of
+from mage_async.assembly import environment_of, with_room_for
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Tiny
 from mage_async.errors import ConfigError
@@ -113,7 +112,7 @@ def evaluate(
         )
         print(text, file=sys.stderr, flush=True)
     began, began_processor = time.monotonic(), time.process_time()
-    config = _roomy(config, episodes, times_as_long(config, ladder))
+    config = with_room_for(config, episodes, times_as_long(config, ladder))
     # Guidance is text that a method such as graph memory puts before a trial. It was learned about
     # the environment of training, so trials of another one begin without it.
     guidance = no_guidance if environment else recorded_guidance(run, config, version)
@@ -158,20 +157,6 @@ def folder_of(environment: str, assignments: Sequence[str]) -> str:
     """
     safe = re.sub(r"[^A-Za-z0-9._-]", "-", environment)
     return f"environment_{distinct_name(safe, ','.join((environment, *assignments)))}"
-
-
-def _roomy(config: Config, episodes: int, length_ratio: float) -> Config:
-    """Return the configuration for trials of `episodes`, with a larger engine context if these are
-    more or longer than the episodes of the run's own trials.
-
-    Args:
-        length_ratio: Factor by which the longest episode exceeds the run's own; at least 1.
-    """
-    own = max(config.trial.episodes, config.evaluation.episodes)
-    max_tokens = math.ceil(config.engine.max_tokens * max(1.0, episodes / own) * length_ratio)
-    engine = msgspec.structs.replace(config.engine, max_tokens=max_tokens)
-    evaluation = msgspec.structs.replace(config.evaluation, episodes=episodes)
-    return msgspec.structs.replace(config, engine=engine, evaluation=evaluation)
 
 
 async def _play(
