@@ -72,6 +72,16 @@ def test_a_finished_run_is_told_once_and_in_order(
     assert lines(told)[len(first) :] == [first[0], "finish"]
 
 
+def test_a_run_without_a_step_is_told_of_its_evaluation(
+    make_run: Make, wandb_that: Put, told: Path
+) -> None:
+    wandb_that("records")
+    run = make_run(steps=0)
+    write_summary(run, summarise(run, wall_s=40.0, processor_s=60.0))
+    assert [tell(run), tell(run)] == [0, 0]
+    assert ["final/wall_s" in each for each in lines(told)] == [False, True, *[False] * 3]
+
+
 def test_a_resumed_run_goes_on_in_the_trackers_run(
     make_run: Make, wandb_that: Put, told: Path
 ) -> None:

@@ -66,8 +66,8 @@ class Position(msgspec.Struct):
     """Number of bytes of `metrics.jsonl` that were sent, up to the end of a line."""
     curve_bytes: int = 0
     """Number of bytes of `evaluations.jsonl` that were sent."""
-    end_step: int = 0
-    """Step of the last summary that was sent; 0 if none was."""
+    end_step: int = -1
+    """Step of the last summary that was sent; -1 if none was. A run without a step ends at 0."""
     fault: str = ""
     """Last exception of the tracker; "" once a later try has succeeded."""
     num_faults: int = 0
