@@ -3,9 +3,12 @@
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -15,8 +18,14 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary
 from mage_services.cli.main import command_tree, main
 from mage_services.processes.run_lock import hold
-from mage_services.tracking.tracker import Mlflow, Tracker, Wandb
-from mage_services.tracking.tracker_worker import read_position, start, tracked, trackers_of
+from mage_services.tracking.tracker import Mlflow, Send, TrackedRun, Tracker, Wandb
+from mage_services.tracking.tracker_worker import (
+    TrackerWorker,
+    read_position,
+    start,
+    tracked,
+    trackers_of,
+)
 
 PATIENCE_S = 100.0
 Put = Callable[[str], None]
@@ -147,6 +156,26 @@ def test_what_raised_is_told_again_by_a_tracker_opened_anew(
     position = read_position(run, "wandb")
     assert position is not None
     assert (position.step, position.num_faults, position.fault) == (4, 1, "")
+
+
+def test_a_tracker_that_fails_for_a_day_is_tried_again_every_minute(make_run: Make) -> None:
+    class Pauses(threading.Event):
+        found: ClassVar[list[float]] = []
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.found.append(timeout or 0.0)
+            if len(self.found) == 1440:
+                self.set()
+            return self.is_set()
+
+    class Fails(Tracker):
+        def open(self, run: TrackedRun) -> AbstractContextManager[Send]:
+            raise OSError("no route to the tracker")
+
+    run = make_run(steps=1)
+    run.tracking.mkdir()
+    assert not TrackerWorker(run, Fails(), Pauses()).follow()
+    assert Pauses.found == [4.0, 8.0, 16.0, 32.0, *[60.0] * 1436]
 
 
 def test_a_tracker_whose_process_has_ended_is_named_while_the_run_goes_on(

@@ -117,7 +117,7 @@ class TrackerWorker:
 
     def follow(self) -> bool:
         """Send new points until the run has ended; return whether everything was sent."""
-        position, num_faults = self._position(), 0
+        position, pause_s = self._position(), SHORTEST_PAUSE_S
         while True:
             is_last = self.ended.is_set()
             try:
@@ -127,7 +127,7 @@ class TrackerWorker:
                         # check are read in the next round.
                         is_last = self.ended.is_set()
                         self._send(send, position, is_last)
-                        num_faults = 0
+                        pause_s = SHORTEST_PAUSE_S
                         if is_last:
                             break
                         self.ended.wait(self.tracker.every_s)
@@ -135,13 +135,13 @@ class TrackerWorker:
             # The tracker's library may raise anything; the next try opens the tracker again.
             except Exception as fault:
                 traceback.print_exc()
-                num_faults += 1
                 position.fault = f"{type(fault).__name__}: {fault}"[:500]
                 position.num_faults += 1
                 write_position(self.run, self.name, position)
                 if is_last:
                     return False
-            self.ended.wait(min(LONGEST_PAUSE_S, SHORTEST_PAUSE_S * 2 ** (num_faults - 1)))
+            self.ended.wait(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def _position(self) -> Position:
         """Return the position that an earlier process recorded; without one, record a new one."""
