@@ -3,12 +3,15 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -244,6 +247,35 @@ def test_a_tracker_that_hangs_delays_no_end(make_run: Make, wandb_that: Put) -> 
 def test_the_kernel_ends_a_tracker_that_hangs(make_run: Make, wandb_that: Put) -> None:
     wandb_that("hangs")
     assert tell(make_run(steps=4), end_s=0.2) == -signal.SIGALRM
+
+
+def test_mlflow_gets_the_parameters_that_a_failed_try_did_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = SimpleNamespace(info=SimpleNamespace(run_id="1"), data=SimpleNamespace(params={}))
+    client, runs, asked = MagicMock(), list[SimpleNamespace](), list[int]()
+    client.search_runs.side_effect = lambda *_: runs
+    client.create_run.side_effect = lambda *_, **__: runs.append(kept) or kept
+
+    def log_batch(run_id: str, params: list[tuple[str, str]]) -> None:
+        asked.append(len(params))
+        if len(asked) == 2:
+            raise ConnectionError("gone for a moment")
+        kept.data.params.update(params)
+
+    client.log_batch = log_batch
+    entities = SimpleNamespace(Metric=None, Param=lambda key, value: (key, value))
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    tracking = SimpleNamespace(MlflowClient=lambda: client)
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", tracking)
+    run = TrackedRun("run", "id", tmp_path, {"a": dict.fromkeys(map(str, range(150)), 7)}, 0.0, 0)
+    with pytest.raises(ConnectionError), Mlflow().open(run):
+        pass
+    with Mlflow().open(run), Mlflow().open(run):
+        pass
+    assert asked == [100, 50, 50]
+    assert kept.data.params == {f"a.{number}": "7" for number in range(150)}
 
 
 def test_a_tracker_without_its_package_is_refused_in_one_sentence(

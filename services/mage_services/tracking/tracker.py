@@ -192,15 +192,17 @@ class Mlflow(Tracker, tag="mlflow"):
         experiment = found.experiment_id if found else client.create_experiment(self.experiment)
         known = client.search_runs([experiment], f"tags.`{ID_TAG}` = '{run.id}'")
         if known:
-            run_id = known[0].info.run_id
-            client.update_run(run_id, status="RUNNING")
+            mlflow_run = known[0]
+            client.update_run(mlflow_run.info.run_id, status="RUNNING")
         else:
-            created = client.create_run(experiment, tags={ID_TAG: run.id}, run_name=run.name)
-            run_id = created.info.run_id
-            # The configuration is written once: MLflow does not let a resumed run change it.
-            params = [Param(key, str(value)) for key, value in _flat(run.config)]
-            for batch in _batches(params, MAX_PARAMS):
-                client.log_batch(run_id, params=batch)
+            mlflow_run = client.create_run(experiment, tags={ID_TAG: run.id}, run_name=run.name)
+        run_id, written = mlflow_run.info.run_id, mlflow_run.data.params
+        # Each parameter is written once: MLflow does not let a resumed run change it. An earlier
+        # try may have failed before it had written all of them.
+        pairs = [pair for pair in _flat(run.config) if pair[0] not in written]
+        params = [Param(key, str(value)) for key, value in pairs]
+        for batch in _batches(params, MAX_PARAMS):
+            client.log_batch(run_id, params=batch)
 
         def send(points: Sequence[Point]) -> None:
             metrics = [
