@@ -44,6 +44,9 @@ def test_every_cell_has_its_values_and_its_seed(tmp_path: Path) -> None:
         ([*OVER, "--seeds", "one"], "takes whole numbers, got 'one'"),
         ([*OVER, "--random", "0"], "must be at least 1, got 0"),
         ([*OVER, "--parallel", "0"], "must be at least 1"),
+        ([*OVER, "--for-s", "nan"], "--for-s must be a number from 0, got nan"),
+        ([*OVER, "--set", "seed = 5"], "--set seed: every run gets a value of its own"),
+        ([*OVER, "--set", OVER[1].partition(",")[0]], "--set learner.learning_rate: every run"),
     ],
 )
 def test_what_is_no_sweep_is_one_sentence(

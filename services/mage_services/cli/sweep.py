@@ -160,13 +160,23 @@ def matrix_of(
         varied: Words for the report's title, which also names configuration, method and `--set`.
 
     Raises:
-        ConfigError: a cell is no valid configuration; the sentence says which and why.
+        ConfigError: a cell is no valid configuration, or an option is wrong; the sentence says
+            which and why.
     """
     from mage_async.config import config_file
     from mage_async.results.sweep import Matrix, checked_configs
 
     if given.parallel < 1 or given.actors < 1:
         raise ConfigError("--parallel and --actors must be at least 1")
+    if not given.for_s >= 0:
+        raise ConfigError(f"--for-s must be a number from 0, got {given.for_s:g}")
+    wanted = list(wanted)
+    own = {_key(text) for cell in wanted for text in cell.assignments()}
+    if both := own.intersection(map(_key, given.set)):
+        raise ConfigError(
+            f"--set {min(both)}: every run gets a value of its own of this key, which replaces "
+            f"that one: see `{given.parser.prog} --help` for the option that names the values"
+        )
     file = config_file.find(given.config)
     # No evaluation while a run trains, and a smaller one than usual at its end.
     cheap = ["evaluation.every=0", f"evaluation.final_trials={given.trials}"]
@@ -174,6 +184,11 @@ def matrix_of(
     method = [] if given.method is None else [given.method]
     title = " · ".join([file.stem, *method, *varied, *given.set])
     return Matrix(given.run_dir, title, configs, given.actors, given.parallel, given.for_s, subject)
+
+
+def _key(assignment: str) -> str:
+    """Return the key of an assignment `key=value`."""
+    return assignment.partition("=")[0].strip()
 
 
 @cache
