@@ -152,6 +152,20 @@ def test_a_cancelled_cell_leaves_no_configuration_beside_its_folder(tmp_path: Pa
     assert not list(tmp_path.glob("*.toml"))
 
 
+def test_a_finished_run_with_another_number_of_actors_is_refused(tmp_path: Path) -> None:
+    ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--actors", "1"])
+    ((cell, config),) = ablation.configs.items()
+    run = ablation.run_of(cell)
+    run.root.mkdir()
+    run.config.write_text(config_file.dump(config))
+    run.summary.write_text('{"complete": true}')
+    run.launch.write_text('{"actors": 1}')
+    assert sweep_runs._is_finished(ablation, cell)
+    run.launch.write_text('{"actors": 3}')
+    with pytest.raises(RunError, match="is done, and had 3 actors: give --actors 3, or another"):
+        sweep_runs._is_finished(ablation, cell)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_matrix_runs_reports_resumes_and_refuses_another_configuration(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.pages.charts import duration
 from mage_async.pages.sweep import render_matrix
+from mage_async.results.run_files import read_document
 from mage_async.results.sweep import (
     Cell,
     FinishedRun,
@@ -214,7 +215,7 @@ def _is_finished(matrix: Matrix, cell: Cell) -> bool:
     """Return whether a cell is done.
 
     Raises:
-        RunError: its directory holds a run of another configuration.
+        RunError: its directory holds a run of another configuration or number of actors.
     """
     run = matrix.run_of(cell)
     if not is_done(run):
@@ -223,5 +224,12 @@ def _is_finished(matrix: Matrix, cell: Cell) -> bool:
         raise RunError(
             f"{run.root} is done, and was run with another configuration than is asked for now: "
             "give the same --config and --set, or another --run-dir"
+        )
+    # More actors play staler trials in less time, and the report compares both.
+    num_actors = read_document(run.launch).get("actors", matrix.num_actors)
+    if num_actors != matrix.num_actors:
+        raise RunError(
+            f"{run.root} is done, and had {num_actors} actors: give --actors {num_actors}, or "
+            "another --run-dir"
         )
     return True
