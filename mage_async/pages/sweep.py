@@ -22,6 +22,7 @@ from mage_async.results.sweep import (
     by_method,
     by_setting,
     mean_shares,
+    number_of,
     smooth,
     unreached_bounds_sentence,
     values,
@@ -94,7 +95,11 @@ def _return_charts(runs: RunsBySetting, subject: Subject) -> list[CaptionedChart
     staleness.
     """
     intended = _method_lines(runs, lambda setting, _: float(setting.place))
-    charts = [_chart(f"held-out return of the last episode against {subject.axis}", intended)]
+    caption = f"held-out return of the last episode against {subject.axis}"
+    names = sorted({(setting.place, setting.place_name) for setting in runs})
+    # Values that are no numbers lie at their index, which tells a reader nothing.
+    are_words = not subject.is_about_staleness and any(number_of(name) is None for _, name in names)
+    charts = [_chart(caption, intended, x_names=names if are_words else ())]
     if subject.is_about_staleness:
         measured = _method_lines(runs, lambda _, same: fmean(values(same, "staleness_mean")))
         caption = "the same against the mean staleness that was measured, steps"
@@ -177,7 +182,10 @@ def _figure_cell(name: str, figures: Sequence[float]) -> TableCell:
 
 
 def _chart(
-    caption: str, series: Sequence[Series], span: tuple[float, float] | None = None
+    caption: str,
+    series: Sequence[Series],
+    span: tuple[float, float] | None = None,
+    x_names: Sequence[tuple[float, str]] = (),
 ) -> CaptionedChart:
     """Return a caption, and the chart of some lines."""
-    return caption, line_chart(series, described=caption, y_span=span)
+    return caption, line_chart(series, described=caption, y_span=span, x_names=x_names)

@@ -253,13 +253,13 @@ def _place_on_axis(axis: Axis, value: str) -> float:
     """
     if isinstance(axis.choices, Range):
         return float(value)
-    numbers = [_number(choice) for choice in axis.choices]
+    numbers = [number_of(choice) for choice in axis.choices]
     index = axis.choices.index(value)
     number = numbers[index]
     return float(index) if None in numbers or number is None else number
 
 
-def _number(text: str) -> float | None:
+def number_of(text: str) -> float | None:
     """Return a text as a finite number; None if it is not one."""
     try:
         found = json.loads(text)

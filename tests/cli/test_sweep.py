@@ -1,6 +1,7 @@
 """`mage sweep`: its matrix, its page, its search, and what it refuses."""
 
 import math
+import re
 import subprocess
 import sys
 import time
@@ -108,6 +109,19 @@ def test_the_page_is_that_of_the_ablation_with_its_own_words(tmp_path: Path) -> 
     assert "staleness costs" not in page
     assert "8 of 8 runs, seeds 0, 1" in page
     assert "Careful: the best of 4 settings is chosen by these held-out returns" in page
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"), [("history,none", ["history", "none"]), ("1e-3,3e-3", [])]
+)
+def test_values_that_are_words_are_named_on_the_axis(
+    tmp_path: Path, values: str, ticks: list[str]
+) -> None:
+    key = "learner.learning_rate" if "3" in values else "trial.memory"
+    matrix = read_sweep("--over", f"{key}={values}", "--run-dir", str(tmp_path))
+    runs = [finished(cell.setting, cell.seed, 0.7) for cell in matrix.configs]
+    page = render_matrix(runs, num_cells=2, title=matrix.title, subject=matrix.subject)
+    assert re.findall(r'class="tick middle">([a-z]\w+)<', page) == ticks
 
 
 def known(cell: Cell) -> float:
