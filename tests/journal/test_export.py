@@ -88,8 +88,12 @@ def test_another_ending_or_place_is_a_sentence(chat: ChatFormat, tmp_path: Path)
         RunError, match=r"ends in \.jsonl, \.parquet, \.dataset or \.atif, got '\.csv'"
     ):
         export([], chat, tmp_path / "trials.csv")
-    with pytest.raises(RunError, match=r"trials\.jsonl failed: .*No such file or directory"):
-        export([], chat, tmp_path / "none" / "trials.jsonl")
+    unread = (pytest.fail("a trial is read before the refusal") for _ in range(1))
+    with pytest.raises(RunError, match=r"none/trials\.jsonl: there is no folder .*none"):
+        export(unread, chat, tmp_path / "none" / "trials.jsonl")
+    (tmp_path / "trials.jsonl").mkdir()
+    with pytest.raises(RunError, match=r"trials\.jsonl is a folder, which is not overwritten"):
+        export(unread, chat, tmp_path / "trials.jsonl")
 
 
 def test_a_fault_of_the_journal_is_not_laid_to_the_file(chat: ChatFormat, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_folder_that_is_there_is_not_written_over(
     folder = exported(run, tmp_path / "trials.atif")
     before = sorted(folder.rglob("*"))
     assert main(["journal", str(run.root), "--export", str(folder)]) == 2
-    assert "trials.atif failed: [Errno 39] Directory not empty" in capsys.readouterr().err
+    assert "trials.atif is a folder, which is not overwritten" in capsys.readouterr().err
     assert sorted(folder.rglob("*")) == before
     assert [each.name for each in tmp_path.iterdir()] == ["trials.atif"]
 

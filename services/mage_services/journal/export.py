@@ -67,11 +67,17 @@ def check_file(file: Path) -> None:
     """Refuse a file in which no trials can be written.
 
     Raises:
-        RunError: the ending is unknown, or pyarrow is needed and not installed.
+        RunError: the ending is unknown, pyarrow is needed and not installed, there is a folder of
+            that name, or none that it would lie in.
     """
     if file.suffix not in WRITERS:
         known = " or ".join([", ".join([*WRITERS][:-1]), [*WRITERS][-1]])
         raise RunError(f"{file}: an export ends in {known}, got {file.suffix!r}")
+    # Writing would find out only once all trials have been read.
+    if file.is_dir():
+        raise RunError(f"{file} is a folder, which is not overwritten: choose another name")
+    if not file.parent.is_dir():
+        raise RunError(f"{file}: there is no folder {file.parent}")
     if file.suffix in (".parquet", ".dataset") and find_spec("pyarrow") is None:
         raise RunError(
             "Parquet needs pyarrow: pip install 'mage_async[export]', or export to a file that "
