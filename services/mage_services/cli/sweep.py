@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", nargs="+", default=["0"], metavar="N", help=seeds)
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--random", type=int, metavar="N", help="N combinations drawn at random")
-    search = "N combinations, each chosen by what the ones before reached (extra `search`: Optuna)"
+    search = (
+        "N combinations: drawn at random until ten are done, then each chosen by what the ones "
+        "before reached (extra `search`: Optuna)"
+    )
     ways.add_argument("--search", type=int, metavar="N", help=search)
     draw = "seed of --random and --search (default: 0)"
     add_number(parser, "--draw-seed", draw, 0)

@@ -40,6 +40,8 @@ TEXTS = "values"
 
 They are stored, because the digits of a number depend on the ends of its range, which may change.
 """
+NUM_DRAWN = 10
+"""Number of combinations with a result before which Optuna draws the next one at random."""
 NUM_TRIED = 16
 """Number of combinations of which one must be a valid configuration."""
 MatrixOf = Callable[[Sequence[Setting]], Matrix]
@@ -183,7 +185,7 @@ def _study(file: Any, seed: int) -> Any:
     )
     # With the seed of an earlier command, the sampler would draw the same combinations again.
     so_far = len(study.trials)
-    study.sampler = optuna.samplers.TPESampler(seed=seed + so_far)
+    study.sampler = optuna.samplers.TPESampler(seed=seed + so_far, n_startup_trials=NUM_DRAWN)
     return study
 
 
