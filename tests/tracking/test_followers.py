@@ -301,6 +301,8 @@ def test_a_run_without_trackers_is_told_to_nobody(make_run: Make) -> None:
     run = make_run(steps=2)
     with pytest.raises(ConfigError, match=r"has no tracker: name one by --set, of tracking.wandb"):
         track([str(run.root)])
+    with pytest.raises(ConfigError, match=r"--set learner.steps=9: only keys of \[tracking\]"):
+        track([str(run.root), "--set", "tracking.tensorboard=true", "--set", "learner.steps=9"])
     with tracked(run, {}, 0.0, print):
         assert not run.tracking.exists()
 

@@ -31,7 +31,7 @@ def run(given: argparse.Namespace) -> int:
 
     Raises:
         RunError: there is no run, or another process is sending.
-        ConfigError: no tracker is named, or one is not installed.
+        ConfigError: no tracker is named, one is not installed, or `--set` names another key.
     """
     from mage_async.config import config_file
     from mage_async.config.components import TRACKERS
@@ -39,6 +39,9 @@ def run(given: argparse.Namespace) -> int:
     from mage_services.processes.run_lock import hold, is_held
     from mage_services.tracking.tracker_worker import read_position, start, trackers_of
 
+    for text in given.set:
+        if not text.lstrip().startswith("tracking."):
+            raise ConfigError(f"--set {text}: only keys of [tracking] can be set here")
     RunDirectory(given.run_dir).check()
     directory = RunDirectory(given.run_dir.resolve())
     trackers = trackers_of(config_file.load_recorded(directory.config, given.set).tracking)
