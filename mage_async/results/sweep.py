@@ -40,9 +40,10 @@ _RANGE = re.compile(r'(?P<low>(?:\.\d|[^.\s,"/])[^\s,"/]*?)\.\.(?P<high>[^:\s,"/
 values are no range.
 """
 _LIST = r'\[(?:[^\[\]"]|"[^"]*"|\[[^\[\]]*\])*\]'
-_PART = re.compile(rf'(?:{_LIST}|"[^"]*"|[^,\[\]"])+')
-"""Pattern of one value between commas; a quoted text, or a list of values or lists, may hold commas
-itself.
+_TABLE = r'\{(?:[^{}"]|"[^"]*")*\}'
+_PART = re.compile(rf'(?:{_LIST}|{_TABLE}|"[^"]*"|[^,\[\]{{}}"])+')
+"""Pattern of one value between commas; a quoted text, a list of values or lists, or an inline table
+may hold commas itself.
 """
 AVERAGED = (
     "over_bound_share",
@@ -162,7 +163,11 @@ def axis_of(text: str) -> Axis:
         raise ConfigError(f"--over takes KEY=V1,V2 or KEY=LOW..HIGH, got {text!r}")
     if match := _RANGE.fullmatch(given.strip()):
         return Axis(key.strip(), _range(text, match["low"], match["high"], bool(match["log"])))
-    if len(set(values)) < len(values):
+    numbers = map(number_of, values)  # `1e-3` and `0.001` are one value
+    read = {
+        text if number is None else number for text, number in zip(values, numbers, strict=True)
+    }
+    if len(read) < len(values):
         raise ConfigError(f"--over {text}: a value stands there twice")
     return Axis(key.strip(), values)
 

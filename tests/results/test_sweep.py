@@ -36,8 +36,8 @@ def test_values_that_are_no_numbers_stand_in_the_order_given() -> None:
     assert not any(set(folder) & set('/[] "') for folder in folders)
 
 
-def test_lists_of_lists_and_quoted_texts_are_values_of_their_own() -> None:
-    given = ("[[1],[2, 3]]", "[[4]]", '["a,]"]', '"b,["', "c")
+def test_lists_tables_and_quoted_texts_are_values_of_their_own() -> None:
+    given = ("[[1],[2, 3]]", "[[4]]", '["a,]"]', '"b,["', '{a = "}", b = [1, 2]}', "c")
     assert axis_of(f"key={','.join(given)}").choices == given
 
 
@@ -123,9 +123,10 @@ def test_the_ends_of_a_range_of_whole_numbers_have_their_share(
         *((f"a={given}", "takes KEY=V1,V2") for given in ("1,,2", ",1", "1,", "1, ,2")),
         *(
             (f"a={given}", "takes KEY=V1,V2")
-            for given in ("[1,2", "1],2", '"a', 'a",b', "[[1],[2]")
+            for given in ("{b=1,2", "[1,2", "1],2", '"a', 'a",b', "[[1],[2]")
         ),
         ("a=1,1", "a value stands there twice"),
+        ("a=1e-3,0.001", "a value stands there twice"),
         ("a=2..1", "must rise"),
         ("a=0..1:log", "must rise and above 0"),
         ("a=low..high", "of two numbers; put a text that holds `..` in double quotes"),
