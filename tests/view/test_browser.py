@@ -119,6 +119,32 @@ def test_a_step_appears_on_the_open_page_while_a_run_goes_on(run, tmp_path):
     in_browser(tmp_path, work)
 
 
+def test_a_hidden_page_keeps_no_connection_and_catches_up_when_it_is_shown(run, tmp_path):
+    """A browser has six connections to a server: with six tabs a seventh would never load."""
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    run.metrics.write_text("".join(lines[:3]))
+    watched = (
+        "const Source = EventSource; window.sources = []; window.isHidden = false;"
+        "window.EventSource = function (url) {"
+        " sources.push(new Source(url)); return sources.at(-1); };"
+        "Object.defineProperty(document, 'hidden', { get: () => isHidden });"
+    )
+    turned = "document.dispatchEvent(new Event('visibilitychange', { bubbles: true }))"
+
+    async def work(tab, server):
+        await tab.call("Page.addScriptToEvaluateOnNewDocument", source=watched)
+        await tab.open(f"{server.address}runs/finished/")
+        await tab.until("sources.some(each => each.readyState === 1)")
+        await tab.do(f"window.isHidden = true; {turned}")
+        assert await tab.do("sources.every(each => each.readyState === 2)")
+        with run.metrics.open("a") as out:
+            out.write(lines[3])
+        await tab.do(f"window.isHidden = false; {turned}")
+        await tab.until("document.body.textContent.includes('batch of step 4')")
+
+    in_browser(tmp_path, work)
+
+
 def test_a_form_of_ours_is_answered(run, tmp_path):
     """A browser says `Origin: null` of a form on a page that allows no referrer at all."""
 

@@ -7,7 +7,8 @@ let isLooking = false, isStale = false, lookedAt = 0, timer = 0;
 
 // Fetch this page again and put in what has changed, without moving what the reader looks at.
 async function look() {
-  if (isLooking || document.hidden) { isStale = true; return; }
+  if (document.hidden) return; // `follow` connects again when the page is shown
+  if (isLooking) { isStale = true; return; }
   isLooking = true; isStale = false; lookedAt = Date.now();
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
@@ -16,6 +17,7 @@ async function look() {
       const fresh = page.getElementById(part.id);
       if (fresh) replaceChildrenOf(part, fresh);
     }
+    document.body.dataset.change = page.body.dataset.change;
   } catch { show("gone", "the server does not answer"); }
   isLooking = false;
   if (isStale) soon();
@@ -46,14 +48,21 @@ function soon() {
 
 function show(state, title) { live.className = `live ${state}`; live.title = title; }
 
+// A browser opens six connections to a server in all: a hidden page keeps none, or the seventh page would never load.
 function follow() {
-  const { run, change } = document.body.dataset;
-  const events = new EventSource(`events?run=${encodeURIComponent(run)}&after=${change}`);
-  events.onopen = () => show("on", "follows the run");
-  events.onmessage = soon;
-  events.onerror = () => show("gone", "the server does not answer");
-  addEventListener("visibilitychange", () => { if (isStale) soon(); });
-  addEventListener("pagehide", () => events.close());
+  let events = null;
+  const listen = () => {
+    events?.close();
+    if (document.hidden) return;
+    const { run, change } = document.body.dataset;
+    events = new EventSource(`events?run=${encodeURIComponent(run)}&after=${change}`);
+    events.onopen = () => show("on", "follows the run");
+    events.onmessage = soon;
+    events.onerror = () => show("gone", "the server does not answer");
+  };
+  addEventListener("visibilitychange", listen);
+  addEventListener("pagehide", () => events?.close());
+  listen();
 }
 
 const isTyping = () => /^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement?.tagName ?? "");
