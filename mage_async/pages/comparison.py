@@ -99,6 +99,12 @@ class Arm:
         methods = dict.fromkeys(key.removeprefix("methods.").split(".")[0] for key in self.settings)
         return f"without {', '.join(methods)}"
 
+    @property
+    def unfinished(self) -> str:
+        """Clause with the number of runs that have not trained all their steps; "" for none."""
+        number = sum(not run.summary["complete"] for run in self.runs)
+        return f", {number} not finished" if number else ""
+
     def values(self, *path: str | int) -> list[float]:
         """Return one number from the summary of each run that has it."""
         found = (_lookup(run.summary, path) for run in self.runs)
@@ -212,7 +218,7 @@ def compare(runs: Sequence[ComparedRun]) -> str:
         title=f"{len(runs)} runs · mage",
         num_runs=len(runs),
         differences=f"{len(found)} arms; they differ in {keys}",
-        has_small_arm=any(len(arm.runs) < 3 for arm in found),
+        has_small_arm=any(len(arm.values("evaluation", "heldout", *LAST)) < 3 for arm in found),
         reached=_arm_table(found, REACHED),
         first=first.label,
         differences_to_first=_difference_table(first, others) if others else None,
@@ -229,6 +235,7 @@ def lines(runs: Sequence[ComparedRun]) -> list[Mapping[str, Any]]:
         {
             "arm": arm.label,
             "runs": len(arm.runs),
+            "unfinished": arm.unfinished,
             "last": _mean(arm, "heldout", *LAST),
             "blind": _mean(arm, "heldout_blind", *LAST),
             "swapped": _mean(arm, "heldout_swapped", *LAST),
@@ -328,9 +335,14 @@ def _arm_table(found: Sequence[Arm], columns: Mapping[str, Callable[[Arm], str]]
 
 
 def _mean(arm: Arm, *path: str | int) -> str:
-    """Return the mean of an evaluation's figure over the runs of an arm, with its interval."""
+    """Return the mean of an evaluation's figure over the runs of an arm, with its interval, and the
+    number of runs that have the figure if some have not.
+    """
     values = arm.values("evaluation", *path)
-    return _interval_text(values) if values else "–"
+    if not values:
+        return "–"
+    some = f" ({len(values)} runs)" if len(values) < len(arm.runs) else ""
+    return _interval_text(values) + some
 
 
 def _interval_text(values: Sequence[float]) -> str:
@@ -346,7 +358,7 @@ def _plain(arm: Arm, *path: str) -> str:
 
 
 REACHED: Mapping[str, Callable[[Arm], str]] = {
-    "runs": lambda arm: str(len(arm.runs)),
+    "runs": lambda arm: f"{len(arm.runs)}{arm.unfinished}",
     "first episode": lambda arm: _mean(arm, "heldout", "return_by_episode", 0),
     "last episode": lambda arm: _mean(arm, "heldout", *LAST),
     "blind": lambda arm: _mean(arm, "heldout_blind", *LAST),

@@ -3,6 +3,7 @@
 import math
 import re
 from argparse import ArgumentTypeError
+from dataclasses import replace
 
 import pytest
 
@@ -111,6 +112,18 @@ def test_a_terminal_gets_a_line_an_arm(runs):
         ("episode_discount 1", 3),
         ("episode_discount 0.6", 2),
     ]
+
+
+def test_an_arm_with_a_run_that_stopped_says_so_and_how_many_runs_its_means_are_of(runs):
+    stopped = runs[1].summary | {"complete": False, "evaluation": {}}
+    compared = [runs[0], replace(runs[1], summary=stopped), runs[2]]
+    (arm,) = lines(compared)
+    mean, half = interval([run.summary["evaluation"]["heldout"][LAST[2]][-1] for run in runs[:3:2]])
+    assert (arm["runs"], arm["unfinished"]) == (3, ", 1 not finished")
+    assert arm["last"] == f"+{mean:.3f} ± {half:.3f} (2 runs)"
+    page = compare(compared)
+    assert "3, 1 not finished" in page
+    assert "fewer than three runs supports no statement" in page
 
 
 def test_a_single_run_is_no_comparison(runs):

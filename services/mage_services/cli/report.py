@@ -46,8 +46,9 @@ def write_report(named: Sequence[RunDirectory], output: Path | None) -> None:
     width = max((len(row["arm"]) for row in rows), default=0)
     for row in rows:
         print(
-            f"{row['arm']:<{width}}  {row['runs']} runs  held-out, last episode {row['last']}  "
-            f"blind {row['blind']}  swapped {row['swapped']}"
+            f"{row['arm']:<{width}}  {row['runs']} runs{row['unfinished']}  "
+            f"held-out, last episode {row['last']}  blind {row['blind']}  "
+            f"swapped {row['swapped']}"
         )
     file = output or (places[0].report if is_single else Path("comparison.html"))
     try:
