@@ -9,7 +9,7 @@ episodes, in the swapped one the last episode has another task.
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,10 +126,16 @@ def arms(runs: Iterable[ComparedRun]) -> list[Arm]:
 
 
 def paired(first: Arm, second: Arm, *path: str | int) -> list[float]:
-    """Return second minus first for each seed that both arms have."""
+    """Return second minus first for each seed that both arms have; several runs of an arm with one
+    seed count as one, with their mean.
+    """
+    by_arm: tuple[defaultdict[int, list[float]], ...] = (defaultdict(list), defaultdict(list))
+    for found, arm in zip(by_arm, (first, second), strict=True):
+        for run in arm.runs:
+            if (value := _lookup(run.summary, path)) is not None:
+                found[run.seed].append(value)
     one, other = (
-        {run.seed: value for run in arm.runs if (value := _lookup(run.summary, path)) is not None}
-        for arm in (first, second)
+        {seed: statistics.fmean(each) for seed, each in found.items()} for found in by_arm
     )
     return intervals.paired(other, one)
 

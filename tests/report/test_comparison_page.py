@@ -84,14 +84,19 @@ def test_an_interval_over_runs_is_students():
     assert math.isnan(half)
 
 
+def _last(run):
+    return run.summary["evaluation"]["heldout"]["return_by_episode"][-1]
+
+
 def test_differences_are_taken_seed_by_seed(runs):
     first, second = arms(runs)
-    expected = [
-        b.summary["evaluation"]["heldout"]["return_by_episode"][-1]
-        - a.summary["evaluation"]["heldout"]["return_by_episode"][-1]
-        for a, b in zip(first.runs, second.runs, strict=False)
-    ]
+    expected = [_last(b) - _last(a) for a, b in zip(first.runs, second.runs, strict=False)]
     assert paired(first, second, *LAST) == pytest.approx(expected)
+    # Seed 0 was run twice: once as it was, once as seed 1 went.
+    again = replace(first.runs[0], summary=first.runs[1].summary)
+    twice = replace(first, runs=[*first.runs, again])
+    change = (_last(again) - _last(first.runs[0])) / 2
+    assert paired(twice, second, *LAST)[0] == pytest.approx(expected[0] - change)
 
 
 def test_the_page_names_the_arms_and_says_what_each_reached(runs):
@@ -118,7 +123,7 @@ def test_an_arm_with_a_run_that_stopped_says_so_and_how_many_runs_its_means_are_
     stopped = runs[1].summary | {"complete": False, "evaluation": {}}
     compared = [runs[0], replace(runs[1], summary=stopped), runs[2]]
     (arm,) = lines(compared)
-    mean, half = interval([run.summary["evaluation"]["heldout"][LAST[2]][-1] for run in runs[:3:2]])
+    mean, half = interval([_last(run) for run in runs[:3:2]])
     assert (arm["runs"], arm["unfinished"]) == (3, ", 1 not finished")
     assert arm["last"] == f"+{mean:.3f} ± {half:.3f} (2 runs)"
     page = compare(compared)
