@@ -68,8 +68,9 @@ and are chosen by their rewards: they count neither in `drops_in_a_row` nor amon
 `take_drops`, from which `dropped_bias.py` measures whether drops bias which tasks are trained.
 """
 MAX_REASONS = 64
-"""Number of distinct reasons that are counted; drops for further reasons are counted under "other
-reasons". Actors write reasons as text, which may differ at every drop."""
+"""Number of distinct reasons that are counted; drops for further reasons are counted under
+`OTHER_REASONS`. Actors write reasons as text, which may differ at every drop."""
+OTHER_REASONS = "other reasons"
 
 
 @dataclass(frozen=True, slots=True)
@@ -860,7 +861,7 @@ class Ledger:
         is_fault = reason not in (OVER_AGE, ALIKE)
         is_known = reason in self._dropped or not is_fault
         is_counted_alone = is_known or len(self._dropped) < MAX_REASONS
-        self._dropped[reason if is_counted_alone else "other reasons"] += 1
+        self._dropped[reason if is_counted_alone else OTHER_REASONS] += 1
         if is_fault:
             self._drops_in_a_row += 1
             self._last_drop = reason

@@ -61,6 +61,16 @@ def test_the_final_table_says_why_most_dropped_groups_were_dropped(run):
     assert "5 of 7 dropped groups: it took too long" in text
 
 
+def test_the_final_table_counts_reasons_that_differ_in_their_task_alone_as_one_kind(run):
+    raised = {f"own, task {n}: step('a') raised OSError: \x1b[2Jgone": 1 for n in range(9)}
+    reasons = {"it took too long": 2, **raised, "other reasons": 30}
+    text = table_text(summary(dropped_by_reason=reasons), run)
+    line = "9 of 41 dropped groups: the environment raised, such as: own, task 0: step('a') raised"
+    assert line in text
+    assert "the reasons of 30 were not counted one by one" in text
+    assert "\x1b[2J" not in text
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_the_costs_are_whole_lines_except_in_a_terminal(run, is_terminal):
     reason = "own, task 3: step('a') raised OSError: " + "no space left on the device, " * 4 + "end"

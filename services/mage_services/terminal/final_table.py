@@ -1,5 +1,6 @@
 """Print the final table of a run: its returns, with controls and references, and its costs."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from mage_async.admission.ledger import OTHER_REASONS
+from mage_async.results.progress import drop_kind, dropped_by_kind, printable
 from mage_async.results.summary import (
     SETS,
     EpisodeRow,
@@ -163,10 +166,24 @@ def _costs(summary: dict[str, Any]) -> list[str]:
             + ("begun for later steps" if summary["complete"] else "in flight, kept for --resume")
         )
     if reasons := summary.get("dropped_by_reason"):
-        reason, count = max(reasons.items(), key=lambda item: item[1])
-        lines.append(f"{count} of {sum(reasons.values())} dropped groups: {reason}")
+        lines.append(_most_dropped(reasons))
     if note := chosen_note(summary):
         lines.append(note)
     if note := unplayed_note(summary):
         lines.append(note)
     return lines
+
+
+def _most_dropped(reasons: Mapping[str, int]) -> str:
+    """Return a line on the most frequent kind of reasons for which groups were dropped.
+
+    A reason names a task, a seed and a turn, so nearly all are different, and are counted by kind.
+    """
+    known = {reason: count for reason, count in reasons.items() if reason != OTHER_REASONS}
+    kind, count = next(iter(dropped_by_kind(known or reasons).items()))
+    alike = [reason for reason in known or reasons if drop_kind(reason).name == kind]
+    what = alike[0] if len(alike) == 1 else f"{kind}, such as: {alike[0]}"
+    line = f"{count} of {sum(reasons.values())} dropped groups: {printable(what)}"
+    if known and (others := reasons.get(OTHER_REASONS)):
+        line += f"; the reasons of {others} were not counted one by one: see `mage journal`"
+    return line
