@@ -261,8 +261,8 @@ def with_room_for(config: Config, episodes: int, length_ratio: float = 1.0) -> C
     Args:
         length_ratio: Factor by which the longest episode exceeds the run's own; at least 1.
     """
-    own = max(config.trial.episodes, config.evaluation.episodes)
-    max_tokens = math.ceil(config.engine.max_tokens * max(1.0, episodes / own) * length_ratio)
+    more = max(1.0, episodes / config.most_episodes)
+    max_tokens = math.ceil(config.engine.max_tokens * more * length_ratio)
     engine = structs.replace(config.engine, max_tokens=max_tokens)
     evaluation = structs.replace(config.evaluation, episodes=episodes)
     return structs.replace(config, engine=engine, evaluation=evaluation)

@@ -789,6 +789,11 @@ class Config(Section):
     doctor: Doctor = Doctor()
     tracking: Tracking = Tracking()
 
+    @property
+    def most_episodes(self) -> int:
+        """Largest number of episodes of a trial, in training or in an evaluation."""
+        return max(self.trial.episodes, self.evaluation.episodes)
+
 
 NOT_COMPARED = {"doctor", "tracking"}
 """Sections in which the peers of one run may differ."""

@@ -25,7 +25,7 @@ def learning_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
         split: [
             *_reference_lines(records, split),
             *(_batches(records) if split == "train" else []),
-            *episode_lines(curve_points(records, split)),
+            *episode_lines(curve_points(records, split), records.config.most_episodes),
         ]
         for split in CAPTIONS
     }
@@ -44,13 +44,14 @@ def environment_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
     """Return one chart of held-out returns for each environment of a mix, each with its own y axis;
     none if the run plays a single environment.
     """
-    points = curve_points(records, "heldout")
+    points, most_episodes = curve_points(records, "heldout"), records.config.most_episodes
     names = points[0][1].get("parts", {}).get("environment", {}) if points else {}
     charts = []
     for name in names:
         own_points = [(version, score["parts"]["environment"][name]) for version, score in points]
         described = f"return of each episode against steps, {name}"
-        charts.append((name, line_chart(episode_lines(own_points), described=described)))
+        lines = episode_lines(own_points, most_episodes)
+        charts.append((name, line_chart(lines, described=described)))
     return charts
 
 
@@ -91,13 +92,15 @@ def set_css(name: str) -> str:
     return name.removeprefix("heldout_")
 
 
-def episode_css(episode: int, num_episodes: int) -> str:
+def episode_css(episode: int, most_episodes: int) -> str:
     """Return the CSS class of an episode: one of five colours, from the first to the last.
 
     Args:
         episode: Index of the episode, from 0.
+        most_episodes: Number of episodes of the longest trials on the page, which is that of
+            `Config.most_episodes`: an episode has the colour of its legend in every chart.
     """
-    return f"e{round(4 * episode / (num_episodes - 1)) if num_episodes > 1 else 4}"
+    return f"e{round(4 * episode / (most_episodes - 1)) if most_episodes > 1 else 4}"
 
 
 def grouped(references: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
@@ -115,6 +118,7 @@ def _numbered(values: Sequence[float]) -> list[Point]:
 
 def episode_lines(
     points: Sequence[CurvePoint],
+    most_episodes: int,
     name: str = "return_by_episode",
     half_widths: str = "ci95_by_episode",
 ) -> list[Series]:
@@ -122,6 +126,7 @@ def episode_lines(
 
     Args:
         points: Positions on the x axis, ascending, each with a score.
+        most_episodes: See `episode_css`.
         name: Name of the figure of a score to draw, one value for each episode.
         half_widths: Name of the figure with its half-widths; "" for none.
     """
@@ -130,7 +135,7 @@ def episode_lines(
         Series(
             f"episode {episode + 1}",
             [(float(x), score[name][episode]) for x, score in points],
-            episode_css(episode, num_episodes),
+            episode_css(episode, most_episodes),
             [score[half_widths][episode] for _, score in points] if half_widths else (),
             has_dots=True,
         )
@@ -145,7 +150,7 @@ def _batches(records: RunRecords) -> list[Series]:
         Series(
             "",
             [(float(line["step"]), line["return_by_episode"][k]) for line in records.metrics],
-            f"faint {episode_css(k, num_episodes)}",
+            f"faint {episode_css(k, records.config.most_episodes)}",
         )
         for k in range(num_episodes)
     ]
@@ -198,10 +203,13 @@ class MetricChart:
     chart: Chart | None
 
 
-def staleness(metrics: Sequence[Record], bound: int | None) -> Chart | None:
+def staleness(metrics: Sequence[Record], bound: int | None, most_episodes: int) -> Chart | None:
     """Return the chart of staleness: largest, mean, mean by episode, and the bound if there is one.
 
     `None` if no step was trained.
+
+    Args:
+        most_episodes: See `episode_css`.
     """
     steps = [float(line["step"]) for line in metrics]
     if not steps:
@@ -220,7 +228,7 @@ def staleness(metrics: Sequence[Record], bound: int | None) -> Chart | None:
                 metrics,
                 f"staleness_mean_episode_{k + 1}",
                 f"episode {k + 1}",
-                f"thin {episode_css(k, num_episodes)}",
+                f"thin {episode_css(k, most_episodes)}",
             )
             for k in range(num_episodes)
         ),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mage_async.config import config_file
@@ -110,16 +111,16 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         chosen=chosen_note(summary),
         unplayed=unplayed_note(summary),
         environment_curves=environment_curves(records),
-        episode_names=episode_names(config.trial.episodes),
+        episode_names=episode_names(config.most_episodes),
         population=population_table(population, units) if population else None,
         time_bars=time_bars(seconds_by_state(records)),
-        staleness=staleness(records.metrics, config.admission.most_stale),
+        staleness=staleness(records.metrics, config.admission.most_stale, config.most_episodes),
         fates=fates_part(records.learner),
         selection=selection_table(Selection.of(records.metrics), config.admission),
         throughput=metric_charts(records, THROUGHPUT),
         policy=metric_charts(records, POLICY),
         diversity=_diversity_part(diversity) if diversity else None,
-        harder=_harder_part(harder) if harder else None,
+        harder=_harder_part(harder, config.most_episodes) if harder else None,
         **_trials_part(records.samples, units),
         config=config_file.dump(config),
     )
@@ -371,26 +372,30 @@ def _diversity_part(diversity: Mapping[str, Any]) -> Record:
     }
 
 
-def _harder_part(harder: Mapping[str, Any]) -> Record:
+def _harder_part(harder: Mapping[str, Any], most_episodes: int) -> Record:
     """Return the returns on harder tasks than trained, a rung each (`mage evaluate --harder`)."""
+    chart = partial(_rung_chart, harder["rungs"], most_episodes)
     return {
         "ladder": harder["ladder"],
-        "returns": _rung_chart(harder["rungs"], "return_by_episode", "ci95_by_episode"),
-        "wins": _rung_chart(harder["rungs"], "won_by_episode", ""),
+        "returns": chart("return_by_episode", "ci95_by_episode"),
+        "wins": chart("won_by_episode", ""),
         **harder_tables(harder),
     }
 
 
-def _rung_chart(rungs: Sequence[Mapping[str, Any]], name: str, half_widths: str) -> Chart | None:
+def _rung_chart(
+    rungs: Sequence[Mapping[str, Any]], most_episodes: int, name: str, half_widths: str
+) -> Chart | None:
     """Return the chart of a figure against difficulty, with a line for each episode.
 
     Args:
+        most_episodes: See `episode_css`.
         name: Name of the figure in the score of a rung, one value for each episode.
         half_widths: Name of the figure with its half-widths; "" for none.
     """
     points = [(number, rung["score"]) for number, rung in enumerate(rungs)]
     named = [(float(number), rung["label"]) for number, rung in enumerate(rungs)]
-    series = episode_lines(points, name, half_widths)
+    series = episode_lines(points, most_episodes, name, half_widths)
     return line_chart(series, described=f"{name} against difficulty", x_names=named)
 
 

@@ -144,7 +144,7 @@ def test_coordinates_are_written_to_a_hundredth():
 @pytest.mark.parametrize("largest", [0.0, 2.0, 8.0, math.nan])
 def test_the_chart_of_staleness_holds_the_bound_and_what_exceeds_it(largest):
     line = {"return_by_episode": [0.0], "staleness_mean": 0.5, "staleness_max": 1.0}
-    chart = staleness([line | {"step": 1}, line | {"step": 2, "staleness_max": largest}], 2)
+    chart = staleness([line | {"step": 1}, line | {"step": 2, "staleness_max": largest}], 2, 1)
     assert chart is not None
     heights = [chart.area.down(y) for series in chart.series for _, y in series.finite]
     assert len(heights) == 6 - math.isnan(largest)

@@ -179,6 +179,19 @@ def test_a_page_shows_whom_the_agent_met_where_versions_were_opponents(make_run)
     assert "−0.25" in text
 
 
+def test_an_episode_has_the_colour_of_its_legend_where_evaluations_have_more(make_run):
+    run = make_run(settings=["trial.episodes=1", "evaluation.episodes=3"])
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    first = [line | {"return_by_episode": line["return_by_episode"][:1]} for line in lines]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in first))
+    page = page_of(run)
+    for colour, episode in ("e0", 1), ("e2", 2), ("e4", 3):
+        assert f'<i class="key {colour}"></i>episode {episode}<' in page
+        assert re.search(f'class="label {colour}"><title>episode {episode}<', page)
+    # Batches, and the lines of staleness, are of the first episode alone.
+    assert set(re.findall(r'class="line (?:faint|thin) (e\d)"', page)) == {"e0"}
+
+
 def test_the_headline_is_the_final_evaluation(make_run):
     run = make_run()
     returns = summarise(run, wall_s=1.0, processor_s=60.0)["evaluation"]["heldout"][

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from mage_async.config import config_file
 from mage_services.terminal.panel import panel, panel_width, sparkline
 from mage_services.terminal.view import make_view
 from tests.helpers.status_events import (
@@ -68,6 +69,16 @@ def test_the_panel_says_all_that_is_known(config, run):
         "! actor-2 was killed by SIGKILL",
     ):
         assert said in text
+
+
+def test_the_panel_shows_the_episodes_that_only_evaluations_play(run):
+    settings = ["trial.episodes=1", "evaluation.episodes=3"]
+    config = config_file.load(config_file.find(None), settings)
+    point = {"event": "curve", "version": 10, "sets": {"heldout": [0.1, 0.2, 0.42]}}
+    events = [POLICY, step(10, returns=(0.25,)), ("evaluator", point)]
+    lines = drawn(*state_after(config, events), run).splitlines()
+    assert any("episode 1" in line and "+0.25" in line and "+0.10" in line for line in lines)
+    assert any("episode 3" in line and "+0.42" in line for line in lines)
 
 
 def test_the_bound_of_staleness_includes_the_lag_of_the_weights(config, run):

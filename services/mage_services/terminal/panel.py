@@ -135,7 +135,7 @@ def _times(state: RunState, now: float) -> Text:
 def _returns(state: RunState, width: int) -> RenderableType:
     """Return the returns of each episode: of each step's batch, and of the held-out curve."""
     # Two sparklines share what the other columns leave.
-    spark, num_episodes = max(8, (width - 50) // 2), state.config.trial.episodes
+    spark, num_episodes = max(8, (width - 50) // 2), state.config.most_episodes
     grid = Table.grid(Column(min_width=9), padding=(0, 1))
     for _ in range(2):
         grid.add_column(justify="right", min_width=6)

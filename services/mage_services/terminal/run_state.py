@@ -156,8 +156,11 @@ class RunState:
         return f"{self.phase}{done}, for {time_in_words(now - self.phase_began)}: {doing}"
 
     def returns(self, episode: int) -> list[float]:
-        """Return the mean return of an episode in each step's batch."""
-        return [metrics["return_by_episode"][episode] for metrics in self.steps]
+        """Return the mean return of an episode in each step's batch; empty for an episode that only
+        evaluations play.
+        """
+        rows = (metrics["return_by_episode"] for metrics in self.steps)
+        return [row[episode] for row in rows if episode < len(row)]
 
     def injections(self) -> dict[str, int]:
         """Count the observations that contained the text of a special token, by their source."""

@@ -85,11 +85,13 @@ def overview(request: PageRequest) -> Markup:
             )
             for caption, chart in curves.learning_curves(records)
         ],
-        episode_names=report.episode_names(config.trial.episodes),
+        episode_names=report.episode_names(config.most_episodes),
         is_sampled=len(steps) >= MAX_POINTS,
         rows=group_rows(groups, listed, listed, TrialFilter()),
         time_bars=time_bars(_seconds_by_state(run, records)),
-        staleness=curves.staleness(records.metrics, config.admission.most_stale),
+        staleness=curves.staleness(
+            records.metrics, config.admission.most_stale, config.most_episodes
+        ),
         fates=report.fates_part({**records.learner, "trials": fates}) if fates else None,
         selection=report.selection_table(selection, config.admission),
         throughput=curves.metric_charts(records, curves.THROUGHPUT),
