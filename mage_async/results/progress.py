@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mage_async.config.schema import Config
-from mage_async.environments.environment import Facts
+from mage_async.environments.environment import Environment
+from mage_async.environments.mix import component_of
 from mage_async.results.run_files import Event, run_history
 from mage_async.trajectory import Group, Kind, Trial
 
@@ -299,9 +300,9 @@ class ProgressCounts:
     """Number of trials played again over all actors and their restarts."""
     _arrived_turns: int = 0
     """Number of turns of the trials that have arrived."""
-    _latest: deque[tuple[float, int, int]] = field(default_factory=deque)
-    """For each of the latest trials, as many as a batch has: mean reward of an episode, number of
-    actions, number of invalid actions.
+    _latest: deque[tuple[str, float, int, int]] = field(default_factory=deque)
+    """For each of the latest trials, as many as a batch has: member of its task, mean reward of an
+    episode, number of actions, number of invalid actions.
     """
     _samples: deque[tuple[float, int, int]] = field(default_factory=deque)
     """For each snapshot in the last `WINDOW_S`: its time, and the numbers of turns and tokens until
@@ -338,7 +339,8 @@ class ProgressCounts:
         """Count a trial that has arrived for the first time."""
         rewards = trial.episode_rewards()
         mean_return = sum(rewards) / max(1, len(rewards))
-        self._latest.append((mean_return, trial.num_actions(), trial.num_invalid()))
+        counts = trial.num_actions(), trial.num_invalid()
+        self._latest.append((trial.task.member, mean_return, *counts))
         self._arrived_turns += len(trial.turns)
 
     def first_drop(self, reason: str) -> str | None:
@@ -371,7 +373,7 @@ class ProgressCounts:
         self,
         now: float,
         config: Config,
-        facts: Facts,
+        environment: Environment,
         *,
         version: int,
         doing: tuple[str, float],
@@ -414,13 +416,18 @@ class ProgressCounts:
                 or self._is_lateness_noted
                 or self._played_again
             ):
-                most_turns = num_missing * config.trial.most_turns(facts.max_turns)
+                most_turns = num_missing * config.trial.most_turns(environment.facts.max_turns)
                 # More turns than the longest trials have were sampled: of a restarted actor, or of
                 # a trial that is about to be played again. They bound nothing.
                 if self._turns < most_turns:
                     due_s, is_bound = (most_turns - self._turns) / turns_per_s, True
-        # The columns of `_latest`; three empty ones before the first trial.
-        returns, actions, invalid = zip(*self._latest, strict=True) if self._latest else ((),) * 3
+        returns = [
+            # In a mix each environment has units of its own.
+            mean_return / component_of(environment, member).facts.units
+            for member, mean_return, _, _ in self._latest
+        ]
+        num_actions = sum(actions for _, _, actions, _ in self._latest)
+        num_invalid = sum(invalid for _, _, _, invalid in self._latest)
         return Progress(
             step=min(version + 1, config.learner.steps),
             steps=config.learner.steps,
@@ -435,8 +442,8 @@ class ProgressCounts:
             tokens=self._tokens,
             turns_per_s=turns_per_s,
             tokens_per_s=tokens_per_s,
-            mean_return=sum(returns) / len(returns) / facts.units if returns else None,
-            valid_share=1 - sum(invalid) / sum(actions) if sum(actions) else None,
+            mean_return=sum(returns) / len(returns) if returns else None,
+            valid_share=1 - num_invalid / num_actions if num_actions else None,
             dropped=dropped_by_kind(dropped_by_reason),
             due_s=due_s,
             is_due_bound=is_bound,
@@ -495,8 +502,9 @@ class Signal:
     once.
     """
 
-    def __init__(self, config: Config, facts: Facts) -> None:
-        self._config, self._facts = config, facts
+    def __init__(self, config: Config, environment: Environment) -> None:
+        self._config, self._environment = config, environment
+        self._facts = environment.facts
         self._num_trials = 0
         self._is_reward_seen = self._is_valid_seen = self._is_spread_seen = False
         self._reported: set[str] = set()
@@ -577,7 +585,7 @@ class Signal:
             f"in each group of the first {self._num_trials} trials all returns are alike ({amount} "
             "an episode), so every advantage is zero"
         )
-        if self._facts.max_return is not None and low >= self._facts.max_return:
+        if all(map(self._is_at_top, trials)):
             return f"{head}. The task is solved already: choose harder ones in environment.options."
         if self._config.sampling.temperature < 0.5:
             return f"{head}. Trials are copies of each other: raise sampling.temperature."
@@ -586,3 +594,8 @@ class Signal:
             "does the same: look at a group in `mage view`; raise sampling.temperature or "
             "admission.trials_per_group, or choose easier tasks in environment.options."
         )
+
+    def _is_at_top(self, trial: Trial) -> bool:
+        """Return whether every episode of a trial has earned the most that its environment pays."""
+        most = component_of(self._environment, trial.task.member).facts.max_return
+        return most is not None and min(trial.episode_rewards()) >= most

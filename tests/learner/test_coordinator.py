@@ -367,7 +367,7 @@ def test_progress_follows_heartbeats_trials_and_drops() -> None:
         return coordinator.progress.snapshot(
             site.now,
             config,
-            load("rps").facts,
+            load("rps"),
             version=ledger.version,
             doing=("batch not full", 30.0),
             actors=coordinator.present_actors(),

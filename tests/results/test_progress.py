@@ -22,7 +22,8 @@ from mage_async.results.progress import (
 )
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
 
-CONFIG, FACTS = Config(), load("rps").facts
+CONFIG, RPS = Config(), load("rps")
+FACTS = RPS.facts
 SLOW = Progress(
     step=1,
     steps=60,
@@ -67,11 +68,11 @@ def batch(*rewards, num_groups=2, **changes):
     ]
 
 
-def snapshot(counts, now, *, arrived=0, version=0, doing="batch not full"):
+def snapshot(counts, now, *, arrived=0, version=0, doing="batch not full", environment=RPS):
     return counts.snapshot(
         now,
         CONFIG,
-        FACTS,
+        environment,
         version=version,
         doing=(doing, 12.0),
         actors=(2, 0),
@@ -196,6 +197,25 @@ def test_return_and_valid_share_are_those_of_the_latest_trials() -> None:
     assert seen.valid_share == 1.0
 
 
+def in_mix(trial: Trial) -> Trial:
+    """The same trial, played in a mix."""
+    return replace(trial, task=replace(trial.task, member=f"rps/{trial.task.member}"))
+
+
+def test_in_a_mix_returns_are_in_the_units_of_the_environment_that_was_played() -> None:
+    counts, mix = ProgressCounts(), load("mix", parts=[{"name": "boxes"}, {"name": "rps"}])
+    counts.arrived(in_mix(trial((0.0, 2.0, 4.0))))
+    assert snapshot(counts, 0.0, environment=mix).mean_return == 2.0 / FACTS.units
+    half, best = FACTS.max_return / 2, FACTS.max_return
+    for rewards, is_solved in ((half,) * 3, False), ((best,) * 3, True):
+        groups = [
+            replace(group, trials=tuple(map(in_mix, group.trials))) for group in batch(rewards)
+        ]
+        text = Signal(CONFIG, mix).batch(0, groups)
+        assert text is not None
+        assert ("The task is solved already" in text) == is_solved
+
+
 REASONS = {
     "context '3.0.1': a prompt of 812 tokens does not fit, with 64 more, into engine.max_tokens = "
     "800; raise it, or make trials shorter": ("outgrew the context", "engine.max_tokens"),
@@ -259,7 +279,7 @@ def test_silence_of_all_actors_is_said() -> None:
 
 
 def test_no_valid_action_is_said_once_with_an_action_and_the_keys() -> None:
-    signal = Signal(CONFIG, FACTS)
+    signal = Signal(CONFIG, RPS)
     text = signal.batch(0, batch((0.0, 0.0, 0.0), valid=False, action="the rock"))
     assert text is not None
     assert text.startswith(
@@ -273,7 +293,7 @@ def test_no_valid_action_is_said_once_with_an_action_and_the_keys() -> None:
 
 
 def test_no_reward_is_said_once() -> None:
-    signal = Signal(CONFIG, FACTS)
+    signal = Signal(CONFIG, RPS)
     text = signal.batch(0, batch((0.0, 0.0, 0.0)))
     assert text is not None
     assert "16 trials of rps have earned no reward at all" in text
@@ -282,7 +302,7 @@ def test_no_reward_is_said_once() -> None:
 
 
 def test_equal_returns_in_every_group_are_said_once() -> None:
-    signal = Signal(CONFIG, FACTS)
+    signal = Signal(CONFIG, RPS)
     text = signal.batch(0, batch((1.0, 1.0, 1.0)))
     assert text is not None
     assert "all returns are alike (1 an episode), so every advantage is zero" in text
@@ -292,16 +312,16 @@ def test_equal_returns_in_every_group_are_said_once() -> None:
 
 def test_groups_that_earn_alike_within_teach_where_all_trials_of_a_batch_are_compared() -> None:
     groups = [*batch((1.0, 1.0, 1.0)), *batch((0.0, 0.0, 0.0))]
-    assert Signal(CONFIG, FACTS).batch(0, groups) is not None
+    assert Signal(CONFIG, RPS).batch(0, groups) is not None
     advantage = msgspec.structs.replace(CONFIG.advantage, baseline=["kind", "episode", "index"])
     assert (
-        Signal(msgspec.structs.replace(CONFIG, advantage=advantage), FACTS).batch(0, groups) is None
+        Signal(msgspec.structs.replace(CONFIG, advantage=advantage), RPS).batch(0, groups) is None
     )
 
 
 def test_equal_returns_at_the_top_are_a_solved_task() -> None:
     best = FACTS.max_return
-    text = Signal(CONFIG, FACTS).batch(0, batch((best, best, best)))
+    text = Signal(CONFIG, RPS).batch(0, batch((best, best, best)))
     assert text is not None
     assert "The task is solved already" in text
 
@@ -315,7 +335,7 @@ def test_equal_returns_at_the_top_are_a_solved_task() -> None:
     ],
 )
 def test_nothing_is_said_of_a_batch_with_spread_a_small_one_or_a_late_one(version, groups) -> None:
-    assert Signal(CONFIG, FACTS).batch(version, groups) is None
+    assert Signal(CONFIG, RPS).batch(version, groups) is None
 
 
 # A run that has trained no step.

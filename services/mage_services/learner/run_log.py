@@ -66,7 +66,7 @@ class RunLog:
         self._thread, self._warm_start_s = trainer_thread, warm_start_s
         self._environment = environment_of(startup.config)
         self._kinds = Kinds(self._environment, coordinator.note)
-        self._signal = Signal(startup.config, self._environment.facts)
+        self._signal = Signal(startup.config, self._environment)
         self._began = time.monotonic() - training.counters.get("train_s", 0.0)
         """When training would have begun if all processes of the run had run without a break."""
         self._last_step = time.monotonic()
@@ -181,7 +181,7 @@ class RunLog:
         return coordinator.progress.snapshot(
             time.monotonic(),
             self._config,
-            self._environment.facts,
+            self._environment,
             version=self._training.trainer.version,
             doing=self.time.current(),
             actors=coordinator.present_actors(),
