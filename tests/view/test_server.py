@@ -14,7 +14,9 @@ import pytest
 
 from mage_services.processes.child_process import ChildProcess
 from mage_services.view import server as server_module
+from mage_services.view import trial_pages
 from mage_services.view.index import RunReader
+from mage_services.view.page_request import PageRequest
 from tests.helpers.recorded_runs import unpack
 from tests.view.conftest import build, shown
 
@@ -121,6 +123,22 @@ def test_text_is_found_whatever_its_case(server, place):
     assert "<mark>" not in server.page("runs/finished/trials?text=zebra")
     hostile = server.page("runs/finished/trials?text=%3Cscript%3Ealert(1)%3C/script%3E")
     assert "<script>alert" not in hostile
+
+
+def test_a_search_that_has_read_the_newest_trials_leads_to_older_ones(
+    server, finished, place, monkeypatch
+):
+    monkeypatch.setattr(trial_pages, "MAX_CONSIDERED", 20)
+    monkeypatch.setattr(trial_pages, "PART_S", 60.0)
+
+    def note(**query):
+        given = {"text": "zebra"} | query
+        request = PageRequest("/", {"finished": finished}, "finished", {}, given, None)
+        return re.search(r"found in .*", trial_pages.trials(request))[0]
+
+    # Four steps of 12 trials: the newest 20 are those of step 4, and some of step 3.
+    assert re.search('20 trials read. <a href="[^"]*first=1&amp;last=3&amp;text=zebra"', note())
+    assert "12 trials read, which is all of them" in note(last="1")
 
 
 def test_strangers_are_refused(server):

@@ -285,6 +285,12 @@ def trials(request: PageRequest) -> Markup:
             if fault:
                 raise RunError(f"text cannot be searched. {fault}")
             found = search(reader, kept, decode, wanted.text, wanted.skip)
+    is_cut, more = len(listed) == MAX_CONSIDERED, ""
+    if found and found.skip:
+        more = wanted.address(page, skip=found.skip)
+    elif is_cut and (last := min(listed[-1].step or 0, wanted.last - 1)) >= wanted.first:
+        # The step of the oldest trial may have more of them, so the next search begins with it.
+        more = wanted.address(page, last=last, skip=0)
     return fill(
         "trials.html",
         frame=frame,
@@ -295,10 +301,10 @@ def trials(request: PageRequest) -> Markup:
         trials=kept[:MAX_LISTED],
         num_trials=len(kept),
         most=MAX_LISTED,
-        is_cut=len(listed) == MAX_CONSIDERED,
+        is_cut=is_cut,
         num_considered=len(listed),
         search=found,
-        more=wanted.address(page, skip=found.skip) if found and found.skip else "",
+        more=more,
         all_address=wanted.address(page, bin=None, skip=0),
     )
 
