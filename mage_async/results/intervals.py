@@ -1,6 +1,4 @@
-"""Compute confidence intervals at 95 %: Student's t over few seeds, the normal distribution over
-many trials, Wilson's interval for shares.
-"""
+"""Compute confidence intervals at 95 %: Student's t for means, Wilson's interval for shares."""
 
 import itertools
 import math
@@ -14,7 +12,7 @@ Z_95 = 1.96
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of a few values and its half-width by Student's t; NaN for one value."""
+    """Return the mean of some values and its half-width by Student's t; NaN for one value."""
     degrees = len(values) - 1
     # Beyond the table the formula is within 0.014 of the quantile.
     t95 = T95[degrees] if degrees < len(T95) else 1.96 + 2.5 / degrees
@@ -35,12 +33,8 @@ def noise(values: Sequence[float]) -> float:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return the half-width of the mean of many values, 1.96 standard errors; 0 for one value."""
-    if len(values) < 2:
-        return 0.0
-    mean = sum(values) / len(values)
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return 1.96 * math.sqrt(variance / len(values))
+    """Return the half-width of the mean of some values as a number of JSON; 0 for one value."""
+    return interval(values)[1] if len(values) > 1 else 0.0
 
 
 def wilson(successes: float, count: float, z: float = Z_95) -> tuple[float, float]:

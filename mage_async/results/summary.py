@@ -256,6 +256,7 @@ def best_checkpoint(run: RunDirectory, config: Config) -> BestCheckpoint | None:
     if not found:
         return None
     played = [*read_lines(run.curve), read_document(run.evaluation)]
+    # A half-width of few trials is more than 1.96 standard errors: the error is then overestimated.
     heldout = {
         each["version"]: (score["return_by_episode"][-1], score["ci95_by_episode"][-1] / 1.96)
         for each in played

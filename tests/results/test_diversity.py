@@ -35,7 +35,7 @@ def test_entropy_is_that_of_the_shares_of_distinct_trajectories() -> None:
     half = -(0.5 * math.log(0.5) + 2 * 0.25 * math.log(0.25))
     assert found.entropy_by_episode == pytest.approx([0.0, (half + math.log(4)) / 2])
     assert found.distinct_by_episode == [1.0, 3.5]
-    assert found.ci95_by_episode == pytest.approx([0.0, 1.96 * (math.log(4) - half) / 2])
+    assert found.ci95_by_episode == pytest.approx([0.0, 12.706 * (math.log(4) - half) / 2])
 
 
 def test_a_trajectory_is_of_actions_in_states_and_not_of_remarks() -> None:
