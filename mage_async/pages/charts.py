@@ -460,6 +460,7 @@ def figure(value: float) -> str:
     """Format a quantity with about three significant digits: 0.0123, 1.23, 1,234, 12.3k, 8.1e−7."""
     if not math.isfinite(value):
         return _not_finite(value)
+    value += 0.0  # no -0, such as a small loss that was rounded before
     size = abs(value)
     # A bound is the least size that the smaller unit would round up to 10,000, 1000.0k or 1000.00M.
     if size >= 1e12:

@@ -92,6 +92,7 @@ def test_numbers_read_as_a_person_writes_them():
         "2.0e17",
     ]
     assert [figure(v) for v in (-0.5, 9e-7, 1.0004, 12345678)] == ["−0.5", "9.0e−7", "1", "12.35M"]
+    assert figure(round(-0.003, 2)) == "0"
     assert [duration(s) for s in (9.34, 59.96, 96.3, 7500.0)] == [
         "9.3 s",
         "1 min 00 s",
