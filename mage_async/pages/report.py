@@ -61,8 +61,6 @@ from mage_async.results.summary import (
 
 MAX_FOLDED_TRIALS = 12
 """Largest number of trials that are shown folded."""
-SET_NAMES = {set_css(name): each.label for name, each in SETS.items()}
-"""Legend of the evaluation sets: labels by CSS class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,6 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         facts=_facts(summary, config.admission),
         findings=examine(records),
         adaptation=adaptation_part(records, summary),
-        set_names=SET_NAMES,
         curves=learning_curves(records),
         chosen=chosen_note(summary),
         unplayed=unplayed_note(summary),
@@ -266,6 +263,9 @@ def adaptation_part(records: RunRecords, summary: Mapping[str, Any]) -> Record |
     return {
         "measured": f"version {version}, {trials:,} trials a set; bands and ±: 95 % intervals over "
         "trials of these tasks, which say nothing of others, unlike those of mage adapt",
+        "set_names": {
+            set_css(name): each.label for name, each in SETS.items() if name in evaluation
+        },
         "chart": adaptation(evaluation, references.get("heldout", {})),
         **sets_tables(evaluation, summary, bound),
         "families": family_tables(records.evaluation["sets"], bound),

@@ -91,7 +91,8 @@ def test_a_page_names_no_bound_of_staleness_where_the_rule_has_none(make_run, ru
 
 
 def test_a_page_shows_every_part_of_a_finished_run(make_run):
-    text = " ".join(checked(page_of(make_run())).words)
+    page = page_of(make_run())
+    text = " ".join(checked(page).words)
     for title in (
         "Adaptation",
         "Learning curves",
@@ -107,6 +108,17 @@ def test_a_page_shows_every_part_of_a_finished_run(make_run):
         assert said in text
     assert "8,928 granted = 8,640 trained + 0 dropped + 288 in flight" in text
     assert 'kind = "final_only"' in text
+    # No method of the run gives guidance, so no set is played without it.
+    assert "</i>blind" in page
+    assert "</i>unguided" not in page
+
+
+def test_a_page_compares_with_no_references_where_the_environment_has_none(make_run):
+    run = make_run()
+    evaluation = json.loads(run.evaluation.read_text())
+    run.evaluation.write_text(json.dumps(evaluation | {"references": {"train": {}, "heldout": {}}}))
+    assert "To compare" in page_of(make_run("other"))
+    assert "To compare" not in page_of(run)
 
 
 def test_a_page_counts_special_tokens_in_text_where_there_were_any(make_run):

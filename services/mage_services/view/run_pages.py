@@ -143,7 +143,6 @@ def evaluation(request: PageRequest) -> Markup:
         "evaluation.html",
         frame=frame,
         part=report.adaptation_part(records, summary) if has_ended else None,
-        set_names=report.SET_NAMES,
         points=[
             (line["version"], [(SETS[name].label, score) for name, score in line["sets"].items()])
             for line in reversed(records.curve)
