@@ -142,6 +142,9 @@ def line_chart(
     points = [point for line in drawn for point in line.finite]
     across, down = _span([x for x, _ in points], 0.0), _span([y for _, y in points], 0.06)
     area = PlotArea(across, y_span or down, right=_label_width(drawn))
+    # A chart of many lines, such as those of 20 episodes, is as high as its labels need.
+    least = area.top + area.bottom + LABEL_GAP * sum(bool(line.label) for line in drawn)
+    area = replace(area, height=max(area.height, least))
     named = x_names or [(x, figure(x)) for x in ticks(*area.x, 5)]
     return Chart(described, area, drawn, ticks(*area.y, 6), named, _line_labels(drawn, area))
 

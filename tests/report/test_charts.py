@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mage_async.pages.charts import (
+    LABEL_GAP,
     Series,
     age_bar,
     duration,
@@ -38,6 +39,15 @@ def test_labels_keep_apart_and_in_order(wanted, gap, high):
 
 def test_labels_with_room_stay_where_they_are():
     assert spread([80.0, 10.0, 40.0], 14.0, 0.0, 100.0) == [80.0, 10.0, 40.0]
+
+
+def test_a_chart_of_many_lines_has_room_for_all_their_labels():
+    lines = [Series(f"episode {k}", [(0.0, 0.0), (1.0, float(k))], "e0") for k in range(30)]
+    chart = line_chart(lines, described="")
+    assert chart is not None
+    assert max(height for _, height in chart.labels) < chart.area.height
+    heights = sorted(height for _, height in chart.labels)
+    assert all(b - a >= LABEL_GAP - 1e-9 for a, b in itertools.pairwise(heights))
 
 
 def test_a_chart_draws_what_is_finite():
