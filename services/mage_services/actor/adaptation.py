@@ -36,7 +36,7 @@ from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun, environment_code
 from mage_services.actor.rollout import Planned, Retries, play_or_cut
 from mage_services.engines.chat_endpoint import ChatEndpoint, Usage, as_completion
-from mage_services.engines.engine import Engine
+from mage_services.engines.engine import Sampler
 from mage_services.environments.call_runner import CallRunner
 from mage_services.processes.process import append_lines
 
@@ -166,7 +166,7 @@ class _RecordingEngine:
     """
 
     def __init__(
-        self, name: str, engine: Engine, record: Record, history: Sequence[Completion]
+        self, name: str, engine: Sampler, record: Record, history: Sequence[Completion]
     ) -> None:
         self._name, self._engine, self._record, self._history = name, engine, record, history
         self.restart()
@@ -215,7 +215,7 @@ class Measurement:
         self,
         games: Sequence[Game],
         chat: ChatFormat,
-        engine: Engine,
+        engine: Sampler,
         record: Record,
         workers: CallRunner,
         *,

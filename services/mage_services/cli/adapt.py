@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mage_async.config.schema import Config
     from mage_async.trials.chat_format import ChatFormat
     from mage_services.actor.adaptation import Game, Measurement, Record
-    from mage_services.engines.chat_endpoint import Endpoint
+    from mage_services.engines.chat_endpoint import ChatEndpoint, Endpoint
     from mage_services.engines.engine import Engine
 
 HELP = "Measure whether a model adapts over several episodes of a task, against controls."
@@ -457,7 +457,7 @@ async def _measure(given: argparse.Namespace, player: _Player, out: Path) -> dic
 
 def _ready(
     given: argparse.Namespace, player: _Player, configs: "Sequence[Config]", record: "Record"
-) -> "tuple[ChatFormat, Engine, list[Game]]":
+) -> "tuple[ChatFormat, ChatEndpoint | Engine, list[Game]]":
     """Return the chat format, the engine, and the games as this model plays them."""
     from mage_async.assembly import environment_of, trial_config_of
     from mage_async.inference.chat_files import load_chat
@@ -467,7 +467,7 @@ def _ready(
 
     if player.endpoint:
         chat = text_chat()
-        engine: Engine = ChatEndpoint(player.endpoint, _say, record.served)
+        engine: ChatEndpoint | Engine = ChatEndpoint(player.endpoint, _say, record.served)
     else:
         assert player.policy is not None, "a player is an endpoint or a model directory"
         chat = load_chat(player.policy, thinking=configs[0].transcript.thinking)

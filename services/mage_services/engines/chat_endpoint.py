@@ -17,12 +17,11 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, Self
 
 import aiohttp
 import msgspec
@@ -30,11 +29,9 @@ import numpy as np
 
 from mage_async.completion import Completion, Prompt
 from mage_async.errors import ConfigError, ContextFull, PolicyError, RunError
-from mage_async.inference.scheduler import Statistics
 from mage_async.policy_version import VersionRun
 from mage_async.trials.action_parser import outside_thinking
 from mage_async.trials.chat_format import ChatFormat, Message, Tokens, Tools
-from mage_services.engines.engine import Engine
 
 USER, ASSISTANT = 0x110000, 0x110001
 """Ids that begin a message, beyond the last character of Unicode."""
@@ -218,8 +215,8 @@ class _Again(Exception):
         try. None: any other failure."""
 
 
-class ChatEndpoint(Engine):
-    """Sample completions at a chat endpoint.
+class ChatEndpoint:
+    """Sample completions at a chat endpoint, inside its `async with`; a `Sampler`, without weights.
 
     Args:
         say: takes a line for people.
@@ -230,7 +227,6 @@ class ChatEndpoint(Engine):
     def __init__(
         self, endpoint: Endpoint, say: Callable[[str], None], served: str | None = None
     ) -> None:
-        super().__init__()
         self._endpoint, self._say, self.served = endpoint, say, served
         self._last: dict[str, Usage] = {}
         """Usage of each context's last call, until `usage` returns it."""
@@ -255,7 +251,6 @@ class ChatEndpoint(Engine):
             RunError: the endpoint refuses the work, has answered nothing for too long, or fails
                 at this call again and again.
         """
-        self._check_runs()
         body = {
             "model": self._endpoint.model,
             "messages": messages_of(prompt.tokens),
@@ -459,47 +454,21 @@ class ChatEndpoint(Engine):
                 f"{self._endpoint.url} returned no text in {MAX_EMPTY_CALLS} calls in a row; {why}"
             )
 
-    async def __aenter__(self) -> "ChatEndpoint":
+    async def __aenter__(self) -> Self:
         key = os.environ.get(self._endpoint.key_variable)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         connector = aiohttp.TCPConnector(limit=0)  # the caller bounds the calls
         # Each call has a deadline of its own, in `_call`.
         timeout = aiohttp.ClientTimeout(total=None)
         self._session = aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout)
-        return await super().__aenter__()
+        return self
 
-    async def __aexit__(self, *failure: Any) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         await self._session.close()
-        await super().__aexit__(*failure)
-
-    def _work(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._stay()]
-
-    async def _stay(self) -> None:
-        """Do nothing until the engine is closed, which cancels this task: the calls do the work."""
-        await asyncio.Event().wait()
-
-    async def load(self, version: int, path: Path) -> None:
-        """Raise `RunError`: the weights are the endpoint's."""
-        raise RunError("a chat endpoint loads no weights")
-
-    async def load_past(self, version: int, path: Path) -> None:
-        """Raise `RunError`: the weights are the endpoint's."""
-        raise RunError("a chat endpoint loads no weights")
-
-    def release_past(self, version: int) -> None:
-        """Do nothing: there are no past versions."""
 
     def release(self, context: str) -> None:
         """Forget the usage of a context; the endpoint itself keeps no context."""
         self._last.pop(context, None)
-
-    def trim(self) -> None:
-        """Do nothing: this process holds no keys and values."""
-
-    def statistics(self) -> Statistics:
-        """Return empty statistics: what the endpoint computes is not known."""
-        return Statistics()
 
     async def describe(self) -> str:
         """Return the model and the address."""
