@@ -485,25 +485,18 @@ async def play(
         # In a thread, while heartbeats go on: reading and arranging the weights of a large model
         # takes longer than the silence after which the learner takes an actor for dead.
         making = asyncio.to_thread(make_engine, config, policy, name)
-        # A note appears in the terminal at once, and not only in the log of this process.
-        say = partial(_note, status)
         async with (
             await beating(channel, unready, making) as engine,
-            CallRunner.of(config.environment, say) as workers,
+            CallRunner.of(config.environment, status.note) as workers,
             asyncio.TaskGroup() as tasks,
         ):
             engine_report = tasks.create_task(_report_engine(engine, status), name="engine report")
-            retries = Retries(config.environment.retries, say)
+            retries = Retries(config.environment.retries, status.note)
             stage = Stage(environment, trial_config, chat, engine, workers, retries)
             actor = Actor(channel, stage, name, partial(status.send, "played"), bring)
             reason = await actor.run(welcome, messages)
             engine_report.cancel()  # the run may end before the engine has described itself
     return reason
-
-
-def _note(status: Status, text: str) -> None:
-    """Send the supervisor a note, which it prints."""
-    status.send("note", text=text)
 
 
 async def _report_engine(engine: Engine, status: Status) -> None:

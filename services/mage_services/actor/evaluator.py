@@ -448,7 +448,7 @@ class CurveEvaluator:
                 return
             if had_finished and has_finished:
                 text = "the learner has left, and its goodbye did not arrive"
-                self._status.send("note", text=f"{text}: the final sets are played without it")
+                self._status.note(f"{text}: the final sets are played without it")
                 self._end(Goodbye(reason=text))
                 return
             had_finished = has_finished
@@ -489,11 +489,10 @@ class CurveEvaluator:
             await engine.load(version, weights)
         await self.finish(evaluator, environment, version)
         if points := [each for each in waiting if self._lacks(each)]:
-            text = (
+            self._status.note(
                 f"{self._run.evaluation.name} is written; {len(points)} points of the curve are "
                 "still to be played. To do without them, end the run with Ctrl-C"
             )
-            self._status.send("note", text=text)
         for each in points:
             await self._load_and_measure(evaluator, engine, each, waiting[each])
 
@@ -604,7 +603,7 @@ class CurveEvaluator:
             with writing(str(file)):
                 await asyncio.to_thread(write)
 
-        await until_there_is_space(attempt, lambda text: self._status.send("note", text=text))
+        await until_there_is_space(attempt, self._status.note)
 
     def _lacks(self, version: int) -> bool:
         """Return whether the curve lacks a point of a version: it is due, and was not measured.

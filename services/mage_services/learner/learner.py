@@ -161,15 +161,12 @@ async def _prepare(
         num_skipped = progress.num_skipped
         status.send("warm_start", **asdict(progress))
 
-    def note(text: str) -> None:
-        status.send("note", text=text)
-
     began, warm_start = time.monotonic(), startup.config.warm_start
     if warm_start and not startup.run.policy.exists():
         # Shown at once, because a warm start collects its data before its first step. Its loss, and
         # its gate, the measure that decides when it ends, are not known yet (NaN).
         report(Progress(0, warm_start.steps, math.nan, math.nan))
-    arguments = startup, report, note, ledger, league, methods, gang
+    arguments = startup, report, status.note, ledger, league, methods, gang
     prepared: Prepared = await trainer_thread.call(prepare, *arguments)
     if startup.run.checkpoints.exists():
         # A learner that was killed may have written a checkpoint without making its name durable.
@@ -177,9 +174,10 @@ async def _prepare(
     status.send("fact", text=prepared.training.trainer.describe())
     status.send("policy", origin=prepared.origin, prepared_s=time.monotonic() - began)
     if num_skipped:
-        note(f"warm start: {num_skipped} steps were skipped, whose gradients were not finite")
+        text = "steps were skipped, whose gradients were not finite"
+        status.note(f"warm start: {num_skipped} {text}")
     if prepared.lost_bytes:
-        note(f"journal: a torn tail of {prepared.lost_bytes} bytes was cut")
+        status.note(f"journal: a torn tail of {prepared.lost_bytes} bytes was cut")
     return prepared
 
 

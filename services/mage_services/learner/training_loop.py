@@ -81,10 +81,9 @@ class TrainingLoop:
         """
         began = asyncio.get_running_loop().time()
         if not self._coordinator.weights.is_lag_complete(self._training.trainer.version):
-            text = (
+            self._status.note(
                 "older weights are gone: actors begin with newer ones than admission.lag asks for"
             )
-            self._status.send("note", text=text)
         await self.run_log.write_method_states()
         snapshot, digests = await self._thread.call(self._training.snapshot)
         self.publisher.offer(snapshot, overall(digests))
@@ -235,8 +234,9 @@ class TrainingLoop:
                     self._coordinator.greeted.clear()
                     await self._coordinator.greeted.wait()
         except TimeoutError:
-            text = "an actor or evaluator that lost its connection did not come back before the end"
-            self._status.send("note", text=text)
+            self._status.note(
+                "an actor or evaluator that lost its connection did not come back before the end"
+            )
 
 
 class Publisher:

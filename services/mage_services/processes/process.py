@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NoReturn, TypeVar, overload
+from typing import Any, BinaryIO, Literal, NoReturn, TypeVar
 
 import msgspec
 import uvloop
@@ -47,7 +47,6 @@ from mage_services.processes.child_process import (
 )
 from mage_services.terminal import LastingOutput
 
-E = TypeVar("E", bound=BaseException)
 T = TypeVar("T")
 
 Runner = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -118,6 +117,10 @@ class Status:
         except OSError:
             self.channel.close()
             self.channel = None
+
+    def note(self, text: str) -> None:
+        """Send the supervisor a note, which is shown at once and not only in this log."""
+        self.send("note", text=text)
 
 
 # The code below starts a process: it receives its arguments and the resolved configuration.
@@ -242,7 +245,7 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
     die_with_parent()
     status = Status()
-    go_on_without_log(lambda text: status.send("note", text=text))
+    go_on_without_log(status.note)
     # If foreign code crashes or blocks the interpreter, the stacks in the log show which.
     faulthandler.enable()
     faulthandler.register(SHOW_STACKS)
@@ -263,7 +266,7 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     code = EXIT_TERMINATED if received else 0
     if not received:
         status.send("finished")
-    end_despite_threads(code, lambda text: status.send("note", text=text))
+    end_despite_threads(code, status.note)
     sys.exit(code)
 
 
@@ -378,10 +381,6 @@ async def _beat(status: Status) -> None:
         status.send("beat")
 
 
-@overload
-def first_failure(error: BaseExceptionGroup[E]) -> E: ...
-@overload
-def first_failure(error: BaseException) -> BaseException: ...
 def first_failure(error: BaseException) -> BaseException:
     """Return the first exception in a tree of exception groups, or the exception if it is no
     group.
