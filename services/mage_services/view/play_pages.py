@@ -121,18 +121,10 @@ class Game:
     has_person: bool
     """Whether the person plays first; if not, only the agent plays."""
     lines: list[Line] = field(default_factory=list)
-    choices: Sequence[str] | None = None
-    """Legal actions while it is the person's turn, empty if any text is legal; None at other times.
-    """
-    may: str = ""
-    """The legal actions in one line."""
-    trial: Mapping[str, Any] | None = None
-    """The agent's trial, a `ShownTrial` as plain data."""
-    member: str = ""
-    """Name of the hidden member, known at the end."""
-    version: int = 0
-    rewards: Sequence[float] = ()
-    """The person's reward of each episode."""
+    wanted: Choices | None = None
+    """The request for an action while it is the person's turn."""
+    end: TrialEnd | None = None
+    """The agent's trial and the person's rewards, once both have played."""
     fault: str = ""
     """Why the trial cannot be played on; "" if it can."""
     is_over: bool = False
@@ -142,7 +134,7 @@ class Game:
     @property
     def buttons(self) -> Sequence[str]:
         """Actions to click."""
-        choices = self.choices or ()
+        choices = self.wanted.choices if self.wanted else ()
         return choices if len(choices) <= MAX_BUTTONS else ()
 
     def add(self, message: FromPlayer) -> None:
@@ -150,11 +142,10 @@ class Game:
         match message:
             case Text(text):
                 self.lines.append(Line(text))
-            case Choices(choices, in_words):
-                self.choices, self.may = choices, in_words
-            case TrialEnd(trial, member, version, rewards):
-                self.trial, self.member = trial, member
-                self.version, self.rewards = version, rewards
+            case Choices():
+                self.wanted = message
+            case TrialEnd():
+                self.end = message
             case Fault(reason):
                 self.fault = reason
 
@@ -234,9 +225,9 @@ class PlayPages:
         name, number, game = self._requested_game(request)
         given = await request.post()
         answer = _text(given, "typed") or _text(given, "answer")
-        if game.choices is not None and answer:
+        if game.wanted is not None and answer:
             game.lines.append(Line(answer, is_answer=True))
-            game.choices = None
+            game.wanted = None
             game.process.send(Answer(answer))
         raise web.HTTPSeeOther(f"{self.base}{run_address(name)}play/{number}")
 
