@@ -11,9 +11,8 @@ from mage_async.errors import ContextFull, RunError
 from mage_async.policy_version import VersionRun
 from mage_async.restriction import Restriction
 
-FinishReason = Literal["stop", "length", "abort"]
-"""`stop`: ended by a stop token. `length`: ended at `max_tokens`. `abort`: aborted, and has the
-tokens that were sampled until then."""
+FinishReason = Literal["stop", "length"]
+"""`stop`: ended by a stop token. `length`: ended at `max_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)

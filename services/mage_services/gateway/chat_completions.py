@@ -61,22 +61,20 @@ class Message(msgspec.Struct, frozen=True):
     tool_call_id: str | None = None
     """Id of the call whose result a message of the role "tool" holds."""
 
-    def text(self) -> str:
-        """Return the text of the message.
+    def read(self) -> agent_run.Message:
+        """Convert the message to the form that is the same for all protocols.
 
         Raises:
             BadRequest: the content holds something other than text, such as an image.
         """
-        return text_of(self.content)
-
-    def read(self) -> agent_run.Message:
-        """Convert the message to the form that is the same for all protocols."""
         roles = {"developer": "system", "function": "tool"}
         made = self.tool_calls or ()
         calls = tuple((each.function.name, each.function.arguments) for each in made)
         role = roles.get(self.role, self.role)
         ids = (self.tool_call_id,) if role == "tool" else [each.id for each in made]
-        return agent_run.Message(role, self.text(), calls, tuple(each or "" for each in ids))
+        return agent_run.Message(
+            role, text_of(self.content), calls, tuple(each or "" for each in ids)
+        )
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -113,10 +111,6 @@ class ChatRequest(msgspec.Struct, frozen=True):
     of type "regex" with a `pattern` says the same."""
     logprobs: bool | None = False
 
-    def streams_usage(self) -> bool:
-        """Return whether a stream ends with a chunk of the numbers of tokens."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
     def limit(self) -> int | None:
         """Return the largest number of tokens of an answer; None: the request does not say."""
         newer = self.max_completion_tokens
@@ -132,29 +126,14 @@ class ChatRequest(msgspec.Struct, frozen=True):
         Raises:
             BadRequest: the request asks for something that is not supported.
         """
-        pattern: str | None = self.regex
-        schema: Json | None = None
         form = self.response_format or {"type": "text"}
-        match form.get("type"):
-            case "json_object":
-                schema = {"type": "object"}
-            case "json_schema":
-                schema = schema_of(form.get("json_schema"))
-            case "regex":
-                pattern = form.get("pattern")
-                if not isinstance(pattern, str):
-                    raise BadRequest(
-                        "`response_format` of type regex needs a text `pattern`, got "
-                        f"{pattern!r:.60}"
-                    )
-            case "text":
-                pass
-            case other:
-                raise BadRequest(
-                    "`response_format` has type text, json_object, json_schema or regex, got "
-                    f"{other!r:.60}"
-                )
-        if self.regex is not None and form.get("type") != "text":
+        schema = schema_in(form, form.get("json_schema"), "response_format", "regex")
+        pattern = form.get("pattern") if form["type"] == "regex" else self.regex
+        if form["type"] == "regex" and not isinstance(pattern, str):
+            raise BadRequest(
+                f"`response_format` of type regex needs a text `pattern`, got {pattern!r:.60}"
+            )
+        if self.regex is not None and form["type"] != "text":
             raise BadRequest(
                 "`regex` and a `response_format` of another type than text are two forms of one "
                 "answer: send one of them"
@@ -177,27 +156,6 @@ class ChatRequest(msgspec.Struct, frozen=True):
             must_call=must_call,
             is_parallel=self.parallel_tool_calls is not False,
         )
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """Hold one choice of a chat completion, as it is sent to the client."""
-
-    text: str
-    finish: str
-    """"stop", "tool_calls", or "length" at the limit of tokens."""
-    num_prompt_tokens: int
-    num_tokens: int
-    calls: tuple[tuple[str, str], ...] = ()
-    """Name and arguments (JSON) of the tools that it calls."""
-    tokens: tuple[tuple[str, float], ...] = ()
-    """Text and log-prob of each token."""
-
-    @classmethod
-    def of(cls, choice: Choice) -> "Answer":
-        """Make an answer of a choice that was sampled in a trial."""
-        tokens = tuple(zip(choice.tokens, choice.logprobs, strict=True))
-        counts = (choice.num_prompt_tokens, len(tokens))
-        return cls(choice.text, choice.finish, *counts, choice.calls, tokens)
 
 
 def text_of(content: str | Sequence[Part] | None) -> str:
@@ -265,17 +223,26 @@ def tools_of(
     return known, names if choice == "required" else ()
 
 
-def schema_of(form: Any) -> Json:
-    """Return the JSON schema that an answer is to follow.
+def schema_in(form: Json, described: Any, key: str, *more: str) -> Json | None:
+    """Return the JSON schema that an answer of a form is to follow; None if its type has none.
 
     Args:
-        form: `json_schema` of the request: a table with the schema under `schema`; if it has no
+        described: For the type "json_schema", a table with the schema under `schema`; if it has no
             such key, any JSON object is an answer.
+        key: Key of the request that holds the form.
+        more: Types that are known besides those of every protocol.
 
     Raises:
-        BadRequest: the schema is no object.
+        BadRequest: the type of the form is not known, or the schema is no object.
     """
-    schema = form.get("schema", {"type": "object"}) if isinstance(form, dict) else form
+    kind, *kinds = form.get("type"), "text", "json_object", "json_schema", *more
+    if kind not in kinds:
+        known = f"{', '.join(kinds[:-1])} or {kinds[-1]}"
+        raise BadRequest(f"`{key}` has type {known}, got {kind!r:.60}")
+    if kind not in ("json_object", "json_schema"):
+        return None
+    table = described if kind == "json_schema" else {}
+    schema = table.get("schema", {"type": "object"}) if isinstance(table, dict) else table
     if not isinstance(schema, dict):
         raise BadRequest(f"a JSON schema must be an object, got {schema!r:.60}")
     return schema
@@ -382,10 +349,11 @@ def events_response(lines: Iterable[str]) -> web.Response:
 
 
 def completion_response(
-    answers: Sequence[Answer], model: str, request: ChatRequest
+    answers: Sequence[Choice], model: str, request: ChatRequest
 ) -> web.Response:
     """Return the choices of a completion, whole or as server-sent events, as the request says."""
-    num_prompt, num_sampled = answers[0].num_prompt_tokens, sum(each.num_tokens for each in answers)
+    num_prompt = answers[0].num_prompt_tokens
+    num_sampled = sum(len(each.tokens) for each in answers)
     usage = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_sampled,
@@ -420,13 +388,13 @@ def completion_response(
         ended = {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}
         chunks += [{"choices": [begun | {"logprobs": choice["logprobs"]}]}, {"choices": [ended]}]
     # Only a client that asks for this chunk expects one without choices.
-    if request.streams_usage():
+    if request.stream_options is not None and request.stream_options.include_usage:
         chunks.append({"choices": [], "usage": usage})
     lines = [json.dumps({"object": "chat.completion.chunk", **head, **each}) for each in chunks]
     return events_response(f"data: {line}" for line in [*lines, "[DONE]"])
 
 
-def _calls(answer: Answer) -> list[Json]:
+def _calls(answer: Choice) -> list[Json]:
     return [
         {
             "id": f"call_{secrets.token_hex(8)}",
@@ -437,8 +405,8 @@ def _calls(answer: Answer) -> list[Json]:
     ]
 
 
-def _logprobs(answer: Answer) -> list[Json]:
+def _logprobs(answer: Choice) -> list[Json]:
     return [
         {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
-        for token, logprob in answer.tokens
+        for token, logprob in zip(answer.tokens, answer.logprobs, strict=True)
     ]

@@ -37,7 +37,6 @@ from mage_services.gateway.anthropic_messages import (
     messages_response,
 )
 from mage_services.gateway.chat_completions import (
-    Answer,
     BadRequest,
     ChatRequest,
     completion_response,
@@ -142,10 +141,8 @@ class EpisodeEndpoint:
         except CallFault as fault:
             self._fail(fault)
             raise Refused(429, str(fault)) from fault
-        except EnvironmentFault as fault:
+        except (EnvironmentFault, PolicyError) as fault:
             raise Refused(400, str(fault)) from fault
-        except PolicyError as error:
-            raise Refused(400, str(error)) from error
         except ContextFull as fault:
             raise self._full(fault) from fault
         completions = await self._draw(pending)
@@ -315,7 +312,7 @@ class Gateway:
         """Answer a request of OpenAI's chat completions."""
         request: ChatRequest = decode(body, ChatRequest)
         choices = await endpoint.answer(request.policy_call())
-        return completion_response([Answer.of(each) for each in choices], POLICY, request)
+        return completion_response(choices, POLICY, request)
 
     async def _messages(self, endpoint: EpisodeEndpoint, body: bytes) -> web.Response:
         """Answer a request of Anthropic's messages."""

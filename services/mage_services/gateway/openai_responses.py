@@ -16,7 +16,7 @@ from mage_services.gateway.chat_completions import (
     Json,
     events_response,
     policy_call_of,
-    schema_of,
+    schema_in,
     text_of,
     tools_of,
 )
@@ -71,19 +71,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
         Raises:
             BadRequest: the request asks for something that is not supported.
         """
-        schema: Json | None = None
         form = (self.text and self.text.format) or {"type": "text"}
-        match form.get("type"):
-            case "json_object":
-                schema = {"type": "object"}
-            case "json_schema":
-                schema = schema_of(form)
-            case "text":
-                pass
-            case other:
-                raise BadRequest(
-                    f"`text.format` has type text, json_object or json_schema, got {other!r:.60}"
-                )
+        schema = schema_in(form, form, "text.format")
         functions = []
         for each in self.tools or ():
             if each.get("type") != "function":

@@ -24,12 +24,11 @@ from mage_async.methods.method import Methods
 from mage_async.restriction import Restriction
 from mage_async.trajectory import Kind
 from mage_async.trials.action_parser import ActionParser
-from mage_async.trials.agent_run import text_form
+from mage_async.trials.agent_run import Choice, text_form
 from mage_async.trials.allowed_tokens import actions_restriction, answer_restriction
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.engines.engine import Engine
 from mage_services.gateway.chat_completions import (
-    Answer,
     BadRequest,
     ChatRequest,
     Message,
@@ -104,7 +103,7 @@ class Conversations:
         """Names of sessions whose completion is being sampled."""
         self._ids, self._seeds = count(), random.SystemRandom()
 
-    async def answer(self, request: ChatRequest, session: str = "") -> Answer:
+    async def answer(self, request: ChatRequest, session: str = "") -> Choice:
         """Sample the policy's next message.
 
         Args:
@@ -149,7 +148,7 @@ class Conversations:
         if (context := self._kept.pop(key, None)) is not None:
             self._engine.release(context.name)
 
-    async def _continue(self, context: _Context, new: Texts, request: ChatRequest) -> Answer:
+    async def _continue(self, context: _Context, new: Texts, request: ChatRequest) -> Choice:
         """Append messages to a context, sample the policy's answer, and append the answer too.
 
         Args:
@@ -195,7 +194,16 @@ class Conversations:
         # An action of training ends at its limit of tokens; a client's own limit cuts an answer.
         is_action = bool(context.forced) and request.limit() is None
         finish = "stop" if is_action else completion.finish
-        return Answer(text, finish, len(tokens), len(sampled))
+        return Choice(
+            text,
+            calls=(),
+            finish=finish,
+            stop=None,
+            num_prompt_tokens=len(tokens),
+            num_reused=completion.num_reused,
+            tokens=tuple(self._chat.decode([token]) for token in sampled),
+            logprobs=tuple(completion.logprobs.tolist()),
+        )
 
     def _restriction(self, request: ChatRequest, max_tokens: int) -> Restriction | None:
         """Return the form of the answer: that of the request, or one of the legal actions; None if
@@ -238,12 +246,13 @@ class Conversations:
 
     def _sampling_for(self, request: ChatRequest) -> Sampling:
         """Return the sampling of training, with the values of the request in place of its own."""
-        wanted = {
+        wanted: dict[str, Any] = {
             "temperature": request.temperature,
             "top_p": request.top_p,
             "max_tokens": request.limit(),
         }
-        sampling = replace(self._default_sampling, **_given(wanted))
+        given = {name: value for name, value in wanted.items() if value is not None}
+        sampling = replace(self._default_sampling, **given)
         has_temperature = 0 <= sampling.temperature < float("inf")
         if not has_temperature or not 0 < sampling.top_p <= 1 or sampling.max_tokens < 1:
             raise BadRequest(
@@ -256,11 +265,6 @@ class Conversations:
     def _seed(self, request: ChatRequest) -> int:
         """Return the seed of a request, or a random one."""
         return self._seeds.getrandbits(63) if request.seed is None else abs(request.seed) % 2**63
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries whose value is not None."""
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def said_in(messages: Sequence[Message], *, has_tools: bool = False) -> Texts:
