@@ -317,9 +317,21 @@ class ChildProcess(Generic[T]):
         Raises:
             OSError: there is no such program, or the log cannot be written.
         """
-        starting = asyncio.create_task(
-            cls._start(command, kind, variables or {}, log, codec), name="start of a process"
-        )
+
+        async def start_once() -> Self:
+            ours, theirs = socket.socketpair()
+            try:
+                # Descriptor 2 is stderr.
+                with theirs, nullcontext(2) if log is None else log.open("ab") as out:
+                    process = await asyncio.create_subprocess_exec(
+                        *command, **_popen_options(theirs, out, variables or {})
+                    )
+            except BaseException:
+                ours.close()
+                raise
+            return cls(process, await Channel.over(ours, kind, codec), log)
+
+        starting: asyncio.Task[Self] = asyncio.create_task(start_once(), name="start of a process")
         try:
             await asyncio.wait([starting])
         except BaseException:
@@ -332,28 +344,6 @@ class ChildProcess(Generic[T]):
                 await child.wait()
             raise
         return starting.result()
-
-    @classmethod
-    async def _start(
-        cls,
-        command: Sequence[str],
-        kind: Any,
-        variables: Mapping[str, str],
-        log: Path | None,
-        codec: Any,
-    ) -> Self:
-        """Do as `start`, which does not let this call be cancelled."""
-        ours, theirs = socket.socketpair()
-        try:
-            # Descriptor 2 is stderr.
-            with theirs, nullcontext(2) if log is None else log.open("ab") as out:
-                process = await asyncio.create_subprocess_exec(
-                    *command, **_popen_options(theirs, out, variables)
-                )
-        except BaseException:
-            ours.close()
-            raise
-        return cls(process, await Channel.over(ours, kind, codec), log)
 
     @property
     def pid(self) -> int:
