@@ -79,23 +79,21 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.assembly import check_context_length, check_keys, named_parts
     from mage_services.actor.rehearsal import rehearse_all
     from mage_services.api.start_to_report import check_start
-    from mage_services.terminal import printing
 
     wanted, config = _configs(given)
-    with printing():
-        check_keys(config)
-        rehearse_all(config, print)
-        check_context_length(config)
-        for _, part in named_parts(config):
-            _print_declared(part)
-            with TemporaryDirectory() as folder:
-                if (chat := _chat(config, part, Path(folder))) is not None:
-                    _print_turns(config, part, chat)
-                    _print_returns(config, part, chat)
-            _print_heldout(part)
-        # What a run lacks is said last, so that an environment can be looked at without a model.
-        check_start(wanted)
-        print("ready: `mage train` with these keys can start")
+    check_keys(config)
+    rehearse_all(config, print)
+    check_context_length(config)
+    for _, part in named_parts(config):
+        _print_declared(part)
+        with TemporaryDirectory() as folder:
+            if (chat := _chat(config, part, Path(folder))) is not None:
+                _print_turns(config, part, chat)
+                _print_returns(config, part, chat)
+        _print_heldout(part)
+    # What a run lacks is said last, so that an environment can be looked at without a model.
+    check_start(wanted)
+    print("ready: `mage train` with these keys can start")
     return 0
 
 

@@ -21,7 +21,6 @@ def run(given: argparse.Namespace) -> int:
     import shtab
 
     from mage_services.cli.main import command_tree
-    from mage_services.terminal import printing
 
     tree = command_tree()
     # argparse has no public way to list the arguments of a parser.
@@ -34,8 +33,7 @@ def run(given: argparse.Namespace) -> int:
                 action.choices = [*known[action.dest], *files]
             elif action.type is Path:
                 action.complete = shtab.FILE
-    with printing():
-        print(shtab.complete(tree, given.shell))
+    print(shtab.complete(tree, given.shell))
     return 0
 
 

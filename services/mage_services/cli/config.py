@@ -2,8 +2,6 @@
 
 import argparse
 
-from mage_services.terminal import printing
-
 HELP = "Explain every key of the configuration, with its default."
 
 
@@ -26,6 +24,5 @@ def run(given: argparse.Namespace) -> int:
     """
     from mage_async.config.configuration_page import as_lines, sections
 
-    with printing():
-        print("\n".join(as_lines(sections(given.section))))
+    print("\n".join(as_lines(sections(given.section))))
     return 0

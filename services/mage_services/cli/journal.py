@@ -7,7 +7,6 @@ from pathlib import Path
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli.options import add_number
-from mage_services.terminal import printing
 
 HELP = "List what a run's journal holds, a line a record, or export its trials."
 KINDS = ("head", "grant", "trial", "drop", "commit", "publication", "receipt")
@@ -41,8 +40,7 @@ def run(given: argparse.Namespace) -> int:
 
     run_dir = RunDirectory(given.run_dir)
     check_journal(run_dir)
-    with printing():
-        (_list if given.export is None else _export)(run_dir, given)
+    (_list if given.export is None else _export)(run_dir, given)
     return 0
 
 

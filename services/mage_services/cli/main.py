@@ -16,6 +16,7 @@ from mage_async import __version__
 from mage_async.errors import MageError, RunFailed
 from mage_async.user_modules import did_you_mean
 from mage_services.cli.options import assignment_meant
+from mage_services.terminal import printing
 
 COMMANDS = {
     name: import_module(f"mage_services.cli.{name.replace('-', '_')}")
@@ -62,7 +63,8 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name, and return its exit status.
 
-    A `MageError` becomes one line on stderr. The status is then 1 if work had begun, else 2.
+    A `MageError` becomes one line on stderr. The status is then 1 if work had begun, else 2. If the
+    reader of stdout leaves early, as `head` does, the command ends without an error.
     """
     tree, arguments = command_tree(), _with_command(arguments)
     if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
@@ -70,9 +72,10 @@ def main(arguments: Sequence[str]) -> int:
     given, unknown = tree.parse_known_args(arguments)
     if unknown:
         given.parser.error(f"unknown: {' '.join(unknown)}{assignment_meant(given, unknown)}")
-    status = EXIT_USAGE
+    status = 0
     try:
-        status = given.run(given)
+        with printing():
+            status = given.run(given)
     except* MageError as group:
         from mage_services.processes.process import first_failure
 

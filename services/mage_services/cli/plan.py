@@ -38,14 +38,12 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.config import config_file
     from mage_async.plan.plan import device_for, plan_lines, plan_of
     from mage_services.processes.cores_and_memory import memory_bytes
-    from mage_services.terminal import printing
 
     config = config_file.load(config_file.find(given.config), given.set, given.method)
     check(config)
     device = device_for(config, machine_bytes=memory_bytes(), memory_gb=given.memory_gb)
     plan = plan_of(config, device, given.actors, context_tokens=given.context_tokens)
-    with printing():
-        print("\n".join(plan_lines(plan, given.tflops)))
+    print("\n".join(plan_lines(plan, given.tflops)))
     plan.check()
     print(f"fits, with {plan.spare():.0%} to spare")
     return 0
