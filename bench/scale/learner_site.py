@@ -14,16 +14,16 @@ from typing import Any
 from bench.scale.workload import Workload
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.policies import POLICIES
-from mage_async.config.schema import Evaluation
 from mage_async.environments.catalogue import load
 from mage_async.protocol.codec import LastEncoded
 from mage_async.protocol.messages import Message, Publication
 from mage_async.protocol.trial_arrays import Frame
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group
-from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
+from mage_services.learner.coordinator import Coordinator
 from mage_services.transport.access_control import AccessControl, Peer
 from mage_services.weights.weight_store import WeightStore
+from tests.helpers.coordinator_site import coordinator_config
 from tests.helpers.memory_channels import MemoryJournal, MemoryWeights
 
 BUILD = "scale"
@@ -88,19 +88,12 @@ class LearnerSite:
             work.trials_per_group,
             policy=POLICIES[work.rule],
         )
-        rules = CoordinatorConfig(
-            num_episodes=1,
-            deadline_s=600.0,
-            max_drops_in_a_row=50,
-            evaluation=Evaluation(every=0),
-            last_version=work.steps,
-        )
         self.coordinator = Coordinator(
             self.outbox,  # type: ignore[arg-type]
             slots,
             MemoryJournal(forgets=True),
             TaskStream(load("rps"), work.seed),
-            rules,
+            coordinator_config(600.0, steps=work.steps, episodes=1),
             lambda: self.now,
             WeightStore(MemoryWeights()),
         )

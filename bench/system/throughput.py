@@ -46,7 +46,6 @@ from bench.lib.options import option_parser
 from bench.system.workload import SHAPE, Work, draw_work, rule_alone_s
 from mage_async.admission.ledger import Ledger
 from mage_async.completion import Sampling
-from mage_async.config.schema import Evaluation
 from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -57,11 +56,12 @@ from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.trial_config import TrialConfig, prompts_for
 from mage_services.actor.actor import Actor, receiving
 from mage_services.actor.rollout import Stage
-from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
+from mage_services.learner.coordinator import Coordinator
 from mage_services.transport.channels import LearnerChannel, PeerChannel
 from mage_services.transport.sockets import ipc_address
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.completions import policy_per_token
+from tests.helpers.coordinator_site import coordinator_config
 from tests.helpers.memory_channels import MemoryJournal, MemoryWeights
 from tests.helpers.scripted_engine import LogNormalPace, ScriptedEngine, UniformWords, action_words
 
@@ -170,16 +170,19 @@ def make_stage(pace: LogNormalPace, directory: Path) -> Stage:
 
 def make_coordinator(channel: LearnerChannel, stage: Stage, max_staleness: int) -> Coordinator:
     ledger = Ledger(SHAPE.groups_per_step, max_staleness, SHAPE.trials_per_group)
-    rules = CoordinatorConfig(
-        num_episodes=1,
-        deadline_s=60.0,
-        max_drops_in_a_row=1,
-        evaluation=Evaluation(every=0),
-        last_version=SHAPE.steps,
-    )
+    rules = coordinator_config(60.0, steps=SHAPE.steps, episodes=1)
     journal = MemoryJournal(forgets=True)
     tasks, weights = TaskStream(stage.environment, 0), WeightStore(MemoryWeights())
-    return Coordinator(channel, ledger, journal, tasks, rules, time.monotonic, weights)
+    return Coordinator(
+        channel,
+        ledger,
+        journal,
+        tasks,
+        rules,
+        time.monotonic,
+        weights,
+        max_drops_in_a_row=1,
+    )
 
 
 def measure(sigma: float, seed: int) -> dict[str, float]:

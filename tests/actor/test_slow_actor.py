@@ -12,7 +12,6 @@ import pytest
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.policies import POLICIES
 from mage_async.completion import Sampling
-from mage_async.config.schema import Evaluation
 from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -23,9 +22,10 @@ from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.trial_config import TrialConfig, prompts_for
 from mage_services.actor.actor import Actor, receiving
 from mage_services.actor.rollout import Stage
-from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
+from mage_services.learner.coordinator import Coordinator
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.completions import policy_per_token
+from tests.helpers.coordinator_site import coordinator_config
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel, MemoryWeights
 from tests.helpers.scripted_engine import Pace, ScriptedEngine, UniformWords
 
@@ -78,7 +78,7 @@ async def _train(rule: str, directory: Path) -> tuple[Coordinator, list[list[Gro
     channel = MemoryLearnerChannel()
     stages = [_stage(directory, pace) for pace in PACES]
     ledger = Ledger(BATCH, BOUND, TRIALS, policy=POLICIES[rule])
-    rules = CoordinatorConfig(3, 60.0, 100, Evaluation(every=0), STEPS)
+    rules = coordinator_config(60.0, steps=STEPS)
     tasks = TaskStream(stages[0].environment, 0)
     weights = WeightStore(MemoryWeights())
     coordinator = Coordinator(

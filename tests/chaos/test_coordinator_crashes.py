@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.replay import CONFIG_CHANGED, replay
-from mage_async.config.schema import Evaluation
 from mage_async.environments.catalogue import load
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.journal_records import (
@@ -42,9 +41,10 @@ from mage_async.tasks.league import League
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Task, Trial
 from mage_async.trajectory import Segment as Part
-from mage_services.learner.coordinator import SILENCE_S, Coordinator, CoordinatorConfig
+from mage_services.learner.coordinator import SILENCE_S, Coordinator
 from mage_services.transport.channels import PeerGone
 from mage_services.weights.weight_store import WeightStore
+from tests.helpers.coordinator_site import coordinator_config
 from tests.helpers.crashing_disk import DEADLINE_S, Disk
 from tests.helpers.memory_channels import MemoryWeights
 
@@ -110,7 +110,7 @@ class World:
         self.start(Ledger(B, S, G, max_expiries=2), 0)
 
     def start(self, ledger: Ledger, version: int) -> None:
-        rules = CoordinatorConfig(3, DEADLINE_S, 10**9, Evaluation(every=0), 10**9)
+        rules = coordinator_config(DEADLINE_S, steps=10**9)
         weights = WeightStore(MemoryWeights())
         self.coordinator = Coordinator(
             self,
@@ -120,6 +120,7 @@ class World:
             rules,
             lambda: self.now,
             weights,  # type: ignore[arg-type]
+            max_drops_in_a_row=10**9,
         )
         self.coordinator.open(Publication(version=version, path="w", digest="d"))
 

@@ -13,7 +13,7 @@ from mage_async.admission.ledger import Ledger
 from mage_async.admission.replay import replay
 from mage_async.assembly import environment_of, trial_config_of
 from mage_async.config import config_file
-from mage_async.config.schema import Config, Evaluation
+from mage_async.config.schema import Config
 from mage_async.environments.games.kuhn import FACING, OPEN
 from mage_async.errors import PolicyError, RunError
 from mage_async.inference.chat_files import load_chat
@@ -45,10 +45,10 @@ from mage_services.actor.actor import Actor
 from mage_services.actor.play_session import play_person_and_agent
 from mage_services.actor.rollout import Stage
 from mage_services.engines.embedded import EmbeddedEngine
-from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
+from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.learner import check_rivals
 from mage_services.weights.weight_store import EARLIER, WeightFiles, WeightStore
-from tests.helpers.coordinator_site import result
+from tests.helpers.coordinator_site import coordinator_config, result
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel
 
 NUM_TRIALS = 4
@@ -213,13 +213,12 @@ class Site:
             seed=config.seed,
             groups_per_step=rules.groups_per_step,
         )
-        told = CoordinatorConfig(3, 60.0, 50, Evaluation(every=0), 9)
         self.coordinator = Coordinator(
             self.channel,
             self.ledger,
             self.journal,
             tasks,
-            told,
+            coordinator_config(60.0, steps=9),
             lambda: 1.0,
             WeightStore(weights),
             self.league,

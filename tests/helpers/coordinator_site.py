@@ -5,9 +5,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
 from mage_async.admission.ledger import Ledger
-from mage_async.config.schema import Evaluation
+from mage_async.config.schema import Config
 from mage_async.environments.catalogue import load
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.messages import (
@@ -20,7 +21,7 @@ from mage_async.protocol.messages import (
 )
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Segment, Task, Trial
-from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
+from mage_services.learner.coordinator import Coordinator
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.memory_channels import (
     MemoryJournal,
@@ -31,6 +32,20 @@ from tests.helpers.memory_channels import (
 
 GROUPS_PER_STEP, MAX_STALENESS, TRIALS = 2, 1, 2
 DEADLINE_S = 60.0
+
+
+def coordinator_config(
+    deadline_s: float, *, steps: int, every: int = 0, episodes: int = 3
+) -> Config:
+    """The keys that a coordinator uses; without `every` no version is evaluated."""
+    config = Config()
+    return replace(
+        config,
+        trial=replace(config.trial, episodes=episodes),
+        admission=replace(config.admission, grant_deadline_s=deadline_s),
+        evaluation=replace(config.evaluation, every=every),
+        learner=replace(config.learner, steps=steps),
+    )
 
 
 @dataclass
@@ -44,16 +59,16 @@ class Site:
 
     def __post_init__(self) -> None:
         ledger = Ledger(GROUPS_PER_STEP, MAX_STALENESS, TRIALS, max_expiries=2)
-        rules = CoordinatorConfig(
-            num_episodes=3,
-            deadline_s=DEADLINE_S,
-            max_drops_in_a_row=3,
-            evaluation=Evaluation(every=2),
-            last_version=3,
-        )
         tasks = TaskStream(load("rps"), 0)
         self.coordinator = Coordinator(
-            self.channel, ledger, self.journal, tasks, rules, lambda: self.now, self.weights
+            self.channel,
+            ledger,
+            self.journal,
+            tasks,
+            coordinator_config(DEADLINE_S, steps=3, every=2),
+            lambda: self.now,
+            self.weights,
+            max_drops_in_a_row=3,
         )
 
     async def connect(self, name: str = "actor-0", group_quota: int = 10) -> MemoryPeerChannel:

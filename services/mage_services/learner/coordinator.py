@@ -11,14 +11,13 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
 
 import msgspec
 
 from mage_async.admission.concurrency import Concurrency
 from mage_async.admission.ledger import ALIKE, Accepted, Ledger, Unknown
 from mage_async.config import config_file
-from mage_async.config.schema import Config, Evaluation
+from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure
 from mage_async.methods.method import Methods
 from mage_async.protocol.journal_records import Dropped, LoadedWeights, Published, SegmentHeader
@@ -85,46 +84,12 @@ MAX_DROPS_IN_A_ROW = 50
 run that trains on nothing stops within minutes; one that loses a share of its groups goes on."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorConfig:
-    """The values of the configuration that the coordinator uses."""
-
-    num_episodes: int
-    """Episodes of a trial."""
-    deadline_s: float
-    """Seconds after which an incomplete group is granted to another actor."""
-    max_drops_in_a_row: int
-    """Number of groups dropped in a row that ends the run."""
-    evaluation: Evaluation
-    """Says which versions are evaluated (`is_due`)."""
-    last_version: int
-    """Number of steps of the run."""
-    config: str = ""
-    """The whole configuration as TOML, for the journal."""
-    replaced_groups: int = 0
-    """Largest number of groups of a step that are dropped, and replaced by new ones, because all
-    their trials earned the same and they teach nothing."""
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """Return the coordinator's part of a configuration."""
-        return cls(
-            config.trial.episodes,
-            config.admission.grant_deadline_s,
-            MAX_DROPS_IN_A_ROW,
-            config.evaluation,
-            config.learner.steps,
-            config_file.dump(config),
-            config.admission.replaced_groups,
-        )
-
-
 def segment_header(
-    ledger: Ledger, config: CoordinatorConfig, league: League, methods: Methods
+    ledger: Ledger, config: Config, league: League, methods: Methods
 ) -> SegmentHeader:
     """Return the state that a new segment of the journal begins with."""
     return msgspec.structs.replace(
-        ledger.segment_header(config.config, config.deadline_s),
+        ledger.segment_header(config_file.dump(config), config.admission.grant_deadline_s),
         population=league.state() if league.is_on else None,
         methods=methods.states(),
     )
@@ -171,7 +136,7 @@ class Coordinator:
     journal: JournalFile
     tasks: MatchedTasks
     """Chooses the task of each new group, and its opponent."""
-    config: CoordinatorConfig
+    config: Config
     clock: Callable[[], float]
     weights: WeightStore
     """The published versions, and which peer still needs which of them."""
@@ -183,6 +148,8 @@ class Coordinator:
     """Limits the incomplete groups by the age of tokens; None: only the admission policy does."""
     teaches: Callable[[Group], bool] = lambda group: False
     """Returns whether a group whose trials all earned the same would change the policy."""
+    max_drops_in_a_row: int = MAX_DROPS_IN_A_ROW
+    """Number of groups dropped in a row that ends the run."""
     arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set whenever a batch may have become complete."""
     greeted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -191,7 +158,6 @@ class Coordinator:
     """Peers that have said Hello, by the names of their connections."""
     faults: list[str] = field(default_factory=list, init=False)
     """Sentences about what went wrong, for people, oldest first, at most `MAX_FAULTS`."""
-    """Durations of trials since this process began."""
     progress: ProgressCounts = field(default_factory=ProgressCounts, init=False)
     """What has arrived since this process began."""
     _loaded: list[LoadedWeights] = field(default_factory=list, init=False)
@@ -293,7 +259,7 @@ class Coordinator:
         hears of the versions that it plays.
         """
         self.weights.add(publication)
-        is_evaluated = self.config.evaluation.is_due(publication.version, self.config.last_version)
+        is_evaluated = self.config.evaluation.is_due(publication.version, self.config.learner.steps)
         for peer, known in list(self.peers.items()):
             if known.is_actor:
                 self._announce_newest(peer)
@@ -419,7 +385,7 @@ class Coordinator:
         """Welcome a peer, and repeat its grants: it may not have heard of all of them."""
         self.peers[peer].last_heard = self.clock()  # until now the learner kept it waiting
         self._welcome(peer)
-        deadline_s = self.config.deadline_s
+        deadline_s = self.config.admission.grant_deadline_s
         for grant in self.ledger.renew_grants(peer, now=self.clock(), deadline_s=deadline_s):
             self._send_when_durable(peer, self._with_rival(grant))
 
@@ -481,15 +447,15 @@ class Coordinator:
         while the journal is full.
         """
         gap = 0.0 if self._ticked_at is None else now - self._ticked_at
-        self._ticked_at = now
+        self._ticked_at, deadline = now, now + self.config.admission.grant_deadline_s
         if gap > STALL_S:
             self.note(f"the learner itself did not run for {gap:.1f} s")
             self._opened_at += gap
-            self.ledger.postpone_deadlines(gap, now + self.config.deadline_s)
+            self.ledger.postpone_deadlines(gap, deadline)
             for known in self.peers.values():
                 known.last_heard = now
         elif self._is_full:  # no result is taken in, so no group is late
-            self.ledger.postpone_deadlines(gap, now + self.config.deadline_s)
+            self.ledger.postpone_deadlines(gap, deadline)
 
     def _remove(self, peer: Peer) -> None:
         """Forget a peer that has ended, for good or until it says Hello again."""
@@ -539,12 +505,12 @@ class Coordinator:
     def _next_grant(self, peer: Peer) -> GroupGrant | None:
         """Grant the oldest lapsed group, or else a new one; None if no group may be granted."""
         ledger, config = self.ledger, self.config
-        now, deadline_s = self.clock(), config.deadline_s
+        now, deadline_s = self.clock(), config.admission.grant_deadline_s
         if lapsed := ledger.lapsed():
             return ledger.grant_again(lapsed[0], peer=peer, now=now, deadline_s=deadline_s)
         if not ledger.may_grant():
             return None
-        horizon = self.methods.horizon(ledger.version, config.num_episodes)
+        horizon = self.methods.horizon(ledger.version, config.trial.episodes)
         number = ledger.next_grant
         task = self.tasks.task(number)
         return ledger.grant(
@@ -571,8 +537,8 @@ class Coordinator:
         """
         late, dropped = self.ledger.late_peers(now), self.ledger.expire(now)
         if late:
-            most = self.ledger.max_expiries
-            note = self.progress.first_missed_deadline(self.config.deadline_s, most)
+            deadline_s, most = self.config.admission.grant_deadline_s, self.ledger.max_expiries
+            note = self.progress.first_missed_deadline(deadline_s, most)
             if note is not None:
                 self.note(note)
         for peer in late & self.peers.keys():
@@ -591,7 +557,7 @@ class Coordinator:
 
     def _check_drops(self) -> None:
         """Raise a `DeterministicFailure` if too many groups were dropped in a row."""
-        counts, most = self.ledger.counts(), self.config.max_drops_in_a_row
+        counts, most = self.ledger.counts(), self.max_drops_in_a_row
         if counts.drops_in_a_row >= most:
             cure = drop_kind(counts.last_drop).cure or "Mend the cause."
             raise DeterministicFailure(
@@ -636,7 +602,8 @@ class Coordinator:
             self._actors[grant] = known.hello.name
         if self.concurrency is not None:
             self.concurrency.completed(*self.ledger.playing_time(grant, self.clock()))
-        if self.ledger.replace_alike(grant, self.config.replaced_groups, self.teaches):
+        most = self.config.admission.replaced_groups
+        if self.ledger.replace_alike(grant, most, self.teaches):
             self.journal.append(Dropped(grant=grant, reason=ALIKE))
         self.arrived.set()
 

@@ -27,7 +27,7 @@ from mage_async.results.run_files import read_document, sync
 from mage_async.tasks.league import League
 from mage_async.tasks.task_stream import MatchedTasks, TaskStream
 from mage_services.journal.writer import JournalFile
-from mage_services.learner.coordinator import Coordinator, CoordinatorConfig, segment_header
+from mage_services.learner.coordinator import Coordinator, segment_header
 from mage_services.learner.gang import Gang
 from mage_services.learner.resume import Prepared, ReplayedStep, prepare
 from mage_services.learner.run_log import RunLog
@@ -92,8 +92,7 @@ async def main(startup: Startup, status: Status) -> None:
         warm_start_s: float | None = time.monotonic() - began
         if is_resumed:  # what was computed just now are the steps after the checkpoint
             warm_start_s = read_document(startup.run.learner).get("warm_start_s")
-        coordinator_config = CoordinatorConfig.of(config)
-        header = segment_header(ledger, coordinator_config, league, methods)
+        header = segment_header(ledger, config, league, methods)
         journal = open_journal_file(startup, prepared, header)
         ledger.restart_timers(time.monotonic())  # of the groups that the journal has in flight
         weights = WeightStore(
@@ -114,7 +113,7 @@ async def main(startup: Startup, status: Status) -> None:
             ledger,
             journal,
             tasks,
-            coordinator_config,
+            config,
             time.monotonic,
             weights,
             league,
