@@ -26,11 +26,9 @@ class Sampler(Protocol):
 
     async def complete(self, prompt: Prompt) -> Completion:
         """Sample the completion of a prompt."""
-        ...
 
     def release(self, context: str) -> None:
         """Forget a sequence, by the `context` of its prompts."""
-        ...
 
 
 async def complete_in_time(prompt: Prompt, engine: Sampler) -> Completion:

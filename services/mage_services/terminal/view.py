@@ -39,15 +39,12 @@ class View(Protocol):
 
     def event(self, process: str, event: Event) -> None:
         """Handle an event of a process; events of "supervisor" are about the other processes."""
-        ...
 
     def line(self, text: str) -> None:
         """Print a line that stays."""
-        ...
 
     def close(self, summary: dict[str, Any] | None) -> None:
         """End the view, with the final table if there is a summary. Closing twice is allowed."""
-        ...
 
 
 def make_view(

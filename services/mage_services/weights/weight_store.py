@@ -237,30 +237,24 @@ class AnySnapshot(Protocol):
     @property
     def version(self) -> int:
         """The policy version."""
-        ...
 
     @property
     def places(self) -> tuple[Place, ...]:
         """Places of all tensors in `data`, in their order."""
-        ...
 
     @property
     def data(self) -> torch.Tensor:
         """All tensors, one after the other: uint8 [bytes]."""
-        ...
 
     @property
     def ready(self) -> torch.cuda.Event | None:
         """Event that is set once `data` holds the weights; None if `data` is complete already."""
-        ...
 
     def write(self, file: Path) -> None:
         """Write a safetensors file."""
-        ...
 
     def fingerprint(self) -> WeightFingerprint:
         """Return the fingerprint of the learner's weights."""
-        ...
 
 
 def weights_file(folder: Path, version: int) -> Path:
