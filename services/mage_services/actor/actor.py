@@ -332,16 +332,13 @@ class Actor:
             # Where the policy plays both seats of a game, two trials come from one play:
             # `indices_to_begin` has the index of the first of them.
             indices = set(indices_to_begin(task, grant.num_trials))
-            for index in sorted(indices - self._finished(grant)):
+            # Without those that the learner has, or that were sent to it.
+            sent = {index for number, index in self._unacknowledged if number == grant.grant}
+            for index in sorted(indices - sent - set(grant.held)):
                 guided = stage.guided(grant.guidance and grant.guidance.for_trial(index))
                 trials.create_task(
                     self._trial(guided, group, task, index), name=f"trial {grant.grant}.{index}"
                 )
-
-    def _finished(self, grant: GroupGrant) -> set[int]:
-        """Return the indices of a group's trials that the learner has, or that were sent to it."""
-        sent = {index for number, index in self._unacknowledged if number == grant.grant}
-        return sent | set(grant.held)
 
     async def _trial(self, stage: Stage, group: PlayedGroup, task: Task, index: int) -> None:
         """Play a trial and send it, with that of the other seat if the policy plays both.

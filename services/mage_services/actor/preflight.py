@@ -71,7 +71,8 @@ def run_preflight(
             it failed.
     """
     if isinstance(config.policy, Tiny):
-        _check_size(config, tiny_size(config.policy), num_actors)
+        size = tiny_size(config.policy)
+        check_size(config, size, num_actors=num_actors, memory_bytes=memory_bytes())
         if config.learner.device != "cpu":
             _preflight_in_child(config, num_actors, say, run)
         return config
@@ -118,18 +119,13 @@ def _with_forecast(
 
 
 def _check_files(config: Config, directory: Path, num_actors: int) -> Contexts:
-    """Check a model's size and its tokenizer by the files of its directory, without torch; return
-    how long contexts may become.
+    """Check by the files of its directory, without torch, that a model fits into this machine's
+    memory, and its tokenizer; return how long contexts may become.
     """
     outline = check_outline(config, directory)
     size = Size(outline.num_weights, outline.num_in_matrices, outline.kv_token_bytes)
-    _check_size(config, size, num_actors)
-    return check_files(config, directory)
-
-
-def _check_size(config: Config, size: Size, num_actors: int) -> None:
-    """Check that the policy and its engines' contexts fit into the memory of this machine."""
     check_size(config, size, num_actors=num_actors, memory_bytes=memory_bytes())
+    return check_files(config, directory)
 
 
 class PreflightOrder(msgspec.Struct, frozen=True):

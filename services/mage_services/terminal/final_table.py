@@ -40,10 +40,10 @@ def print_final(console: Console, summary: dict[str, Any], report: Path) -> None
     wide the table and the costs are; a terminal gets as many episodes as fit, so that no figure is
     cut. The path is never broken into lines, so that it can be copied.
     """
-    own_width, ascii_only = console.width, console.options.ascii_only
+    own_width, plus_minus = console.width, "+-" if console.options.ascii_only else "±"
     endless = console.options.update(width=1000)  # wider than any table
     for most in range(MOST_EPISODES, 1, -1):
-        table = _head(summary, ascii_only=ascii_only, most_episodes=most)
+        table = _head(summary, plus_minus, most)
         needed = Measurement.get(console, endless, table).maximum
         if needed <= own_width or not console.is_terminal:
             break
@@ -52,22 +52,16 @@ def print_final(console: Console, summary: dict[str, Any], report: Path) -> None
     console.print(table, highlight=False)
     console.width = own_width
     # A search of a log for a reason or a rate needs the whole line.
-    console.print(_foot(summary), highlight=False, soft_wrap=not console.is_terminal)
+    costs = Group(*(Text(line, style="dim") for line in _costs(summary)))
+    console.print(costs, highlight=False, soft_wrap=not console.is_terminal)
     console.out(f"report: {report}", highlight=False)
 
 
-def _head(
-    summary: dict[str, Any], *, ascii_only: bool = False, most_episodes: int = MOST_EPISODES
-) -> RenderableType:
+def _head(summary: dict[str, Any], plus_minus: str, most_episodes: int) -> RenderableType:
     """Return the table of returns, or only the title if the run was not evaluated."""
     if not summary.get("evaluation"):
         return Text.from_markup(_title(summary), style="bold", emoji=False)
-    return _return_table(summary, "+-" if ascii_only else "±", most_episodes)
-
-
-def _foot(summary: dict[str, Any]) -> RenderableType:
-    """Return the costs, a line each."""
-    return Group(*(Text(line, style="dim") for line in _costs(summary)))
+    return _return_table(summary, plus_minus, most_episodes)
 
 
 def _return_table(summary: dict[str, Any], plus_minus: str, most_episodes: int) -> Table:
