@@ -366,8 +366,7 @@ def _of_paper(name: str) -> list[tuple[str, str, dict[str, Any]]]:
 def _num_tasks(given: argparse.Namespace) -> int:
     """Return the number of tasks of each game."""
     of_papers = [PAPERS[name][1] for name in _split(given.games or "") if name in PAPERS]
-    number: int = given.trials or max(of_papers, default=TRIALS)
-    return number
+    return int(given.trials or max(of_papers, default=TRIALS))
 
 
 def _identity(given: argparse.Namespace, player: _Player) -> dict[str, Any]:
@@ -491,13 +490,7 @@ async def _with_progress(
     """Play, and show a bar in a terminal or print a line now and then."""
     import asyncio
 
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
 
     from mage_services.processes.process import ticks
 
@@ -523,13 +516,9 @@ async def _with_progress(
             else:
                 bar.update(task, completed=done, status=line())
 
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[status]}"),
-    )
-    with Progress(*columns, disable=not sys.stderr.isatty(), transient=True) as bar:
+    kinds = (progress.BarColumn, progress.MofNCompleteColumn, progress.TimeRemainingColumn)
+    columns = (*(kind() for kind in kinds), progress.TextColumn("{task.fields[status]}"))
+    with progress.Progress(*columns, disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("", total=num_all, completed=finished, status="")
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(report())
@@ -553,7 +542,7 @@ def _document(
     import msgspec
 
     from mage_async.pages.certificate import warnings_of
-    from mage_async.results.certificate import arm_returns, certificate
+    from mage_async.results.certificate import TaskReturns, arm_returns, certificate
 
     tasks = {game.label: measurement.returns(game.label) for game in games}
     every = [task for each in tasks.values() for task in each]
@@ -564,12 +553,19 @@ def _document(
     lengths = {game.config.sampling.max_tokens for game in games}
     lengths |= {game.config.max_reflection_tokens for game in games if game.config.reflects}
     named = zip(games, player.games, strict=True)
-    # One certificate for each game, and one for all games together.
+    # One certificate for each game, and one for all games together, by whose number the error of
+    # each is divided.
     statements = len(games) + 1 if len(games) > 1 else 1
+
+    def certified(tasks: Sequence[TaskReturns]) -> dict[str, Any]:
+        """Return the certificate of some tasks, as plain data."""
+        found = certificate(tasks, margin=given.margin, statements=statements)
+        return dict(msgspec.to_builtins(found))
+
     return {
         "model": player.name,
         "served": record.served,  # the name by which an endpoint calls the model that answered
-        **msgspec.to_builtins(certificate(every, margin=given.margin, statements=statements)),
+        **certified(every),
         "margin": given.margin,
         "episodes": given.episodes,
         "memory": given.memory,
@@ -580,7 +576,7 @@ def _document(
                 "label": game.label,
                 "name": name,
                 "options": options,
-                **_game_certificate(tasks[game.label], given.margin, statements),
+                **certified(tasks[game.label]),
                 "returns": _in_units(arm_returns(tasks[game.label]), game, measurement),
                 "references": game.environment.references("heldout", given.episodes),
                 "actions": counts[game.label].actions,
@@ -591,21 +587,6 @@ def _document(
         "costs": costs,
         "tasks": [msgspec.to_builtins(task) for task in every],
     }
-
-
-def _game_certificate(tasks: Any, margin: float, statements: int) -> dict[str, Any]:
-    """Return the certificate of one game, as plain data.
-
-    Args:
-        statements: Number of certificates of the measurement, by which the error is divided.
-    """
-    import msgspec
-
-    from mage_async.results.certificate import certificate
-
-    found = certificate(tasks, margin=margin, statements=statements)
-    document: dict[str, Any] = msgspec.to_builtins(found)
-    return document
 
 
 def _in_units(returns: Any, game: "Game", measurement: "Measurement") -> Any:
