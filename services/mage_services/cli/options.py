@@ -1,9 +1,11 @@
 """Declare options that several commands have."""
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 MAX_PORT = 65_535
 """Largest number of a TCP port."""
 MOST_MEANT = 3
@@ -81,26 +83,31 @@ def _checkpoint(text: str) -> str:
     return str(int(text))
 
 
+def add_server(parser: argparse.ArgumentParser, what: str) -> None:
+    """Declare where a command listens, and how many of `what` it keeps at once."""
+    host = "address to listen on (default: 127.0.0.1)"
+    parser.add_argument("--host", default="127.0.0.1", help=host)
+    free = "port; 0 takes a free one (default: 8000)"
+    parser.add_argument("--port", type=port, default=8000, help=free)
+    add_number(parser, "--sessions", f"most {what} at once (default: 64)", 64, type=positive)
+
+
+def _parsed(text: str, kind: Callable[[str], T], accepts: Callable[[T], bool], wanted: str) -> T:
+    """Parse a number, as the `type` of an argument, and refuse one that is not `wanted`."""
+    with suppress(ValueError):
+        if accepts(number := kind(text)):
+            return number
+    raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
+
+
 def positive(text: str) -> int:
     """Parse a whole number above 0, as the `type` of an argument."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text!r}")
-    return number
+    return _parsed(text, int, lambda number: number > 0, "a whole number above 0")
 
 
 def amount(text: str) -> float:
     """Parse a number of at least 0, as the `type` of an argument."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number from 0, got {text!r}")
-    return number
+    return _parsed(text, float, lambda number: 0 <= number < float("inf"), "a number from 0")
 
 
 def port(text: str) -> int:

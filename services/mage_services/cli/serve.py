@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from mage_services.cli.options import add_checkpoint, add_number, add_set, port, positive
+from mage_services.cli.options import add_checkpoint, add_server, add_set
 
 HELP = "Serve a run's policy over OpenAI's chat completions."
 
@@ -18,14 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("run_dir", type=Path)
     add_checkpoint(parser)
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
-    )
-    parser.add_argument(
-        "--port", type=port, default=8000, help="port; 0 takes a free one (default: 8000)"
-    )
-    sessions = "most conversations that are remembered at once (default: 64)"
-    add_number(parser, "--sessions", sessions, 64, type=positive)
+    add_server(parser, "conversations that are remembered")
     add_set(parser, "change one key, such as engine.kind=sglang or engine.max_tokens=8192")
 
 

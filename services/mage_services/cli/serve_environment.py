@@ -2,7 +2,7 @@
 
 import argparse
 
-from mage_services.cli.options import add_number, add_set, port, positive
+from mage_services.cli.options import add_number, add_server, add_set, positive
 
 HELP = "Offer an environment to other programs, over OpenEnv's or AgentGym's protocol."
 
@@ -18,15 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--protocol", choices=protocols, default=protocols[0], help="protocol (default: openenv)"
     )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
-    )
-    parser.add_argument(
-        "--port", type=port, default=8000, help="port; 0 takes a free one (default: 8000)"
-    )
-    add_number(
-        parser, "--sessions", "most sessions that are open at once (default: 64)", 64, type=positive
-    )
+    add_server(parser, "sessions that are open")
     idle = "seconds without a request after which a session is closed (default: 300)"
     add_number(parser, "--idle", idle, 300, type=positive, metavar="S")
     text = "change one key of the configuration, such as environment.options.turns=50"
