@@ -16,7 +16,7 @@ from mage_async.errors import PeerRefused
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.journal_records import Record, SegmentHeader
 from mage_async.protocol.messages import Hello, Message, Refusal, WhoAreYou
-from mage_async.protocol.trial_arrays import DEFAULT_LIMITS, Frame, Limits
+from mage_async.protocol.trial_arrays import Frame
 from mage_services.journal.record_bytes import MAGIC, decode_record, encode_record, scan
 from mage_services.transport.access_control import AccessControl, Peer
 from mage_services.transport.channels import PeerGone
@@ -147,10 +147,9 @@ class MemoryLearnerChannel:
         *,
         build: str = "test",
         config_digest: str = "test",
-        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.address = address
-        self.access = AccessControl(build, config_digest, limits)
+        self.access = AccessControl(build, config_digest)
         self._inbox = Pipe()
         self._outboxes: dict[Peer, Pipe] = {}
         self._num_connected = 0
@@ -174,7 +173,7 @@ class MemoryLearnerChannel:
 
     def send(self, peer: Peer, message: Message) -> None:
         """As `LearnerChannel.send`."""
-        frames = encode(message, self.access.limits)
+        frames = encode(message)
         if peer not in self._outboxes:
             self.access.forget(peer)
             raise PeerGone(f"{peer} is gone: its connection ended")
@@ -215,7 +214,7 @@ class MemoryPeerChannel:
         self._learner = learner
         self._hello = hello
         self._inbox = learner._outboxes[peer]
-        self.put_raw(encode(hello, learner.access.limits))
+        self.put_raw(encode(hello))
 
     def put_raw(self, frames: list[Frame]) -> None:
         """Send any frames at all, malformed ones among them."""
@@ -225,7 +224,7 @@ class MemoryPeerChannel:
         """As `PeerChannel.receive`. Cancellation leaves every message where it was."""
         while True:
             _, frames = await self._inbox.take()
-            message = decode(frames, self._learner.access.limits)
+            message = decode(frames)
             if isinstance(message, Refusal):
                 raise PeerRefused(message.reason)
             if not isinstance(message, WhoAreYou):
@@ -234,7 +233,7 @@ class MemoryPeerChannel:
 
     async def send(self, message: Message) -> None:
         """As `PeerChannel.send`, but never waits."""
-        await self.send_frames(encode(message, self._learner.access.limits))
+        await self.send_frames(encode(message))
 
     async def send_frames(self, frames: list[Frame]) -> None:
         """As `PeerChannel.send_frames`, but never waits."""

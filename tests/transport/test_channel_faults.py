@@ -12,9 +12,9 @@ import pytest
 from mage_async.errors import PeerRefused, WireError
 from mage_async.protocol.codec import encode
 from mage_async.protocol.messages import Goodbye, Hello, Message, Welcome
-from mage_async.protocol.trial_arrays import Limits
+from mage_services.transport import sockets
 from mage_services.transport.channels import LearnerChannel, PeerChannel, PeerGone
-from mage_services.transport.sockets import HIGH_WATER_MESSAGES, ipc_address
+from mage_services.transport.sockets import HIGH_WATER_MESSAGES
 from tests.helpers.channel_site import Learner, Site, heartbeat, hello, run
 
 
@@ -205,13 +205,12 @@ def test_a_restarted_peer_is_another_peer(ipc: Site) -> None:
     run(main)
 
 
-def test_a_frame_over_the_limit_ends_the_connection_and_not_the_learner(ipc: Site) -> None:
+def test_a_frame_over_the_limit_ends_the_connection_and_not_the_learner(
+    ipc: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
-        small = Limits(max_header_bytes=1000, max_tokens=1000)
-        address = ipc_address(ipc.directory)
-        learner = ipc.open.enter_context(
-            LearnerChannel(address, build="b1", config_digest="c1", limits=small)
-        )
+        monkeypatch.setattr(sockets, "MAX_FRAME_BYTES", 4000)
+        learner = ipc.learner()
         peer = ipc.peer(learner)
         await learner.receive()
         ipc.send_raw(peer, [bytes(5000)])
@@ -233,18 +232,18 @@ async def check_both_ways(
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
 def test_a_peer_whose_connection_zmq_has_given_up_makes_it_anew_and_says_hello(
-    kind: str, tmp_path: Path
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        site, small = Site(kind, tmp_path), Limits(max_header_bytes=1000, max_tokens=1000)
+        site = Site(kind, tmp_path)
+        monkeypatch.setattr(sockets, "MAX_FRAME_BYTES", 4000)
         with site.open:
             learner = site.learner()
             assert isinstance(learner, LearnerChannel)
-            peer = site.open.enter_context(PeerChannel(learner.address, hello(), limits=small))
+            peer = site.open.enter_context(PeerChannel(learner.address, hello()))
             assert await learner.receive() == (peer.peer, hello())
             hearing = asyncio.create_task(peer.receive())
-            over = bytes(small.max_frame_bytes() + 1)
-            learner._socket.send_multipart([peer.peer.encode(), over])
+            learner._socket.send_multipart([peer.peer.encode(), bytes(4001)])
             assert await learner.receive() == (peer.peer, hello())
             await check_both_ways(learner, peer, hearing)
 

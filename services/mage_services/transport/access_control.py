@@ -28,7 +28,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from mage_async.errors import ConfigError, WireError
 from mage_async.protocol.codec import decode
 from mage_async.protocol.messages import Goodbye, Hello, Message, Refusal, WhoAreYou
-from mage_async.protocol.trial_arrays import DEFAULT_LIMITS, Frame, Limits
+from mage_async.protocol.trial_arrays import Frame
 
 Peer = str
 """Name of one connection of one process: `actor-0/5e2c81d0`. A restarted process is a new peer."""
@@ -246,7 +246,6 @@ class AccessControl:
 
     build: str
     config_digest: str
-    limits: Limits = DEFAULT_LIMITS
     peers: dict[Peer, Hello] = field(default_factory=dict)
     """Peers that were let in."""
     faults: Counter[Peer] = field(default_factory=Counter)
@@ -262,7 +261,7 @@ class AccessControl:
     def receive(self, peer: Peer, frames: Sequence[Frame]) -> Verdict:
         """Decide what to do with a peer's frames."""
         try:
-            message = decode(frames, self.limits)
+            message = decode(frames)
         except WireError as fault:
             self._count_fault(peer, str(fault))
             return Verdict()

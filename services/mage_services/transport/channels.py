@@ -30,7 +30,7 @@ from zmq.utils.monitor import parse_monitor_message
 from mage_async.errors import MageError, PeerRefused, RunError
 from mage_async.protocol.codec import LastEncoded, decode, encode
 from mage_async.protocol.messages import Hello, Message, Refusal, WhoAreYou
-from mage_async.protocol.trial_arrays import DEFAULT_LIMITS, Frame, Limits
+from mage_async.protocol.trial_arrays import Frame
 from mage_services.transport.access_control import AccessControl, Gate, LearnerKeys, Peer, PeerKeys
 from mage_services.transport.sockets import (
     HIGH_WATER_MESSAGES,
@@ -72,7 +72,6 @@ class LearnerChannel(AbstractContextManager["LearnerChannel"]):
         *,
         build: str,
         config_digest: str,
-        limits: Limits = DEFAULT_LIMITS,
         keys: LearnerKeys | None = None,
     ) -> None:
         """Bind `address`: `ipc://PATH`, or `tcp://HOST:PORT` (port 0 takes a free one).
@@ -82,9 +81,9 @@ class LearnerChannel(AbstractContextManager["LearnerChannel"]):
             RunError: the address is in use, or cannot be written.
         """
         check_address(address, has_keys=keys is not None)
-        self.access = AccessControl(build, config_digest, limits)
+        self.access = AccessControl(build, config_digest)
         self._context = zmq.asyncio.Context()
-        self._socket = open_socket(self._context, zmq.ROUTER, address, limits.max_frame_bytes())
+        self._socket = open_socket(self._context, zmq.ROUTER, address)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # Else zmq never reads the renewed connection of a peer whose earlier one seems to live,
         # as after a reset of the peer's side alone.
@@ -101,7 +100,7 @@ class LearnerChannel(AbstractContextManager["LearnerChannel"]):
             raise
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """Where peers connect."""
-        self._encoder = LastEncoded(limits)
+        self._encoder = LastEncoded()
         self._poller = zmq.asyncio.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
 
@@ -182,14 +181,7 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
     channel is created, and to a restarted learner.
     """
 
-    def __init__(
-        self,
-        address: str,
-        hello: Hello,
-        *,
-        limits: Limits = DEFAULT_LIMITS,
-        keys: PeerKeys | None = None,
-    ) -> None:
+    def __init__(self, address: str, hello: Hello, *, keys: PeerKeys | None = None) -> None:
         """Connect to the learner's address; the learner may bind it later.
 
         Raises:
@@ -201,9 +193,8 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
         """Whether a Hello must be sent. It is an attribute because `receive` may be cancelled
         before the Hello is sent.
         """
-        self._limits = limits
         self._context = zmq.asyncio.Context()
-        self._socket = open_socket(self._context, zmq.DEALER, address, limits.max_frame_bytes())
+        self._socket = open_socket(self._context, zmq.DEALER, address)
         identity = f"{hello.name}/{secrets.token_hex(4)}".encode()[-255:]  # zmq's largest length
         self._socket.setsockopt(zmq.ROUTING_ID, identity)
         self.peer = identity.decode("latin-1")
@@ -215,7 +206,7 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._connection.monitor, zmq.POLLIN)
         self._socket.connect(address)
-        send_now(self._socket, encode(hello, limits))
+        send_now(self._socket, encode(hello))
 
     async def receive(self) -> Message:
         """Return the learner's next message.
@@ -242,7 +233,7 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
                     self._socket.disconnect(self._address)
                     self._socket.connect(self._address)
                 continue
-            message = decode([content_of(frame) for frame in frames], self._limits)
+            message = decode([content_of(frame) for frame in frames])
             if isinstance(message, Refusal):
                 raise PeerRefused(message.reason)
             if not isinstance(message, WhoAreYou):
@@ -257,7 +248,7 @@ class PeerChannel(AbstractContextManager["PeerChannel"]):
         Raises:
             WireError: the message is out of bounds.
         """
-        await self.send_frames(encode(message, self._limits))
+        await self.send_frames(encode(message))
 
     async def send_frames(self, frames: Sequence[Frame]) -> None:
         """Hand an encoded message to zmq, as `send` does."""

@@ -23,12 +23,14 @@ import zmq
 import zmq.asyncio
 
 from mage_async.errors import ConfigError, RunError
-from mage_async.protocol.trial_arrays import Frame
+from mage_async.protocol.trial_arrays import DEFAULT_LIMITS, Frame
 
 MAX_SOCKET_PATH_BYTES = 107
 """Largest number of bytes in the path of a unix socket, by the kernel's `sockaddr_un`."""
 HIGH_WATER_MESSAGES = 1024
 """Number of messages in a queue above which sending waits or fails."""
+MAX_FRAME_BYTES = DEFAULT_LIMITS.max_frame_bytes()
+"""Number of bytes of a frame above which zmq ends the connection."""
 HANDSHAKE_MS = 5_000
 """Milliseconds after which a connection without a handshake is ended."""
 BACKLOG = 64
@@ -110,20 +112,15 @@ class PolledSocket(zmq.asyncio.Socket):
         self.beneath = zmq.Socket.shadow(self.underlying)
 
 
-def open_socket(
-    context: zmq.asyncio.Context, kind: int, address: str, max_frame_bytes: int
-) -> PolledSocket:
-    """Open a socket with all options set, neither bound nor connected.
-
-    Args:
-        kind: type of the socket, such as `zmq.ROUTER`.
-        max_frame_bytes: number of bytes of a frame above which zmq ends the connection.
+def open_socket(context: zmq.asyncio.Context, kind: int, address: str) -> PolledSocket:
+    """Open a socket of a kind such as `zmq.ROUTER`, with all options set, neither bound nor
+    connected.
     """
     zmq_socket = context.socket(kind, PolledSocket)
     assert isinstance(zmq_socket, PolledSocket)
     zmq_socket.setsockopt(zmq.LINGER, 0)
     zmq_socket.set_hwm(HIGH_WATER_MESSAGES)
-    zmq_socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+    zmq_socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     zmq_socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     zmq_socket.setsockopt(zmq.BACKLOG, BACKLOG)
     if address.startswith("tcp://"):
