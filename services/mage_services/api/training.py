@@ -166,22 +166,20 @@ class Relay:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end, in the supervisor's thread; `stop` cancels it."""
+        return asyncio.run(self._stoppable(work))
 
-        async def until_stopped() -> T:
-            self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-            if self._is_stopped:
-                work.close()
-                raise asyncio.CancelledError
-            return await work
-
-        return asyncio.run(until_stopped())
+    async def _stoppable(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine, which `stop` cancels, also if it was called before."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        if self._is_stopped:
+            work.close()
+            raise asyncio.CancelledError
+        return await work
 
     async def until_stopped(self, supervisor: Supervisor) -> int | None:
         """Supervise until the end, or until `stop`, which counts as Ctrl-C."""
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         try:
-            if not self._is_stopped:
-                await supervisor.supervise()
+            await self._stoppable(supervisor.supervise())
         except asyncio.CancelledError:
             if not self._is_stopped:
                 raise
