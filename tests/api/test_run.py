@@ -50,7 +50,7 @@ def test_the_trials_of_a_step_are_those_of_its_groups(run):
 
 
 def test_a_step_that_the_journal_does_not_have_is_an_error_with_those_that_it_has(run):
-    with pytest.raises(mage.MageError, match=r"no trial of step 99; the journal has steps 1 to 4$"):
+    with pytest.raises(mage.MageError, match=r"no such trial; the journal has steps 1 to 4$"):
         run.trials(step=99)
 
 

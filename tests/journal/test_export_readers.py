@@ -149,9 +149,7 @@ def test_an_export_of_nothing_is_refused_and_leaves_no_file(
 ) -> None:
     file = tmp_path / "trials.jsonl"
     assert main(["journal", str(run.root), "--step", "77", "--export", str(file)]) == 2
-    assert (
-        "no trial is exported: nothing matches; the journal has steps " in capsys.readouterr().err
-    )
+    assert "no such trial; the journal has steps " in capsys.readouterr().err
     assert not file.exists()
 
 

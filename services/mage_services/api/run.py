@@ -1,13 +1,12 @@
 """Read a run as an object: what it measured, what it played, and the policy that it trained."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.errors import ConfigError, RunError
+from mage_async.errors import ConfigError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines
 from mage_services.api.configuration import address_of, assignments_of
@@ -137,16 +136,12 @@ class Run:
             RunError: the run has no journal, or the journal has no trial of that step.
         """
         from mage_async.inference.chat_files import load_chat
-        from mage_services.journal.export import journaled_trials, trial_row
-        from mage_services.journal.reader import open_journal, steps_in_words
+        from mage_services.journal.export import journaled_trials, trial_row, wanted_trials
 
         chat = load_chat(self._files.policy)
-        found = journaled_trials(self._files, chat, step=step)
-        if step is not None:
-            if (first := next(found, None)) is None:
-                there = steps_in_words(open_journal(self._files.journal))
-                raise RunError(f"{self.path}: no trial of step {step}; the journal has {there}")
-            found = itertools.chain([first], found)
+        # Without a step, a journal without any trial yields none.
+        select = journaled_trials if step is None else wanted_trials
+        found = select(self._files, chat, step=step)
         return (trial_row(each, chat) for each in found)
 
     def policy(

@@ -1,7 +1,6 @@
 """`mage journal`: list the records of a run's journal, or export its trials."""
 
 import argparse
-import itertools
 from pathlib import Path
 
 from mage_async.errors import RunError
@@ -65,8 +64,7 @@ def _list(run: RunDirectory, given: argparse.Namespace) -> None:
 
 def _export(run: RunDirectory, given: argparse.Namespace) -> None:
     """Write the trials that the filters want to a file."""
-    from mage_services.journal.export import check_file, export, journaled_trials
-    from mage_services.journal.reader import open_journal, steps_in_words
+    from mage_services.journal.export import check_file, export, wanted_trials
 
     if given.kind and "trial" not in given.kind:
         raise RunError(f"an export is made of trials, and --kind asks for {', '.join(given.kind)}")
@@ -75,10 +73,6 @@ def _export(run: RunDirectory, given: argparse.Namespace) -> None:
     from mage_async.inference.chat_files import load_chat
 
     chat = load_chat(run.policy)
-    wanted = iter(journaled_trials(run, chat, step=given.step, grant=given.grant))
-    if (first := next(wanted, None)) is None:
-        there = steps_in_words(open_journal(run.journal))
-        raise RunError(f"no trial is exported: nothing matches; the journal has {there}")
-    trials = itertools.chain([first], wanted)
+    trials = wanted_trials(run, chat, step=given.step, grant=given.grant)
     count = export(trials, chat, given.export, run=run.root.resolve().name)
     print(f"{count} trial{'' if count == 1 else 's'} in {given.export}")

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from mage_async.policy_version import oldest
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import trial_as_dict
 from mage_async.trials.chat_format import ChatFormat
-from mage_services.journal.reader import check_journal, open_journal
+from mage_services.journal.reader import check_journal, open_journal, steps_in_words
 
 
 def export(
@@ -104,6 +104,21 @@ def journaled_trials(
         if step in (None, each.step) and (grant is None or grant in grants):
             trials = attributed(each, chat.decode)
             yield from (trial for trial in trials if grant in (None, trial.grant))
+
+
+def wanted_trials(
+    run: RunDirectory, chat: ChatFormat, *, step: int | None = None, grant: int | None = None
+) -> Iterator[AttributedTrial]:
+    """Do as `journaled_trials`, and refuse at once if the journal has no such trial.
+
+    Raises:
+        RunError: the run has no journal, or the journal has no such trial.
+    """
+    found = journaled_trials(run, chat, step=step, grant=grant)
+    if (first := next(found, None)) is None:
+        there = steps_in_words(open_journal(run.journal))
+        raise RunError(f"{run.root}: no such trial; the journal has {there}")
+    return chain([first], found)
 
 
 def trial_row(attributed_trial: AttributedTrial, chat: ChatFormat) -> dict[str, Any]:
