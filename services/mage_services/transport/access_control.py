@@ -113,8 +113,8 @@ def keys_in(read: Callable[[Path], Keys], directory: str) -> Keys | None:
     return read(Path(directory)) if directory else None
 
 
-def make_keys(directory: Path) -> list[Path]:
-    """Make a learner's and an actor's key pair; return their files, each with mode 0600.
+def make_keys(directory: Path) -> None:
+    """Make a learner's and an actor's key pair, in files with mode 0600.
 
     Raises:
         ConfigError: the directory holds keys already, or cannot be written.
@@ -129,12 +129,12 @@ def make_keys(directory: Path) -> list[Path]:
             )
         before = os.umask(0o077)
         try:
-            files = [create_certificates(directory, name) for name in (LEARNER, ACTOR)]
+            for name in (LEARNER, ACTOR):
+                create_certificates(directory, name)
         finally:
             os.umask(before)
     except OSError as fault:
         raise ConfigError(f"{directory}: no keys can be written: {fault.strerror}") from fault
-    return [Path(file) for pair in files for file in pair]
 
 
 def learner_keys(directory: Path) -> LearnerKeys:
