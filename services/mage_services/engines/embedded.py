@@ -46,8 +46,9 @@ from mage_async.inference.weight_fingerprint import (
     probe_logprobs,
 )
 from mage_async.inference.weights import Weights, as_adapters, as_weights, read_tensors
-from mage_services.engines.engine import Engine, settle
+from mage_services.engines.engine import Engine
 from mage_services.engines.weight_acceptance import read_checked, refusal
+from mage_services.processes.child_process import settle
 from mage_services.weights.weight_group import Manifest, Receiver, is_manifest
 
 MAX_IDLE = 4

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from mage_async.completion import Completion, Prompt
 from mage_async.config.schema import Config, Embedded
 from mage_async.errors import RunError, TurnOverdue
+from mage_services.processes.child_process import settle
 
 if TYPE_CHECKING:
     from mage_async.inference.scheduler import Statistics
@@ -163,16 +164,6 @@ class Engine(ABC):
         error = None if task.cancelled() else task.exception()
         for future in self._promises:
             settle(future, error or RunError("the engine was closed"))
-
-
-def settle(future: asyncio.Future[Any], error: BaseException | None, result: object = None) -> None:
-    """Settle a future with a result or a failure, unless it is done."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
 
 
 def make_engine(config: Config, directory: Path, name: str, base: Path | None = None) -> Engine:

@@ -36,6 +36,7 @@ from mage_async.environments.user_calls import Answered, Call, Callee, Request
 from mage_async.environments.user_class import UserObject
 from mage_async.errors import CallFault, NoRoom
 from mage_services.environments.worker_pool import WorkerPool
+from mage_services.processes.child_process import settle
 from mage_services.processes.process import EXIT_DETERMINISTIC
 
 if TYPE_CHECKING:
@@ -657,8 +658,7 @@ class CallRunner:
     ) -> None:
         """Set the future of a call's result, unless it was cancelled; see `_new_result`."""
         after()
-        if not result.done():
-            result.set_result(value)
+        settle(result, None, value)
 
     def _reuse(self, thread: CallThread, call: Call) -> None:
         """Make a thread idle again after its call. If the call has left an object open, because the

@@ -37,6 +37,7 @@ from mage_services.processes.child_process import (
     end_in_words,
     inherited_socket,
     module_command,
+    settle,
     waiting_notice,
 )
 from mage_services.processes.process import go_on_without_log
@@ -170,8 +171,7 @@ class WorkerProcess:
         self.end = self._why_killed or end
         self.is_ready.set()
         for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_result(None)
+            settle(answer, None)
 
     async def _receive(self) -> None:
         """Hand each answer to the call that waits for it, until the process ends. A process that
@@ -181,10 +181,8 @@ class WorkerProcess:
             async for message in self._process.channel.messages():
                 if isinstance(message, Ready):
                     self.is_ready.set()
-                elif isinstance(message, Answer):
-                    answer = self._waiting.get(message.number)
-                    if answer is not None and not answer.done():
-                        answer.set_result(message)
+                elif isinstance(message, Answer) and message.number in self._waiting:
+                    settle(self._waiting[message.number], None, message)
         except WireError as fault:
             self._why_killed = f"sent what cannot be read, and was killed: {fault}"
             self._process.kill()

@@ -501,6 +501,16 @@ def end_in_words(code: int) -> str:
     return f"ended with exit code {code}"
 
 
+def settle(future: asyncio.Future[Any], error: BaseException | None, result: object = None) -> None:
+    """Settle a future with a result or a failure, unless it is done."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
 def members(group: int) -> list[str]:
     """Return the names and process ids of the living members of a process group (Linux)."""
     found = []

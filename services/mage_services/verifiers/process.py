@@ -20,7 +20,7 @@ from mage_async.environments.environment import HELDOUT_EVERY
 from mage_async.environments.loaders.loader import TURNS, NumberedTasks, episode_class
 from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError, EnvironmentFault, WireError
-from mage_services.processes.child_process import ChildProcess, waiting_notice
+from mage_services.processes.child_process import ChildProcess, settle, waiting_notice
 
 IDLE_S = 120.0
 """Seconds without a rollout after which the process is ended; the next rollout starts another."""
@@ -151,18 +151,14 @@ class VerifiersProcess:
         reason = "the process of verifiers has ended"
         try:
             async for report in self._process.channel.messages():
-                reward = self._rollouts.get(report.key)
-                if reward is not None and not reward.done():
-                    if report.failed:
-                        reward.set_exception(EnvironmentFault(report.failed))
-                    else:
-                        reward.set_result(report.reward)
+                if (reward := self._rollouts.get(report.key)) is not None:
+                    fault = EnvironmentFault(report.failed) if report.failed else None
+                    settle(reward, fault, report.reward)
         except WireError as error:
             reason = f"the process of verifiers sent what cannot be read: {error}"
             self.end()
         for reward in self._rollouts.values():
-            if not reward.done():
-                reward.set_exception(EnvironmentFault(reason))
+            settle(reward, EnvironmentFault(reason))
         await self._process.wait()
 
 

@@ -17,7 +17,7 @@ from mage_async.errors import PolicyError, RunError
 from mage_async.inference.scheduler import Statistics
 from mage_async.inference.server_prefixes import TurnRequests
 from mage_async.inference.weight_fingerprint import AcceptedWeights
-from mage_services.engines.engine import Engine, settle
+from mage_services.engines.engine import Engine
 from mage_services.engines.sglang.arguments import (
     check_context_length,
     chosen,
@@ -39,6 +39,7 @@ from mage_services.engines.sglang.messages import (
 from mage_services.engines.sglang.turns import PendingLoad, PendingTurn, TurnQueue
 from mage_services.engines.sglang.watchdog import EVERYTHING, EngineWatchdog
 from mage_services.engines.weight_acceptance import refusal
+from mage_services.processes.child_process import settle
 from mage_services.weights.weight_group import is_manifest
 
 PREPARED = "prepared"

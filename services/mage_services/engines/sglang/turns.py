@@ -28,9 +28,9 @@ from mage_async.inference.scheduler import Statistics
 from mage_async.inference.server_prefixes import Opened, Piece, ServerPrefixes, TurnRequests
 from mage_async.inference.weight_fingerprint import AcceptedWeights
 from mage_async.policy_version import VersionRun
-from mage_services.engines.engine import settle
 from mage_services.engines.sglang.messages import Abort, Generate, Generated, Refused
 from mage_services.engines.sglang.watchdog import EngineWatchdog
+from mage_services.processes.child_process import settle
 
 
 @dataclass(slots=True, eq=False)
