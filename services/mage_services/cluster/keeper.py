@@ -21,6 +21,7 @@ from typing import Any
 
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cluster.connection import own_node
+from mage_services.processes.child_process import end_of_log
 from mage_services.processes.process import EXIT_FAILED, CopiedFile
 from mage_services.processes.supervised_process import ProcessSpec, SupervisedProcess
 
@@ -29,8 +30,6 @@ KEPT_WEIGHTS = 4
 past policies that will soon play as opponents."""
 ACTOR_KEYS = ("learner.key", "actor.key_secret")
 """Files of keys that an actor reads."""
-LOG_BYTES = 1 << 20
-"""Number of bytes at the end of a process's output that are copied into the run's log."""
 ENDED = "ended"
 """Name of the last event of a process; it carries an `End`."""
 
@@ -101,7 +100,7 @@ class Keeper:
                 # watches the process.
                 if child.is_running:
                     child.kill()
-            printed = _end_of(spec.log) if self._source is not None else ""
+            printed = end_of_log(spec.log) if self._source is not None else ""
             end = End(code, child.epitaph(code), child.was_silent, printed)
         yield {"event": ENDED, "end": end}
 
@@ -179,13 +178,6 @@ def _write(file: Path, content: Any) -> None:
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
         out.write(memoryview(content))
     part.replace(file)
-
-
-def _end_of(log: Path) -> str:
-    """Return the last `LOG_BYTES` of a log."""
-    with log.open("rb") as printed:
-        printed.seek(max(0, log.stat().st_size - LOG_BYTES))
-        return printed.read().decode(errors="replace")
 
 
 KEPT_ANSWERS = 2

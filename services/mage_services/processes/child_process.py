@@ -46,8 +46,8 @@ WAIT_NOTICE_S = 10.0
 """Seconds of waiting for a child after which a notice is printed, and between two notices."""
 SHOW_STACKS = signal.SIGUSR1
 """Signal at which a process of a run prints the stacks of its threads into its log."""
-MAX_STACK_CHARS = 100_000
-"""Number of characters at the end of a log in which stacks are looked for."""
+LOG_BYTES = 1 << 20
+"""Number of bytes at the end of a log that are read."""
 EXIT_ORPHANED = 2
 """Exit code of a child whose parent had ended before the child began."""
 OUT_OF_MEMORY = ". Unless somebody killed it, the kernel had no memory left (see `dmesg`)"
@@ -533,10 +533,11 @@ def log_bytes(log: Path) -> int:
     return 0
 
 
-def _log_text(log: Path) -> str:
-    """Return the text of a log; "" if somebody has deleted it."""
-    with suppress(FileNotFoundError):
-        return log.read_text(errors="replace")
+def end_of_log(log: Path, num_bytes: int = LOG_BYTES) -> str:
+    """Return the last bytes of a log as text; "" if somebody has deleted it."""
+    with suppress(FileNotFoundError), log.open("rb") as printed:
+        printed.seek(max(0, printed.seek(0, os.SEEK_END) - num_bytes))
+        return printed.read().decode(errors="replace")
     return ""
 
 
@@ -544,7 +545,7 @@ def place_in_foreign_code(log: Path) -> str:
     """Return the place at which a process was in code of neither this program nor a library, by the
     stacks that `faulthandler` printed at the end of its log; "" if there is none.
     """
-    lines = _log_text(log)[-MAX_STACK_CHARS:].splitlines()
+    lines = end_of_log(log).splitlines()
     stacks = takewhile(lambda line: _STACK_LINE.match(line), reversed(lines))
     own = (*LIBRARIES, str(Path(mage_async.__file__).parent), str(Path(__file__).parents[1]))
     for line in reversed(list(stacks)):
@@ -559,7 +560,7 @@ def last_line(log: Path) -> str:
     """Return the last line of a log that is neither empty nor part of a stack that `faulthandler`
     printed, cut to 500 characters; "" if there is none.
     """
-    lines = reversed(_log_text(log).splitlines())
+    lines = reversed(end_of_log(log).splitlines())
     return next((line.strip()[:500] for line in lines if not _STACK_LINE.match(line)), "")
 
 

@@ -26,6 +26,7 @@ from mage_async.results.progress import before_first_step
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import ENDED, RunRecords, last_line, read_document, read_lines
 from mage_async.results.summary import SETS
+from mage_services.processes.child_process import end_of_log
 from mage_services.processes.run_lock import is_held
 from mage_services.view.index import RunReader, file_state
 from mage_services.view.page_request import PageRequest
@@ -40,7 +41,7 @@ MAX_GROUPS = 8
 """Number of groups in flight that the overview shows."""
 MAX_RESTARTS = 5
 """Number of restarts of processes that the overview shows."""
-LOG_BYTES = 4000
+SHOWN_BYTES = 4000
 """Number of bytes at the end of each log that the page of processes shows."""
 
 
@@ -270,13 +271,8 @@ def _is_running(run: RunDirectory) -> bool:
 
 def _log_tails(run: RunDirectory) -> dict[str, str]:
     """Return the end of each process's log."""
-    logs = {}
-    for file in sorted(run.logs.glob("*.log")):
-        with file.open("rb") as source:
-            # 2 seeks from the end: the inner call returns the size of the file.
-            source.seek(max(0, source.seek(0, 2) - LOG_BYTES))
-            logs[file.stem] = source.read().decode(errors="replace").strip()
-    return logs
+    logs = sorted(run.logs.glob("*.log"))
+    return {log.stem: end_of_log(log, SHOWN_BYTES).strip() for log in logs}
 
 
 # One doctor per run stays in memory between requests, so that a page examines only new steps.
