@@ -13,7 +13,7 @@ import pytest
 from mage_async.errors import ConfigError, RunError
 from mage_async.pages.sweep import render_matrix
 from mage_async.results.sweep import Cell, FinishedRun, Matrix, Setting
-from mage_services.cli import sweep_runs
+from mage_services.cli import sweep_runs, sweep_search
 from mage_services.cli.main import command_tree, main
 from mage_services.cli.sweep import _axes, _matrix, sweep_of
 from mage_services.cli.sweep_search import search
@@ -173,7 +173,8 @@ def searched(
         num_empty += not settings
         return _matrix(given, axes, settings, seeds)
 
-    code = search(axes, count, 0, matrix_of, run=runs)
+    monkeypatch.setattr(sweep_search, "run_missing", runs)
+    code = search(axes, count, 0, matrix_of)
     assert num_empty == 1
     return code
 

@@ -52,22 +52,15 @@ Combination = tuple[int, Setting]
 """The number of a trial of Optuna, and its combination of values."""
 
 
-def search(
-    axes: Sequence[Axis],
-    count: int,
-    seed: int,
-    matrix_of: MatrixOf,
-    run: Callable[[Matrix], int] = run_missing,
-) -> int:
+def search(axes: Sequence[Axis], count: int, seed: int, matrix_of: MatrixOf) -> int:
     """Run `count` combinations, `matrix.parallel` at once, and print the best.
 
     Args:
         matrix_of: Returns the matrix of some combinations.
-        run: Runs the missing cells of a matrix, and returns 0 if none failed.
 
     Returns:
-        The last value of `run`. The search ends early if it is not 0, or if a run was not begun
-        before `--for-s` was over.
+        The last value of `run_missing`. The search ends early if it is not 0, or if a run was not
+        begun before `--for-s` was over.
 
     Raises:
         ConfigError: Optuna is not installed, no combination that was tried is a valid
@@ -88,16 +81,11 @@ def search(
     with lock_folder(empty.root), lasting_output():
         study = _study(empty.root / "search.log", seed)
         _check_axes(study, axes, empty.root)
-        return _search(study, axes, count, empty, matrix_of, run)
+        return _search(study, axes, count, empty, matrix_of)
 
 
 def _search(
-    study: Any,
-    axes: Sequence[Axis],
-    count: int,
-    empty: Matrix,
-    matrix_of: MatrixOf,
-    run: Callable[[Matrix], int],
+    study: Any, axes: Sequence[Axis], count: int, empty: Matrix, matrix_of: MatrixOf
 ) -> int:
     """Do as `search`, with Optuna's record, in a folder that this process has locked.
 
@@ -118,7 +106,7 @@ def _search(
             break
         matrix = matrix_of([*known, *(setting for _, setting in valid)])
         # `--for-s` limits all rounds together.
-        code = run(replace(matrix, for_s=latest_start - time.monotonic()))
+        code = run_missing(replace(matrix, for_s=latest_start - time.monotonic()))
         if not _record(study, valid, matrix):
             return code
     reached = {each: mean for each, mean in _means(matrix).items() if math.isfinite(mean)}
