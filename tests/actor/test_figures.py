@@ -45,9 +45,9 @@ def measured(folder: Path, kind: type[UniformWords] | type[WordsInOrder]) -> Mea
     answers: Answers = kind(chat, ActionParser("both"), ("up", "down"))
 
     async def main() -> Measured:
-        engine, environment = ScriptedEngine(answers, at_once), environment_of(CONFIG)
+        engine = ScriptedEngine(answers, at_once)
         async with CallRunner() as workers:
-            evaluator = Evaluator(CONFIG, environment, chat, engine, workers, 2)
+            evaluator = Evaluator(CONFIG, chat, engine, workers, 2)
             sets = {"heldout": await evaluator.play("heldout", 8, 1)}
             spread = await evaluator.diversity(24, 8)
             ladder = ladder_of(CONFIG, "boxes")
@@ -104,7 +104,7 @@ def test_a_part_of_a_mix_is_played_alone_on_its_harder_rungs(tmp_path: Path) -> 
     async def main() -> Harder:
         engine = ScriptedEngine(answers, at_once)
         async with CallRunner() as workers:
-            own = Evaluator(BOXES, environment_of(BOXES), chat, engine, workers, 2)
+            own = Evaluator(BOXES, chat, engine, workers, 2)
             heldout = await own.play("heldout", 4, 1)
             return await score_rungs(ladder, heldout, chat, engine, workers, 2)
 

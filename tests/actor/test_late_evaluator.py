@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from mage_async.assembly import environment_of
 from mage_async.config import config_file
 from mage_async.protocol.messages import Goodbye, Hello, Message, Publication, Welcome
 from mage_async.results.run_directory import RunDirectory
@@ -61,15 +60,15 @@ async def follow(
     who, _ = await channel.receive()
     config = config_file.load(config_file.find(None), list(KEYS))
     startup = Startup(RunDirectory(tmp_path), config, "test", "test", "e", "")
-    environment, late = environment_of(config), CurveEvaluator(startup, status, peer)
+    late = CurveEvaluator(startup, status, peer)
     words = UniformWords(chat, ActionParser("both"), ("rock", "paper", "scissors"))
     async with CallRunner() as workers:
         engine = ScriptedEngine(words)
-        evaluator = Evaluator(config, environment, chat, engine, workers, 3)
+        evaluator = Evaluator(config, chat, engine, workers, 3)
         for message in messages:
             channel.send(who, message)
         async with asyncio.timeout(60.0), late.receiving(), asyncio.TaskGroup() as tasks:
-            tasks.create_task(late.follow(evaluator, engine, environment, version))
+            tasks.create_task(late.follow(evaluator, version))
             await status.measured(num_points)
             channel.send(who, Goodbye(reason="the run is complete"))
     return status.events
@@ -158,8 +157,8 @@ def test_a_final_evaluation_reports_how_many_trials_are_played(chat: ChatFormat)
         words = UniformWords(chat, ActionParser("both"), ("rock", "paper", "scissors"))
         reported: list[tuple[int, int]] = []
         async with CallRunner() as workers:
-            environment, engine = environment_of(config), ScriptedEngine(words)
-            evaluator = Evaluator(config, environment, chat, engine, workers, 3)
+            engine = ScriptedEngine(words)
+            evaluator = Evaluator(config, chat, engine, workers, 3)
             await evaluator.final(2, lambda played, of: reported.append((played, of)))
         return reported
 

@@ -122,13 +122,13 @@ class Evaluator:
     def __init__(
         self,
         config: Config,
-        environment: Environment,
         chat: ChatFormat,
         engine: Engine,
         workers: CallRunner,
         episodes: int,
     ) -> None:
-        self._environment, self._chat, self._engine = environment, chat, engine
+        self.environment = environment = environment_of(config)
+        self.engine, self._chat = engine, chat
         trial_config = trial_config_of(config, environment, chat, episodes)
         retries = Retries(config.environment.retries)
         self._stage = Stage(environment, trial_config, chat, engine, workers, retries)
@@ -192,17 +192,17 @@ class Evaluator:
             on_end: called after each trial.
         """
         stage = self._blind if blind else self._stage
-        tasks = evaluation_tasks(self._environment, split, num_trials, seed)
+        tasks = evaluation_tasks(self.environment, split, num_trials, seed)
         swap_split = split if swap else None
         trials = await self._trials(stage, tasks, swap_split=swap_split, on_end=on_end)
-        return score(trials, self._environment)
+        return score(trials, self.environment)
 
     async def diversity(self, num_trials: int, repeats: int) -> Diversity:
         """Play held-out tasks `repeats` times each, about `num_trials` trials in all, and measure
         how different the trajectories of a task are. Cancellation abandons the trials.
         """
         num_tasks = max(1, num_trials // repeats)
-        tasks = evaluation_tasks(self._environment, "heldout", num_tasks, FINAL_SEED)
+        tasks = evaluation_tasks(self.environment, "heldout", num_tasks, FINAL_SEED)
         trials = await self._trials(self._stage, tasks, repeats)
         return diversity(
             [trials[start : start + repeats] for start in range(0, len(trials), repeats)]
@@ -210,7 +210,7 @@ class Evaluator:
 
     async def samples(self, split: Split, count: int, version: int) -> list[dict[str, Any]]:
         """Return a few whole trials as plain data, for people to read."""
-        tasks = evaluation_tasks(self._environment, split, count, FINAL_SEED)
+        tasks = evaluation_tasks(self.environment, split, count, FINAL_SEED)
         trials = await self._trials(self._stage, tasks)
         return [trial_as_dict(trial, self._chat.decode, version) for trial in trials]
 
@@ -232,13 +232,13 @@ class Evaluator:
         self._num_sets += 1
         plans: list[Planned] = []
         for number, task in enumerate(tasks):
-            swap = swapped(task, self._environment, swap_split) if swap_split else None
+            swap = swapped(task, self.environment, swap_split) if swap_split else None
             guided = stage.guided(self.guidance(task))
             for repeat in range(repeats):
                 name = f"e{self._num_sets}.{number}.{repeat}"
                 plans.append(guided.plan(task, repeat, name, swap))
         return await play_all(
-            plans, self._engine, stage.workers, self._at_once, stage.retries, on_end
+            plans, self.engine, stage.workers, self._at_once, stage.retries, on_end
         )
 
 
@@ -391,7 +391,7 @@ async def score_rungs(
     """
 
     async def score_of(config: Config) -> Score:
-        evaluator = Evaluator(config, environment_of(config), chat, engine, workers, episodes)
+        evaluator = Evaluator(config, chat, engine, workers, episodes)
         return await evaluator.play("heldout", heldout.num_trials, FINAL_SEED)
 
     as_trained = await score_of(ladder.config) if ladder.part else heldout
@@ -471,30 +471,28 @@ class CurveEvaluator:
             await self._sample(evaluator, version)
         await self._point(evaluator, version)
 
-    async def follow(
-        self, evaluator: Evaluator, engine: Engine, environment: Environment, version: int
-    ) -> None:
+    async def follow(self, evaluator: Evaluator, version: int) -> None:
         """Evaluate each version that the learner sends until its goodbye, then the final sets, and
         last the points of the curve for which there was no time before the goodbye.
 
         Cancellation loses the current evaluation.
         """
-        curve = self._curve(evaluator, engine, version)
+        curve = self._curve(evaluator, version)
         version, waiting = await beating(self._channel, self._heartbeat, curve)
         if waiting:
             version = max(waiting)
-            await self.load(engine, version, waiting[version])
+            await self.load(evaluator.engine, version, waiting[version])
         if version < self._config.learner.steps:  # the learner has left before it named the last
             version, weights = await asyncio.to_thread(_last, self._startup)
-            await engine.load(version, weights)
-        await self.finish(evaluator, environment, version)
+            await evaluator.engine.load(version, weights)
+        await self.finish(evaluator, version)
         if points := [each for each in waiting if self._lacks(each)]:
             self._status.note(
                 f"{self._run.evaluation.name} is written; {len(points)} points of the curve are "
                 "still to be played. To do without them, end the run with Ctrl-C"
             )
         for each in points:
-            await self._load_and_measure(evaluator, engine, each, waiting[each])
+            await self._load_and_measure(evaluator, each, waiting[each])
 
     async def wait_for_end(self, version: int) -> None:
         """Receive messages until the learner's goodbye, without loading any weights. Safe to
@@ -511,9 +509,7 @@ class CurveEvaluator:
                 # Nothing was loaded, but the learner may delete older weights.
                 await self._channel.send(Loaded(version=version))
 
-    async def _curve(
-        self, evaluator: Evaluator, engine: Engine, version: int
-    ) -> tuple[int, dict[int, Path]]:
+    async def _curve(self, evaluator: Evaluator, version: int) -> tuple[int, dict[int, Path]]:
         """Measure points of the curve until the learner's goodbye.
 
         Returns:
@@ -522,7 +518,7 @@ class CurveEvaluator:
         """
         waiting: dict[int, Path] = {}
         await self.begin(evaluator, version)
-        self._rest(engine)
+        self._rest(evaluator.engine)
         while not isinstance(message := await self.messages.get(), Goodbye):
             match message:
                 # A restarted learner welcomes the evaluator with its newest weights, which it may
@@ -535,12 +531,12 @@ class CurveEvaluator:
                         waiting[newer] = Path(path)  # the final sets come first
                     else:
                         version = newer
-                        await self._load_and_measure(evaluator, engine, newer, Path(path))
+                        await self._load_and_measure(evaluator, newer, Path(path))
                 case Publication() | Welcome():
                     await self._channel.send(Loaded(version=version))
                 case _:
                     raise RunError(f"an evaluator cannot take {type(message).__name__}")
-            self._rest(engine)
+            self._rest(evaluator.engine)
         return version, waiting
 
     def _rest(self, engine: Engine) -> None:
@@ -550,11 +546,9 @@ class CurveEvaluator:
         self.time.enter("no version")
         engine.trim()
 
-    async def _load_and_measure(
-        self, evaluator: Evaluator, engine: Engine, version: int, path: Path
-    ) -> None:
+    async def _load_and_measure(self, evaluator: Evaluator, version: int, path: Path) -> None:
         """Load published weights and measure their point of the curve."""
-        await self.load(engine, version, path)
+        await self.load(evaluator.engine, version, path)
         self.time.enter("playing")
         await self._point(evaluator, version)
 
@@ -570,7 +564,7 @@ class CurveEvaluator:
         """Return a heartbeat without counters: it lets a restarted learner know of this peer."""
         return Heartbeat(name=self._name, counters={}, blocked_s=self.time.seconds())
 
-    async def finish(self, evaluator: Evaluator, environment: Environment, version: int) -> None:
+    async def finish(self, evaluator: Evaluator, version: int) -> None:
         """Play the final sets with the last weights. Cancellation loses them."""
         self._status.send("evaluating", version=version)
         self.time.enter("playing")
@@ -582,11 +576,9 @@ class CurveEvaluator:
 
         num_trials = self._config.evaluation.final_trials
         sets = await evaluator.final(num_trials, at_intervals(REPORT_S, report))
-        blocked_s = self.time.seconds()
-        await self._write(
-            self._run.evaluation,
-            partial(write_evaluation, self._run, sets, environment, version, blocked_s=blocked_s),
-        )
+        measured = partial(write_evaluation, self._run, sets, evaluator.environment, version)
+        write = partial(measured, blocked_s=self.time.seconds())
+        await self._write(self._run.evaluation, write)
 
     async def _sample(self, evaluator: Evaluator, version: int) -> None:
         """Write a few held-out trials, of the same tasks for the first and the last version."""
@@ -658,16 +650,15 @@ async def main(startup: Startup, status: Status) -> None:
             await curve_evaluator.wait_for_end(version)
         if finished:  # the training is over
             restore_priority()
-        environment = environment_of(config)
         chat = load_chat(startup.run.policy, thinking=config.transcript.thinking)
         made = await asyncio.to_thread(make_engine, config, startup.run.policy, startup.name)
         async with made as engine, CallRunner.of(config.environment) as workers:
             status.send("ready")
             episodes = config.evaluation.episodes
-            evaluator = Evaluator(config, environment, chat, engine, workers, episodes)
+            evaluator = Evaluator(config, chat, engine, workers, episodes)
             if finished is None and not is_idle:
                 await curve_evaluator.load(engine, version, weights)
-                await curve_evaluator.follow(evaluator, engine, environment, version)
+                await curve_evaluator.follow(evaluator, version)
             else:
                 if is_idle:
                     # The engine still has the policy that the run began with, version 0, even if
@@ -677,7 +668,7 @@ async def main(startup: Startup, status: Status) -> None:
                     finished = await asyncio.to_thread(_last, startup)
                 version, weights = finished
                 await engine.load(version, weights)  # of a checkpoint, which is on disk
-                await curve_evaluator.finish(evaluator, environment, version)
+                await curve_evaluator.finish(evaluator, version)
     status.send("done", reason="evaluated")
 
 

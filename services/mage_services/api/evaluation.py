@@ -183,7 +183,7 @@ async def _play(
     episodes = config.evaluation.episodes
     made, more = make_engine(config, policy, "evaluate"), dict[str, Any]()
     async with made as engine, CallRunner.of(config.environment) as workers:
-        evaluator = Evaluator(config, environment_of(config), chat, engine, workers, episodes)
+        evaluator = Evaluator(config, chat, engine, workers, episodes)
         evaluator.guidance = guidance
         sets = await evaluator.final(num_trials, at_intervals(PRINT_S, _print_played))
         if repeats:
