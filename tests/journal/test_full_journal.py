@@ -87,7 +87,6 @@ def loop_of(startup: Startup, site: Site, begun: Prepared) -> TrainingLoop:
         startup,
         Status(),
         site.coordinator,
-        site.journal,  # type: ignore[arg-type]
         begun,
         trainer_thread,
         run_log,
@@ -231,7 +230,7 @@ def test_a_publication_that_finds_no_space_waits_for_it(monkeypatch: pytest.Monk
 
     async def main() -> None:
         site = Site(weights=WeightStore(FullAtFirst()))
-        publisher = Publisher(site.weights, site.coordinator)
+        publisher = Publisher(site.coordinator)
         running = asyncio.create_task(publisher.run())
         publisher.offer(SimpleNamespace(version=0), "digest")  # type: ignore[arg-type]
         await asyncio.wait(

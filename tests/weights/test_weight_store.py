@@ -31,7 +31,7 @@ def publish(files: WeightFiles, scenario) -> list[Published]:
     async def main() -> None:
         site = Site(weights=WeightStore(files, lag=1))
         site.coordinator.open(publication(0))
-        publisher = Publisher(site.weights, site.coordinator)
+        publisher = Publisher(site.coordinator)
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             task = tasks.create_task(publisher.run(), name="publish")
             await scenario(publisher)
@@ -97,7 +97,7 @@ def test_nothing_is_removed_before_the_journal_says_durably_that_nobody_needs_it
     async def main() -> None:
         files = WeightFiles(tmp_path)
         site = Site(journal=MemoryJournal(is_instant=False), weights=WeightStore(files))
-        publisher = Publisher(site.weights, site.coordinator)
+        publisher = Publisher(site.coordinator)
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             task = tasks.create_task(publisher.run(), name="publish")
             publisher.offer(snapshot(0), "digest")

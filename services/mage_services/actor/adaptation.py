@@ -223,8 +223,9 @@ class Measurement:
         at_once: int,
         retries: Retries,
     ) -> None:
+        self.games, self.record = games, record
         self._games = {game.label: game for game in games}
-        self._chat, self._engine, self._record, self._workers = chat, engine, record, workers
+        self._chat, self._engine, self._workers = chat, engine, workers
         self._num_tasks, self._retries = num_tasks, retries
         self._playing_slots = asyncio.Semaphore(at_once)
         self._tasks = {game.label: tasks_of(game.environment, num_tasks) for game in games}
@@ -247,7 +248,7 @@ class Measurement:
         for arms in (("own", "blind", "retry"), LAST_ONLY):
             async with asyncio.TaskGroup() as group:
                 for key in self._keys(arms):
-                    if key.name not in self._record.outcomes:
+                    if key.name not in self.record.outcomes:
                         group.create_task(self._play(key), name=key.name)
 
     def num_trials(self) -> int:
@@ -273,12 +274,12 @@ class Measurement:
         """Play a trial once fewer than `at_once` are being played, and record its outcome."""
         async with self._playing_slots:
             trial = await self._trial(key)
-        self._record.add_outcome(key.name, _outcome(trial))
+        self.record.add_outcome(key.name, _outcome(trial))
 
     async def _trial(self, key: TrialKey) -> Trial:
         """Play a trial, again after a fault of its environment or engine; see `play_or_cut`."""
         name, history = self._recorded_as(key), self._history(key)
-        engine = _RecordingEngine(name, self._engine, self._record, history)
+        engine = _RecordingEngine(name, self._engine, self.record, history)
         plan = self._plan(key)
 
         def begin() -> TrialInProgress:
@@ -315,7 +316,7 @@ class Measurement:
             return []
         whose = key.task if key.arm == "swapped" else self._other(key)
         own = TrialKey(key.game, whose, "own").name
-        return self._record.answers[own][: self._record.outcomes[own].history_answers]
+        return self.record.answers[own][: self.record.outcomes[own].history_answers]
 
     def _recorded_as(self, key: TrialKey) -> str:
         """Return the name of a trial's answers in the record; a trial of the arm `noise` is named
@@ -329,7 +330,7 @@ class Measurement:
         """Return the index of a task of another variant: of these, the task whose history is
         closest in length to that of this task.
         """
-        tasks, outcomes = self._tasks[key.game], self._record.outcomes
+        tasks, outcomes = self._tasks[key.game], self.record.outcomes
         lengths = [
             outcomes[TrialKey(key.game, number, "own").name].history_tokens
             for number in range(len(tasks))
@@ -353,7 +354,7 @@ class Measurement:
         facts = self._games[label].environment.facts
         seen = [
             reward
-            for name, outcome in self._record.outcomes.items()
+            for name, outcome in self.record.outcomes.items()
             if name.startswith(f"{label}/")
             for reward in outcome.rewards
         ]
@@ -364,7 +365,7 @@ class Measurement:
     def returns(self, label: str) -> list[TaskReturns]:
         """Return the scaled returns of the tasks of a game of which all trials have finished."""
         least, most = self.scale(label)
-        outcomes, game = self._record.outcomes, self._games[label]
+        outcomes, game = self.record.outcomes, self._games[label]
 
         def of(key: TrialKey) -> list[float]:
             """Return the scaled return of each episode of a trial."""
@@ -397,7 +398,7 @@ class Measurement:
         for number in range(self._num_tasks):
             earned: dict[tuple[str, ...], list[tuple[int, float]]] = defaultdict(list)
             for key in self._keys_of(label, number, ("own", "blind", "retry")):
-                if outcome := self._record.outcomes.get(key.name):
+                if outcome := self.record.outcomes.get(key.name):
                     pairs = zip(outcome.actions, outcome.rewards, strict=True)
                     # An independent try is one episode, the one of that number (`_plan`).
                     for episode, (actions, reward) in enumerate(pairs, key.try_):
@@ -415,7 +416,7 @@ class Measurement:
     def counts(self, label: str) -> PlayCounts:
         """Count the actions and the trials of a game."""
         found = [
-            each for name, each in self._record.outcomes.items() if name.startswith(f"{label}/")
+            each for name, each in self.record.outcomes.items() if name.startswith(f"{label}/")
         ]
         return PlayCounts(
             actions=sum(each.turns for each in found),

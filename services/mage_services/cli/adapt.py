@@ -449,9 +449,8 @@ async def _measure(given: argparse.Namespace, player: _Player, out: Path) -> dic
         _say(f"{await engine.describe()}: {measurement.num_trials():,} trials into {out}")
         if num_done := len(record.outcomes):
             _say(f"{num_done:,} of them are recorded, with {record.usage.calls:,} answers")
-        await _with_progress(measurement, record, given.price)
-    wall_s = time.monotonic() - began
-    return _document(given, player, games, measurement, record, wall_s)
+        await _with_progress(measurement, given.price)
+    return _document(given, player, measurement, time.monotonic() - began)
 
 
 def _ready(
@@ -484,9 +483,7 @@ def _ready(
     return chat, engine, games
 
 
-async def _with_progress(
-    measurement: "Measurement", record: "Record", price: tuple[float, float] | None
-) -> None:
+async def _with_progress(measurement: "Measurement", price: tuple[float, float] | None) -> None:
     """Play, and show a bar in a terminal or print a line now and then."""
     import asyncio
 
@@ -495,8 +492,8 @@ async def _with_progress(
     from mage_services.processes.process import ticks
 
     # Rates are those of this process: what earlier ones have recorded is subtracted.
-    began, calls, num_all = time.monotonic(), record.usage.calls, measurement.num_trials()
-    finished = len(record.outcomes)
+    began, num_all, record = time.monotonic(), measurement.num_trials(), measurement.record
+    finished, calls = len(record.outcomes), record.usage.calls
 
     def line() -> str:
         """Return calls per second, tokens and money."""
@@ -527,12 +524,7 @@ async def _with_progress(
 
 
 def _document(
-    given: argparse.Namespace,
-    player: _Player,
-    games: "Sequence[Game]",
-    measurement: "Measurement",
-    record: "Record",
-    wall_s: float,
+    given: argparse.Namespace, player: _Player, measurement: "Measurement", wall_s: float
 ) -> dict[str, Any]:
     """Return the certificate, the returns that it rests on, and the costs, as plain data.
 
@@ -544,6 +536,7 @@ def _document(
     from mage_async.pages.certificate import warnings_of
     from mage_async.results.certificate import TaskReturns, arm_returns, certificate
 
+    games, record = measurement.games, measurement.record
     tasks = {game.label: measurement.returns(game.label) for game in games}
     every = [task for each in tasks.values() for task in each]
     usage = asdict(record.usage)
@@ -569,7 +562,7 @@ def _document(
         "margin": given.margin,
         "episodes": given.episodes,
         "memory": given.memory,
-        "warnings": [*warnings_of(counts, costs, lengths), *_seen_ranges(games, measurement)],
+        "warnings": [*warnings_of(counts, costs, lengths), *_seen_ranges(measurement)],
         "returns": arm_returns(every),
         "games": [
             {
@@ -639,9 +632,9 @@ def _show(document: dict[str, Any], out: Path) -> None:
     print(f"{document['model']} {document['sentence']}")
 
 
-def _seen_ranges(games: "Sequence[Game]", measurement: "Measurement") -> Iterator[str]:
+def _seen_ranges(measurement: "Measurement") -> Iterator[str]:
     """Yield a warning for each game that does not declare the range of its returns."""
-    for game in games:
+    for game in measurement.games:
         facts = game.environment.facts
         if facts.min_return is None or facts.max_return is None:
             least, most = measurement.scale(game.label)

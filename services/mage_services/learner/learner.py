@@ -29,7 +29,7 @@ from mage_async.tasks.task_stream import MatchedTasks, TaskStream
 from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator import Coordinator, segment_header
 from mage_services.learner.gang import Gang
-from mage_services.learner.resume import Prepared, ReplayedStep, prepare
+from mage_services.learner.resume import Prepared, prepare
 from mage_services.learner.run_log import RunLog
 from mage_services.learner.trainer_thread import TrainerThread
 from mage_services.learner.training_loop import TrainingLoop
@@ -126,11 +126,10 @@ async def main(startup: Startup, status: Status) -> None:
         run_log = RunLog(
             startup, coordinator, prepared.training, trainer_thread, warm_start_s, time_accounting
         )
-        loop = TrainingLoop(
-            startup, status, coordinator, journal, prepared, trainer_thread, run_log
-        )
+        loop = TrainingLoop(startup, status, coordinator, prepared, trainer_thread, run_log)
         try:
-            await _run_tasks(coordinator, loop, journal, gang, status, prepared.replayed)
+            await loop.run_log.write_replayed(prepared.replayed)
+            await _run_tasks(coordinator, loop, gang, status)
         finally:
             journal.close()
             weights.close()
@@ -181,20 +180,14 @@ async def _prepare(
 
 
 async def _run_tasks(
-    coordinator: Coordinator,
-    loop: TrainingLoop,
-    journal: JournalFile,
-    gang: Gang,
-    status: Status,
-    replayed: list[ReplayedStep],
+    coordinator: Coordinator, loop: TrainingLoop, gang: Gang, status: Status
 ) -> None:
     """Train to the last step, concurrently with the other tasks. Cancellation ends all of them."""
-    await loop.run_log.write_replayed(replayed)
     async with asyncio.TaskGroup() as tasks:
         others = [
             tasks.create_task(_inbox(coordinator), name="inbox"),
             tasks.create_task(_clock(coordinator, loop.run_log, status), name="clock"),
-            tasks.create_task(journal.watch(), name="journal"),
+            tasks.create_task(coordinator.journal.watch(), name="journal"),
             tasks.create_task(gang.watch(), name="ranks"),
             tasks.create_task(loop.publisher.run(), name="publish"),
         ]

@@ -16,13 +16,11 @@ from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import overall
 from mage_async.protocol.journal_records import Commit
 from mage_async.trajectory import Group
-from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.resume import Prepared
 from mage_services.learner.run_log import RunLog
 from mage_services.learner.trainer_thread import TrainerThread
 from mage_services.processes.process import Startup, Status, until_there_is_space
-from mage_services.weights.weight_store import WeightStore
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -59,15 +57,14 @@ class TrainingLoop:
         startup: Startup,
         status: Status,
         coordinator: Coordinator,
-        journal: JournalFile,
         prepared: Prepared,
         trainer_thread: TrainerThread,
         run_log: RunLog,
     ) -> None:
         self._config, self._status, self._coordinator = startup.config, status, coordinator
-        self._journal, self._training = journal, prepared.training
+        self._journal, self._training = coordinator.journal, prepared.training
         self._thread, self.run_log = trainer_thread, run_log
-        self.publisher = Publisher(coordinator.weights, coordinator)
+        self.publisher = Publisher(coordinator)
         self._checkpoint_version = prepared.checkpoint_version()
         """Version of the newest durable checkpoint; 0 before the first."""
         self._pending_checkpoint: tuple[Future[Path], int] | None = None
@@ -246,8 +243,8 @@ class Publisher:
     written, but never for an actor.
     """
 
-    def __init__(self, weights: WeightStore, coordinator: Coordinator) -> None:
-        self._weights, self._coordinator = weights, coordinator
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._weights, self._coordinator = coordinator.weights, coordinator
         self._offered: asyncio.Queue[tuple[Snapshot, str]] = asyncio.Queue(1)
         """The version that is to be published: a copy of its weights, and their digest."""
 
