@@ -384,5 +384,6 @@ def test_a_policy_is_looked_at_in_a_class_that_waits_and_has_no_script(
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     config = pretrained(directory, "environment.name=waiting_lock:Lock")
-    found = preflight._preflight(config, 1, time.monotonic(), print)
+    order = preflight.PreflightOrder(config_file.as_tables(config), 1, time.monotonic())
+    found = preflight._preflight(order, print)
     assert "actions were valid; here is one" in found.sentence

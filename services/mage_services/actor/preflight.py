@@ -210,21 +210,20 @@ def _end_of_child(code: int, log: Path) -> str:
     return f"it {end_in_words(code)}" + (f": {line}" if line else "")
 
 
-def _preflight(
-    config: Config, num_actors: int, started_at: float, report: Callable[[str], None]
-) -> PreflightReport:
+def _preflight(order: PreflightOrder, report: Callable[[str], None]) -> PreflightReport:
     """Check the policy in the child process, and play its first turns if it is pretrained."""
     from mage_async.plan.first_turns import play_first_turns
     from mage_async.plan.plan import check_gpu
     from mage_async.policy.initial_policy import source_directory
 
+    config, num_actors = config_file.from_tables(order.tables), order.num_actors
     if config.learner.device != "cpu":
         check_gpu(config, num_actors, machine_bytes=memory_bytes())
     if not isinstance(config.policy, Pretrained):
         return PreflightReport()
     directory = source_directory(config.policy.source)
     contexts = _check_files(config, directory, num_actors)
-    importing_s = time.monotonic() - started_at
+    importing_s = time.monotonic() - order.started_at
     with asyncio.Runner() as runner:
         workers = CallRunner.of(config.environment)
 
@@ -250,13 +249,7 @@ def main() -> None:
     if order is None:
         return
     try:
-        config = config_file.from_tables(order.tables)
-        findings = _preflight(
-            config,
-            order.num_actors,
-            order.started_at,
-            lambda done: parent.send(PreflightReport(doing=done)),
-        )
+        findings = _preflight(order, lambda done: parent.send(PreflightReport(doing=done)))
     except MageError as error:
         findings = PreflightReport(failed=str(error))
     parent.send(findings)
