@@ -51,7 +51,7 @@ def measured(folder: Path, kind: type[UniformWords] | type[WordsInOrder]) -> Mea
             sets = {"heldout": await evaluator.play("heldout", 8, 1)}
             spread = await evaluator.diversity(24, 8)
             ladder = ladder_of(CONFIG, "boxes")
-            harder = await score_rungs(ladder, sets["heldout"], chat, engine, workers, 2)
+            harder = await score_rungs(ladder, sets["heldout"], evaluator)
         return sets, spread, harder
 
     return asyncio.run(main())
@@ -106,7 +106,7 @@ def test_a_part_of_a_mix_is_played_alone_on_its_harder_rungs(tmp_path: Path) -> 
         async with CallRunner() as workers:
             own = Evaluator(BOXES, chat, engine, workers, 2)
             heldout = await own.play("heldout", 4, 1)
-            return await score_rungs(ladder, heldout, chat, engine, workers, 2)
+            return await score_rungs(ladder, heldout, own)
 
     harder = asyncio.run(main())
     assert harder.ladder == "few/boxes"

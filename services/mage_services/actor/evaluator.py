@@ -142,6 +142,11 @@ class Evaluator:
         self._num_sets = 0
         """Number of sets played so far, which makes the names of trials unique on the engine."""
 
+    def on(self, config: Config) -> "Evaluator":
+        """Return an evaluator of other tasks, with the same engine and number of episodes."""
+        stage = self._stage
+        return Evaluator(config, self._chat, self.engine, stage.workers, stage.config.num_episodes)
+
     async def curve(self, num_trials: int) -> dict[str, Score]:
         """Play the train and held-out tasks of the curve. Cancellation abandons them."""
         return {
@@ -375,14 +380,7 @@ def times_as_long(config: Config, ladder: Ladder | None) -> float:
     return max([own, *(environment_of(each).facts.max_turns for each in rungs)]) / own
 
 
-async def score_rungs(
-    ladder: Ladder,
-    heldout: Score,
-    chat: ChatFormat,
-    engine: Engine,
-    workers: CallRunner,
-    episodes: int,
-) -> Harder:
+async def score_rungs(ladder: Ladder, heldout: Score, evaluator: Evaluator) -> Harder:
     """Play as many held-out tasks of each rung as of the run's own. Cancellation abandons them.
 
     Args:
@@ -391,8 +389,7 @@ async def score_rungs(
     """
 
     async def score_of(config: Config) -> Score:
-        evaluator = Evaluator(config, chat, engine, workers, episodes)
-        return await evaluator.play("heldout", heldout.num_trials, FINAL_SEED)
+        return await evaluator.on(config).play("heldout", heldout.num_trials, FINAL_SEED)
 
     as_trained = await score_of(ladder.config) if ladder.part else heldout
     found = [Rung("as trained", {}, as_trained)]

@@ -180,17 +180,15 @@ async def _play(
         Scores by set, and a mapping with "diversity" and "harder", as far as they were measured.
     """
     chat = load_chat(policy, thinking=config.transcript.thinking)
-    episodes = config.evaluation.episodes
     made, more = make_engine(config, policy, "evaluate"), dict[str, Any]()
     async with made as engine, CallRunner.of(config.environment) as workers:
-        evaluator = Evaluator(config, chat, engine, workers, episodes)
+        evaluator = Evaluator(config, chat, engine, workers, config.evaluation.episodes)
         evaluator.guidance = guidance
         sets = await evaluator.final(num_trials, at_intervals(PRINT_S, _print_played))
         if repeats:
             more["diversity"] = await evaluator.diversity(num_trials, repeats)
         if ladder is not None:
-            heldout = sets["heldout"]
-            more["harder"] = await score_rungs(ladder, heldout, chat, engine, workers, episodes)
+            more["harder"] = await score_rungs(ladder, sets["heldout"], evaluator)
     return sets, msgspec.to_builtins(more)
 
 
