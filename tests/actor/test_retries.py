@@ -273,7 +273,7 @@ def test_an_evaluated_trial_is_cut_after_the_last_try_alone(begin: Begin) -> Non
     async def main(site: Site) -> None:
         plans = [site.stage.plan(Task("own", member, 5), 0, member) for member in ("good", "bad")]
         sys.modules["flaky"].FAILING["reset"] = {1, 2}
-        good, bad = await play_all(plans, site.engine, site.workers, 2, site.stage.retries)
+        good, bad = await play_all(plans, site.stage, 2)
         assert (good.cut_at, good.num_played()) == (None, 3)
         assert (bad.cut_at, len(bad.turns)) == (0, 1)
         assert site.engine.statistics().num_contexts == 0
@@ -295,7 +295,7 @@ def test_an_evaluated_trial_that_the_engine_fails_in_every_try_is_cut(
 
         site.engine.complete = lose_bad  # type: ignore[method-assign]
         plans = [site.stage.plan(Task("own", "good", 5), 0, name) for name in ("good", "bad")]
-        good, bad = await play_all(plans, site.engine, site.workers, 2, site.stage.retries)
+        good, bad = await play_all(plans, site.stage, 2)
         assert (good.cut_at, bad.cut_at) == (None, 0)
 
     begin(main, retries=1)
@@ -326,8 +326,8 @@ def played_embedded(config: Config, policy: Path, retries: Retries) -> list[Tria
     async def main() -> list[Trial]:
         rules = trial_config_of(config, environment, chat, 3)
         async with EmbeddedEngine(policy, config.engine) as engine, CallRunner() as workers:
-            stage = Stage(environment, rules, chat, engine, workers)
+            stage = Stage(environment, rules, chat, engine, workers, retries)
             plans = [stage.plan(tasks.task(n), 0, f"{n}.0.0") for n in range(8)]
-            return await play_all(plans, engine, workers, 8, retries)
+            return await play_all(plans, stage, 8)
 
     return asyncio.run(main())

@@ -25,7 +25,7 @@ from mage_async.trials.action_parser import ActionParser, Forced
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_config import TrialConfig, prompts_for
 from mage_async.trials.trial_run import TrialRun
-from mage_services.actor.rollout import Planned, Retries, Stage, play_all, play_trial
+from mage_services.actor.rollout import Planned, Stage, play_all, play_trial
 from mage_services.environments.call_runner import CallRunner
 from tests.helpers.scripted_engine import (
     Answer,
@@ -166,7 +166,7 @@ def test_results_come_in_the_order_of_the_runs_though_later_ones_end_first(
 ) -> None:
     async def main() -> tuple[list[Trial], list[Task]]:
         made = stage(chat, lambda trial: 0.003 / (1 + int(trial.split(".")[0])))
-        return await play_all(plans(made, 4), made.engine, CallRunner(), 4, Retries()), [
+        return await play_all(plans(made, 4), made, 4), [
             TaskStream(RPS, 0).task(number) for number in range(4)
         ]
 
@@ -184,7 +184,7 @@ def test_no_more_trials_are_played_at_once_than_allowed(chat: ChatFormat) -> Non
             return uniform(prompt, turn)
 
         made = stage(chat, answers=counted)
-        trials = await play_all(plans(made, 8), made.engine, CallRunner(), 3, Retries())
+        trials = await play_all(plans(made, 8), made, 3)
         assert len(trials) == 8
         assert max(held) == 3
 
@@ -204,7 +204,7 @@ def test_trials_that_their_environment_fails_are_cut_and_said(
 ) -> None:
     async def main() -> list[Trial]:
         made = replace(stage(chat), environment=environment)
-        trials = await play_all(plans(made, 4), made.engine, CallRunner(), 2, Retries())
+        trials = await play_all(plans(made, 4), made, 2)
         assert num_contexts(made) == 0
         return trials
 
@@ -230,7 +230,7 @@ def test_a_trial_that_outgrows_the_context_ends_there_and_counts_among_the_other
             return uniform(prompt, turn)
 
         made = stage(chat, answers=within)
-        trials = await play_all(plans(made, 3), made.engine, CallRunner(), 2, Retries())
+        trials = await play_all(plans(made, 3), made, 2)
         assert num_contexts(made) == 0
         return trials
 

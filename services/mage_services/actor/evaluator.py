@@ -242,9 +242,7 @@ class Evaluator:
             for repeat in range(repeats):
                 name = f"e{self._num_sets}.{number}.{repeat}"
                 plans.append(guided.plan(task, repeat, name, swap))
-        return await play_all(
-            plans, self.engine, stage.workers, self._at_once, stage.retries, on_end
-        )
+        return await play_all(plans, stage, self._at_once, on_end)
 
 
 def write_evaluation(

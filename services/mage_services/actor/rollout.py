@@ -290,15 +290,10 @@ async def make_calls(
 
 
 async def play_all(
-    plans: Sequence[Planned],
-    engine: Engine,
-    workers: CallRunner,
-    at_once: int,
-    retries: Retries,
-    on_end: Callable[[], None] = lambda: None,
+    plans: Sequence[Planned], stage: Stage, at_once: int, on_end: Callable[[], None] = lambda: None
 ) -> list[Trial]:
-    """Play trials as `play_or_cut` does, at most `at_once` of them concurrently; return them in the
-    order of `plans`. Cancellation aborts all of them.
+    """Play trials on a stage as `play_or_cut` does, at most `at_once` of them concurrently; return
+    them in the order of `plans`. Cancellation aborts all of them.
 
     Args:
         on_end: Called after each trial.
@@ -308,7 +303,7 @@ async def play_all(
     async def play_one(planned: Planned) -> Trial:
         """Play a trial once fewer than `at_once` are being played."""
         async with playing_slots:
-            trial = await play_or_cut(planned, engine, workers, retries)
+            trial = await play_or_cut(planned, stage.engine, stage.workers, stage.retries)
         on_end()
         return trial
 
