@@ -21,6 +21,23 @@ def test_a_reader_that_stops_early_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+OTHER_PIPE = """
+import os
+from mage_services.terminal import printing
+reading, writing = os.pipe()
+os.close(reading)
+with printing():
+    print("of interest")
+    os.write(writing, b"to nobody")
+"""
+
+
+def test_another_pipe_without_a_reader_is_an_error() -> None:
+    done = subprocess.run([sys.executable, "-c", OTHER_PIPE], capture_output=True)
+    assert done.returncode == 1
+    assert b"BrokenPipeError" in done.stderr
+
+
 LONG = """
 import resource
 from mage_services.terminal import lasting_output

@@ -1,6 +1,7 @@
 """Show a run in the terminal."""
 
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -9,11 +10,17 @@ from typing import Any, TextIO
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Let the block print; once the reader of stdout has gone, discard the rest."""
+    """Let the block print; once the reader of stdout has gone, discard the rest.
+
+    Raises:
+        BrokenPipeError: another pipe than stdout has lost its reader.
+    """
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
+        if _has_reader(sys.stdout):
+            raise
         _discard(sys.stdout)
 
 
@@ -77,6 +84,13 @@ def _say_on_stderr(failure: str) -> None:
     with suppress(OSError):  # stderr may be the same file
         text = f"stdout cannot be written: {failure}. The command goes on without it"
         print(text, file=sys.stderr, flush=True)
+
+
+def _has_reader(stream: TextIO) -> bool:
+    """Return whether what a stream writes can still be read by somebody."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)  # the system reports errors and hang-ups in any case
+    return not poll.poll(0)
 
 
 def _discard(stream: TextIO) -> None:
