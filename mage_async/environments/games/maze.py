@@ -25,6 +25,7 @@ from mage_async.environments.games.game import (
     cell_text,
     facts_of,
     ladders_of,
+    looks_heldout,
     step,
 )
 from mage_async.environments.options import check_flag, check_whole
@@ -192,7 +193,7 @@ class MazeGame(Game[str]):
 
     Raises:
         ConfigError: an option is out of its range, or no maze of `shapes` has a shortest way
-            within `shortest`.
+            within `shortest`, or no maze of a split.
     """
 
     ladders: Ladders = MappingProxyType(
@@ -238,19 +239,36 @@ class MazeGame(Game[str]):
         # goal.
         facts = facts_of("maze", turns, words, threshold=1e-9)
         super().__init__(facts, numbered("maze", mazes), "maze")
-        # Whether `shapes` and `shortest` go together is known only from a maze.
-        self.maze(self.members("train")[0])
+        self.maze = lru_cache(maxsize=4096)(self._make_maze)
+        """Returns the maze of a task variant."""
+        # Whether the options go together is known only from mazes.
+        for members in self._splits.values():
+            self.maze(next(iter(members)))
 
     def family(self, member: str) -> str:
         """Return the number of steps on the shortest way to the goal."""
         return f"steps-{self.maze(member).shortest()}"
 
-    def maze(self, member: str) -> Maze:
-        """Return the maze of a task variant."""
-        name = self.variant(member)
-        if self._shapes:
-            return corridors_of(name, self._shapes, self._shortest)
-        return maze_of(name, self._size, self._loops)
+    def _make_maze(self, member: str) -> Maze:
+        """Generate a maze of the variant's split. How a maze looks decides its split, so that no
+        maze is in both.
+        """
+        name, is_heldout = self.variant(member), member in self._splits["heldout"]
+        for number in range(_MAX_TRIES):
+            seed = f"{name}/{number}" if number else name
+            if self._shapes:
+                maze = corridors_of(seed, self._shapes, self._shortest)
+            else:
+                maze = maze_of(seed, self._size, self._loops)
+            # Sorted, because equal mazes may have been dug in another order.
+            exits = sorted((cell, sorted(ways)) for cell, ways in maze.exits.items())
+            if looks_heldout(f"{exits}/{maze.start}/{maze.goal}") == is_heldout:
+                return maze
+        split = "held-out" if is_heldout else "training"
+        raise ConfigError(
+            f"maze: there are too few mazes of these options: {_MAX_TRIES} draws gave no {split} "
+            "one; allow more `shapes` or a wider `shortest`"
+        )
 
     def rules(self) -> str:
         """Return the rules in plain words."""
@@ -310,7 +328,10 @@ def random_return(maze: Maze, turns: int, *, wins_only: bool = False) -> float:
 # The functions below generate mazes.
 
 
-@lru_cache(maxsize=4096)
+_MAX_TRIES = 200
+"""Largest number of mazes that are drawn for one task variant, until one is of its split."""
+
+
 def maze_of(name: str, size: int, loops: int) -> Maze:
     """Generate the maze whose name is the seed: a tree of passages, and `loops` further passages.
 
@@ -390,7 +411,6 @@ def _checked(shapes: Shapes, shortest: Sequence[int]) -> tuple[_Shapes, tuple[in
     return tuple((rows, columns) for rows, columns in shapes), tuple(shortest)
 
 
-@lru_cache(maxsize=4096)
 def corridors_of(name: str, shapes: _Shapes, shortest: tuple[int, ...]) -> Maze:
     """Generate the maze of corridors whose name is the seed: its goal is the cell farthest from the
     start, at a number of steps within `shortest`.

@@ -9,13 +9,12 @@ border is wall, so a step never leaves the room.
 
 import itertools
 import random
-import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache, partial
 
-from mage_async.environments.environment import HELDOUT_EVERY, Chance, Outcome, Split, numbered
+from mage_async.environments.environment import Chance, Outcome, Split, numbered
 from mage_async.environments.games.game import (
     Game,
     SoloPlay,
@@ -23,6 +22,7 @@ from mage_async.environments.games.game import (
     cells_of,
     facts_of,
     ladders_of,
+    looks_heldout,
     set_of,
 )
 from mage_async.environments.options import check_whole
@@ -341,21 +341,16 @@ class Sokoban(Game[str]):
                 continue
             targets = set_of(source.sample(cells, self._num_boxes))
             room = _scramble(source, size, floor, targets, self._lengths)
-            if room is not None and _looks_heldout(room) == is_heldout:
+            # How a room looks decides its split, so that no room is in both.
+            if room is not None and is_heldout == looks_heldout(
+                f"{room.floor}/{room.targets}/{room.start}"
+            ):
                 return room
         raise EnvironmentFault(
             f"sokoban: found no room of {size} by {size} with {self._num_boxes} "
             f"boxes that takes {self._lengths.start} to {self._lengths.stop - 1} steps; change "
             "`size`, `boxes`, `shortest` or `longest`"
         )
-
-
-def _looks_heldout(room: Room) -> bool:
-    """Return whether a room belongs to the held-out quarter of all possible rooms. How a room looks
-    decides its split, so that no room is in both.
-    """
-    looks = f"{room.floor}/{room.targets}/{room.start}"
-    return zlib.crc32(looks.encode()) % HELDOUT_EVERY == 0
 
 
 def push(room: Room, position: Position, step: int) -> Position:
