@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from mage_async.environments.game_references import half_widths_of
 from mage_async.environments.games.family import (
     ACTIONS,
     ANSWERS,
@@ -98,6 +99,8 @@ def test_memory_is_worth_much_and_the_last_episode_is_nearly_known(heldout: str)
     assert known["with_memory"][2] > known["without_memory"][2] + 0.2
     assert known["without_memory"][0] > known["random"][0] + 0.1
     assert known["with_memory"][0] == pytest.approx(known["without_memory"][0], abs=0.05)
+    # Means over trials are shown with their error, exact values without.
+    assert half_widths_of(known).keys() == {"with_memory", "without_memory"}
 
 
 @pytest.mark.parametrize("feedback", ["told", "right_or_wrong"])

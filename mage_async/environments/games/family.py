@@ -15,11 +15,10 @@ import random
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from mage_async.environments.environment import Chance, Outcome, Split, Splits, named
-from mage_async.environments.game_references import trial_returns
 from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, num_equal
 from mage_async.environments.options import check_one_of, check_whole
 from mage_async.errors import ConfigError, EnvironmentFault
@@ -703,6 +702,8 @@ class Family(Game[str]):
         ConfigError: an option is out of its range, or no structure or one twice is named.
     """
 
+    num_reference_trials = 64
+
     def __init__(
         self,
         structures: int | Sequence[str] = len(TRAINED),
@@ -774,28 +775,21 @@ class Family(Game[str]):
         """Return returns per episode, in the mean over the first 64 games of the split.
 
         `random` takes any action, and `known` knows what is hidden; these are exact for those
-        games. `without_memory` and `with_memory` are estimates: one trial of `FamilyScript` in each
+        games. `without_memory` and `with_memory` are means over one trial of `FamilyScript` in each
         of the games.
         """
-        members = self.members(split)[:64]
+        members = self.members(split)[: self.num_reference_trials]
         random_return = sum(_random_return(self.game(each)) for each in members) / len(members)
-        inferred = {
-            name: [self._inferred(member, num_episodes, remembers) for member in members]
-            for name, remembers in (("without_memory", False), ("with_memory", True))
-        }
         return {
             "random": (random_return,) * num_episodes,
-            **{
-                name: tuple(sum(column) / len(column) for column in zip(*rows, strict=True))
-                for name, rows in inferred.items()
-            },
+            **self.measured(
+                split,
+                num_episodes,
+                without_memory=partial(FamilyScript, remembers=False),
+                with_memory=partial(FamilyScript, remembers=True),
+            ),
             "known": (1.0,) * num_episodes,
         }
-
-    def _inferred(self, member: str, num_episodes: int, remembers: bool) -> list[float]:
-        """Return the rewards of a script without slips, in each episode of one trial."""
-        script = FamilyScript(random.Random(member), remembers=remembers)
-        return trial_returns(self, Task("family", member, 0), script, num_episodes)
 
 
 def _names(split: str, structures: Sequence[str], count: int) -> tuple[str, ...]:
