@@ -614,7 +614,8 @@ class BiasedRps(Game[str]):
 
     def __init__(self, rounds: int = 5, opponents: int = 512) -> None:
         check_whole("biased_rps", "rounds", rounds, 1, 100)
-        check_whole("biased_rps", "opponents", opponents, 8, 1_000_000)
+        # From 32 on, both splits have opponents with each of the three favourites (`swaps`).
+        check_whole("biased_rps", "opponents", opponents, 32, 1_000_000)
         self._rounds = rounds
         words = (*MOVES, "opp", *_RESULTS, "invalid")
         # An episode pays 1 or 0, so it is won above 0.5.

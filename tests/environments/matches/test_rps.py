@@ -22,6 +22,7 @@ from mage_async.environments.games.rps import (
     payoff,
     result,
 )
+from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
 MOVES = ("rock", "paper", "scissors")
@@ -192,12 +193,23 @@ def test_at_least_half_of_the_rounds_win_an_episode() -> None:
             assert outcomes[-1].reward == (won >= needed)
 
 
-def test_what_beats_a_biased_opponent_loses_to_those_swapped_in() -> None:
-    game = BiasedRps()
-    for member in game.members("heldout"):
-        for other in game.swaps(member, "heldout"):
+@pytest.mark.parametrize("num_opponents", [32, 512])
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_what_beats_a_biased_opponent_loses_to_those_swapped_in(
+    split: Split, num_opponents: int
+) -> None:
+    game = BiasedRps(opponents=num_opponents)
+    for member in game.members(split):
+        others = game.swaps(member, split)
+        assert others
+        for other in others:
             best = (MOVES.index(game.family(member)) + 1) % 3
             assert result(best, MOVES.index(game.family(other))) == -1
+
+
+def test_too_few_biased_opponents_to_swap_are_refused() -> None:
+    with pytest.raises(ConfigError, match="`opponents` must be a whole number from 32 to"):
+        BiasedRps(opponents=31)
 
 
 def test_counting_moves_over_episodes_wins_more_of_them() -> None:
