@@ -23,6 +23,7 @@ from mage_async.environments.games.game import (
     num_equal,
 )
 from mage_async.environments.options import check_one_of, check_whole
+from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
 BUTTONS = ("left", "right")
@@ -107,12 +108,12 @@ class Boxes(Game[Code]):
         boxes: Number of boxes, from 3 to 6; 4 have 16 codes and 5 have 32, a quarter of them held
             out.
         scripted: Whether the script of a warm start `remembers` earlier episodes or `guesses`.
-        near: Code, such as `left-right-right-left`, to which the codes of all tasks are similar,
+        near: Code, such as `left-left-right-left`, to which the codes of all tasks are similar,
             including held-out ones; a memory across tasks can learn it. "" for any codes.
         differ: Number of boxes in which a code may differ from `near`.
 
     Raises:
-        ConfigError: an option is out of its range.
+        ConfigError: an option is out of its range, or `near` leaves no code to hold out.
     """
 
     ladders = ladders_of(boxes=_HELDOUT)
@@ -120,7 +121,7 @@ class Boxes(Game[Code]):
     def __init__(
         self, boxes: int = 4, scripted: Scripted = "remembers", near: str = "", differ: int = 1
     ) -> None:
-        check_one_of("boxes", "boxes", boxes, tuple(_HELDOUT))
+        check_whole("boxes", "boxes", boxes, min(_HELDOUT), max(_HELDOUT))
         check_one_of("boxes", "scripted", scripted, get_args(Scripted))
         self._boxes, self._scripted = BOXES[:boxes], scripted
         codes = {"-".join(code): code for code in itertools.product(BUTTONS, repeat=boxes)}
@@ -133,11 +134,17 @@ class Boxes(Game[Code]):
             played = {
                 name: code for name, code in codes.items() if num_equal(code, codes[near]) >= least
             }
+        splits = split_by(played, _is_heldout)
+        if not splits["heldout"]:
+            raise ConfigError(
+                f"boxes: no held-out code is as near to {near} as `differ` = {differ} says: raise "
+                "`differ`, or choose another `near`"
+            )
         words = (*BUTTONS, *self._boxes, OPENED, SHUT, OVER, INVALID)
         # An episode is won if every box opens.
         facts = facts_of("boxes", boxes, words, threshold=1 - 0.5 / boxes)
         # `near` narrows the splits only: `swaps` may return any of the codes.
-        super().__init__(facts, split_by(played, _is_heldout), unsplit=codes)
+        super().__init__(facts, splits, unsplit=codes)
 
     def rules(self) -> str:
         """Return the rules in plain words."""

@@ -78,7 +78,13 @@ def test_references_are_what_is_reached_without_and_with_memory() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"boxes": 7}, "boxes: `boxes` must be 3 or 4 or 5 or 6, got 7"),
+        ({"boxes": 7}, "boxes: `boxes` must be a whole number from 3 to 6, got 7"),
+        ({"boxes": 4.0}, "boxes: `boxes` must be a whole number from 3 to 6, got 4.0"),
+        (
+            {"near": "left-right-right-left"},
+            "boxes: no held-out code is as near to left-right-right-left as `differ` = 1 says: "
+            "raise `differ`, or choose another `near`",
+        ),
         (
             {"scripted": "wins"},
             "boxes: `scripted` must be 'remembers' or 'guesses', got 'wins'",
