@@ -143,6 +143,7 @@ def test_rising_numbers_of_structures_train_on_what_the_smaller_ones_do() -> Non
     ("options", "sentence"),
     [
         ({"structures": 9}, "`structures` must be a whole number from 1 to 8, got 9"),
+        ({"structures": 1.5}, "`structures` must be a list of texts, got 1.5"),
         ({"structures": []}, "structures must name at least one, and each once, got []"),
         ({"structures": ["arm", "arm"]}, "each once, got ['arm', 'arm']"),
         ({"structures": ["chess"]}, "family: `structures` must be 'mapping' or 'arm'"),

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from mage_async.environments.environment import Chance, Outcome, Split, Splits, named
 from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, num_equal
-from mage_async.environments.options import check_one_of, check_whole
+from mage_async.environments.options import check_one_of, check_texts, check_whole
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 
@@ -717,6 +717,7 @@ class Family(Game[str]):
         if isinstance(structures, int):
             check_whole("family", "structures", structures, 1, len(TRAINED))
             structures = TRAINED[:structures]
+        check_texts("family", "structures", structures)
         for name in structures:
             check_one_of("family", "structures", name, tuple(STRUCTURES))
         if not structures or len(set(structures)) < len(structures):

@@ -299,6 +299,8 @@ class Shop(Game[Product]):
     def __init__(self, products: str = "", size: int = 400, turns: int = 12) -> None:
         check_whole("shop", "size", size, 40, 100_000)
         check_whole("shop", "turns", turns, 1, 1000)
+        if not isinstance(products, str):
+            raise ConfigError(f"shop: `products` must be the path of a file, got {products!r}")
         self._products = read_products(products) if products else make_products(size)
         self._index = Index([each.text() for each in self._products])
         self._turns = turns

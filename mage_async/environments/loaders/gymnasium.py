@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mage_async.environments.loaders.loader import TURNS, episode_class, library
-from mage_async.environments.options import check_flag
+from mage_async.environments.options import check_flag, check_texts
 from mage_async.environments.user_calls import as_config_error
 from mage_async.errors import ConfigError
 
@@ -120,6 +120,9 @@ def load(
     """
     name = f"gymnasium:{identity}"
     check_flag(name, "render", render)
+    check_texts(name, "actions", actions)
+    if "" in actions or len(set(actions)) < len(actions):
+        raise ConfigError(f"{name}: `actions` must be different words, got {list(actions)}")
     with as_config_error(name):
         # No trial plays this one: its spaces and docstring stand for all environments of the name.
         probe = _made(identity, make or {}, False, 0)

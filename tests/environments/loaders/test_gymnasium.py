@@ -113,6 +113,8 @@ def test_what_has_no_text_form_is_refused(space: Any) -> None:
         ("CartPole-v1", {"render": True}, "cannot be drawn as text; set `render = false`"),
         ("Taxi-v4", {"render": "False"}, "gymnasium:Taxi-v4: `render` must be true or false"),
         ("Taxi-v4", {"actions": ["go"]}, "`actions` must be 6 words, got 1"),
+        ("Taxi-v4", {"actions": 6}, "`actions` must be a list of texts, got 6"),
+        ("Taxi-v4", {"actions": list("aabcde")}, "`actions` must be different words, got"),
         ("Taxi-v4", {"turn": 3}, r"unknown option `turn` \(did you mean `turns`\?\)"),
         ("Taxi-v4", {"turns": 0}, "`turns` must be a whole number from 1"),
         ("Pendulum-v1", {"actions": ["go"]}, "`actions` are words for a Discrete space, not Box"),

@@ -143,6 +143,8 @@ def test_webshops_own_files_are_read(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="shop: `products` must be the path of a file, got 5"):
+        Shop(products=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"shop: cannot read `products`: .*nowhere"):
         Shop(products=str(tmp_path / "nowhere.json"))
     file = tmp_path / "items_shuffle_1000.json"
