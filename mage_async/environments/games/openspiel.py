@@ -244,7 +244,9 @@ class OpenSpielGame(Game[str]):
     def rules(self) -> str:
         """Return the rules in plain words."""
         kind = self._game.get_type()
-        hint = _HINTS.get(str(self._game).partition("(")[0], "")
+        # The engine writes a game of simultaneous moves as a game with turns that has it inside.
+        inside = str(self._game).removeprefix("turn_based_simultaneous_game(game=")
+        hint = _HINTS.get(inside.partition("(")[0], "")
         return _RULES.format(
             name=kind.long_name,
             hint=f"{hint}\n" if hint else "",

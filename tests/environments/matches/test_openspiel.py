@@ -91,6 +91,15 @@ def test_a_restart_repeats_what_the_switch_says(
     assert (len(lucks) == 12) == (same_deal and same_luck)
 
 
+@pytest.mark.parametrize(
+    ("game", "hint"), [("leduc_poker", "Six cards"), ("goofspiel(num_cards=3)", "Each point card")]
+)
+def test_a_hint_explains_a_game_of_turns_and_one_of_simultaneous_moves(
+    game: str, hint: str
+) -> None:
+    assert f"\n{hint}" in load("openspiel", game=game).rules()
+
+
 def test_an_equilibrium_is_solved_once_and_then_read(monkeypatch: pytest.MonkeyPatch) -> None:
     game = pyspiel.load_game("kuhn_poker")
     table = equilibrium(game, 321)
