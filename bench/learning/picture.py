@@ -46,7 +46,7 @@ class Panel:
 PANELS = (
     Panel("Rock–paper–scissors", "learning", "quickstart", "single episode"),
     Panel("Scout: looking costs 2 now", "learning", "scout", "scout, single episode"),
-    Panel("Kuhn poker", "learning_kuhn", "kuhn", "kuhn, single episode"),
+    Panel("Kuhn poker", "learning", "kuhn", "kuhn, single episode"),
     Panel("Tic-tac-toe", "learning_tictactoe", "tictactoe", "tictactoe, single episode"),
 )
 
