@@ -269,10 +269,13 @@ def test_each_token_may_have_a_temperature_of_its_own(device: str) -> None:
         mask = rows.cpu()
         wanted = run(alone, gradients, mask=mask)
         for name in ("logprob", "entropy", "d_hidden"):
-            assert torch.equal(getattr(found, name)[rows], getattr(wanted, name)[rows]), name
+            # The last bit of a sum depends on the processor.
+            one, other = getattr(found, name)[rows], getattr(wanted, name)[rows]
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6, msg=name)
         d_head += wanted.d_head.double()
         own = arguments._replace(inverse_temperature=by_row)
-        assert torch.equal(run(own, gradients, mask=mask).d_head, wanted.d_head)
+        masked = run(own, gradients, mask=mask).d_head
+        torch.testing.assert_close(masked, wanted.d_head, rtol=1e-6, atol=1e-6)
     assert relative_error(found.d_head, d_head) < 1e-2
     with pytest.raises(ValueError, match=r"inverse_temperature must be torch.float32 \[200\]"):
         linear_logprob(*arguments[:3], by_row.double())
