@@ -454,7 +454,7 @@ class AgentRun:
             )
             shown = shown.partition(stop)[0]
         # A call that thinking quotes is not made.
-        said = outside_thinking(shown)
+        said = outside_thinking(self._chat.opened_thinking(completion) + shown)
         calls = parse_calls(said) if pending.policy_call.tools else []
         read = tuple(
             (call.name, json.dumps(call.arguments)) for call in calls if isinstance(call, ToolCall)

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from itertools import groupby, pairwise, zip_longest
 from typing import Any, NamedTuple
 
+from mage_async.completion import Completion
 from mage_async.errors import PolicyError
 
 Message = Mapping[str, str]
@@ -91,6 +92,11 @@ class ChatFormat:
         return self._tool_pieces is not None
 
     @property
+    def opens_thinking(self) -> bool:
+        """Whether the template begins each answer with `<think>`, as DeepSeek-R1's does."""
+        return "<think>" in self._tail.rpartition("</think>")[2]
+
+    @property
     def end_token(self) -> int:
         """The stop token with which the template ends the assistant's turn; if it writes none, the
         first one.
@@ -121,6 +127,15 @@ class ChatFormat:
     def decode_completion(self, ids: Sequence[int]) -> str:
         """Return the text of a completion without the stop token at its end, if it has one."""
         return self.decode(ids[:-1] if ids[-1] in self.stop_tokens else ids)
+
+    def opened_thinking(self, completion: Completion) -> str:
+        """Return `<think>` before a completion that the limit of tokens has cut, if the template
+        begins each answer with it, as DeepSeek-R1's does; "" otherwise.
+
+        A completion that has ended by itself without `</think>` is an answer without thinking.
+        """
+        is_open = "<think>" in self._tail.rpartition("</think>")[2]
+        return "<think>" if is_open and completion.finish == "length" else ""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of the program's own text: special tokens are recognised, none is

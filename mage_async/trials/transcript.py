@@ -137,6 +137,8 @@ class Transcript:
             text = self._chat.decode_completion(ids)
         else:
             text = self._chat.decode(ids)
+        if not self._parser.prefill(self._kind):
+            text = self._chat.opened_thinking(completion) + text
         self._forced = self._parser.closing(self._kind, text)
         return start, self._parser.parse(self._kind, text)
 

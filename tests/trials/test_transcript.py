@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mage_async.assembly import environment_of, trial_config_of
-from mage_async.completion import Completion
+from mage_async.completion import Completion, FinishReason
 from mage_async.config.config_file import find, load
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment
@@ -173,6 +173,35 @@ def test_an_action_is_what_stands_in_tags_outside_thinking(
     forced: str, completion: str, action: str | None
 ) -> None:
     assert ActionParser(forced).parse(Kind.ACT, completion) == action  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("said", "finish", "action"),
+    [
+        ("<action>rock</action> loses", "length", None),
+        ("<action>rock</action>", "stop", "rock"),
+        ("<action>rock</action> loses</think><action>paper</action>", "stop", "paper"),
+        ("<action>rock</action> loses</think><action>paper</action>", "length", "paper"),
+    ],
+)
+def test_thinking_that_the_template_opens_and_the_limit_cuts_is_no_answer(
+    said: str, finish: FinishReason, action: str | None, environment: Environment, tmp_path: Path
+) -> None:
+    """DeepSeek-R1's way: the template writes `<think>`, so a completion lacks it."""
+    save_tokenizer(build_tokenizer([*environment.facts.words, "loses"]), tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    settings["chat_template"] = settings["chat_template"].removesuffix("{% endif %}") + (
+        "<think>{% endif %}"
+    )
+    file.write_text(json.dumps(settings))
+    chat = load_chat(tmp_path)
+    transcript = Transcript(chat, ActionParser("none"))
+    transcript.open("episode 1", Kind.ACT)
+    ids = np.array(chat.encode(said), np.int32)
+    zeros = np.zeros(len(ids), np.float32)
+    completion = Completion(ids, zeros, (VersionRun(0, 0, 0),), finish, 0)
+    assert transcript.receive(completion)[1] == action
 
 
 def test_a_template_that_can_think_is_asked_to_where_the_configuration_says_so(
