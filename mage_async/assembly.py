@@ -35,6 +35,7 @@ from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError, ContextFull
 from mage_async.methods.method import Advisers, Methods, overriding
 from mage_async.tasks.league import is_policy, name_of
+from mage_async.tasks.task_stream import rival_places
 from mage_async.trajectory import Task
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
@@ -478,7 +479,8 @@ def _check_population(config: Config, environment: Environment, self_play_share:
     check_names(name, (*train, *heldout))
     if taken := [each for each in (*train, *heldout) if is_policy(each)]:
         raise ConfigError(f"{name}: {taken[0]!r} is the name of a version of the policy")
-    places = round((1 - population.rivals) * config.admission.groups_per_step)
+    num_groups = config.admission.groups_per_step
+    places = num_groups - rival_places(population, num_groups)
     if population.matchmaker.kind == "fixed" and len(train) > places:
         raise ConfigError(
             f'population.matchmaker = "fixed" has {places} places in a step for {len(train)} '

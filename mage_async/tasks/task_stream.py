@@ -125,8 +125,7 @@ class MatchedTasks:
             return replace(task, member=ITSELF)
         past_policies = tuple(name_of(version) for version in self._league.rivals())
         place = number % self._groups_per_step
-        # `config.rivals` is the share of groups that meet past policies.
-        num_rival_places = round(config.rivals * self._groups_per_step)
+        num_rival_places = rival_places(config, self._groups_per_step)
         if config.matchmaker.by_place:  # the first groups of each step meet past policies
             meets_rival = place < num_rival_places
         else:
@@ -138,6 +137,11 @@ class MatchedTasks:
             place -= num_rival_places  # counted among the groups that meet the environment
         draw = Draw(place, task.member, source, self._league, self._environment)
         return replace(task, member=config.matchmaker.choose(names, draw))
+
+
+def rival_places(config: Population, groups_per_step: int) -> int:
+    """Return how many groups of a step meet past policies if the place in the step decides that."""
+    return round(config.rivals * groups_per_step)
 
 
 def evaluation_tasks(

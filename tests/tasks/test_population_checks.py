@@ -33,6 +33,15 @@ def test_who_is_trained_on_is_not_held_out_and_nobody_has_a_versions_name() -> N
     [
         (["population.rivals=0.5"], "nobody can play .+, or give the environment `duel`"),
         (["population.matchmaker=fixed", "admission.groups_per_step=4"], "has 4 places in a step"),
+        # Past policies meet round(0.5 * 7) = 4 groups of a step.
+        (
+            [
+                "population.matchmaker=fixed",
+                "population.rivals=0.5",
+                "admission.groups_per_step=7",
+            ],
+            "has 3 places in a step",
+        ),
     ],
 )
 def test_what_a_population_cannot_do_is_said_before_anything_runs(
