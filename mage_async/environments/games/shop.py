@@ -399,9 +399,11 @@ def read_products(path: str) -> tuple[Product, ...]:
 
 def _read_product(item: dict[str, Any], more: dict[str, Any]) -> Product:
     """Return a product of WebShop's file; `more` is its entry in the file of attributes."""
-    # The values are written as WebShop's engine writes them.
+    # The values are written as WebShop's pages show them: "2 ft / 3 ft" is "2 ft | 3 ft".
     options = {
-        name.lower(): tuple(each["value"].strip().replace("/", " | ").lower() for each in values)
+        name.lower(): tuple(
+            " ".join(each["value"].replace("/", " | ").lower().split()) for each in values
+        )
         for name, values in (item.get("customization_options") or {}).items()
         if values
     }

@@ -123,7 +123,7 @@ ITEM = {
     "small_description": ["machine wash"],
     "full_description": "A shirt.",
     "pricing": "$12.50$24.99",
-    "customization_options": {"Size": [{"value": "Small/Tall"}, {"value": "Large"}], "Fit": None},
+    "customization_options": {"Size": [{"value": "Small / Tall"}, {"value": "Large"}], "Fit": None},
 }
 
 
