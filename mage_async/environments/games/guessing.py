@@ -313,7 +313,7 @@ class Mastermind(Guessing):
         rules = _MASTERMIND.format(
             pegs=pegs,
             colours=", ".join(used),
-            example=" ".join(used[:pegs]),
+            example=" ".join((used * 2)[:pegs]),
             repeats="a colour may come more than once" if repeats else "no colour comes twice",
         )
         words = (*used, *NUMBERS[: pegs + 1], "place", "elsewhere")

@@ -194,3 +194,11 @@ def test_any_five_letters_may_be_a_guess() -> None:
     legal = play.legal_actions()
     assert ("zzzzz" in legal, "zzzz" in legal, legal.is_whole) == (True, False, False)
     assert play.legal_pattern == "[a-z]{5}"
+
+
+@pytest.mark.parametrize("options", [{}, {"pegs": 5}, {"pegs": 4, "colours": 3}])
+def test_the_example_in_the_rules_is_a_guess_that_the_game_accepts(options) -> None:
+    environment = catalogue.load("mastermind", **options)
+    example = environment.rules().partition("such as: ")[2].partition(".")[0]
+    task = Task("mastermind", environment.members("train")[0], 0)
+    assert environment.begin(task, 0).act(example).is_valid
