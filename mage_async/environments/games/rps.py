@@ -298,8 +298,8 @@ class Rps(Environment):
 
         `random` and `nash` play uniformly. `best_response` knows the opponent. `without_memory` is
         the best player that forgets every episode but knows the split's opponents. `bayes`
-        remembers, believes that the opponent is one of `train`, and takes the likeliest win; it is
-        no upper bound on held-out opponents.
+        remembers, believes that the opponent is one of `train`, and takes the move of greatest
+        expected result; it is no upper bound on held-out opponents.
         """
         opponents = _SPLITS[split]
         best = sum(map(best_response, opponents)) / len(opponents)
@@ -493,7 +493,7 @@ def _follow_episode(
     earned = 0.0
     for turn in range(NUM_ROUNDS):
         believed, played = _intended(prior, turn)[last], _intended(opponents, turn)[last]
-        mine = _likeliest_win(misses, believed)
+        mine = _greedy_move(misses, believed)
         seen = [reach * _likelihood(played == move) for move in range(3)]
         for move, after in enumerate(seen):
             earned += float(_PAYOFFS[mine, move] @ after.sum(1))
@@ -510,7 +510,7 @@ def _intended(opponents: Sequence[Opponent], turn: int) -> np.ndarray:
     return np.array([[each.move(turn, last) for each in opponents] for last in lasts])
 
 
-def _likeliest_win(misses: np.ndarray, believed: np.ndarray) -> np.ndarray:
+def _greedy_move(misses: np.ndarray, believed: np.ndarray) -> np.ndarray:
     """Return the move of greatest expected result under each belief: int [N]."""
     # Likelihood of a move that differs from the rule's, relative to one that equals it.
     miss = (NOISE / 3) / (1 - NOISE + NOISE / 3)

@@ -153,7 +153,8 @@ def test_who_remembers_and_believes_rightly_knows_the_opponent_in_the_third_epis
 
 
 def _greedy_value(prior: tuple[Opponent, ...]) -> float:
-    """One episode of a player that takes the likeliest win in every round: a bound from below."""
+    """One episode of the player that always takes the move of greatest expected result: a bound
+    from below."""
 
     def value(belief: np.ndarray, turn: int, last: int | None) -> float:
         if turn == NUM_ROUNDS:
