@@ -290,6 +290,21 @@ def test_measured_versions_are_on_disk_too(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_files_of_an_earlier_learner_process_are_removed_once_a_newer_version_is_evaluated(
+    tmp_path,
+) -> None:
+    earlier = WeightSender(tmp_path, "gloo", lambda version: True)
+    for version in (1, 2):
+        earlier.write(snapshot(version))
+    sender = WeightSender(tmp_path, "gloo", lambda version: version == 4)
+    for version in (3, 4, 5):
+        sender.write(snapshot(version))
+    sender.remove([3])
+    assert (tmp_path / "v000002.safetensors").exists()  # the evaluator may still read it
+    sender.remove([4])
+    assert [file.name for file in tmp_path.iterdir()] == ["v000005.json"]
+
+
 def test_buckets_hold_neighbours_up_to_a_size() -> None:
     places = [Place(str(n), torch.uint8, (4,), 4 * n, 4 * n + 4) for n in range(5)]
     found = [[place.name for place in bucket] for bucket in buckets_of(places, 8)]

@@ -81,7 +81,7 @@ class WeightSender(WeightFiles):
         ends the group's thread."""
         listening = connect(self._store.port)
         threading.Thread(
-            target=self._listen, args=(listening,), name="weights asked for", daemon=True
+            target=self._listen, args=(listening,), name="weight requests", daemon=True
         ).start()
 
     def write(self, snapshot: AnySnapshot) -> Path:
@@ -114,6 +114,8 @@ class WeightSender(WeightFiles):
         GPU to host memory: an engine asks for one of them only if it is slow, or was restarted.
         """
         for version in versions:
+            if self.weights_path(version).exists():
+                self._remove_earlier(version)
             self.file(version).unlink()
             self.weights_path(version).unlink(missing_ok=True)
             del self._snapshots[version]
@@ -121,6 +123,17 @@ class WeightSender(WeightFiles):
             self._shards.remove(versions)
         for version in self.versions()[:-1]:
             self._snapshots[version] = self._off_gpu(self._snapshots[version])
+
+    def _remove_earlier(self, version: int) -> None:
+        """Delete what earlier learner processes of the run left of versions before this one.
+
+        This version was evaluated and has no lease, so the evaluator, which reads versions in
+        order, has read those before it.
+        """
+        for file in self._folder.glob("v*.*"):
+            number = int(file.stem[1:])
+            if number < version and number not in self._snapshots:
+                file.unlink()
 
     def describe(self) -> str:
         """Return where weights go, in a few words."""
