@@ -611,6 +611,9 @@ class Learner(Section):
     """AdamW's weight decay."""
     checkpoint_every: Count = 20
     """Steps between checkpoints."""
+    checkpoint_minutes: Positive = 10.0
+    """Most minutes between checkpoints, for runs whose steps are slow: after a run has ended early,
+    `--resume` trains the steps since its newest checkpoint again, from the journal."""
     keep_checkpoints: Count = 2
     """Number of newest checkpoints that are kept; the best one is kept too."""
     device: Annotated[str, Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 #                                announces the copy only now, while the loop goes on: so every
 #                                announced version can be computed again
 #     5. end the batch           its groups are no longer in flight, so new ones can be granted
-#     6. checkpoint              every `checkpoint_every` steps; when it is durable, earlier
-#                                segments of the journal may be deleted
+#     6. checkpoint              every `checkpoint_every` steps or `checkpoint_minutes`; when it is
+#                                durable, earlier segments of the journal may be deleted
 
 GOODBYE_PATIENCE_S = 5.0
 """A learner that has finished waits for peers that have not said Hello yet, until this many seconds
@@ -69,6 +69,8 @@ class TrainingLoop:
         """Version of the newest durable checkpoint; 0 before the first."""
         self._pending_checkpoint: tuple[Future[Path], int] | None = None
         """The checkpoint that is being written, and its version."""
+        self._checkpoint_at = time.monotonic()
+        """When the newest checkpoint was begun or, before the first one, the run."""
         self._enter = run_log.time.enter  # names what the learner does from now on
 
     async def train(self) -> dict[str, float]:
@@ -120,7 +122,9 @@ class TrainingLoop:
         self._coordinator.limit_concurrency(time.monotonic() - began)
         self._coordinator.trained(commit.version)
         record = await self.run_log.write_step(groups, metrics, waited_s)
-        if commit.version % self._config.learner.checkpoint_every == 0:
+        learner, since_s = self._config.learner, time.monotonic() - self._checkpoint_at
+        is_due = commit.version % learner.checkpoint_every == 0
+        if is_due or since_s >= 60 * learner.checkpoint_minutes:
             await self._checkpoint()
             # The parity is measured at the end of the run.
             await self.run_log.write_learner_summary(parity={})
@@ -175,6 +179,7 @@ class TrainingLoop:
         """Begin a checkpoint. If cancelled, the checkpoint before it stays."""
         await self._wait_until_checkpointed()
         self._enter("checkpoint")
+        self._checkpoint_at = time.monotonic()
         version, counters = self._training.trainer.version, self.run_log.counters()
         write = partial(self._thread.call, self._training.checkpoint, counters)
         written = await until_there_is_space(write, self._coordinator.note)
