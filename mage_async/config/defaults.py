@@ -58,7 +58,19 @@ WITH_TINY: Table = {
 }
 """Defaults with `policy.kind = "tiny"`."""
 
-WITH_FOREIGN_ENVIRONMENT: Table = {
+ONE_SCALE: Table = {"advantage": {"scale": ["component"]}}
+"""Defaults for a class of the user's own, or an environment of another library, with any policy.
+
+The schema's `scale`, ["member"], divides by a deviation for each thing that a task may hide. A
+class hides about as many things as it has tasks, so each group would be divided by its own
+deviation, and a group whose trials hardly differ would count as much as one in which they differ
+most. This raises the probability of actions that are a little better in most tasks and much worse
+in the others (Dr. GRPO, arXiv 2503.20783, section 3.1). A class with noisy tests reached 0.64 and
+fell to 0.30, below its warm start, while actions that earned less than the mean got a positive mean
+advantage; with one scale it ended at 0.51 to 0.68 in three seeds.
+"""
+
+WITH_FOREIGN_ENVIRONMENT: Table = ONE_SCALE | {
     # The schema's default, "final_only", counts rewards of the last episode alone, and random play
     # may hardly ever earn any there. With "cumulative_paper" three of the four tasks of
     # `bench/learning/first_hour_tasks.py` end higher.
@@ -219,13 +231,14 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
     is_on_gpu = learner.get("device", "cpu") != "cpu"
     if policy.get("kind") != "pretrained" or is_recorded:
         return {}
+    found = ONE_SCALE if _has_foreign_environment(whole) else {}
     if is_on_gpu:
         is_adapted = policy.get("lora", NONE) != NONE
-        return ON_GPU if is_adapted else merged(ON_GPU, MASTERS, Config)
+        return merged(found, ON_GPU if is_adapted else merged(ON_GPU, MASTERS, Config), Config)
     # Other engines need a GPU, for which the schema's defaults are made.
     if engine.get("kind") != "embedded":
-        return {}
-    found = ON_CORES
+        return found
+    found = merged(found, ON_CORES, Config)
     if _multiplies_bfloat16():
         found = merged(found, BFLOAT16_ENGINE, Config)
         # `ON_CORES` adds adapters, so here a missing key means adapters.

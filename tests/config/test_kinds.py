@@ -81,18 +81,19 @@ def test_a_file_that_says_nothing_is_a_run_of_a_pretrained_policy(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "credit", "room"),
+    ("name", "credit", "room", "scale"),
     [
-        ("rps", "final_only", 160),
-        ("guess:Guess", "cumulative_paper", 512),
-        ("gymnasium:X", "cumulative_paper", 512),
+        ("rps", "final_only", 160, "member"),
+        ("guess:Guess", "cumulative_paper", 512, "component"),
+        ("gymnasium:X", "cumulative_paper", 512, "component"),
     ],
 )
 def test_the_tiny_policy_is_paid_for_all_episodes_of_a_class_that_is_not_ours_and_has_more_room(
-    name: str, credit: str, room: int
+    name: str, credit: str, room: int, scale: str
 ) -> None:
     config = quickstart(f"environment.name={name}")
     assert (config.credit.kind, config.engine.max_tokens) == (credit, room)
+    assert config.advantage.scale == [scale]
     stated = quickstart(f"environment.name={name}", "credit.kind=final_only")
     assert stated.credit.kind == "final_only"
 
@@ -117,6 +118,8 @@ def test_a_pretrained_policy_on_cores_has_defaults_that_fit_two_of_them(tmp_path
         Config().learner, device="cuda:0", matmul_precision="high", float32_masters=True
     )
     assert on_gpu == replace(Config(), policy=Pretrained(dtype="bfloat16"), learner=learner)
+    own = mine(tmp_path, "", "learner.device=cuda:0", "environment.name=guess:Guess")
+    assert own.advantage.scale == ["component"]
     adapted = mine(tmp_path, "", "learner.device=cuda:0", "policy.lora.rank=8")
     assert not adapted.learner.float32_masters
     check(adapted)

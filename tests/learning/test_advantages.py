@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mage_async.config.defaults import ON_CORES
+from mage_async.config.defaults import ON_CORES, ONE_SCALE
 from mage_async.credit.turn_table import TurnTable
 from mage_async.learning.advantages import Gigpo, GroupMean, LeaveOneOut
 
@@ -99,6 +99,19 @@ def test_a_members_scale_pools_all_groups_that_face_it():
     )
     assert scaled(rows, ("group",), ("member",)) == pytest.approx([-0.2, 0.2, -1.4, 1.4, -1.0, 1.0])
     assert scaled(rows, ("group",), ("group",)) == [-1.0, 1.0, -1.0, 1.0, -1.0, 1.0]
+
+
+def test_the_scale_of_a_class_of_ones_own_rewards_no_action_that_earns_less_than_the_mean():
+    """One trial of four acts otherwise: it earns 0.5 more in two tasks and 2 less in the third.
+    With a scale for each task its advantages have a positive mean."""
+    returns = np.ravel([[0, 0, 0, 0.5], [0, 0, 0, 0.5], [2, 2, 2, 0]])
+    tasks = np.repeat([0, 1, 2], 4)
+    rows = table(returns, group=tasks, member=tasks)
+    odd = [3, 7, 11]
+    by_task = advantages(rows, baseline=PER_TURN, scale=("member",))
+    assert by_task[odd].mean() > 0
+    own = ONE_SCALE["advantage"]["scale"]
+    assert advantages(rows, baseline=PER_TURN, scale=own)[odd].mean() < 0
 
 
 def test_epsilon_is_added_to_the_root_mean_square():
