@@ -1,6 +1,6 @@
-"""Define ten environments as a new user would write them who has read only the README.
+"""Define environments as a new user would write them who has read only the README.
 
-The first five are for the tiny model, which needs `words`; the other five are for a pretrained
+The first six are for the tiny model, which needs `words`; the other five are for a pretrained
 model, and so is the first one, which is the README's. `bench/learning/first_hour.py` trains on them
 with the README's two commands.
 """
@@ -93,6 +93,33 @@ class Garden:
         self.day += 1
         grows = action == self.plant
         return "grows" if grows else "nothing", float(grows), self.day == 10
+
+
+class Clinic:
+    """A patient has one of four diseases. Tests are noisy and cost 0.1 each. Treat the right
+    disease."""
+
+    # The tests, and the chance of a positive result of each by disease.
+    tests = ("blood", "xray", "swab")
+    diseases = ("flu", "measles", "anemia", "gout")
+    positive = ((0.3, 0.2, 0.9), (0.8, 0.2, 0.8), (0.9, 0.1, 0.1), (0.4, 0.9, 0.1))
+    legal_actions = (*(f"test {each}" for each in tests), *(f"treat {each}" for each in diseases))
+    observations = ("patient", "positive", "negative", "cured", "worse")
+    words = ("test", "treat", *tests, *diseases, *observations)
+    max_turns = 5
+
+    def reset(self, seed, task):
+        self.chance = random.Random(seed)
+        self.disease = random.Random(task).choice(self.diseases)
+        return "patient"
+
+    def step(self, action):
+        verb, what = action.split()
+        if verb == "test":
+            chances = self.positive[self.diseases.index(self.disease)]
+            is_positive = self.chance.random() < chances[self.tests.index(what)]
+            return "positive" if is_positive else "negative", -0.1, False
+        return ("cured", 1.0, True) if what == self.disease else ("worse", -0.5, True)
 
 
 class Price:
@@ -195,5 +222,5 @@ class Mine:
 
 
 # Tasks by kind of model.
-TINY = (GuessNumber, Password, Crossroads, Workshop, Garden)
+TINY = (GuessNumber, Password, Crossroads, Workshop, Garden, Clinic)
 PRETRAINED = (GuessNumber, Price, Language, Courier, Library, Mine)
