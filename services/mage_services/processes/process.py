@@ -27,16 +27,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NoReturn, TypeVar
 
 import msgspec
 import uvloop
 
 import mage_async
-from mage_async.config import config_file
-from mage_async.config.schema import Config, digest
 from mage_async.errors import DiskFull, MageError, RunError, error_text, in_utf8
-from mage_async.protocol.messages import Hello
 from mage_async.results.run_directory import RunDirectory
 from mage_async.user_modules import source_digest
 from mage_services.processes.child_process import (
@@ -46,6 +43,10 @@ from mage_services.processes.child_process import (
     inherited_socket,
 )
 from mage_services.terminal import LastingOutput
+
+if TYPE_CHECKING:
+    from mage_async.config.schema import Config
+    from mage_async.protocol.messages import Hello
 
 T = TypeVar("T")
 
@@ -131,7 +132,7 @@ class Startup:
     """Hold the arguments and the configuration of a process of a run."""
 
     run: RunDirectory
-    config: Config
+    config: "Config"
     config_digest: str
     """Digest of the configuration, which peers compare."""
     build: str
@@ -145,12 +146,14 @@ class Startup:
     is_remote: bool = False
     """Whether the run's directory is on another machine, so that its files have to be copied."""
 
-    def hello(self, role: Literal["actor", "evaluator"], group_quota: int = 0) -> Hello:
+    def hello(self, role: Literal["actor", "evaluator"], group_quota: int = 0) -> "Hello":
         """Return the first message of this process to the learner.
 
         Args:
             group_quota: Largest number of groups that an actor plays at a time.
         """
+        from mage_async.protocol.messages import Hello
+
         return Hello(
             role=role,
             name=self.name,
@@ -165,6 +168,10 @@ def read_startup(description: str, status: Status) -> Startup:
 
     The process exits if no supervisor sends one.
     """
+    # These import NumPy and take longer than all else that a process without a configuration needs.
+    from mage_async.config import config_file
+    from mage_async.config.schema import digest
+
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--name", required=True)
