@@ -326,8 +326,10 @@ def test_what_a_class_declares_as_none_is_not_declared(
 
 
 def test_bounds_that_play_contradicts_and_observations_that_no_context_holds_are_said(
-    vault: Path, capsys: pytest.CaptureFixture[str]
+    vault: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(check, "NUM_TRIALS", 8)
+    monkeypatch.setattr(check, "SEARCH_S", 0.0)
     (vault / "open_text.py").write_text(
         OPEN.replace('return "on", 0.0', 'return "on " * 20_000, 2.0')
         + "    legal_actions = ('a', 'b')\n    min_return = 0.0\n    max_return = 1.0\n"
@@ -344,8 +346,9 @@ def test_play_that_would_take_long_is_not_begun(
     vault: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "BUDGET_S", 0.1)
+    monkeypatch.setattr(check, "SEARCH_S", 1.0)
     source = (vault / "vault.py").read_text()
-    slow = source.replace("        pays = ", "        time.sleep(0.05)\n        pays = ")
+    slow = source.replace("        pays = ", "        time.sleep(0.005)\n        pays = ")
     assert slow != source
     (vault / "slow.py").write_text(slow.replace("class", "import time\n\n\nclass", 1))
     assert main(["check", "slow:Vault", "--set", 'trial.memory="reflection"']) == 0
