@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -50,8 +51,35 @@ def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> str:
     """The device on which the Triton kernels run; what is called goes to them."""
     if not HAS_TRITON:
         pytest.skip(INSTALL)
+    if DEVICE == "cpu":
+        patch_once_a_launch(monkeypatch)
     monkeypatch.setattr(dispatch, "BACKEND", dispatch.Backend(frozenset({DEVICE}), "a test"))
     return DEVICE
+
+
+def patch_once_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the interpreter patch `triton.language` once in a launch for each module of functions.
+
+    It would do so at each call of a function by a kernel, `tl.sum` among them, which takes half of
+    its time.
+    """
+    from triton.runtime import interpreter
+
+    patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    patched = dict[int, Any]()
+
+    def patch_once(function: Any) -> Any:
+        module = id(function.__globals__)
+        if module not in patched:
+            patched[module] = patch(function)
+        return patched[module]
+
+    def launch_anew(*args: Any, **kwargs: Any) -> None:
+        patched.clear()
+        launch(*args, **kwargs)
+
+    monkeypatch.setattr(interpreter, "_patch_lang", patch_once)
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch_anew)
 
 
 @pytest.fixture(params=["plain", "triton"])
