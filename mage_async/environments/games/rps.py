@@ -525,10 +525,13 @@ def _greedy_move(misses: np.ndarray, believed: np.ndarray) -> np.ndarray:
 def _merge(misses: np.ndarray, reach: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Merge equal beliefs, for which only differences of misses matter; drop the rarest."""
     relative = misses - misses.min(1, keepdims=True)
-    kept, where = np.unique(relative, axis=0, return_inverse=True)
+    # Big-endian bytes of a row are in the order of its numbers, and far faster to sort.
+    rows = relative.astype(">i2").view(f"V{2 * relative.shape[1]}").ravel()
+    _, first, where = np.unique(rows, return_index=True, return_inverse=True)
+    kept = relative[first]
     merged = np.zeros((len(kept), reach.shape[1]))
     # Add up the rows of `reach` that belong to equal beliefs.
-    np.add.at(merged, where.ravel(), reach)
+    np.add.at(merged, where, reach)
     is_common = merged.sum(1) > _RAREST
     return kept[is_common], merged[is_common] / merged[is_common].sum()
 
