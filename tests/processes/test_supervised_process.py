@@ -207,8 +207,12 @@ def test_a_silent_child_is_killed_and_says_so_in_its_epitaph(run: Run) -> None:
 
 
 def test_a_silent_child_is_noted_long_before_it_is_killed(
-    run: Run,
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert NOTICE_S < HEALTHY_S / 2
+    # More than the second between two heartbeats, so that one is due once the child goes on.
+    monkeypatch.setattr(supervised_process, "NOTICE_S", 1.5)
+
     async def main(site: Site) -> None:
         child = await site.start(
             "os.kill(os.getpid(), signal.SIGSTOP)\nawait asyncio.Event().wait()"
@@ -218,10 +222,10 @@ def test_a_silent_child_is_noted_long_before_it_is_killed(
         began = asyncio.get_running_loop().time()
         note = await anext(events)
         assert note["text"] == (
-            f"silent for {NOTICE_S:g} s; after supervision.silence_s = 20 s it is killed, and "
+            "silent for 1.5 s; after supervision.silence_s = 20 s it is killed, and "
             "started again if supervision.max_restarts allows it"
         )
-        assert note["at"] - began < HEALTHY_S  # 3 s where a machine does nothing else
+        assert note["at"] - began < HEALTHY_S  # 1.5 s where a machine does nothing else
         os.kill(child.pid, signal.SIGCONT)
         assert (await anext(events))["event"] == "beat"
         assert not child.was_silent
@@ -284,14 +288,14 @@ def test_a_child_without_a_processor_is_not_silent(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine with nothing else to do cannot starve a child, so the system's figure is made up:
-    of two seconds in which the child says nothing, it was ready to run in all but a tenth.
+    of the second in which the child says nothing, it was ready to run in all but a twentieth.
     """
 
     async def main(site: Site) -> None:
-        child = await site.start("time.sleep(2)\nawait asyncio.Event().wait()")
+        child = await site.start("time.sleep(1)\nawait asyncio.Event().wait()")
         clock = asyncio.get_running_loop().time
-        monkeypatch.setattr(SupervisedProcess, "starved_s", lambda child: 0.9 * clock())
-        events = child.events(0.5)
+        monkeypatch.setattr(SupervisedProcess, "starved_s", lambda child: 0.95 * clock())
+        events = child.events(0.25)
         assert (await anext(events))["event"] == "ready"
         assert (await anext(events))["event"] == "beat"
         assert not child.was_silent
@@ -302,10 +306,10 @@ def test_a_child_without_a_processor_is_not_silent(
 def test_no_note_is_given_on_a_child_that_waits_for_a_processor(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised_process, "NOTICE_S", 0.5)
+    monkeypatch.setattr(supervised_process, "NOTICE_S", 0.25)
 
     async def main(site: Site) -> None:
-        child = await site.start("time.sleep(2)\nawait asyncio.Event().wait()")
+        child = await site.start("time.sleep(1)\nawait asyncio.Event().wait()")
         clock = asyncio.get_running_loop().time
         monkeypatch.setattr(SupervisedProcess, "starved_s", lambda child: 0.99 * clock())
         events = child.events(HEALTHY_S)
@@ -317,13 +321,13 @@ def test_no_note_is_given_on_a_child_that_waits_for_a_processor(
 def test_a_child_is_not_silent_for_the_time_that_it_had_waited_before_its_figure_was_gone(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised_process, "NOTICE_S", 0.5)
+    monkeypatch.setattr(supervised_process, "NOTICE_S", 0.25)
 
     async def main(site: Site) -> None:
-        child = await site.start("time.sleep(2)\nawait asyncio.Event().wait()")
+        child = await site.start("time.sleep(1)\nawait asyncio.Event().wait()")
         clock, events = asyncio.get_running_loop().time, child.events(HEALTHY_S)
         assert (await anext(events))["event"] == "ready"
-        gone = clock() + 1
+        gone = clock() + 0.5
         monkeypatch.setattr(
             SupervisedProcess, "starved_s", lambda child: 1000.0 if clock() < gone else 0.0
         )
@@ -342,7 +346,7 @@ def test_no_note_is_given_before_the_first_event_whatever_silence_is_allowed(
     monkeypatch.setattr(supervised_process, "FIRST_EVENT_S", HEALTHY_S)
 
     async def main(site: Site) -> None:
-        program = f"{IMPORTS}time.sleep(2)\nasync def main(status): status.send('ready')\n"
+        program = f"{IMPORTS}time.sleep(1)\nasync def main(status): status.send('ready')\n"
         child = await site.start_raw(program + "run_process(main)\n")
         assert (await first_word(child))["event"] == "ready"
 
