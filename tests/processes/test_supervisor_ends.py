@@ -111,7 +111,7 @@ def test_a_process_that_the_kernel_does_not_end_is_named_and_not_waited_for(
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(supervisor_module, "GRACE_S", 0.1)
-    monkeypatch.setattr(supervisor_module, "KILLED_S", 2.0)
+    monkeypatch.setattr(supervisor_module, "KILLED_S", 0.5)
     for name in ("learner", "actor-0", "evaluator"):
         site.plan(name, "lives")
     site.view.on_event = tell
@@ -120,7 +120,7 @@ def test_a_process_that_the_kernel_does_not_end_is_named_and_not_waited_for(
     assert patiently(until_signalled(supervisor)) == signal.SIGTERM
     process, event = site.view.events[-1]
     assert (process, event["event"]) == ("supervisor", "note")
-    assert event["text"].startswith("killed, but not ended after 2 s: actor-0. The kernel")
+    assert event["text"].startswith("killed, but not ended after 0.5 s: actor-0. The kernel")
 
 
 def test_a_run_ends_though_an_actor_still_waits_for_a_node_with_room(
