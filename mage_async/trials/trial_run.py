@@ -497,12 +497,10 @@ class TrialRun:
         info: str = "",
     ) -> Turn:
         """Return the turn of a completion that begins at `start` in its segment."""
-        episode, index = self.episode, self._index_in_episode
+        episode, index = self._episode_of_turn(), self._index_in_episode
         if self.kind is Kind.REFLECT:
             index = 0
         elif self.kind is Kind.NOTES:
-            # Notes before an episode's first action belong to the episode before.
-            episode -= not index
             own = ((turn.kind, turn.episode) for turn in self._turns)
             index = sum(each == (Kind.NOTES, episode) for each in own)
         return Turn(
@@ -520,6 +518,12 @@ class TrialRun:
             info=info,
         )
 
+    def _episode_of_turn(self) -> int:
+        """Return the episode of the next turn: notes before an episode's first action belong to the
+        episode before.
+        """
+        return self.episode - (self.kind is Kind.NOTES and not self._index_in_episode)
+
     def _bounded_info(self, info: str) -> str:
         """Return the info, or a note if the trial's record has no room for it."""
         self._info_left -= len(info)
@@ -534,7 +538,7 @@ class TrialRun:
         if config.second_role is None:
             return ()
         turns = (turn for turn in self._turns if turn.segment == segment)
-        coming = (self.kind, self.episode)
+        coming = (self.kind, self._episode_of_turn())
         return role_changes(turns, config.num_episodes, config.second_role, coming)
 
     def _restriction(self) -> Restriction | None:

@@ -22,7 +22,7 @@ from mage_async.learning.packing import batch_advantages, credited, training_seq
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.messages import EpisodeResult
-from mage_async.trajectory import FinishedEpisodes, Group, Guidance, Kind, Task, Trial
+from mage_async.trajectory import FinishedEpisodes, Group, Guidance, Kind, Task, Trial, role_changes
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.compaction import Contexts, NextTurn
 from mage_async.trials.scripted import chat_in_words, random_task, scripted_trial
@@ -167,6 +167,17 @@ def test_notes_count_in_the_episode_that_they_look_back_on(chat: ChatFormat) -> 
         assert own == list(range(len(own)))
     for before, notes in zip(trial.turns, trial.turns[1:], strict=False):
         assert notes.kind is not Kind.NOTES or notes.episode == before.episode
+
+
+def test_notes_are_written_in_the_role_that_they_are_trained_in(chat: ChatFormat) -> None:
+    # The second role takes the last episode, and the context is full at its beginning.
+    rules = replace(rules_of(config_of(), chat), second_role=lambda kind, is_last: is_last)
+    trial, prompts, _ = finish(begun(rules, chat), chat)
+    first = next(number for number, turn in enumerate(trial.turns) if turn.episode == 2)
+    assert trial.turns[first - 1].kind is Kind.NOTES
+    for number, (turn, prompt) in enumerate(zip(trial.turns, prompts, strict=True)):
+        own = [each for each in trial.turns[: number + 1] if each.segment == turn.segment]
+        assert prompt.role_changes == role_changes(own, 3, rules.second_role), number
 
 
 def test_notes_earn_what_the_rest_of_the_trial_earns(chat: ChatFormat) -> None:
