@@ -67,6 +67,9 @@ def test_advantages_and_staleness_are_those_that_the_trainer_was_given(
             assert given.any()
             age = version - sequence.sampled.policy_versions
             assert np.array_equal(staleness[sequence.places], age)
+            (is_sampled,) = column["is_sampled"]
+            assert not staleness[~is_sampled].any()
+            assert not advantages[~is_sampled].any()
 
 
 @pytest.mark.parametrize("average", ["trial", "turn"])

@@ -68,7 +68,7 @@ def test_parquet_holds_the_same_and_every_token(chat: ChatFormat, tmp_path: Path
     assert row.pop("logprobs") == [segment.logprobs.tolist()]
     assert row.pop("is_sampled") == [segment.is_sampled.tolist()]
     assert row.pop("versions") == [[0, 4, 4, 0, 0, 4]]
-    assert row.pop("staleness") == [[0, 0, 1, 1, 1, 1]]
+    assert row.pop("staleness") == [[0, 0, 1, 0, 0, 1]]
     assert row.pop("advantages") == [[0.0] * 6]
     assert row == json.loads(lines.read_text())
     assert parquet.read_table(file)["grant"].to_pylist() == [0, 1, 2, *[1] * (count - 3)]

@@ -153,9 +153,10 @@ def token_columns(attributed_trial: AttributedTrial) -> dict[str, list[np.ndarra
     for values in attributed_trial.turns:
         turn = values.turn
         completion = slice(turn.start, turn.stop)
+        is_sampled = segments[turn.segment].is_sampled[completion]
         if values.staleness is not None:
-            columns["staleness"][turn.segment][completion] = values.staleness
-        columns["advantages"][turn.segment][completion] = values.advantage or 0.0
+            columns["staleness"][turn.segment][completion] = values.staleness * is_sampled
+        columns["advantages"][turn.segment][completion] = (values.advantage or 0.0) * is_sampled
     return columns
 
 
