@@ -13,6 +13,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import product, zip_longest
 from typing import Any
 
@@ -202,12 +203,16 @@ def experiences(
     found: list[Experience] = []
     for group in groups:
         for trial in group.trials:
-            own = play_again(environment, trial, trial_config, chat)
+            # With the text of a method that the trial began with, or without any.
+            guidance = group.guidance and group.guidance.for_trial(trial.index)
+            play = partial(
+                play_again, environment, trial, trial_config.with_guidance(guidance), chat
+            )
+            own = play()
             source = random.Random(f"{config.seed}/hindsight/{group.grant}/{trial.index}")
             goals = goals_in_hindsight(environment, own, most_goals, source)
-            others = [play_again(environment, trial, trial_config, chat, goal) for goal in goals]
             # A copy whose first action is not legal for its goal is empty.
-            copies = tuple(filter(None, map(reader.copy_of, (own, *others))))
+            copies = tuple(filter(None, map(reader.copy_of, (own, *map(play, goals)))))
             if copies:
                 found.append(copies)
     return found

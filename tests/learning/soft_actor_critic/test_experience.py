@@ -18,7 +18,7 @@ from mage_async.methods.sac_glam.replay_buffer import (
     play_again,
 )
 from mage_async.policy_version import VersionRun
-from mage_async.trajectory import Group, Task
+from mage_async.trajectory import Group, Guidance, Task
 from mage_async.trials import allowed_tokens
 from mage_async.trials.scripted import chat_in_words
 from mage_async.trials.trial_run import TrialRun
@@ -44,10 +44,11 @@ def completion_of(tokens, legal, version):
     return Completion(drawn, logprobs, runs, "stop", 0, drawn_from=tuple(drawn_from))
 
 
-def played(config, goal, actions, version=3):
+def played(config, goal, actions, version=3, guidance=None):
     """A trial of the given words, drawn by a version."""
     environment = environment_of(config)
     rules = trial_config_of(config, environment, CHAT, config.trial.episodes)
+    rules = rules.with_guidance(guidance)
     run = TrialRun(environment, Task("grid", goal, 5), 0, rules, CHAT, name="trial")
     for word in actions:
         prompt = run.next_prompt()
@@ -103,6 +104,18 @@ def test_transitions_say_what_was_done_what_could_be_done_and_what_it_earned():
     assert sequence.valid.sum(1).tolist() == [2, 3, 2, 3]  # the corner and the upper edge
     assert sequence.version == 3
     assert len(sequence.tokens) == sequence.places[-1] + 1
+
+
+def test_every_copy_of_a_guided_trial_begins_with_its_guidance():
+    guidance = Guidance(2, 1, (("corner", "right"),), "guided right", 0.0)
+    trial, environment, _ = played(configured(), "delta-four", MISSED, guidance=guidance)
+    group = Group(7, 3, (trial, replace(trial, index=1)), guidance)
+    guided, other = experiences([group], configured(), environment, CHAT, 9)
+    (word,) = CHAT.encode("guided")
+    assert [[word in sequence.tokens for (sequence,) in each] for each in (guided, other)] == [
+        [True] * 6,
+        [False] * 6,
+    ]
 
 
 def test_copies_end_with_the_reward_of_a_goal_that_was_reached():
