@@ -247,8 +247,9 @@ def check_keys(config: Config) -> None:
         component.check(config)
     _check_learner(config)
     _check_replaced_groups(config)
-    _check_memory(config, environment)
-    _check_budget(config, environment, methods.self_play_share())
+    _check_memory(config)
+    _check_budget(config, methods.self_play_share())
+    _check_program(config, methods)
     methods.check()
     check_widths(config.policy)
     if isinstance(config.warm_start, FromData):
@@ -339,14 +340,31 @@ def tiny_fault(environment: Environment) -> str:
     return ""
 
 
-def _check_memory(config: Config, environment: Environment) -> None:
+def _check_program(config: Config, methods: Methods) -> None:
+    """Refuse keys for single turns with a program, which decides itself when it calls the policy,
+    and what it sends.
+    """
+    trial, last = config.trial, config.learner.steps
+    in_vain = [
+        ('trial.memory = "truncation"', trial.memory == "truncation"),
+        (f'trial.strategy = "{trial.strategy}"', trial.strategy != "none"),
+        ("trial.turn_budget", trial.turn_budget > 0),
+        ("a method with two roles", methods.roles() is not None),
+        ("a method that limits turns", methods.horizon(last, trial.episodes).max_turns > 0),
+        ("a method with an adviser", methods.advisers() is not None),
+        *((f"methods.{name}", True) for name in overriding(config, "trainer")),
+    ]
+    for name, part in named_parts(config):
+        if isinstance(part, AgentTasks) and (found := [key for key, is_on in in_vain if is_on]):
+            raise ConfigError(
+                f"{name!r} is a program that plays its own episodes, in which {found[0]} has no "
+                "effect: leave it out"
+            )
+
+
+def _check_memory(config: Config) -> None:
     """Refuse a `trial.room` that the memory does not use, or that exceeds the engine's contexts."""
     trial, longest = config.trial, config.engine.max_tokens
-    if trial.memory == "truncation" and isinstance(environment, AgentTasks):
-        raise ConfigError(
-            'trial.memory = "truncation": a program holds its conversation itself, of which no '
-            'message can be left out: write "notes" or another memory'
-        )
     if trial.room and trial.compaction == "none":
         raise ConfigError(
             f"trial.room = {trial.room} is the longest context of trials that write notes or drop "
@@ -365,7 +383,7 @@ def _check_memory(config: Config, environment: Environment) -> None:
         )
 
 
-def _check_budget(config: Config, environment: Environment, self_play_share: float) -> None:
+def _check_budget(config: Config, self_play_share: float) -> None:
     """Refuse a `trial.turn_budget` that ends no trial, or ends one that has to be whole."""
     budget, most = config.trial.turn_budget, config.trial.episodes
     if not budget:
@@ -376,10 +394,10 @@ def _check_budget(config: Config, environment: Environment, self_play_share: flo
             "at least evaluation.episodes, all of which are played: got "
             f"{budget}, with {most} and {config.evaluation.episodes}"
         )
-    if isinstance(environment, AgentTasks) or config.population.rivals or self_play_share:
+    if config.population.rivals or self_play_share:
         raise ConfigError(
-            "trial.turn_budget is for one agent that plays turn by turn: leave it out with a "
-            "program, with population.rivals and with methods of self-play"
+            "trial.turn_budget is for one agent that plays turn by turn: leave it out with "
+            "population.rivals and with methods of self-play"
         )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from mage_async.assembly import check_keys
 from mage_async.environments.agent import AgentTasks
 from mage_async.environments.catalogue import load
 from mage_async.environments.rehearsal import compare_heldout
@@ -32,7 +34,7 @@ import json, urllib.request
 words = ("rock", "paper")
 
 def members(split):
-    return ("a", "b") if split == "train" else ("c",)
+    return ("a", "b") if split == "train" else ("c", "d")
 
 def said(text, base_url, api_key):
     body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
@@ -65,7 +67,7 @@ def chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ChatFormat:
 def test_a_function_is_played_with_what_its_module_declares(chat: ChatFormat) -> None:
     environment = load("agent:own_agent:run", turns=3)
     assert isinstance(environment, AgentTasks)
-    assert environment.members("heldout") == ("c",)
+    assert environment.members("heldout") == ("c", "d")
     assert environment.facts.words[:2] == ("rock", "paper")
     (trial,) = played(environment, chat, scripted(chat, " rock", " paper"), tasks=("b",))
     assert isinstance(trial, Trial), trial
@@ -280,6 +282,28 @@ def test_a_program_that_cannot_be_played_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=why):
         load(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("trial.memory=truncation", 'trial.memory = "truncation"'),
+        ("trial.strategy=turn", 'trial.strategy = "turn"'),
+        ("methods.scaling_inter.turns=[2, 4]", "a method that limits turns"),
+        ("methods.metacure.separate_roles=true", "a method with two roles"),
+        ("methods.stepagent.source=script", "a method with an adviser"),
+        ("methods.sac_glam.hindsight=0", "methods.sac_glam"),
+    ],
+)
+def test_keys_for_single_turns_are_refused(chat: ChatFormat, change: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=f"in which {re.escape(named)} has no effect"):
+        check_keys(
+            config_of(
+                "environment.name=agent:own_agent:run",
+                "learner.max_tokens_per_microbatch=0",
+                change,
+            )
+        )
 
 
 def test_a_python_of_verifiers_that_is_none_is_refused_before_a_run() -> None:
