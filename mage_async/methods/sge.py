@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from mage_async.config.section import Count, Section, Share
+from mage_async.errors import ConfigError
 from mage_async.methods.method import Method
 from mage_async.trajectory import Group, Guidance, Kind, Task, Trial
 
@@ -64,6 +65,20 @@ class Sge(Method):
             "sampling.strategy_temperature": 1.5,
         }
     }
+
+    def check(self) -> None:
+        """Refuse keys with which no trial would ever begin with strategies."""
+        if self.config.trial.strategy == "none":
+            raise ConfigError(
+                "methods.sge begins trials with strategies of earlier ones, and "
+                'trial.strategy = "none" writes none: set it to "turn" or "episode", or leave the '
+                "method out"
+            )
+        if self.config.population.mixed_groups:
+            raise ConfigError(
+                "methods.sge keeps strategies by the hidden member that a whole group meets: set "
+                "population.mixed_groups = false, or leave the method out"
+            )
 
     def guidance(self, number: int, task: Task) -> Guidance | None:
         """Return the strategies of the last trained group of a task."""

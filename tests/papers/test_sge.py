@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mage_async.config import config_file
+from mage_async.errors import ConfigError
 from mage_async.learning.forward import head_inputs
 from mage_async.learning.packing import MicroBatch, SampledTokens, TrainingSequence
 from mage_async.methods.sge import Settings, Sge, strategies_of
@@ -120,3 +121,16 @@ def test_equal_returns_have_no_worst_strategy():
     method = method_of()
     method.learn([Group(0, 0, (trial_of(0, ("x", [1.0])), trial_of(1, ("y", [1.0]))))])
     assert method.guidance(3, Task("rps", "m", 4)).text == "y "
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("trial.strategy=none", r'trial\.strategy = "none" writes none'),
+        ("population.mixed_groups=true", r"set population\.mixed_groups = false"),
+    ],
+)
+def test_keys_with_which_no_trial_would_be_guided_are_refused(change, why):
+    method_of("methods.sge.reflected=0.5").check()
+    with pytest.raises(ConfigError, match=why):
+        method_of(change).check()
