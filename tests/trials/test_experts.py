@@ -131,6 +131,16 @@ def test_recorded_trials_are_matched_by_task_and_prefix_and_the_best_is_followed
     assert unknown.alternatives == ()
 
 
+def test_no_expert_advises_what_the_environment_refused(chat: ChatFormat, tmp_path: Path) -> None:
+    how, file = replace(rules(chat), advisers=None), tmp_path / "trials.jsonl"
+    for said in (" rock rock", " lose"):  # no action of the game, and no action in tags at all
+        refused = played(how, chat, said)
+        assert not any(turn.is_valid for turn in refused.turns)
+        file.write_text(json.dumps(trial_as_dict(refused, chat.decode, 0)))
+        source = f"methods.stepagent.source={file}"
+        assert played(rules(chat, source), chat, said).alternatives == ()
+
+
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text('{"turns": 3}\n')
     with pytest.raises(ConfigError, match="nor a file of recorded trials"):

@@ -221,6 +221,7 @@ class _Turn(msgspec.Struct):
     episode: int
     kind: str
     action: str
+    is_valid: bool = True
 
 
 class _Row(msgspec.Struct):
@@ -242,7 +243,8 @@ def recorded_experts(file: Path) -> Advisers:
     """Return a function that makes advisers which answer with the actions of recorded trials.
 
     An action is looked up by task, episode and earlier actions. If several recorded episodes begin
-    with the same actions, the one with the highest return decides.
+    with the same actions, the one with the highest return decides among those whose next action is
+    valid.
 
     Args:
         file: Trials as `mage journal --export FILE.jsonl` writes them.
@@ -276,19 +278,19 @@ class _RecordedExpert:
 
 def _best(rows: Sequence[_Row]) -> dict[Place, str]:
     """Return actions by place; those of episodes with a higher return overwrite others."""
-    played: list[tuple[float, Task, int, list[str]]] = []
+    played: list[tuple[float, Task, int, list[_Turn]]] = []
     for row in rows:
         task = Task(row.environment, row.member, row.seed, row.seat)
         for episode, reward in enumerate(row.reward_by_episode):
             acts = [turn for turn in row.turns if turn.kind == Kind.ACT.name.lower()]
-            done = [turn.action for turn in acts if turn.episode == episode]
-            played.append((reward, task, episode, done))
+            own = [turn for turn in acts if turn.episode == episode]
+            played.append((reward, task, episode, own))
     played.sort(key=lambda each: each[0])
     return {
-        (task, episode, tuple(done[:number])): action
-        for _, task, episode, done in played
-        for number, action in enumerate(done)
-        if len(action) <= MAX_ACTION_CHARS
+        (task, episode, tuple(turn.action for turn in acts[:number])): acts[number].action
+        for _, task, episode, acts in played
+        for number in range(len(acts))
+        if acts[number].is_valid and len(acts[number].action) <= MAX_ACTION_CHARS
     }
 
 
