@@ -48,7 +48,9 @@ def over_age_share(
 class Concurrency:
     """Measure groups and steps, and set `limit`, the number of groups to play at once.
 
-    `limit` is `most` until `warm` groups were measured, and always if the target is 1.
+    `limit` is `most` until `warm` groups were measured, and always if the target is 1 or
+    `max_staleness` is 0: then a batch is played whole before it is trained, and fewer groups at a
+    time would only make it later.
     """
 
     most: int
@@ -78,7 +80,7 @@ class Concurrency:
     def trained(self, step_s: float) -> None:
         """Record the seconds for which a step kept the trainer busy, and compute `limit` again."""
         self._steps_s.append(step_s)
-        if self.target < 1.0 and len(self._alone_s) >= self.warm:
+        if self.target < 1.0 and self.max_staleness and len(self._alone_s) >= self.warm:
             self.limit = self.most_groups(self._alone_s, self.expected_step_s())
 
     def most_groups(self, alone_s: Sequence[float] | np.ndarray, step_s: float) -> int:

@@ -60,6 +60,13 @@ def test_nothing_is_decided_before_enough_is_known():
     assert pace.limit < 32
 
 
+def test_batches_that_are_played_whole_before_they_are_trained_are_not_slowed_down():
+    pace = Concurrency(32, 16, 0, target=0.02, warm=1)
+    pace.completed(8.0, 8)
+    pace.trained(0.1)
+    assert pace.limit == 32
+
+
 def test_a_slow_engine_makes_steps_longer_not_groups_staler():
     pace = Concurrency(32, 16, 2, target=0.02, warm=1)
     pace.completed(8.0, 8)  # a second each, if they were alone: 16 of them take 16 s
