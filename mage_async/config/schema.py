@@ -574,7 +574,8 @@ class Learner(Section):
     """Weight of the KL divergence from the initial policy, estimated by k3 per token in nats;
     with 0 no second model is in memory."""
     entropy: NonNegative = 0.0
-    """Weight of the entropy bonus at the first step, per nat of a sampled token's entropy."""
+    """Weight of the entropy bonus at the first step, per nat of the entropy at a sampled token of
+    an action. Tokens of remarks get no bonus."""
     final_entropy: NonNegative = 0.0
     """Weight of the entropy bonus that would follow after the last step, to which it changes
     linearly."""
