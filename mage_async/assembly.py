@@ -504,6 +504,13 @@ def _check_population(config: Config, environment: Environment, self_play_share:
             f'population.matchmaker = "fixed" has {places} places in a step for {len(train)} '
             "members, so some would never be met: raise admission.groups_per_step"
         )
+    if population.matchmaker.by_place and population.rivals and places == num_groups:
+        raise ConfigError(
+            f"population.rivals = {population.rivals:g} of the {num_groups} groups of a step is at "
+            f"most half a group, and matchmaker {population.matchmaker.kind!r} gives whole places "
+            "to past policies, so none would ever be met: raise it or admission.groups_per_step, "
+            "or set it to 0"
+        )
     if population.mixed_groups and is_rated:
         raise ConfigError(
             "population.mixed_groups: trials of a mixed group meet different members, so no member "

@@ -42,6 +42,14 @@ def test_who_is_trained_on_is_not_held_out_and_nobody_has_a_versions_name() -> N
             ],
             "has 3 places in a step",
         ),
+        (
+            [
+                "population.matchmaker=fixed",
+                "population.rivals=0.01",
+                "admission.groups_per_step=48",
+            ],
+            "at most half a group, .+ none would ever be met",
+        ),
     ],
 )
 def test_what_a_population_cannot_do_is_said_before_anything_runs(
