@@ -271,10 +271,8 @@ class Contexts:
         config, actions = self._config, self._legal_actions()
         tokens = max(config.sampling.max_tokens, actions.max_length if actions else 0)
         if config.strategy != "none":
-            tokens += config.max_reflection_tokens + len(self._chat.encode(config.prompts.act))
-            # No turn may exceed the room of a context that is compacted, so the template around the
-            # request is added. Elsewhere its estimate would cut episodes that fit.
-            tokens += TEMPLATE_TOKENS if config.compaction != "none" else 0
+            request = self._transcript.most_with(config.prompts.act, Kind.ACT, Kind.STRATEGY)
+            tokens += config.max_reflection_tokens + request
         return tokens
 
     def _tokens_of_opening_notes(self) -> int:

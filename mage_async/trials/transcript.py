@@ -113,11 +113,11 @@ class Transcript:
         """Return the number of tokens that the context would have after `add_message`."""
         return self.num_tokens + len(self._message_tokens(message, kind, answers))
 
-    def most_with(self, message: str, kind: Kind) -> int:
-        """Return the most tokens that a user message can add to a context."""
+    def most_with(self, message: str, kind: Kind, after: Kind = Kind.ACT) -> int:
+        """Return the most tokens that a message after a turn of some kind can add to a context."""
         # Before the message come at most a whole closing tag and, as -1 is no stop token, the
         # tokens that end the turn.
-        forced = f"</{NAMES[Kind.ACT]}>"
+        forced = f"</{NAMES[after]}>"
         return len(self._chat.answer(-1, forced, message, self._parser.prefill(kind)))
 
     def close(self, message: str) -> None:

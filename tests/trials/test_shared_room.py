@@ -44,3 +44,20 @@ def test_an_episode_ends_where_it_has_used_its_share(
         assert min(earned) >= 1.0, "an episode that was cut keeps what it had earned"
         if observation == '"more more more"':
             assert max(earned) < 1.5 * min(earned), "the shares are alike"
+
+
+def test_an_episode_is_cut_before_a_strategy_leaves_no_room_for_its_action(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS.format(observation='"more more"'))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "endless", raising=False)
+    for max_tokens in range(150, 162, 2):
+        settings = [
+            *("environment.name=endless:Endless", "warm_start=none", "trial.strategy=turn"),
+            *("admission.groups_per_step=1", "admission.trials_per_group=2", "trial.episodes=1"),
+            *("transcript.max_reflection_tokens=6", f"engine.max_tokens={max_tokens}"),
+        ]
+        config = config_file.load(config_file.find(None), settings)
+        for trial in InProcessRun(config, prepare(config, tmp_path)).play_batch()[0].trials:
+            assert trial.num_cut_episodes == 1

@@ -33,7 +33,7 @@ def rules(chat, *settings, episodes=2):
 def test_a_strategy_stands_before_the_first_action_or_before_each(
     chat, memory, strategy, per_episode
 ):
-    settings = (f"trial.strategy={strategy}", f"trial.memory={memory}")
+    settings = (f"trial.strategy={strategy}", f"trial.memory={memory}", "engine.max_tokens=256")
     trial = scripted_trial(RPS, TASK, 0, rules(chat, *settings), chat)
     plans = [turn for turn in trial.turns if turn.kind is Kind.STRATEGY]
     assert [(turn.episode, turn.index) for turn in plans] == [
