@@ -7,7 +7,7 @@ with the method.
 import math
 import random
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import structs
 
@@ -49,8 +49,6 @@ KV_REFRESH: dict[str, Literal["never", "episode", "turn"]] = {
 }
 """When cached keys and values that older weights have computed are recomputed, by
 `engine.cache_rule`."""
-OTHER_IN_WIN_STAY = ("gate", "max_steps")
-"""Keys of `warm_start` that mean something else with "win_stay" than with "script"."""
 
 
 def environment_of(config: Config) -> Environment:
@@ -170,9 +168,6 @@ def trial_config_of(
 def with_warm_start(config: Config) -> Config:
     """Return the configuration with `warm_start = "auto"` replaced by "script", or by "win_stay" if
     an environment has no script; a program that plays its own episodes has no warm start.
-
-    "win_stay" keeps the values of the keys that mean the same (`unused_warm_start` names the
-    others), where they are not the defaults of "auto".
     """
     warm = config.warm_start
     if not isinstance(warm, FromScriptIfAny):
@@ -182,37 +177,11 @@ def with_warm_start(config: Config) -> Config:
     if all(map(_has_script, parts)):
         found = FromScript(**structs.asdict(warm))
     elif not any(isinstance(part, AgentTasks) for part in parts):
-        stated = _stated(warm)
-        found = FromWinStay(**{key: stated[key] for key in stated if key not in OTHER_IN_WIN_STAY})
+        # "win_stay" has defaults of its own, for values that are the defaults of "auto".
+        ours, default = structs.asdict(warm), structs.asdict(FromScriptIfAny())
+        shared = WarmStart.__struct_fields__
+        found = FromWinStay(**{key: ours[key] for key in shared if ours[key] != default[key]})
     return structs.replace(config, warm_start=found)
-
-
-def _stated(warm: FromScriptIfAny) -> dict[str, Any]:
-    """Return the keys of `warm_start = "auto"` whose values are not the defaults."""
-    defaults = structs.asdict(FromScriptIfAny())
-    return {key: each for key, each in structs.asdict(warm).items() if each != defaults[key]}
-
-
-def unused_warm_start(config: Config, resolved: Config) -> str:
-    """Return why `with_warm_start` dropped the warm start or keys of it, in a sentence that names
-    the cure; "" if it dropped nothing.
-
-    Args:
-        resolved: What `with_warm_start` made of the configuration.
-    """
-    warm, found, name = config.warm_start, resolved.warm_start, config.environment.name
-    if not isinstance(warm, FromScriptIfAny):
-        return ""
-    if found is None:
-        return f"warm_start: none, because {name} is a program that plays its own episodes"
-    dropped = [f"warm_start.{key}" for key in _stated(warm) if key in OTHER_IN_WIN_STAY]
-    if not isinstance(found, FromWinStay) or not dropped:
-        return ""
-    return (
-        f"{' and '.join(dropped)}: not used, because {name} has no `script`, and with "
-        'warm_start = "win_stay", which is used instead, they mean something else: write '
-        'warm_start.kind = "win_stay" to set them'
-    )
 
 
 def _has_script(environment: Environment) -> bool:

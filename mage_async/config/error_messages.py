@@ -37,6 +37,9 @@ RENAMED_KEYS = {
     "credit.information_bonus": "methods.metacure.information_bonus",
     "policy.separate_exploration": "methods.metacure.separate_roles",
     "population.both_seats": "methods.both_seats.share",
+    # With `warm_start.kind = "win_stay"`; the other kinds have the old keys, with another meaning.
+    "warm_start.gate": "warm_start.repeat_gate",
+    "warm_start.max_steps": "warm_start.max_stable_steps",
 }
 """New names of tables and keys by their old names. Keys inside a renamed table keep their names."""
 REMOVED_KEYS = {

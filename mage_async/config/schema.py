@@ -303,8 +303,8 @@ class WarmStart(Variant):
     """Behaviour cloning before RL; without this section RL begins at once."""
 
     steps: Natural = 150
-    """Steps of cloning before the gate is checked, over which the learning rate falls to a tenth.
-    0 is the same as no section."""
+    """Steps of cloning over which the learning rate falls to a tenth. 0 is the same as no section.
+    """
     episodes: Count = 3
     """Episodes of a cloned trial. A single-episode RL baseline sets more than `trial.episodes`,
     so that it begins from the same policy."""
@@ -314,12 +314,6 @@ class WarmStart(Variant):
     """Trials a step."""
     learning_rate: Positive = 0.002
     """AdamW's rate while cloning."""
-    gate: Share = 1.0
-    """Go on until the loss on observations in the last episode is at most this share of the loss in
-    the first episode: then the model uses earlier episodes. 1.0 is no gate."""
-    max_steps: Natural = 400
-    """Steps after which an unmet gate is an error; those beyond `steps` go on at a tenth of the
-    rate."""
     cache: bool = True
     """Whether the result is kept under the user's cache directory, for later runs of the same warm
     start."""
@@ -328,20 +322,32 @@ class WarmStart(Variant):
     than one on busy ones."""
 
 
-class FromScript(WarmStart, tag="script"):
+class GatedWarmStart(WarmStart):
+    """Behaviour cloning that goes on after `steps` until the model uses earlier episodes."""
+
+    gate: Share = 1.0
+    """Go on after `steps` until the loss on observations in the last episode is at most this share
+    of the loss in the first episode: then the model uses earlier episodes. 1.0 is no gate."""
+    max_steps: Natural = 400
+    """Steps after which an unmet gate is an error; those beyond `steps` go on at a tenth of the
+    rate."""
+
+
+class FromScript(GatedWarmStart, tag="script"):
     """The environment's script plays."""
 
     gate: Share = 0.8
-    """Go on until the loss on observations in the last episode is at most this share of the loss in
-    the first episode: then the model uses earlier episodes. 1.0 is no gate."""
+    """Go on after `steps` until the loss on observations in the last episode is at most this share
+    of the loss in the first episode: then the model uses earlier episodes. 1.0 is no gate."""
 
 
 class FromScriptIfAny(FromScript, tag="auto"):
-    """The environment's script plays. If it has none, the player of "win_stay" plays; if that
-    earns no more than random play, there is no warm start."""
+    """The environment's script plays. If it has none, the player of "win_stay" plays, for which
+    `gate` and `max_steps` have no meaning; if that earns no more than random play, there is no warm
+    start."""
 
 
-class FromRandom(WarmStart, tag="random"):
+class FromRandom(GatedWarmStart, tag="random"):
     """Random legal play, which teaches the form of a trial and what the environment answers."""
 
 
@@ -350,16 +356,16 @@ class FromWinStay(WarmStart, tag="win_stay"):
     episode and tries another one where none did: it teaches to look earlier episodes up. Nothing is
     cloned if it earns no more than random play, or if a trial takes long."""
 
+    repeat_gate: Share = 0.5
+    """The learning rate is constant until the loss on repeated actions is at most this share of the
+    loss on actions that are only tried: then the model looks earlier episodes up. After that it
+    falls over `steps`."""
+    max_stable_steps: Natural = 800
+    """Largest number of steps with a constant learning rate; after these it falls although the loss
+    on repeated actions is larger."""
     steps: Natural = 200
-    """Unlike in the other kinds, steps of cloning after the gate has opened, over which the
-    learning rate falls to a tenth. 0 is the same as no section."""
-    gate: Share = 0.5
-    """Unlike in the other kinds, the loss on repeated actions is compared with that on actions that
-    are only tried: the learning rate is constant until the former is at most this share of the
-    latter. Then the model looks earlier episodes up."""
-    max_steps: Natural = 800
-    """Unlike in the other kinds, steps after which the learning rate falls although the gate is
-    shut, which is no error."""
+    """Steps of cloning over which the learning rate falls to a tenth. 0 is the same as no section.
+    """
     trials: Count = 1000
     """Number of trials that are played to be cloned."""
     batch_size: Count = 32
@@ -368,16 +374,16 @@ class FromWinStay(WarmStart, tag="win_stay"):
     """AdamW's rate while cloning."""
 
 
-class FromBest(WarmStart, tag="best"):
+class FromBest(GatedWarmStart, tag="best"):
     """The best of the model's own trials: those with the largest return of the last episode."""
 
     kept: Share = 0.1
     """Share of the trials that is cloned, at least one trial."""
 
 
-class FromData(WarmStart, tag="data"):
-    """A data set: rows with `messages`, of which what the assistant says is cloned, or with
-    `text`, which is cloned whole."""
+class FromData(GatedWarmStart, tag="data"):
+    """A data set. Of rows with `messages` the assistant's messages are cloned, rows with `text` are
+    cloned whole."""
 
     path: str = ""
     """A file of JSON lines or Parquet, or a folder of such files, as HuggingFace's hub has them and

@@ -190,8 +190,9 @@ def idle_cores(config: Config, expected: Forecast, *, num_actors: int, num_cores
 
 
 def _warm_start_s(config: Config, pace: Pace) -> float:
-    """Return the seconds of a warm start that is not cached: of "win_stay" if its gate (the loss at
-    which `warm_start.py` ends the cloning) stays shut, of any other if it opens at the first check.
+    """Return the seconds of a warm start that is not cached: of "win_stay" if its gate (the ratio
+    of losses that `warm_start.py` waits for) stays shut, of any other if it opens at the first
+    check.
     """
     warm = config.warm_start
     if warm is None:
@@ -199,7 +200,7 @@ def _warm_start_s(config: Config, pace: Pace) -> float:
     num_steps, play_s = warm.steps, warm.trials * pace.scripted_s
     match warm:
         case FromWinStay():
-            num_steps += warm.max_steps
+            num_steps += warm.max_stable_steps
             play_s += NUM_PLAYED * pace.scripted_s
         case FromBest():  # the model itself plays
             play_s = warm.trials * pace.trial_s()

@@ -22,12 +22,12 @@ from mage_async.assembly import (
     with_warm_start,
 )
 from mage_async.config.schema import (
+    AnyWarmStart,
     Config,
     FromBest,
     FromData,
     Pretrained,
     Tiny,
-    WarmStart,
     data_files,
     local_policy,
 )
@@ -119,7 +119,7 @@ def cache_folder() -> Path:
 
 def _clone(
     config: Config,
-    warm: WarmStart,
+    warm: AnyWarmStart,
     examples: Sequence[Example],
     source: Path,
     directory: Path,

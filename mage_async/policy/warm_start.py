@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from mage_async.config.schema import FromWinStay, Learner, WarmStart
+from mage_async.config.schema import AnyWarmStart, FromWinStay, Learner, WarmStart
 from mage_async.errors import DeterministicFailure
 from mage_async.learning.forward import hidden_states
 from mage_async.learning.optimizer import set_decays, set_rate, step_if_finite
@@ -37,14 +37,15 @@ class Progress:
 
     step: int
     steps: int
-    """Total to show beside `step`: the steps of the schedule; if the gate is still shut after
-    these, the number of steps after which that is an error.
+    """Total to show beside `step`: the steps of the schedule, or the largest number of steps once
+    these are exceeded because the gate is shut.
     """
     loss: float
     gate: float
     """Ratio that is compared with `warm_start.gate`: the loss on observations of the last episode
-    over that of the first; with win-stay, lose-shift, the loss on repeated actions over that on
-    actions that are only tried. NaN before it is known."""
+    over that of the first. With win-stay, lose-shift it is compared with `warm_start.repeat_gate`:
+    the loss on repeated actions over that on actions that are only tried. NaN before it is known.
+    """
     num_skipped: int = 0
     """Number of steps so far whose gradient was not finite, and which changed nothing."""
 
@@ -52,7 +53,7 @@ class Progress:
 def warm_start(
     model: PreTrainedModel,
     examples: Sequence[Example],
-    warm: WarmStart,
+    warm: AnyWarmStart,
     learner: Learner,
     seed: int,
     report: Callable[[Progress], None],
@@ -60,7 +61,7 @@ def warm_start(
     """Clone examples, in place; continue past `warm.steps` until the gate opens.
 
     With win-stay, lose-shift the learning rate is constant until the gate opens, or for
-    `warm.max_steps`, and falls in the `warm.steps` after that.
+    `warm.max_stable_steps`, and falls in the `warm.steps` after that.
 
     Args:
         learner: Says how many tokens go through the model together (the gradient of a step is that
@@ -77,14 +78,19 @@ def warm_start(
     sums = np.zeros((2, 1 + max(0, *(int(each.episodes.max()) for each in examples))))
     progress = Progress(0, warm.steps, math.nan, math.nan)
     step = num_skipped = in_a_row = 0
-    is_win_stay = isinstance(warm, FromWinStay)
-    # Whether a shut gate is an error. A gate of 1.0 is none: the warm start ends after its steps.
-    has_to_open = warm.gate < 1.0 and not is_win_stay
-    # The step from which on the learning rate falls.
-    falls_at: float = math.inf if is_win_stay else 0
-    while step < falls_at + warm.steps or (has_to_open and progress.gate > warm.gate):
-        if has_to_open and step >= max(warm.max_steps, warm.steps):
-            raise DeterministicFailure(_gate_is_shut(progress, warm))
+    # `falls_at`: the step from which on the learning rate falls.
+    # `has_to_open`: whether a gate that is shut after `max_steps` is an error.
+    falls_at: float
+    if isinstance(warm, FromWinStay):
+        bound, max_steps = warm.repeat_gate, warm.max_stable_steps
+        falls_at, has_to_open = math.inf, False
+    else:
+        bound, max_steps = warm.gate, max(warm.max_steps, warm.steps)
+        # A gate of 1.0 is none: the warm start ends after its steps.
+        falls_at, has_to_open = 0, warm.gate < 1.0
+    while step < falls_at + warm.steps or (has_to_open and progress.gate > bound):
+        if has_to_open and step >= max_steps:
+            raise DeterministicFailure(_gate_is_shut(progress, warm, bound))
         chosen = source.integers(len(examples), size=warm.batch_size)
         set_rate(optimizer, _learning_rate(warm, step, falls_at))
         shares = learner.shared_opening
@@ -105,23 +111,23 @@ def warm_start(
         if step % GATE_EVERY == 0 or step == warm.steps:
             gate = _gate(sums)
             sums[:] = 0
-        if falls_at == math.inf and (gate <= warm.gate or step >= warm.max_steps):
+        if falls_at == math.inf and (gate <= bound or step >= max_steps):
             falls_at = step
-        if is_win_stay:
-            shown_steps = int(min(falls_at, warm.max_steps)) + warm.steps
+        if isinstance(warm, FromWinStay):
+            shown_steps = int(min(falls_at, max_steps)) + warm.steps
         else:
-            shown_steps = warm.steps if step <= warm.steps else max(warm.max_steps, warm.steps)
+            shown_steps = warm.steps if step <= warm.steps else max_steps
         progress = Progress(step, shown_steps, loss, gate, num_skipped)
         report(progress)
     return progress
 
 
-def _gate_is_shut(progress: Progress, warm: WarmStart) -> str:
-    """Return the error message for a gate that is still shut."""
+def _gate_is_shut(progress: Progress, warm: WarmStart, bound: float) -> str:
+    """Return the error message for a gate whose ratio is still above its bound."""
     return (
         f"the warm start has not learned to look back: after {progress.step} steps the loss on "
         f"the last episode's observations is {progress.gate:.2f} of the first one's, above "
-        f"warm_start.gate = {warm.gate}; raise warm_start.steps = {warm.steps}, beyond which it "
+        f"warm_start.gate = {bound}; raise warm_start.steps = {warm.steps}, beyond which it "
         "learns at a tenth of the rate, or set the gate to 1.0"
     )
 

@@ -15,13 +15,13 @@ import random
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mage_async.assembly import check, unused_warm_start, with_warm_start
+from mage_async.assembly import check, with_warm_start
 from mage_async.config import config_file
 from mage_async.config.schema import BOUND_OF, Config, check_source
 from mage_async.errors import ConfigError
@@ -550,7 +550,6 @@ def checked_configs(
     wanted: Iterable[Cell],
     assignments: list[str],
     method: str | None,
-    say: Callable[[str], None],
 ) -> dict[Cell, Config]:
     """Return the checked configuration of each cell.
 
@@ -558,7 +557,6 @@ def checked_configs(
         file: Configuration that all cells begin with.
         assignments: Changes of all cells, as `key=value`; a cell's own changes come after them.
         method: Name of a method of the papers, applied to the file first.
-        say: Called with a sentence about each cell whose automatic warm start leaves out keys.
 
     Raises:
         MageError: a cell cannot be run; the message names the key and the reason.
@@ -570,8 +568,6 @@ def checked_configs(
         check_source(config.policy)
         # A run records its configuration in this form, so a cell that is run already is recognised.
         configs[cell] = with_warm_start(config)
-        if unused := unused_warm_start(config, configs[cell]):
-            say(unused)
     return configs
 
 

@@ -60,36 +60,6 @@ def test_what_is_no_sweep_is_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
-SILENT = """class Silent:
-    'Say anything.'
-    legal_actions = words = ('yes', 'no')
-    max_turns = 2
-
-    def reset(self, seed, task):
-        return 'no'
-
-    def step(self, action):
-        return 'no', 0.0, False
-"""
-
-
-def test_keys_that_an_automatic_warm_start_cannot_use_are_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "silent.py").write_text(SILENT)
-    own = ["--set", "environment.name=silent:Silent", "--seeds", "0,1"]
-    read_sweep(*OVER, *own)
-    assert capsys.readouterr().out == ""
-    for _ in range(2):  # --search checks the cells again in each round
-        read_sweep("--over", "warm_start.gate=0.6,0.7", *own)
-    read_sweep("--over", "warm_start.max_steps=80,90", *own)
-    gate, steps = capsys.readouterr().out.splitlines()
-    assert gate.startswith("warm_start.gate: not used, because silent:Silent has no `script`")
-    assert steps.startswith("warm_start.max_steps: not used")
-
-
 def finished(setting: Setting, seed: int, last: float) -> FinishedRun:
     """A run that says what a page shows of it."""
     from tests.results.test_ablation import FIGURES

@@ -242,6 +242,12 @@ def test_an_error_says_what_became_of_an_old_key(key: str, sentence: str) -> Non
         config_file.load(config_file.find(None), [f"{key}=1"])
 
 
+def test_an_error_names_the_keys_of_win_stay() -> None:
+    sentence = re.escape("unknown key `warm_start.gate` (it is `warm_start.repeat_gate` now")
+    with pytest.raises(ConfigError, match=sentence):
+        config_file.load(config_file.find(None), ["warm_start=win_stay", "warm_start.gate=1"])
+
+
 SHIPPED_KEYS = Path(__file__).parent / "keys_before_release.txt"
 """Keys of the files and documents that were shipped before keys were renamed."""
 

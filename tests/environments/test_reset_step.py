@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.assembly import check, environment_of, unused_warm_start, with_warm_start
+from mage_async.assembly import check, environment_of, with_warm_start
 from mage_async.config import config_file
 from mage_async.config.schema import Config, FromScript, FromWinStay
 from mage_async.environments.catalogue import load
@@ -204,32 +204,22 @@ def test_the_tiny_model_begins_with_a_script_or_else_with_what_paid(
     assert type(with_warm_start(without).warm_start) is FromWinStay
 
 
-def test_keys_of_a_warm_start_without_a_script_are_used_or_named(
+def test_the_values_of_an_automatic_warm_start_are_used_without_a_script_too(
     write: Callable[..., Config],
 ) -> None:
     same = {"steps": 50, "trials": 20, "batch_size": 8, "learning_rate": 0.1, "episodes": 2}
-    given = [f"warm_start.{key}={each}" for key, each in same.items()]
+    gated = {"gate": 0.7, "max_steps": 90}
+    given = [f"warm_start.{key}={each}" for key, each in (same | gated).items()]
     keys = ("policy.kind=tiny", *given)
     without = write(WHOLE + "\n    del script\n", *keys)
     assert with_warm_start(without).warm_start == FromWinStay(**same)
-    assert unused_warm_start(without, with_warm_start(without)) == ""
-    other = ("warm_start.gate=0.7", "warm_start.max_steps=90")
-    named = write(WHOLE + "\n    del script\n", *keys, *other)
-    assert with_warm_start(named).warm_start == FromWinStay(**same)
-    assert unused_warm_start(named, with_warm_start(named)).startswith(
-        "warm_start.gate and warm_start.max_steps: not used"
-    )
-    with_script = write(WHOLE, *keys, *other)
-    assert with_warm_start(with_script).warm_start == FromScript(**same, gate=0.7, max_steps=90)
-    assert unused_warm_start(with_script, with_warm_start(with_script)) == ""
+    assert with_warm_start(write(WHOLE, *keys)).warm_start == FromScript(**same, **gated)
 
 
-def test_a_program_has_no_warm_start_and_a_note_says_why(write: Callable[..., Config]) -> None:
+def test_a_program_has_no_warm_start(write: Callable[..., Config]) -> None:
     program = "def run(task, base_url, api_key):\n    return 0.0\n"
     config = write(program, "environment.name=agent:own:run", "policy.kind=tiny")
     assert with_warm_start(config).warm_start is None
-    why = "because agent:own:run is a program that plays its own episodes"
-    assert unused_warm_start(config, with_warm_start(config)) == f"warm_start: none, {why}"
 
 
 def own(inside: str) -> str:

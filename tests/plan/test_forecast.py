@@ -112,7 +112,8 @@ def test_a_warm_start_is_part_of_the_first_step() -> None:
     ],
 )
 def test_a_warm_start_takes_the_steps_and_the_play_of_its_kind(kind: str, seconds: float) -> None:
-    sizes = ("steps=4", "max_steps=5", "batch_size=3", "trials=200")
+    most = "max_stable_steps=5" if kind == "win_stay" else "max_steps=5"
+    sizes = ("steps=4", most, "batch_size=3", "trials=200")
     keys = (f"warm_start={kind}", *(f"warm_start.{size}" for size in sizes))
     found = forecast(config(*keys), PACE, num_actors=1, num_cores=1)
     assert found.warm_start_s == pytest.approx(seconds)

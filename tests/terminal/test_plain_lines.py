@@ -34,7 +34,7 @@ def test_plain_lines_say_phases_tenth_steps_curve_points_and_notes(config, run):
     assert lines[0].endswith(f"environment=rps seed=0 run_dir={run.root}")
     assert [line.split()[-1] for line in lines if "phase=warm" in line] == ["phase=warm_start"]
     assert sum("phase=training prepared_s=14.7 policy: warm-started here" in x for x in lines) == 1
-    assert sum(" gate: loss on the last episode" in line for line in lines) == 1
+    assert sum(" gate: a ratio of losses" in line for line in lines) == 1
     assert sum("metrics.jsonl has every step" in line for line in lines) == 1
     steps = [line.split("step=")[1].split()[0] for line in lines if " step=" in line]
     assert steps == ["10/150", "150/150", "10/60", "20/60", "30/60"]

@@ -22,7 +22,7 @@ from typing import Any
 import uvloop
 
 import mage_async
-from mage_async.assembly import check_context_length, check_keys, unused_warm_start, with_warm_start
+from mage_async.assembly import check_context_length, check_keys, with_warm_start
 from mage_async.config import config_file
 from mage_async.config.defaults import DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS
 from mage_async.config.schema import Config, Embedded, Pretrained, check_installed, check_source
@@ -113,8 +113,8 @@ def start_run(
         with suppress(OSError):
             directory.check_is_new()
     resolved = with_warm_start(config)  # "auto" replaced by the kind that it stands for
-    if unused := unused_warm_start(config, resolved):
-        say(unused)
+    if config.warm_start and not resolved.warm_start:
+        say(f"warm_start: none, because {config.environment.name} plays its own episodes")
     config = resolved
     if actors is not None and actors < 1:
         raise ConfigError(f"actors must be at least 1, got {actors}")

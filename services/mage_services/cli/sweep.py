@@ -8,7 +8,7 @@ its own under `--run-dir`. The *matrix* is all cells of a sweep. `sweep_runs.py`
 import argparse
 import math
 from collections.abc import Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -183,7 +183,7 @@ def matrix_of(
     file = config_file.find(given.config)
     # No evaluation while a run trains, and a smaller one than usual at its end.
     cheap = ["evaluation.every=0", f"evaluation.final_trials={given.trials}"]
-    configs = checked_configs(file, wanted, [*cheap, *given.set], given.method, _say_once)
+    configs = checked_configs(file, wanted, [*cheap, *given.set], given.method)
     method = [] if given.method is None else [given.method]
     title = " · ".join([file.stem, *method, *varied, *given.set])
     return Matrix(given.run_dir, title, configs, given.actors, given.parallel, given.for_s, subject)
@@ -192,11 +192,3 @@ def matrix_of(
 def _key(assignment: str) -> str:
     """Return the key of an assignment `key=value`."""
     return assignment.partition("=")[0].strip()
-
-
-@cache
-def _say_once(sentence: str) -> None:
-    """Print a sentence; only the first time, as many cells, and many rounds of --search, have it in
-    common.
-    """
-    print(sentence, flush=True)

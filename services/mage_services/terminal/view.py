@@ -182,15 +182,16 @@ class PlainView:
         if is_due or step == steps:
             self._printed_step, self._printed_at, self._progress_at = step, now, now
             if event["event"] == "warm_start":
-                # A ratio of losses: a warm start with a gate goes on until it has fallen to
-                # `warm_start.gate`. It is NaN until it has been computed once.
+                # A ratio of losses (`Progress.gate`): a warm start with a gate goes on until it has
+                # fallen to its bound. It is NaN until it has been computed once.
                 gate = f" gate={event['gate']:.2f}" if math.isfinite(event["gate"]) else ""
                 if gate and not self._is_gate_explained:
                     self._is_gate_explained = True
                     self.line(
-                        "gate: loss on the last episode's observations / loss on the first one's; "
-                        "the warm start ends a while after it has fallen to warm_start.gate, so "
-                        "its number of steps may change"
+                        "gate: a ratio of losses, of the last episode to the first or, with "
+                        "win_stay, of repeated to tried actions; the warm start ends a while after "
+                        "it has fallen to warm_start.gate or repeat_gate, so its number of steps "
+                        "may change"
                     )
                 self.line(f"warm_start step={step}/{steps} loss={event['loss']:.3f}{gate}")
             else:
