@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from mage_async.admission.policies import SLOTS, AdmissionPolicy, AdmissionState, take_in_order
+from mage_async.admission.policies import SLOTS, AdmissionPolicy, AdmissionState
 from mage_async.protocol.journal_records import Commit, Dropped, Granted, SegmentHeader
 from mage_async.protocol.messages import EpisodeResult, GroupGrant, TrialResult
 from mage_async.tasks.task_stream import num_seats, own_task
@@ -38,7 +38,8 @@ from mage_async.trajectory import Group, Guidance, Task, Trial
 #
 #     drop            an incomplete group
 #     expire          a playing group that misses its last deadline (`max_expiries`)
-#     replace_alike   a complete group whose trials all earned the same, and that teaches nothing
+#     drop_if_no_variance
+#                     a complete group whose trials all earned the same (dynamic sampling)
 #     trained         under the policy `drop`: pending groups that are too old by then
 #     drop_all        all pending groups
 #
@@ -62,10 +63,11 @@ from mage_async.trajectory import Group, Guidance, Task, Trial
 OVER_AGE = "over age"
 """Reason for which the policy `drop` drops groups that have become too stale. They are no fault, so
 they do not count in `drops_in_a_row`."""
-ALIKE = "all trials earned the same"
-"""Reason for which dynamic sampling (`admission.replaced_groups`) drops groups. They are no fault,
-and are chosen by their rewards: they count neither in `drops_in_a_row` nor among the drops of
-`take_drops`, from which `dropped_bias.py` measures whether drops bias which tasks are trained.
+NO_VARIANCE = "all trials earned the same"
+"""Reason for which dynamic sampling (`admission.replaced_groups`) drops groups. Such drops are no
+fault, and the groups are chosen by their rewards: they count neither in `drops_in_a_row` nor among
+the drops of `take_drops`, from which `dropped_bias.py` measures whether drops bias which tasks are
+trained.
 """
 MAX_REASONS = 64
 """Number of distinct reasons that are counted; drops for further reasons are counted under
@@ -233,7 +235,7 @@ class PendingGroup:
             rival=None,  # the coordinator adds it, with the path that its weights have now
         )
 
-    def why_foreign(self, trial: Trial) -> str:
+    def mismatch(self, trial: Trial) -> str:
         """Return why a trial does not belong to this group; empty if it does."""
         # In self-play of both seats every second trial has the task seen from the other seat.
         expected = own_task(self.task, trial.index), self.granted.num_episodes
@@ -248,8 +250,8 @@ class PendingGroup:
 
 @dataclass(slots=True)
 class Assignments:
-    """Record which peer plays each incomplete group, and find the peer that can be granted most
-    further groups.
+    """Record which peer plays each incomplete group, and find the peer with the largest free quota:
+    the number of groups that it can still be granted.
 
     The learner calls these methods after every message, so none of them scans all peers or groups:
     with thousands of actors such scans would be most of the learner's work.
@@ -263,10 +265,9 @@ class Assignments:
     """Largest number of groups that a peer may play at a time; a peer without an entry may play
     none.
     """
-    _by_room: dict[int, dict[str, None]] = field(default_factory=dict)
-    """Peers with a quota, by their room: the number of groups that they can still be granted. No
-    entry is empty. A dict serves as an ordered set: of peers with equal room, the one that has
-    waited longest comes first.
+    _by_free: dict[int, dict[str, None]] = field(default_factory=dict)
+    """Peers with a quota, by their free quota. No entry is empty. A dict serves as an ordered set:
+    of peers with equal free quotas, the one that has waited longest comes first.
     """
 
     def __len__(self) -> int:
@@ -282,21 +283,21 @@ class Assignments:
     def assign(self, grant: int, peer: str | None) -> None:
         """Let a peer play an incomplete group; None makes the group lapsed."""
         self.remove(grant)
-        self._remove_from_room(peer)
+        self._remove_from_index(peer)
         self._peers[grant] = peer
         self._grants.setdefault(peer, set()).add(grant)
-        self._add_to_room(peer)
+        self._add_to_index(peer)
 
     def remove(self, grant: int) -> None:
         """Remove a group that is complete or has ended; does nothing if it was removed before."""
         if grant not in self._peers:
             return
         peer = self._peers.pop(grant)
-        self._remove_from_room(peer)
+        self._remove_from_index(peer)
         self._grants[peer].remove(grant)
         if not self._grants[peer]:
             del self._grants[peer]
-        self._add_to_room(peer)
+        self._add_to_index(peer)
 
     def grants_of(self, peer: str | None) -> list[int]:
         """Return the groups that a peer plays, or the lapsed ones for None, oldest first."""
@@ -308,37 +309,37 @@ class Assignments:
 
     def set_quota(self, peer: str, quota: int) -> None:
         """Set how many groups a peer may play at a time; 0: none."""
-        self._remove_from_room(peer)
+        self._remove_from_index(peer)
         self._quotas.pop(peer, None)
         if quota:
             self._quotas[peer] = quota
-        self._add_to_room(peer)
+        self._add_to_index(peer)
 
-    def peer_with_most_room(self) -> str | None:
+    def peer_with_largest_free_quota(self) -> str | None:
         """Return the peer that can be granted most further groups; None if no peer can."""
-        most = max(self._by_room, default=0)
-        return next(iter(self._by_room[most])) if most > 0 else None
+        most = max(self._by_free, default=0)
+        return next(iter(self._by_free[most])) if most > 0 else None
 
-    # `_by_room` files a peer under its room. Whatever changes the room removes the peer first and
-    # adds it again afterwards.
+    # `_by_free` is an index of peers by their free quota. Whatever changes that of a peer removes
+    # the peer first and adds it again afterwards.
 
-    def _room(self, peer: str) -> int:
+    def _free_quota(self, peer: str) -> int:
         """Return the number of groups that a peer can still be granted."""
         return self._quotas[peer] - len(self._grants.get(peer, ()))
 
-    def _remove_from_room(self, peer: str | None) -> None:
-        """Remove a peer from `_by_room`, before its room changes."""
+    def _remove_from_index(self, peer: str | None) -> None:
+        """Remove a peer from `_by_free`, before its free quota changes."""
         if peer is None or peer not in self._quotas:
             return
-        room = self._room(peer)
-        del self._by_room[room][peer]
-        if not self._by_room[room]:
-            del self._by_room[room]
+        free = self._free_quota(peer)
+        del self._by_free[free][peer]
+        if not self._by_free[free]:
+            del self._by_free[free]
 
-    def _add_to_room(self, peer: str | None) -> None:
-        """Add a peer to `_by_room`, after its room has changed."""
+    def _add_to_index(self, peer: str | None) -> None:
+        """Add a peer to `_by_free`, after its free quota has changed."""
         if peer is not None and peer in self._quotas:
-            self._by_room.setdefault(self._room(peer), {})[peer] = None
+            self._by_free.setdefault(self._free_quota(peer), {})[peer] = None
 
 
 @dataclass(slots=True)
@@ -384,7 +385,7 @@ class Ledger:
     _drops: list[DroppedGroup] = field(default_factory=list, init=False)
     """Groups dropped since `take_drops`, oldest first."""
     _num_replaced: int = field(default=0, init=False)
-    """Number of groups dropped as `ALIKE` since the last step."""
+    """Number of groups dropped for `NO_VARIANCE` since the last step."""
     _drops_in_a_row: int = field(default=0, init=False)
     _last_drop: str = field(default="", init=False)
 
@@ -462,9 +463,9 @@ class Ledger:
         """Set how many groups a peer may play at a time; 0: none."""
         self._assignments.set_quota(peer, quota)
 
-    def peer_with_most_room(self) -> str | None:
+    def peer_with_largest_free_quota(self) -> str | None:
         """Return the peer that can be granted most further groups; None if no peer can."""
-        return self._assignments.peer_with_most_room()
+        return self._assignments.peer_with_largest_free_quota()
 
     # Results and drops.
 
@@ -501,7 +502,7 @@ class Ledger:
         group, trial = self._pending.get(result.grant), result.finished.trial
         if group is None or result.epoch > group.epoch or trial.index >= len(group.trials):
             return
-        if group.trials[trial.index] is not None or group.why_foreign(trial):
+        if group.trials[trial.index] is not None or group.mismatch(trial):
             return
         kept = group.episodes.get(trial.index)
         if kept is None or kept.finished.num_episodes < result.finished.num_episodes:
@@ -515,8 +516,8 @@ class Ledger:
     def note_turns(self, grant: int, epoch: int, num_turns: int) -> None:
         """Note how many turns the unfinished trials of a group have had so far.
 
-        A drop for a missed deadline reports the largest number. Without it, the groups that are
-        lost because they are long would count as lost before their first turn.
+        A drop for a missed deadline reports the largest number noted. Without these notes, a long
+        group that misses its deadline would count as dropped at turn 0.
         """
         group = self._pending.get(grant)
         if group is not None and group.epoch == epoch:
@@ -538,22 +539,27 @@ class Ledger:
         self._drop(grant, reason, num_turns)
         return True
 
-    def replace_alike(self, grant: int, most: int, teaches: Callable[[Group], bool]) -> bool:
-        """Drop a complete group whose trials all earned the same in every episode, unless it
-        teaches something, or `most` groups were dropped for that since the last step; return
-        whether it was dropped.
+    def drop_if_no_variance(
+        self, grant: int, max_drops: int, has_advantage: Callable[[Group], bool]
+    ) -> bool:
+        """Drop a complete group whose trials all earned the same in every episode (dynamic
+        sampling), unless training on it would change the policy all the same.
 
         Args:
-            teaches: Returns whether a group would change the policy. It is called for a group that
-                would be dropped otherwise.
+            max_drops: Number of such drops since the last step from which on nothing is dropped.
+            has_advantage: Returns whether a turn of a group has an advantage other than 0. Called
+                for a group that would be dropped otherwise.
+
+        Returns:
+            Whether the group was dropped.
         """
-        if self._num_replaced >= most:
+        if self._num_replaced >= max_drops:
             return False
         group = self._pending[grant].group()
         earned = {tuple(trial.episode_rewards()) for trial in group.trials}
-        if len(earned) > 1 or teaches(group):
+        if len(earned) > 1 or has_advantage(group):
             return False
-        self._drop(grant, ALIKE)
+        self._drop(grant, NO_VARIANCE)
         return True
 
     def drop_all(self, reason: str) -> tuple[int, int]:
@@ -655,7 +661,7 @@ class Ledger:
         that lack the fewest trials.
         """
         arrived = [len(group.arrived()) for group in self._pending.values()]
-        if self.policy.next_batch is not take_in_order:
+        if not self.policy.in_order:
             arrived.sort(reverse=True)
         return sum(arrived[: self.groups_per_step]), self.groups_per_step * self.trials_per_group
 
@@ -858,14 +864,14 @@ class Ledger:
         """
         group = self._remove(grant)
         assert group is not None, "only pending groups are dropped"
-        is_fault = reason not in (OVER_AGE, ALIKE)
+        is_fault = reason not in (OVER_AGE, NO_VARIANCE)
         is_known = reason in self._dropped or not is_fault
         is_counted_alone = is_known or len(self._dropped) < MAX_REASONS
         self._dropped[reason if is_counted_alone else OTHER_REASONS] += 1
         if is_fault:
             self._drops_in_a_row += 1
             self._last_drop = reason
-        if reason == ALIKE:
+        if reason == NO_VARIANCE:
             self._num_replaced += 1
         else:
             turns = group.num_turns() + num_turns
@@ -903,4 +909,4 @@ class Ledger:
             return ""
         if result.epoch > group.epoch:
             return f"group {group.grant} is at epoch {group.epoch}, got {result.epoch}"
-        return next(filter(None, map(group.why_foreign, result.trials())), "")
+        return next(filter(None, map(group.mismatch, result.trials())), "")

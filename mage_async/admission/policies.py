@@ -78,6 +78,8 @@ class AdmissionPolicy:
     """Returns the grants of the next batch: exactly `groups_per_step` of them, or none yet."""
     over_age: Callable[[AdmissionState], list[int]] = nothing_to_drop
     """Returns the grants to drop after a step was published."""
+    in_order: bool = False
+    """Whether groups are trained in order of grant."""
 
 
 # Rules that decide when a group may be granted.
@@ -206,7 +208,7 @@ def over_age(state: AdmissionState) -> list[int]:
 # One policy has three names. Users find it as `slots` (a group holds a slot until it is published),
 # as `strict` (no group may be overtaken), and, with a bound of 0, as `sync`.
 SLOTS = AdmissionPolicy(
-    "slots", "hard per group: at most max_staleness", has_free_slot, take_in_order
+    "slots", "hard per group: at most max_staleness", has_free_slot, take_in_order, in_order=True
 )
 STRICT = replace(SLOTS, name="strict")
 SYNC = replace(
@@ -217,7 +219,7 @@ SYNC = replace(
 )
 
 ONE_STEP = AdmissionPolicy(
-    "one_step", "hard per group: at most 1", next_batch_is_short, take_in_order
+    "one_step", "hard per group: at most 1", next_batch_is_short, take_in_order, in_order=True
 )
 OVERTAKE = AdmissionPolicy(
     "overtake", "hard per group: at most max_staleness", has_free_slot, take_overtaking

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mage_async.admission.ledger import (
-    ALIKE,
     MAX_REASONS,
+    NO_VARIANCE,
     Accepted,
     Counts,
     Duplicate,
@@ -391,29 +391,29 @@ def earns(slots: Ledger, *rewards: float) -> int:
     return granted.grant
 
 
-def nothing(group: Group) -> bool:
+def none_has_advantage(group: Group) -> bool:
     return False
 
 
-def test_a_group_that_teaches_is_not_replaced_though_its_trials_earned_the_same() -> None:
+def test_a_group_with_an_advantage_is_not_replaced_though_its_trials_earned_the_same() -> None:
     slots = ledger()
     group = earns(slots, 0.0, 0.0)
-    assert not slots.replace_alike(group, 2, teaches=lambda group: True)
-    assert slots.replace_alike(group, 2, teaches=nothing)
+    assert not slots.drop_if_no_variance(group, 2, lambda group: True)
+    assert slots.drop_if_no_variance(group, 2, none_has_advantage)
 
 
 def test_groups_whose_trials_all_earned_the_same_are_replaced_up_to_a_bound() -> None:
     slots = ledger()
-    assert not slots.replace_alike(earns(slots, 0.0, 1.0), 2, teaches=nothing)
+    assert not slots.drop_if_no_variance(earns(slots, 0.0, 1.0), 2, none_has_advantage)
     assert slots.take_batch() is not None
-    assert slots.replace_alike(earns(slots, 1.0, 1.0), 2, teaches=nothing)
-    assert slots.replace_alike(earns(slots, 0.0, 0.0), 2, teaches=nothing)
+    assert slots.drop_if_no_variance(earns(slots, 1.0, 1.0), 2, none_has_advantage)
+    assert slots.drop_if_no_variance(earns(slots, 0.0, 0.0), 2, none_has_advantage)
     kept = earns(slots, 0.0, 0.0)
-    assert not slots.replace_alike(kept, 2, teaches=nothing)
+    assert not slots.drop_if_no_variance(kept, 2, none_has_advantage)
     counts = slots.counts()
-    assert counts.dropped_by_reason == {ALIKE: 2}
+    assert counts.dropped_by_reason == {NO_VARIANCE: 2}
     assert (counts.groups.granted, counts.groups.dropped, counts.groups.in_flight) == (4, 2, 2)
     # They are no fault, and neither end a run nor count as selection by faults.
     assert (counts.drops_in_a_row, slots.take_drops()) == (0, [])
     slots.trained(1)
-    assert slots.replace_alike(kept, 2, teaches=nothing)
+    assert slots.drop_if_no_variance(kept, 2, none_has_advantage)

@@ -179,7 +179,7 @@ class Learner(RuleBasedStateMachine):
             assert slots.played_by(peer) == mine
             assert len(slots.played_by(peer)) == len(mine)
         free = {peer: CREDITS[peer] - len(slots.played_by(peer)) for peer in CREDITS}
-        freest = slots.peer_with_most_room()
+        freest = slots.peer_with_largest_free_quota()
         assert max(free.values()) <= 0 if freest is None else free[freest] == max(free.values())
 
     @invariant()

@@ -1,4 +1,4 @@
-"""Trials that are all alike teach nothing: every advantage is exactly 0, under every preset and
+"""Equal trials change nothing: every advantage is exactly 0, under every preset and
 estimator, with rewards at the end and at each turn, with and without remarks.
 
 A state is met once in a trial here, unless said: GiGPO's second term and MAGE's global anchor
@@ -23,7 +23,7 @@ REWARDS = {
 }
 
 
-def alike_groups(remarks="none", paid="at the end", episodes=3, *, recur=False):
+def equal_groups(remarks="none", paid="at the end", episodes=3, *, recur=False):
     """Two groups of four equal trials, whose episodes are ever shorter and pay ever more."""
     kinds, reward = REMARKS[remarks], REWARDS[paid]
     groups = []
@@ -62,7 +62,7 @@ def configured(method=None, *settings):
 @pytest.mark.parametrize("method", [each for each in presets.presets() if each not in AS_CODED])
 def test_equal_trials_get_nothing_under_any_preset(method, paid, remarks):
     config = configured(method)
-    groups = alike_groups(remarks, paid, config.trial.episodes)
+    groups = equal_groups(remarks, paid, config.trial.episodes)
     assert not advantages(groups, config).any()
 
 
@@ -70,9 +70,9 @@ def test_equal_trials_get_nothing_under_any_preset(method, paid, remarks):
 def test_the_codes_compare_an_episode_with_the_others_of_its_own_trial(method):
     """What `mage_paper` and `lamer_paper` repair; with one episode there is nothing to repair."""
     config = configured(method)
-    assert advantages(alike_groups(), config).any()
+    assert advantages(equal_groups(), config).any()
     for paid in REWARDS:
-        assert not advantages(alike_groups(paid=paid, episodes=1), config).any()
+        assert not advantages(equal_groups(paid=paid, episodes=1), config).any()
 
 
 @pytest.mark.parametrize("remarks", list(REMARKS))
@@ -82,12 +82,12 @@ def test_the_codes_compare_an_episode_with_the_others_of_its_own_trial(method):
 def test_equal_trials_get_nothing_under_any_estimator(estimator, value, paid, remarks):
     """GiGPO stands above: its presets are its only uses."""
     config = configured(None, f"advantage.estimator={estimator}", f"advantage.value={value}")
-    assert not advantages(alike_groups(remarks, paid, recur=True), config).any()
+    assert not advantages(equal_groups(remarks, paid, recur=True), config).any()
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo", "rema"])
 def test_an_invalid_action_costs_a_trial_its_score_and_no_turn_alone(method):
-    (group, _), config = alike_groups(episodes=1), configured(method)
+    (group, _), config = equal_groups(episodes=1), configured(method)
     first, second = group.trials
     faulty = tuple(replace(turn, is_valid=turn.index != 2) for turn in first.turns)
     wrong = replace(first, turns=faulty)
@@ -100,16 +100,16 @@ def test_an_invalid_action_costs_a_trial_its_score_and_no_turn_alone(method):
 
 def test_a_group_of_equal_rewards_has_an_advantage_by_an_invalid_action_or_a_rewards_time():
     """Such a group is not replaced (`admission.replaced_groups`)."""
-    alike, config = alike_groups()[0], configured()
-    assert not has_advantage(alike, config)
-    first, second = alike.trials
+    equal, config = equal_groups()[0], configured()
+    assert not has_advantage(equal, config)
+    first, second = equal.trials
     invalid = replace(first, turns=(replace(first.turns[0], is_valid=False), *first.turns[1:]))
-    group = replace(alike, trials=(invalid, second))
+    group = replace(equal, trials=(invalid, second))
     assert has_advantage(group, config)
     assert not has_advantage(group, configured(None, "advantage.format_penalty=0"))
     *_, before, last = first.turns
     early = (*first.turns[:-2], replace(before, reward=last.reward), replace(last, reward=0.0))
-    group = replace(alike, trials=(replace(first, turns=early), second))
+    group = replace(equal, trials=(replace(first, turns=early), second))
     assert {tuple(trial.episode_rewards()) for trial in group.trials} == {
         tuple(first.episode_rewards())
     }

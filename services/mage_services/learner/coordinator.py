@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 
 from mage_async.admission.concurrency import Concurrency
-from mage_async.admission.ledger import ALIKE, Accepted, Ledger, Unknown
+from mage_async.admission.ledger import NO_VARIANCE, Accepted, Ledger, Unknown
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure
@@ -146,8 +146,8 @@ class Coordinator:
     """The active methods, with their states; they may shorten a group or add guidance to it."""
     concurrency: Concurrency | None = None
     """Limits the incomplete groups by the age of tokens; None: only the admission policy does."""
-    teaches: Callable[[Group], bool] = lambda group: False
-    """Returns whether a group whose trials all earned the same would change the policy."""
+    has_advantage: Callable[[Group], bool] = lambda group: False
+    """Returns whether a turn of a group whose trials all earned the same has an advantage."""
     max_drops_in_a_row: int = MAX_DROPS_IN_A_ROW
     """Number of groups dropped in a row that ends the run."""
     arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -489,7 +489,7 @@ class Coordinator:
         # `publish` calls this method again.
         if self.league.awaits(self.ledger.version):
             return
-        while (peer := self.ledger.peer_with_most_room()) is not None:
+        while (peer := self.ledger.peer_with_largest_free_quota()) is not None:
             if (grant := self._next_grant(peer)) is None:
                 return
             grant = self._with_rival(grant)
@@ -595,16 +595,16 @@ class Coordinator:
             self._note_complete(peer, result.grant)
 
     def _note_complete(self, peer: Peer, grant: int) -> None:
-        """Note that all trials of a group have arrived. If all earned the same and nothing can be
-        learned from them, drop the group, so that another is granted in its place.
+        """Note that all trials of a group have arrived. If all earned the same and have no
+        advantages, drop the group, so that another is granted in its place.
         """
         if (known := self.peers.get(peer)) is not None:
             self._actors[grant] = known.hello.name
         if self.concurrency is not None:
             self.concurrency.completed(*self.ledger.playing_time(grant, self.clock()))
         most = self.config.admission.replaced_groups
-        if self.ledger.replace_alike(grant, most, self.teaches):
-            self.journal.append(Dropped(grant=grant, reason=ALIKE))
+        if self.ledger.drop_if_no_variance(grant, most, self.has_advantage):
+            self.journal.append(Dropped(grant=grant, reason=NO_VARIANCE))
         self.arrived.set()
 
     def _look_for_space(self) -> bool:
