@@ -143,14 +143,14 @@ def trial_config_of(
             environment,
             num_episodes,
             rules=config.transcript.rules,
-            turn_budget=trial.turn_budget,
+            episode_budget=trial.episode_budget,
         ),
         keeps_history=trial.keeps_history,
         reflects=trial.reflects,
         refresh_kv=KV_REFRESH[config.engine.cache_rule],
         turn_deadline_s=config.engine.turn_deadline_s,
         stops_on_success=stops_on_success,
-        turn_budget=trial.turn_budget,
+        episode_budget=trial.episode_budget,
         strategy=trial.strategy,
         strategy_temperature=config.sampling.strategy_temperature,
         advisers=advisers,
@@ -317,7 +317,7 @@ def _check_program(config: Config, methods: Methods) -> None:
     in_vain = [
         ('trial.memory = "truncation"', trial.memory == "truncation"),
         (f'trial.strategy = "{trial.strategy}"', trial.strategy != "none"),
-        ("trial.turn_budget", trial.turn_budget > 0),
+        ("trial.episode_budget", trial.episode_budget > 0),
         ("a method with two roles", methods.roles() is not None),
         ("a method that limits turns", methods.horizon(last, trial.episodes).max_turns > 0),
         ("a method with an adviser", methods.advisers() is not None),
@@ -353,19 +353,19 @@ def _check_memory(config: Config) -> None:
 
 
 def _check_budget(config: Config, self_play_share: float) -> None:
-    """Refuse a `trial.turn_budget` that ends no trial, or ends one that has to be whole."""
-    budget, most = config.trial.turn_budget, config.trial.episodes
+    """Refuse a `trial.episode_budget` that ends no trial, or ends one that has to be whole."""
+    budget, most = config.trial.episode_budget, config.trial.episodes
     if not budget:
         return
     if not config.evaluation.episodes <= budget < most:
         raise ConfigError(
-            "trial.turn_budget must be less than trial.episodes, the most episodes of a trial, and "
-            "at least evaluation.episodes, all of which are played: got "
+            "trial.episode_budget must be less than trial.episodes, the largest number of episodes "
+            "of a trial, and at least evaluation.episodes, all of which are played: got "
             f"{budget}, with {most} and {config.evaluation.episodes}"
         )
     if config.population.rivals or self_play_share:
         raise ConfigError(
-            "trial.turn_budget is for one agent that plays turn by turn: leave it out with "
+            "trial.episode_budget is for one agent that plays turn by turn: leave it out with "
             "population.rivals and with methods of self-play"
         )
 

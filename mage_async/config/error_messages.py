@@ -37,6 +37,7 @@ RENAMED_KEYS = {
     "credit.information_bonus": "methods.metacure.information_bonus",
     "policy.separate_exploration": "methods.metacure.separate_roles",
     "population.both_seats": "methods.both_seats.share",
+    "trial.turn_budget": "trial.episode_budget",
     # With `warm_start.kind = "win_stay"`; the other kinds have the old keys, with another meaning.
     "warm_start.gate": "warm_start.repeat_gate",
     "warm_start.max_steps": "warm_start.max_stable_steps",
@@ -59,7 +60,7 @@ SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 
 def successor(key: str) -> str:
-    """Return a clause that says what became of a key or table of an earlier version, or ""."""
+    """Return in a clause how to replace a key or table of an earlier version; "" for other keys."""
     for old, new in RENAMED_KEYS.items():
         if key == old or key.startswith(f"{old}."):
             current = new + key.removeprefix(old)

@@ -7,7 +7,7 @@ a tiny policy where they differ.
 from hashlib import blake2s
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, field
@@ -48,9 +48,9 @@ class Environment(Section):
     """Number of steps on each rung of the curriculum before the next one; the last rung stays."""
     step_deadline_s: Positive = 60.0
     """Timeout in seconds of one call of `reset`, `step` or `close` of a class with `reset` and
-    `step`, and of `begin` or `act` of your own class, of TextWorld or of ALFWorld. Of a program
-    that is the agent, it is the timeout of an episode without the time in which the program waits
-    for the policy. A call that times out has failed."""
+    `step`, and of `begin` or `act` of your own class, of TextWorld or of ALFWorld. If the
+    agent is a program: timeout of an episode, not counting the program's waits for the policy. A
+    call that times out has failed."""
     retries: Natural = 8
     """How often the same trial, with the same task and seed, is played again with fresh objects
     after a call of its environment has failed, or its engine has lost a turn or missed
@@ -78,6 +78,18 @@ class Environment(Section):
             msgspec.structs.force_setattr(self, "name", address_of(self.name))
 
 
+class ContextBounds(NamedTuple):
+    """Hold how many actions and remarks (strategies and reflections) one context has at most."""
+
+    num_actions: int
+    """Actions that the agent writes in it."""
+    num_remarks_written: int
+    """Remarks that the agent writes in it."""
+    num_remarks_held: int
+    """Remarks that it holds: those written in it, and the reflections on earlier episodes with
+    which it begins."""
+
+
 class TrialShape(Section):
     """What one trial is made of, and what of earlier episodes stays in its context."""
 
@@ -103,31 +115,32 @@ class TrialShape(Section):
     stop_on_success: bool = False
     """In training an episode that is won ends its trial, as in LaMer and MAGE; evaluations always
     play all episodes, so that each has a return of its own."""
-    turn_budget: Natural = 0
+    episode_budget: Natural = 0
     """Budget of turns for a whole trial, counted in episodes of full length, as in ORBIT: with 2, a
     trial has as many turns as two longest episodes, and an agent that wins early plays more
-    episodes, up to `episodes`, which must be larger. In figures by episode, the last episode played
-    counts for those that were not. 0 is no budget."""
+    episodes, up to `episodes`, which must be larger. Figures by episode repeat the last played
+    episode for those that were not played. 0 is no budget."""
     strategy: Literal["none", "episode", "turn"] = "none"
     """Before an episode's first action, or before every one, the agent writes in a remark what it
     means to do."""
 
     def most_turns(self, max_turns: int) -> int:
         """Return the largest number of actions of a trial, whose episodes have `max_turns` each."""
-        return (self.turn_budget or self.episodes) * max_turns
+        return (self.episode_budget or self.episodes) * max_turns
 
-    def most_in_context(self, max_turns: int) -> tuple[int, int, int]:
-        """Return the largest numbers of actions and of remarks (strategies and reflections) that
-        the agent writes in one context, and of remarks that a context holds: the reflections on
-        earlier episodes too, with which it begins. No notes replace it, and episodes have
-        `max_turns` each.
+    def context_bounds(self, max_turns: int) -> ContextBounds:
+        """Count what one context can hold at most, if notes never replace it.
+
+        Args:
+            max_turns: Number of actions of an episode.
         """
         episodes = self.episodes if self.keeps_history else 1
         actions = self.most_turns(max_turns) if self.keeps_history else max_turns
         strategies = {"none": 0, "episode": episodes, "turn": actions}[self.strategy]
-        # None follows the last episode of the trial.
+        # No reflection follows the last episode.
         reflections = self.episodes - 1 if self.reflects else 0
-        return actions, strategies + min(episodes, reflections), strategies + reflections
+        written = strategies + min(episodes, reflections)
+        return ContextBounds(actions, written, strategies + reflections)
 
     @property
     def reflects(self) -> bool:
@@ -492,20 +505,20 @@ class Admission(Section):
     "drop" never exceed it; "sync" and "one_step" have a bound of their own, 0 and 1; "count",
     "window" and "unbounded" have none."""
     replaced_groups: Natural = 0
-    """Most groups of a step that are dropped because all their trials earned the same in every
-    episode, and are replaced by new ones (dynamic sampling of DAPO, arXiv 2503.14476): compared
-    with each other, such trials teach nothing. A group stays if one of its turns has an advantage
-    all the same, by a penalty or the time of a reward. Refused where groups are compared with each
-    other, or a method rewards turns or adds a loss of its own. 0 replaces none."""
+    """Largest number of groups of a step that are dropped because all their trials earned the same
+    in every episode, and are replaced by new ones (dynamic sampling of DAPO, arXiv 2503.14476): the
+    advantages of such trials are 0. A group is kept if a penalty, or the turn at which a reward
+    came, still gives an advantage. Must be 0 where groups are compared with each other, or a method
+    rewards turns or adds a loss of its own. 0 replaces none."""
     max_groups_in_play: Count = 1024
-    """Most groups that are played at a time (granted and not complete); the contexts of the actors'
-    engines limit them too."""
+    """Largest number of groups that are played at a time (granted and not complete); the contexts
+    of the actors' engines limit them too."""
     over_age_target: Share = 1.0
     """Largest share of tokens that is predicted to exceed `max_staleness`; fewer groups are granted
     to stay below it (`mage_async/admission/concurrency.py`). 1 is no bound."""
     lag: Annotated[int, Meta(ge=0, le=256)] = 0
     """Steps by which the weights of actors lag behind the newest, which adds staleness without
-    changing the speed; for experiments. As many versions are kept."""
+    changing the speed; for experiments. The learner keeps the newest `lag + 1` versions."""
     grant_deadline_s: Positive = 600.0
     """Seconds after which an unfinished group is granted again."""
 
@@ -541,7 +554,7 @@ class Population(Section):
     """Number of steps between two versions that are kept as past policies; with 0 the only past
     policy is the newest version (self-play)."""
     kept: Count = 8
-    """Most past policies at once."""
+    """Largest number of past policies at once."""
     keep: Keep = "spread"
     """Which past policies stay if there are more: the newest, the best rated, or some spread over
     the run."""
@@ -590,8 +603,8 @@ class Learner(Section):
     bonus acts at once and the rewards against it later, so entropy can run away (Skywork-OR1,
     arXiv 2505.22312, stops the bonus by the batch's mean)."""
     max_tokens_per_microbatch: Natural = 0
-    """Most tokens of one forward pass. A larger minibatch is split into micro-batches whose
-    gradients add up. 0 is no bound; otherwise at least `engine.max_tokens`."""
+    """Largest number of tokens of one forward pass. A larger minibatch is split into micro-batches
+    whose gradients add up. 0 is no bound; otherwise at least `engine.max_tokens`."""
     shared_opening: bool = False
     """Whether the tokens that all sequences of a micro-batch begin with (the chat's first turn:
     rules and first observation) are computed only once, in the warm start too; the gradient is the
@@ -698,8 +711,8 @@ class Evaluation(Section):
     """Trials of each set of the final evaluation: training tasks, held-out tasks, and held-out
     tasks under each control."""
     episodes: Count = 3
-    """Episodes of an evaluated trial. If it is not given: `trial.episodes`, if that is at least 2,
-    else 3."""
+    """Episodes of an evaluated trial. A file or `--set` that states `trial.episodes` of at least 2
+    and not this key sets both."""
 
     def is_due(self, version: int, last: int) -> bool:
         """Return whether the evaluator plays this version of the weights: version 0, each
@@ -772,7 +785,7 @@ class Tracking(_TrackerTables):
 
 
 class Config(Section):
-    """A whole run."""
+    """The configuration of a run."""
 
     seed: Natural = 0
     """Seed of the run's random draws."""

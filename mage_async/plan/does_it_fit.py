@@ -208,11 +208,12 @@ def _contexts(
     transcript = config.transcript
     if isinstance(environment, ResetStep) or environment.script(random.Random(0)) is None:
         max_turns = environment.facts.max_turns
-        num_actions, num_remarks, num_held = config.trial.most_in_context(max_turns)
-        longest = num_actions * transcript.max_action_tokens
-        longest += num_held * transcript.max_reflection_tokens
+        bounds = config.trial.context_bounds(max_turns)
+        longest = bounds.num_actions * transcript.max_action_tokens
+        longest += bounds.num_remarks_held * transcript.max_reflection_tokens
         num_contexts = 1 if config.trial.keeps_history else config.trial.episodes
-        num_turns = config.trial.most_turns(max_turns) + num_contexts * num_remarks
+        num_turns = config.trial.most_turns(max_turns)
+        num_turns += num_contexts * bounds.num_remarks_written
         return Contexts(0, longest, num_turns)
     trial_config = trial_config_of(config, environment, chat, config.trial.episodes)
     trial_config = replace(trial_config, max_tokens=0)  # measure whole trials: nothing is cut

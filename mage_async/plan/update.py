@@ -190,7 +190,7 @@ class Batch:
         """
         trial, transcript = config.trial, config.transcript
         max_turns = environment_of(config).facts.max_turns
-        num_actions, num_remarks, _ = trial.most_in_context(max_turns)
+        num_actions, num_remarks, _ = trial.context_bounds(max_turns)
         length = tokens or trial.room or config.engine.max_tokens
         trials = config.admission.groups_per_step * config.admission.trials_per_group
         segments = trials * (1 if trial.keeps_history else trial.episodes)

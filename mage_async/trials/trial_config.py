@@ -98,22 +98,22 @@ def remark_lines(remarks: Sequence[str]) -> list[str]:
 
 
 def prompts_for(
-    environment: Environment, num_episodes: int, *, rules: bool, turn_budget: int = 0
+    environment: Environment, num_episodes: int, *, rules: bool, episode_budget: int = 0
 ) -> Prompts:
     """Return the prompts for an environment.
 
     Args:
         num_episodes: episodes of a trial, which the rules mention.
         rules: whether to write sentences for a pretrained model.
-        turn_budget: `TrialConfig.turn_budget`.
+        episode_budget: `TrialConfig.episode_budget`.
     """
     if not rules:
         return Prompts("", "reflect")
     form = _TOOLS if environment.tools else _FORMAT
     example = environment.facts.example or next(iter(environment.facts.words), "your action")
     played = f"{num_episodes} episodes of the same game"
-    if 0 < turn_budget < num_episodes:
-        turns = turn_budget * environment.facts.max_turns
+    if 0 < episode_budget < num_episodes:
+        turns = episode_budget * environment.facts.max_turns
         played = f"episodes of the same game until {turns} turns are used up"
     episodes = _ONE_EPISODE if num_episodes == 1 else _EPISODES.format(played=played)
     text = f"{environment.rules()}\n{episodes}{form.format(example=example)}\n"
@@ -151,7 +151,7 @@ class TrialConfig:
     """Whether a won episode ends the trial."""
     max_turns: int = 0
     """Number of actions after which an episode ends, with what it has earned; 0: no limit."""
-    turn_budget: int = 0
+    episode_budget: int = 0
     """Largest number of actions of a trial, in units of `Facts.max_turns`; they may be spent in up
     to `num_episodes` episodes. No limit if it is 0, or not below `num_episodes`.
     """
@@ -202,10 +202,11 @@ class TrialConfig:
             facts: of the environment.
         """
         left = self.num_episodes - episode
-        if not 0 < self.turn_budget < self.num_episodes:
+        if not 0 < self.episode_budget < self.num_episodes:
             return left
         # Rounded up: an episode that begins with too few turns left is cut.
-        return min(left, -(-(self.turn_budget * facts.max_turns - num_actions) // facts.max_turns))
+        turns_left = self.episode_budget * facts.max_turns - num_actions
+        return min(left, -(-turns_left // facts.max_turns))
 
     def for_environment(self, environment: Environment) -> "TrialConfig":
         """Return the settings with the prompts and the tools of one component of a mix."""
@@ -232,6 +233,6 @@ class TrialConfig:
         return replace(self, prompts=replace(self.prompts, guidance=text), guidance_version=version)
 
     def _prompts_for(self, environment: Environment, num_episodes: int) -> Prompts:
-        has_rules, budget = bool(self.prompts.rules), self.turn_budget
-        prompts = prompts_for(environment, num_episodes, rules=has_rules, turn_budget=budget)
+        has_rules, budget = bool(self.prompts.rules), self.episode_budget
+        prompts = prompts_for(environment, num_episodes, rules=has_rules, episode_budget=budget)
         return replace(prompts, guidance=self.prompts.guidance)

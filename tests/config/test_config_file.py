@@ -234,6 +234,7 @@ def test_what_cannot_be_sent_is_said_before_anything_starts(
     [
         ("learner.tokens_per_pass", "it is `learner.max_tokens_per_microbatch` now"),
         ("admission.max_drops_in_a_row", "it was removed; leave it out: 50 groups"),
+        ("trial.turn_budget", "it is `trial.episode_budget` now"),
         ("methods.graph_memory.initial", "it was removed; set `methods.graph_memory.rate`"),
     ],
 )

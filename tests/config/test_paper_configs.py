@@ -107,7 +107,7 @@ def test_orbit_is_grpo_on_the_wins_of_three_episodes_with_its_scripts_numbers():
         if key not in own:
             assert attrgetter(key.replace("estimator", "kind"))(config) == value, key
     admission, learner = config.admission, config.learner
-    assert (config.trial.turn_budget, config.evaluation.episodes) == (3, 3)
+    assert (config.trial.episode_budget, config.evaluation.episodes) == (3, 3)
     assert config.sampling.temperature == 0.6
     assert (admission.groups_per_step, admission.trials_per_group) == (32, 8)
     assert (learner.learning_rate, learner.final_learning_rate) == (1e-6, 1e-6)

@@ -24,7 +24,7 @@ def small(*changes: str) -> Config:
 def test_a_budget_of_turns_bounds_the_contexts_of_a_compacted_trial() -> None:
     notes = ("trial.memory=notes", "trial.episodes=5")
     without, with_budget = (
-        Batch.of(small(*notes, *more)).num_segments for more in ((), ("trial.turn_budget=2",))
+        Batch.of(small(*notes, *more)).num_segments for more in ((), ("trial.episode_budget=2",))
     )
     assert with_budget * 5 == without * 2
 

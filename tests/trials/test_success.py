@@ -42,7 +42,11 @@ def test_an_episode_that_was_not_played_has_the_reward_of_the_last_that_was(chat
 
 
 def budgeted(chat, seed, budget, name="hangman", episodes=12):
-    changes = [f"environment.name={name}", f"trial.turn_budget={budget}", "engine.max_tokens=9999"]
+    changes = [
+        f"environment.name={name}",
+        f"trial.episode_budget={budget}",
+        "engine.max_tokens=9999",
+    ]
     config = config_file.load(config_file.find(None), changes)
     environment = environment_of(config)
     rules = trial_config_of(config, environment, chat, episodes)
@@ -73,9 +77,11 @@ def test_a_budget_that_holds_all_episodes_changes_nothing(chat):
 
 def test_the_rules_say_how_many_turns_there_are_in_all():
     environment = environment_of(CONFIG)
-    said = prompts_for(environment, 12, rules=True, turn_budget=3).rules
+    said = prompts_for(environment, 12, rules=True, episode_budget=3).rules
     assert "You play episodes of the same game until 12 turns are used up, and what" in said
-    assert "You play 3 episodes of" in prompts_for(environment, 3, rules=True, turn_budget=3).rules
+    assert (
+        "You play 3 episodes of" in prompts_for(environment, 3, rules=True, episode_budget=3).rules
+    )
 
 
 def test_the_rules_of_a_single_episode_promise_no_other_one():
@@ -87,17 +93,17 @@ def test_the_rules_of_a_single_episode_promise_no_other_one():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["trial.turn_budget=3"], "must be less than trial.episodes.*: got 3, with 3 and 3"),
+        (["trial.episode_budget=3"], "must be less than trial.episodes.*: got 3, with 3 and 3"),
         (
-            ["trial.turn_budget=2", "trial.episodes=9", "evaluation.episodes=3"],
+            ["trial.episode_budget=2", "trial.episodes=9", "evaluation.episodes=3"],
             "at least evaluation.episodes, all of which are played: got 2, with 9 and 3",
         ),
         (
             [
-                *("trial.turn_budget=3", "trial.episodes=9", "evaluation.episodes=3"),
+                *("trial.episode_budget=3", "trial.episodes=9", "evaluation.episodes=3"),
                 "population.rivals=0.5",
             ],
-            "trial.turn_budget is for one agent that plays turn by turn",
+            "trial.episode_budget is for one agent that plays turn by turn",
         ),
     ],
 )

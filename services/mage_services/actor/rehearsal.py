@@ -217,7 +217,7 @@ def _context_needed(
     turn = action + template + _tokens(longest.answer, is_tiny)
     rules = _tokens(environment.rules(), is_tiny) if config.transcript.rules else 0
     needed = rules + episodes * (opening + facts.max_turns * turn)
-    _, _, num_remarks = trial.most_in_context(facts.max_turns)
+    num_remarks = trial.context_bounds(facts.max_turns).num_remarks_held
     needed += num_remarks * (config.transcript.max_reflection_tokens + template)
     remarks = f" and {num_remarks} remarks" if num_remarks else ""
     need = (

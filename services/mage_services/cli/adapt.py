@@ -315,7 +315,7 @@ def _assignments(
         f"environment.options={toml_text(options)}",
         f"trial.episodes={given.episodes}",
         f"trial.memory={given.memory}",
-        "trial.turn_budget=0",  # every trial plays all its episodes
+        "trial.episode_budget=0",  # every trial plays all its episodes
         *lengths,
     ]
 
