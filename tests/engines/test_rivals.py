@@ -47,7 +47,7 @@ from mage_services.actor.rollout import Stage
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.learner import check_rivals
-from mage_services.weights.weight_store import EARLIER, WeightFiles, WeightStore
+from mage_services.weights.weight_store import UNKNOWN_PEERS, WeightFiles, WeightStore
 from tests.helpers.coordinator_site import coordinator_config, result
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel
 
@@ -227,7 +227,7 @@ class Site:
     async def grants(self, version: int) -> list[GroupGrant]:
         """What an actor is granted that says hello."""
         self.coordinator.open(Publication(version=version, path="w", digest="d"))
-        self.coordinator.weights.leases.release(EARLIER)
+        self.coordinator.weights.leases.release(UNKNOWN_PEERS)
         hello = Hello(role="actor", name="a", build="test", config_digest="test", group_quota=99)
         peer = self.channel.connect(hello)
         self.coordinator.take(*await self.channel.receive())

@@ -45,7 +45,7 @@ from mage_async.trajectory import Group
 from mage_services.journal.writer import JournalFile
 from mage_services.transport.access_control import Peer
 from mage_services.transport.channels import LearnerChannel, PeerGone
-from mage_services.weights.weight_store import EARLIER, WeightStore
+from mage_services.weights.weight_store import UNKNOWN_PEERS, WeightStore
 
 #     message of a peer   answer of the coordinator
 #     Hello               Welcome, once there are weights, and then the peer's grants
@@ -250,7 +250,7 @@ class Coordinator:
         if is_open:
             self.publish(publication)
         else:
-            self.open(*self.weights.lagging(version), publication)
+            self.open(*self.weights.publications_before(version), publication)
 
     def publish(self, publication: Publication) -> None:
         """Announce new weights to every peer, then grant the groups that may be granted now.
@@ -437,7 +437,7 @@ class Coordinator:
         """
         if self.weights.is_open and now - self._opened_at > SILENCE_S:
             if any(not known.is_actor for known in self.peers.values()):
-                self.weights.leases.release(EARLIER)
+                self.weights.leases.release(UNKNOWN_PEERS)
             for owner in self.ledger.playing_peers() - self.peers.keys():
                 self.note(f"{owner}: has not come back after the learner's restart")
                 self.ledger.peer_gone(owner)

@@ -70,7 +70,8 @@ class WeightSender(WeightFiles):
         self._device = torch.device(device)
         self._shards = None if shards is None else WeightFiles(shards)
         os.environ.setdefault(*ABORT_FAILED_SENDS)
-        # With libuv alone, which is torch's default, a `compare_set` ends a `wait` for its key.
+        # Engines post requests by `compare_set` (`weight_group.py`), which ends a `wait` for the
+        # key in the libuv store alone.
         self._store = TCPStore(
             HOST, 0, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT, use_libuv=True
         )
@@ -210,8 +211,8 @@ class WeightSender(WeightFiles):
         if process_group is not None:
             leave(process_group)
 
-    # A method of its own: while `_serve` waits for the next request, which may never come, it keeps
-    # no version in memory.
+    # Separate from `_serve`, so that no local variable keeps a version in memory while `_serve`
+    # waits for the next request, which may never come.
     def _answer(self, store: TCPStore, number: int, version: int, process_group: Any) -> None:
         """Answer a request, and send the version if it is still published."""
         snapshot = self._snapshots.get(version)

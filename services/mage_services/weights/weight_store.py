@@ -30,8 +30,8 @@ class WeightLeases:
     """Record which published versions each peer, a process by its name, may still read.
 
     A peer holds leases of the version it has loaded, from which a crashed engine is restored, and
-    of every version announced to it since. Weights without a lease may be removed. The class has
-    no clock: its owner reports a peer that has gone.
+    of every version announced to it since. Weights without a lease may be removed. The owner
+    calls `release` when a peer has gone.
     """
 
     _announced: dict[str, list[int]] = field(default_factory=dict)
@@ -44,11 +44,11 @@ class WeightLeases:
         self._announced.setdefault(peer, []).append(version)
 
     def inherit(self, peer: str, newest: int) -> None:
-        """Give a peer the leases that `EARLIER` holds of versions up to `newest`.
+        """Give a peer the leases that `UNKNOWN_PEERS` holds of versions up to `newest`.
 
-        The peer's next report of a loaded version ends those of this and older versions.
+        When the peer reports a loaded version, its leases of that version and of older ones end.
         """
-        for version in self._announced.get(EARLIER, ()):
+        for version in self._announced.get(UNKNOWN_PEERS, ()):
             if version <= newest:
                 self.announce(peer, version)
 
@@ -79,9 +79,10 @@ class WeightLeases:
         return [version for version in versions if version not in used]
 
 
-EARLIER = "peers of an earlier learner process"
-"""Name of one holder of leases for all peers that knew an earlier learner process of the run: they
-may still read versions that it published.
+UNKNOWN_PEERS = "peers of an earlier learner process"
+"""Name under which versions are leased that an earlier learner process of the run has published.
+After a restart the learner does not know which of them its peers were told of, so each is kept
+until these peers have reported or count as gone.
 """
 
 
@@ -123,28 +124,28 @@ class WeightStore:
         """Return the path of a version, whether or not it is there."""
         return self._transport.file(version).resolve()
 
-    def lagging(self, newest: int) -> list[Publication]:
+    def publications_before(self, newest: int) -> list[Publication]:
         """Return the announcements of the `lag` versions before `newest`, oldest first.
 
-        A version is left out if its file is gone or the journal no longer knows it. After a restart
-        of the learner, actors begin with the oldest of these versions, as without the restart.
+        With them actors begin, after a restart of the learner too, with weights `lag` versions old.
+        A version is left out if its file is gone or the journal no longer knows it.
         """
         return [
             self.publication(version, self._digests[version])
-            for version in self._lag_behind(newest)
+            for version in self._versions_before(newest)
             if version in self._digests and version in self._earlier
         ]
 
     def is_lag_complete(self, newest: int) -> bool:
         """Return whether actors can begin with weights `lag` versions old."""
-        return len(self.lagging(newest)) == len(self._lag_behind(newest))
+        return len(self.publications_before(newest)) == len(self._versions_before(newest))
 
     def open(self, *publications: Publication) -> None:
         """Record the first published weights of this process; with `lag` several versions, oldest
         first.
         """
         for version in self._earlier:
-            self.leases.announce(EARLIER, version)
+            self.leases.announce(UNKNOWN_PEERS, version)
         for publication in publications:
             self.add(publication)
 
@@ -226,7 +227,7 @@ class WeightStore:
         """Do work in the thread, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
-    def _lag_behind(self, newest: int) -> range:
+    def _versions_before(self, newest: int) -> range:
         """Return the `lag` versions before `newest`, or fewer if there are not so many."""
         return range(max(0, newest - self.lag), newest)
 
