@@ -1,13 +1,14 @@
-"""Compute what the learner records of its weights: digests for the journal, and the log-probs of a
-few fixed tokens (the probe tokens), with which engines compare their own.
+"""Compute digests of weights for the journal, and score fixed tokens with the trained model.
 
-A digest is computed on the weights' own device, and only sums leave the device: each word of a
-tensor's bytes, as a signed integer, times the key of its place, added modulo 2^64. Integer addition
-does not depend on the order, so devices, blocks and shards of a tensor agree to the bit. A change
-of one word always changes the sum, because keys are odd; accidental changes of several keep it in
-about one of 2^32 cases. (Words of 8 bytes would not do: the sum of two odd keys is even, so two
-changed highest bits add 2^63 times an even number, which is 0 modulo 2^64.) The digest does not
-protect against somebody who chooses the weights.
+A *digest* identifies the bytes of a version. It is computed on the weights' own device, and only
+sums leave the device: each word of a tensor's bytes, as a signed integer, times the key of its
+place, added modulo 2^64. Integer addition does not depend on the order, so devices, blocks and
+shards of a tensor agree to the bit. A change of one word always changes the sum, because keys are
+odd; accidental changes of several keep it in about one of 2^32 cases. The digest does not protect
+against somebody who chooses the weights.
+
+The fixed tokens are the *probe tokens* (`mage_async/inference/weight_fingerprint.py`). A version is
+*scored* if their log-probs are published with it: an engine then computes them too, and compares.
 """
 
 from functools import lru_cache
@@ -33,7 +34,10 @@ ROWS_AT_ONCE = {"cpu": 4, "cuda": 64}
 GPU more, for fewer kernel launches.
 """
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
-"""Integer type of a word, by the size of an element in bytes; 8 bytes are two words."""
+"""Integer type of a word, by the size of an element in bytes."""
+# An element of 8 bytes is two words, because a word has to be shorter than the sum: the sum of two
+# odd keys is even, so two changed highest bits of 8-byte words would add 2^63 times an even number,
+# which is 0 modulo 2^64.
 
 
 def tensor_digests(model: nn.Module) -> dict[str, str]:
@@ -60,15 +64,16 @@ def overall(tensors: dict[str, str]) -> str:
 
 
 def digested_snapshot(
-    model: PreTrainedModel, version: int, *, scores: bool, base: AdapterBase | None = None
+    model: PreTrainedModel, version: int, *, with_logprobs: bool, base: AdapterBase | None = None
 ) -> tuple[Snapshot, dict[str, str]]:
     """Copy a model's weights to publish them, and compute their `tensor_digests`.
 
     Args:
-        scores: Whether the copy also has the log-probs of the probe tokens.
-        base: Result of `base_of`, to copy the adapters alone.
+        with_logprobs: Whether the copy also has the log-probs of the probe tokens.
+        base: The frozen weights of a model with adapters (`snapshot.base_of`), of which the
+            adapters alone are copied; None copies all weights.
     """
-    snapshot = Snapshot.of(model, version, probe_logprobs(model) if scores else None, base)
+    snapshot = Snapshot.of(model, version, probe_logprobs(model) if with_logprobs else None, base)
     return snapshot, tensor_digests(model)
 
 
@@ -104,9 +109,10 @@ def _keys(seed: int, count: int, device: torch.device) -> torch.Tensor:
 
 
 # Few versions are scored: on a CPU, one forward on each side costs more than half of the rest of a
-# publication. The faults that only log-probs reveal lie in programs and not in the bytes of a
-# version, such as a matrix that an engine puts in another's place. They affect every version, so
-# the first versions of a run or of a learner process show them.
+# publication. Log-probs reveal faults of the engine's code that digests do not, such as two
+# matrices that change places. Such a fault affects every version, so it shows in the first versions
+# of a run or of a learner process. Row checksums (`weight_fingerprint.py`), one number for one row
+# of each tensor, are computed for every version where the engine can.
 SCORED_EVERY = 16
 """Number of versions from one scored version to the next, if engines compute no row checksums."""
 SCORED_EVERY_WITH_ROWS = 256
@@ -114,9 +120,10 @@ SCORED_EVERY_WITH_ROWS = 256
 
 
 def is_scored(version: int, *, has_row_checksums: bool) -> bool:
-    """Return whether a version's probe tokens are scored.
+    """Return whether the log-probs of the probe tokens are published with a version.
 
-    Those are versions 0, 1, 16 and every 256th, or every 16th if engines compute no row checksums.
+    They are for versions 0, 1, 16 and every 256th, or every 16th if engines compute no row
+    checksums.
     """
     every = SCORED_EVERY_WITH_ROWS if has_row_checksums else SCORED_EVERY
     return version % every == 0 or version in (1, SCORED_EVERY)
@@ -124,7 +131,7 @@ def is_scored(version: int, *, has_row_checksums: bool) -> bool:
 
 @torch.no_grad()
 def probe_logprobs(model: PreTrainedModel) -> torch.Tensor:
-    """Compute the log-probs of the probe tokens after the first, by the model that is trained.
+    """Compute, with the model under training, the log-prob of each probe token but the first.
 
     Returns:
         float32 [tokens - 1], in nats, on the model's device. On a GPU the call does not wait until
@@ -132,7 +139,7 @@ def probe_logprobs(model: PreTrainedModel) -> torch.Tensor:
     """
     tokens = probe_tokens(model.config.vocab_size)
     # With two roles, the second half of the tokens belongs to the second role.
-    laid = with_both_roles(tokens) if has_roles(model) else tokens
-    row = TokenRow.of([laid], model.device, predicted=[np.arange(1, len(tokens))])
+    with_roles = with_both_roles(tokens) if has_roles(model) else tokens
+    row = TokenRow.of([with_roles], model.device, predicted=[np.arange(1, len(tokens))])
     logprobs, _ = head_inputs(model, row, 1.0).logprobs()
     return logprobs.float()

@@ -245,16 +245,18 @@ class Training:
         has_rows = isinstance(self.trainer.config.engine, Embedded) and not self.sharded
         is_due = is_scored(version, has_row_checksums=has_rows)
         # Weights sent to process groups are always scored: the engines have no digests to compare.
-        scores = is_due or is_sent or not self.num_published
+        with_logprobs = is_due or is_sent or not self.num_published
         self.num_published += 1
         model = self.trainer.model
         if self._base is None and publishes_adapters(self.config):
             self._base = base_of(model)
         if not self.sharded:
             with self.limited_memory(COPY):
-                return digested_snapshot(model, version, scores=scores, base=self._base)
+                return digested_snapshot(
+                    model, version, with_logprobs=with_logprobs, base=self._base
+                )
         digests, logprobs = self._digests(), None
-        if scores:
+        if with_logprobs:
             with self.trainer.read(num_forwards=1) as model:
                 logprobs = probe_logprobs(model)
         file = weights_file(self.config.transport.weights.folder(self.run), version)
