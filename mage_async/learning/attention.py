@@ -173,16 +173,16 @@ def _fold(rows: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
     """[T - P, N, D] -> [S, N, L, D], with 0 in the padding; a view of `rows` without padding."""
     if boundaries.has_padding:
         return placed(rows, boundaries.places, boundaries.shape).transpose(1, 2)
-    laid: torch.Tensor = rows.unflatten(0, boundaries.shape)
-    return laid.transpose(1, 2)
+    by_token: torch.Tensor = rows.unflatten(0, boundaries.shape)
+    return by_token.transpose(1, 2)
 
 
 def _unfold(folded: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
     """[S, N, L, D] -> [T - P, N, D]"""
-    laid = folded.transpose(1, 2)
+    by_token = folded.transpose(1, 2)
     if not boundaries.has_padding:
-        return laid.flatten(0, 1)
-    rows: torch.Tensor = Unfold.apply(laid, boundaries.places)
+        return by_token.flatten(0, 1)
+    rows: torch.Tensor = Unfold.apply(by_token, boundaries.places)
     return rows
 
 
@@ -194,8 +194,8 @@ def placed(rows: torch.Tensor, places: torch.Tensor, shape: tuple[int, int]) -> 
         shape: S and L.
     """
     folded = rows.new_zeros((shape[0] * shape[1], *rows.shape[1:]))
-    laid: torch.Tensor = folded.index_copy_(0, places, rows).unflatten(0, shape)
-    return laid
+    padded: torch.Tensor = folded.index_copy_(0, places, rows).unflatten(0, shape)
+    return padded
 
 
 class Unfold(torch.autograd.Function):
@@ -373,10 +373,10 @@ class CopyOpening(torch.autograd.Function):
         """Copy the rows; `copies` and `own` are those of `Extents`."""
         ctx.save_for_backward(copies, own)
         first, others = rows.tensor_split((copies.shape[1],))
-        laid = rows.new_empty((copies.numel() + len(own), *rows.shape[1:]))
-        laid[copies] = first
-        laid[own] = others
-        return laid
+        spread = rows.new_empty((copies.numel() + len(own), *rows.shape[1:]))
+        spread[copies] = first
+        spread[own] = others
+        return spread
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:

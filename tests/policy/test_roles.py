@@ -200,8 +200,8 @@ def test_an_opening_is_shared_as_far_as_the_role_is_the_same(changes: tuple[str,
     lengths = (30, 36, 32, 41)  # the second role takes over at 6, 7, 8 and 7
     apart = gradients((1.0, -0.7), lengths=lengths)
     shared = gradients((1.0, -0.7), "learner.shared_opening=true", *changes, lengths=lengths)
-    laid = [played((0.0, 0.0), length).tokens for length in lengths]
-    row = TokenRow.of(laid, torch.device("cpu"), shares_opening=True)
+    sequences = [played((0.0, 0.0), length).tokens for length in lengths]
+    row = TokenRow.of(sequences, torch.device("cpu"), shares_opening=True)
     assert row.boundaries.opening == 6
     for name, gradient in apart.items():
         assert (gradient - shared[name]).abs().max() < 1e-10
