@@ -39,6 +39,7 @@ from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 
 MOVES = ("rock", "paper", "scissors")
+"""The moves, by their numbers 0, 1 and 2; move m + 1 (mod 3) beats move m."""
 NUM_ROUNDS = 4
 """Number of rounds of an episode."""
 
@@ -61,7 +62,10 @@ class Opponent:
     """
 
     name: str
+    """Name of the task variant: the kind of the rule and its moves, such as `seq-rock-paper-rock`.
+    """
     pattern: tuple[int, ...]
+    """Moves that are repeated; with a `shift`, the first move alone."""
     shift: int | None = None
 
     def move(self, turn: int, last: int | None) -> int:
@@ -85,9 +89,13 @@ class Seen(NamedTuple):
     """Record one round from the agent's seat."""
 
     turn: int
+    """Number of rounds played before."""
     last: int | None
     """Last valid move of the agent before the round: all that a rule can answer."""
+    mine: int | None
+    """Move of the agent; None if its action was invalid."""
     theirs: int
+    """Move of the opponent."""
 
 
 class RpsPlay:
@@ -103,6 +111,7 @@ class RpsPlay:
         self.last: int | None = None
         """Last valid move of the agent; None before the first."""
         self.opponent_last: int | None = None
+        """Last move of the opponent; None before the first."""
         self.seen: list[Seen] = []
 
     def legal_actions(self) -> Sequence[str]:
@@ -114,7 +123,7 @@ class RpsPlay:
         assert self.turn < NUM_ROUNDS, "the episode is done"
         theirs = self._opponent_move()
         mine = MOVES.index(action) if action in MOVES else None
-        self.seen.append(Seen(self.turn, self.last, theirs))
+        self.seen.append(Seen(self.turn, self.last, mine, theirs))
         self.turn += 1
         self.opponent_last = theirs
         self.anchor = f"{self.anchor} {action if mine is not None else 'invalid'}/{MOVES[theirs]}"
@@ -204,11 +213,9 @@ class RpsScript(TrialScript[RpsPlay]):
         newest.
         """
         found = []
-        for play in self.plays:
-            moves = [*(seen.last for seen in play.seen[1:]), play.last]
-            for seen, mine in zip(play.seen, moves, strict=True):
-                assert mine is not None, "a script makes valid moves"
-                found.append(f"opp {MOVES[seen.theirs]} {_RESULTS[result(mine, seen.theirs)]}")
+        for seen in (seen for play in self.plays for seen in play.seen):
+            assert seen.mine is not None, "a script makes valid moves"
+            found.append(f"opp {MOVES[seen.theirs]} {_RESULTS[result(seen.mine, seen.theirs)]}")
         return found
 
     def action(self, play: RpsPlay) -> str:
@@ -279,8 +286,8 @@ class Rps(Environment):
         return RpsScript(source, style, source.randrange(3), source.choice((1, 2)))
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the opponents against which the moves that beat `member` in every round earn
-        nothing.
+        """Return the opponents against which the moves that beat `member` in every round earn at
+        most nothing.
         """
         moves = best_moves(_opponent(member))
         return tuple(other.name for other in _SPLITS[split] if payoff(moves, other) <= 0)
@@ -290,8 +297,8 @@ class Rps(Environment):
         return partial(posterior, _SPLITS[split])
 
     def best_return(self, member: str) -> float:
-        """Return the return of the best response."""
-        return best_response(_opponent(member)) * NUM_ROUNDS
+        """Return the return of the best response, the same against every opponent."""
+        return BEST_RESPONSE * NUM_ROUNDS
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return exact values per round and episode, against a uniform draw of the opponents.
@@ -302,11 +309,10 @@ class Rps(Environment):
         expected result; it is no upper bound on held-out opponents.
         """
         opponents = _SPLITS[split]
-        best = sum(map(best_response, opponents)) / len(opponents)
         return {
             "random": (0.0,) * num_episodes,
             "nash": (0.0,) * num_episodes,
-            "best_response": (best,) * num_episodes,
+            "best_response": (BEST_RESPONSE,) * num_episodes,
             "without_memory": (one_episode(opponents),) * num_episodes,
             "bayes": bayes_greedy(opponents, TRAIN, num_episodes),
         }
@@ -327,7 +333,7 @@ def posterior(opponents: Sequence[Opponent], plays: Sequence[Play]) -> dict[str,
     """
     likelihoods = np.ones(len(opponents))
     seen = (seen for play in plays if isinstance(play, RpsPlay) for seen in play.seen)
-    for turn, last, theirs in seen:
+    for turn, last, _, theirs in seen:
         likelihoods *= _likelihood(
             np.array([each.move(turn, last) == theirs for each in opponents])
         )
@@ -335,10 +341,10 @@ def posterior(opponents: Sequence[Opponent], plays: Sequence[Play]) -> dict[str,
     return {each.name: float(share) for each, share in zip(opponents, shares, strict=True)}
 
 
-# The hidden opponents follow. Moves are numbers: 0 rock, 1 paper, 2 scissors; move m + 1 (mod 3)
-# beats m. Sequences are split by orbits under x -> x + k (mod 3), with all three shifts of a
-# sequence in the same split, so that every move stays equally likely in both splits. With a random
-# split, the first move alone was worth 0.28 a round to a player without any memory.
+# The hidden opponents follow. Sequences are split by orbits under x -> x + k (mod 3), with all
+# three shifts of a sequence in the same split, so that every move stays equally likely in both
+# splits. With a random split, the first move alone was worth 0.28 a round to a player without any
+# memory.
 
 
 _SHIFTS = {"copy": 0, "beat": 1, "lose": 2}
@@ -401,13 +407,10 @@ _PAYOFFS = np.array([[result(mine, theirs) for theirs in range(3)] for mine in r
 """Result of each pair of moves, int [3, 3], by [mine, theirs]."""
 
 
-def best_response(opponent: Opponent) -> float:
-    """Return the value of knowing the opponent.
-
-    The rule answers only the agent's own moves, so the agent can beat every move of the rule. A
-    move by noise is uniform, against which every move earns 0 on average.
-    """
-    return (1 - NOISE) * payoff(best_moves(opponent), opponent) / NUM_ROUNDS
+# A rule answers only the agent's own moves, so an agent that knows it beats every move of the rule
+# (`best_moves`). A move by noise is uniform, against which every move earns 0 on average.
+BEST_RESPONSE = 1 - NOISE
+"""Value of knowing the opponent, whichever it is."""
 
 
 def _likelihood(follows: np.ndarray) -> np.ndarray:
@@ -443,7 +446,10 @@ def _best_under(
     )
 
 
-# The functions below compute the value of a Bayes player without a plan.
+# The functions below compute the value of a Bayes player without a plan. A belief is known by its
+# misses: for each opponent of the prior, the number of observed moves that this opponent would have
+# played by noise alone. All courses of an episode are followed at once; those that end with the
+# same belief are merged.
 
 _NO_MOVE = 3
 """Number that stands for no last move."""
@@ -460,9 +466,8 @@ def bayes_greedy(
 
     The player remembers earlier episodes and always takes the move of greatest expected result, so
     it earns what a policy with a perfect memory, but without a plan, would earn. If `opponents` are
-    not in `prior`, it is no upper bound. All histories are followed at once, and those with the
-    same belief are merged. Values are exact to 0.001: between episodes, beliefs rarer than
-    `_RAREST` are dropped.
+    not in `prior`, it is no upper bound. Values are exact to 0.001: between episodes,
+    beliefs rarer than `_RAREST` are dropped.
     """
     misses = np.zeros((1, len(prior)), np.int16)
     reach = np.full((1, len(opponents)), 1 / len(opponents))
@@ -485,9 +490,12 @@ def _follow_episode(
     opponents of the draw.
 
     Args:
-        misses: Number of observed moves that an opponent would have played by noise alone: int16
-            [N, P].
-        reach: Probability of having met an opponent and reached a belief: float64 [N, M].
+        misses: Misses of each belief: int16 [N, P].
+        reach: Probability that the agent meets opponent m and reaches belief n: float64 [N, M].
+
+    Returns:
+        `misses` [81 N, P] and `reach` [81 N, M] after the episode, for the 81 courses of the
+        opponent's moves from each belief, and the expected return of the episode.
     """
     last = np.full(len(misses), _NO_MOVE)
     earned = 0.0
@@ -512,7 +520,7 @@ def _intended(opponents: Sequence[Opponent], turn: int) -> np.ndarray:
 
 def _greedy_move(misses: np.ndarray, believed: np.ndarray) -> np.ndarray:
     """Return the move of greatest expected result under each belief: int [N]."""
-    # Likelihood of a move that differs from the rule's, relative to one that equals it.
+    # Likelihood ratio of one miss: of a move by noise alone to the rule's own move.
     miss = (NOISE / 3) / (1 - NOISE + NOISE / 3)
     belief = miss ** misses.astype(float)
     weight = np.stack([(belief * (believed == move)).sum(1) for move in range(3)], axis=1)
