@@ -262,10 +262,16 @@ def by_chance(hand: Hand) -> float:
     return expected
 
 
-# The best player of unknown hands, by dynamic programming. Hands that cannot be won are never
-# dealt, so the cards do not follow the distribution of a whole deck: every continuation is weighted
-# by the probability that the hand can be won on it, which is the probability that its largest total
-# that is not bust wins.
+# The best player of unknown hands, by dynamic programming. A hand is dealt only if some number of
+# hits wins it, that is, if its largest total that is not bust beats the dealer's. So the expected
+# result of hitting or standing is an average over those continuations c of the cards seen that can
+# be dealt:
+#
+#     sum of P(c) P(winnable | c) result(c)  /  sum of P(c) P(winnable | c)
+#
+# The functions below compute the numerator. The denominator is the probability that the hand can be
+# won given the cards seen. It is the same for hitting and standing, so it need not be known to
+# compare them.
 
 
 _CARDS = tuple((rank, weight / sum(WEIGHTS)) for rank, weight in zip(RANKS, WEIGHTS, strict=True))
@@ -299,8 +305,8 @@ def _value(total: int, shows: int, num_hits: int) -> float:
 
 def _after_hit(total: int, shows: int, num_hits: int) -> float:
     """Return `_value` averaged over the next card; a bust loses."""
-    # After a bust the hand can be won only if `total` itself wins, as after the last hit: hence
-    # `MAX_HITS`.
+    # After a bust no further card can win the hand, so it can be won only if `total` itself beats
+    # the dealer's. `_winnable` with `MAX_HITS` hits draws no further card.
     return sum(
         chance * _value(total + rank, shows, num_hits + 1)
         if total + rank <= MOST
@@ -320,7 +326,7 @@ def _standing(total: int, shows: int, num_hits: int) -> float:
 
 @cache
 def _winnable(total: int, shows: int, num_hits: int) -> float:
-    """Return the probability that the hand can be won."""
+    """Return the probability that the hand can be won, after `num_hits` of `MAX_HITS` hits."""
     return sum(
         chance * _win_chance(total, dealer, num_hits) for dealer, chance in _dealer_totals(shows)
     )
