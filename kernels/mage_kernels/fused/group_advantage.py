@@ -5,7 +5,16 @@ A cell is a set of turns that are compared with each other; a part is all turns 
 cell. Turns are sorted by cell, and one program computes one cell. It reads the cell's turns several
 times in a fixed order, so two runs give the same bits; repeated reads come from the L2 cache.
 
-Shapes: `N` turns, `K` cells.
+Shapes: `N` turns, `K` cells. The arguments of the kernels, pointers to arrays, are
+
+    values, magnitudes         fp64 [N], in sorted order
+    order                      int64 [N]: the turn at each place of the sorted order
+    cell_starts                int64 [K + 1]: the place where each cell starts, and N
+    part_starts, part_stops    int64 [N]: the places where the part of each sorted turn starts and
+                               stops; None without parts
+    out                        fp64 [N], in the order of the turns
+
+and `at` are the places of `BLOCK_N` sorted turns, int64 [BLOCK_N].
 """
 
 from typing import Any
@@ -39,7 +48,10 @@ def weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS: tl.con
 
 @triton.jit
 def part_sums(values_ptr, part_starts_ptr, part_stops_ptr, at, is_turn, first):
-    """Return the size of each turn's part, and the part's sum of values minus `first`."""
+    """Return the size of each turn's part, and the part's sum of values minus `first`.
+
+    `first` is the first value of the cell: equal values so give exactly 0.
+    """
     start = tl.load(part_starts_ptr + at, mask=is_turn, other=0)
     stop = tl.load(part_stops_ptr + at, mask=is_turn, other=0)
     size = stop - start

@@ -83,8 +83,8 @@ class FusedLogprob(torch.autograd.Function):
         hidden, head, tokens = hidden.contiguous(), head.contiguous(), tokens.contiguous()
         scales = by_row(inverse_temperature, hidden)
         num_kept = num_kept_rows(keep_bytes, len(hidden), len(head), hidden.itemsize)
-        is_kept = num_kept and any(ctx.needs_input_grad)
-        ctx.kept = KeptLogits.empty(num_kept, len(head), hidden) if is_kept else None
+        keeps = num_kept and any(ctx.needs_input_grad)
+        ctx.kept = KeptLogits.empty(num_kept, len(head), hidden) if keeps else None
         results: Iterable[Tensor]
         if len(hidden):
             results = forward_rows(hidden, head, tokens, scales, ctx.kept)
@@ -144,19 +144,19 @@ def backward_rows(
     # are kept ones. `int` waits for the device.
     if kept is not None:
         num_kept = int(torch.searchsorted(source_rows, len(kept.values)))
-    is_kept = slice(num_kept)
-    is_recomputed = slice(is_kept.stop, None)
+    kept_rows, recomputed_rows = slice(num_kept), slice(num_kept, None)
     d_head = None if is_frozen else torch.empty_like(head)
     d_hidden = torch.zeros((num_rows, width), dtype=torch.float32, device=hidden.device)
     buffer = padded_buffer(num_rows, min(CHUNK_COLUMNS, len(head)), hidden.dtype, hidden.device)
     for first in range(0, len(head), CHUNK_COLUMNS):
         columns = slice(first, min(first + CHUNK_COLUMNS, len(head)))
         gradient = buffer[:, : columns.stop - first]
-        if kept is not None and len(kept_part := gradient[is_kept]):
-            kept_gradient(kept_part, kept, source_rows[is_kept], coefficients.rows(is_kept), first)
-        if len(part := gradient[is_recomputed]):
-            part_coefficients = coefficients.rows(is_recomputed)
-            recomputed_gradient(part, hidden[is_recomputed], head, part_coefficients, first)
+        if kept is not None and len(part := gradient[kept_rows]):
+            part_coefficients = coefficients.rows(kept_rows)
+            kept_gradient(part, kept, source_rows[kept_rows], part_coefficients, first)
+        if len(part := gradient[recomputed_rows]):
+            part_coefficients = coefficients.rows(recomputed_rows)
+            recomputed_gradient(part, hidden[recomputed_rows], head, part_coefficients, first)
         sampled_token_gradient(gradient, tokens, coefficients.sampled, first)
         if d_head is not None:
             torch.mm(gradient.T, hidden, out=d_head[columns])
@@ -180,7 +180,7 @@ ROW_STEP = 128
 
 def even_chunks(num_rows: int) -> Iterator[slice]:
     """Cut rows into the fewest chunks of at most CHUNK_ROWS rows, of about equal length."""
-    # `-(-a // b)` is a / b, rounded up. Without rows the step is 0, which `range` refuses: then 1.
+    # `-(-a // b)` is a / b, rounded up. `range` needs a step of at least 1, also without rows.
     num_chunks = max(1, -(-num_rows // CHUNK_ROWS))
     step = -(-num_rows // (num_chunks * ROW_STEP)) * ROW_STEP
     return (slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step or 1))
@@ -210,12 +210,12 @@ class FusedPolicyLoss(SinglePassLoss):
         """
         hidden, head, tokens = hidden.contiguous(), head.contiguous(), tokens.contiguous()
         data = TokenData._make(None if field is None else field.contiguous() for field in data)
-        number: dict[str, Any] = {"dtype": torch.float32, "device": hidden.device}
+        options: dict[str, Any] = {"dtype": torch.float32, "device": hidden.device}
         scales = by_row(inverse_temperature, hidden)
-        inverse_normaliser = torch.full((1,), normaliser, **number).reciprocal()
+        inverse_normaliser = torch.full((1,), normaliser, **options).reciprocal()
         wants_gradient, is_frozen = any(ctx.needs_input_grad), not ctx.needs_input_grad[1]
         logprob, entropy = row_vectors(2, len(hidden), hidden.device)
-        total = torch.zeros(1, **number)
+        total = torch.zeros(1, **options)
         d_hidden, d_head = torch.empty_like(hidden), None
         for rows in even_chunks(len(hidden)):
             part, part_scales = hidden[rows], scales[rows]

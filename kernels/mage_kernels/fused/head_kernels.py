@@ -5,7 +5,7 @@ logits, and the policy loss.
     merged_partials           log-prob and entropy from the partials of all parts of the vocabulary
     recomputed_gradient       gradient of the logits, for which it computes the logits again
     kept_gradient             gradient of the logits from kept logits
-    sampled_token_gradient    gradient of each row's sampled token, which both gradients leave wrong
+    sampled_token_gradient    gradient of each row's sampled token, which the two above leave wrong
     surrogate_gradient        the policy loss of each token, and its derivatives
 
 Softmax sums are in base 2. In comments and docstrings `z` is a scaled logit: the raw logit times
@@ -83,8 +83,9 @@ def num_kept_rows(keep_bytes: int, num_rows: int, vocabulary: int, itemsize: int
 SPLITS = 8
 """Number of parts of the vocabulary, each of which is reduced by programs of its own."""
 PARTIALS_BLOCKS = {**TILE, "BLOCK_D": 64, "GROUP": 16}
-"""Tile sizes of this kernel, and GROUP as explained above; `*_OPTIONS` are options of a launch."""
+"""Tile sizes of `logit_partials_kernel`, and GROUP as explained above."""
 PARTIALS_OPTIONS = {"num_warps": 8, "num_stages": 3}
+"""Options of the kernel's launches, as of each kernel below."""
 LOWEST = tl.constexpr(-1.0e30)  # finite, because -inf - -inf is NaN
 
 
@@ -107,7 +108,11 @@ def logit_partials_kernel(
     KEEP: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Reduce the logits of one row tile over one part of the vocabulary; see `logit_partials`."""
+    """Reduce the logits of one row tile over one part of the vocabulary; see `logit_partials`.
+
+    Shapes: hidden `[T, D]`, head `[V, D]`, kept `[T, V]`, tile_max fp32 `[tiles, T]`, partials fp32
+    `[3, SPLITS, T]`, scale fp32 `[T]`. Without KEEP, kept and tile_max are None.
+    """
     program = tl.program_id(0)
     num_row_tiles = tl.cdiv(T, BLOCK_T)
     group = program // (GROUP * SPLITS)
@@ -206,12 +211,16 @@ def merged_partials_kernel(
     PARTS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Merge the partials of one row; see `merged_partials`."""
+    """Merge the partials of one row; see `merged_partials`.
+
+    Shapes: partials fp32 `[3, num_parts, T]`, hidden `[T, D]`, head `[V, D]`, tokens int64 `[T]`;
+    the others fp32 `[T]`.
+    """
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     is_part = part < num_parts
     at = partials_ptr + row
-    m = tl.load(at + part.to(tl.int64) * T, mask=is_part, other=-1.0e30)  # below every maximum
+    m = tl.load(at + part.to(tl.int64) * T, mask=is_part, other=LOWEST)
     s = tl.load(at + (num_parts + part).to(tl.int64) * T, mask=is_part, other=0.0)
     w = tl.load(at + (2 * num_parts + part).to(tl.int64) * T, mask=is_part, other=0.0)
     top = tl.max(m, 0)
@@ -344,7 +353,10 @@ def recomputed_gradient_kernel(
     HAS_SLOPE: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Compute the gradient of one tile of logits; see `recomputed_gradient`."""
+    """Compute the gradient of one tile of logits; see `recomputed_gradient`.
+
+    Shapes: hidden `[T, D]`, head `[V, D]`, gradient `[T, num_columns]`; the others fp32 `[T]`.
+    """
     program = tl.program_id(0)
     num_row_tiles = tl.cdiv(T, BLOCK_T)
     num_column_tiles = tl.cdiv(num_columns, BLOCK_V)
@@ -431,7 +443,11 @@ def kept_gradient_kernel(
     BLOCK_V: tl.constexpr,
     HAS_SLOPE: tl.constexpr,
 ):
-    """Compute the gradient of one tile from kept logits; see `kept_gradient`."""
+    """Compute the gradient of one tile from kept logits; see `kept_gradient`.
+
+    Shapes: kept `[num_kept, V]`, tile_max fp32 `[tiles, num_kept]`, gradient `[T, num_columns]`,
+    source_rows int64 `[T]`; the others fp32 `[T]`.
+    """
     rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     columns = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     tile = first_column // BLOCK_V + tl.program_id(1)
@@ -503,7 +519,10 @@ def sampled_token_gradient_kernel(
     gradient_stride,
     BLOCK_T: tl.constexpr,
 ):
-    """Overwrite one column in each of BLOCK_T rows; see `sampled_token_gradient`."""
+    """Overwrite one column in each of BLOCK_T rows; see `sampled_token_gradient`.
+
+    Shapes: gradient `[T, num_columns]`, tokens int64 `[T]`, sampled fp32 `[T]`.
+    """
     rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     is_row = rows < T
     column = tl.load(tokens_ptr + rows, mask=is_row, other=-1) - first_column
@@ -543,7 +562,7 @@ SURROGATE_OPTIONS = {"num_warps": 4}
 
 
 @triton.jit
-def k3(d):
+def triton_k3(d):
     """Compute `e^d - d - 1`, near 0 by its series, where the formula cancels."""
     series = d * d * (0.5 + d * (1.0 / 6 + d * (1.0 / 24 + d * (1.0 / 120))))
     return tl.where(tl.abs(d) < 0.125, series, tl.exp(d) - d - 1.0)
@@ -573,6 +592,8 @@ def surrogate_gradient_kernel(
 
     The pointers from `advantage_ptr` to `entropy_rate_ptr` are the fields of `TokenData`; the
     anchor is the log-prob that the ratio is relative to.
+
+    Shapes: inverse_normaliser fp32 `[1]`, losses fp32 `[blocks]`; the others `[T]`.
     """
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     is_token = token < T
@@ -599,7 +620,7 @@ def surrogate_gradient_kernel(
         distance = reference - logprob
         cut = tl.minimum(tl.maximum(distance, -MAX_LOG_RATIO), MAX_LOG_RATIO)
         slope = tl.where(tl.abs(distance) > MAX_LOG_RATIO, 0.0, 1.0 - tl.exp(cut))
-        loss += KL_COEFFICIENT * k3(cut)
+        loss += KL_COEFFICIENT * triton_k3(cut)
         d_logprob += KL_COEFFICIENT * slope
     if entropy_rate_ptr is not None:
         rate = tl.load(entropy_rate_ptr + token, mask=is_token, other=0.0).to(tl.float32)
