@@ -149,7 +149,7 @@ def staleness_metrics(tokens: TokenAges, max_staleness: int) -> dict[str, float]
     return metrics
 
 
-def k3(log_ratios: np.ndarray) -> float:
+def mean_k3(log_ratios: np.ndarray) -> float:
     """Return the mean of `r - log r - 1`, where `log_ratios` holds `log r`.
 
     It estimates KL(p || q), where p sampled the tokens and `r = q / p`; it is never negative
@@ -198,7 +198,7 @@ def _by_provenance(tokens: TokenAges) -> dict[str, float]:
 def _distances(tokens: TokenAges) -> dict[str, float]:
     """Return how far the proximal policy is from the behaviour policy."""
     return {
-        "k3_mean": k3(tokens.log_ratios),
+        "k3_mean": mean_k3(tokens.log_ratios),
         "effective_share": effective_share(tokens.log_ratios),
     }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mage_async.learning.step_metrics import (
     TokenAges,
     effective_share,
-    k3,
+    mean_k3,
     staleness_metrics,
 )
 from mage_async.results.metrics import check_names
@@ -84,8 +84,8 @@ def test_the_effective_share_lies_between_one_token_and_all(values):
 
 @given(log_ratios)
 def test_k3_is_zero_for_equal_policies_and_never_negative(values):
-    assert k3(np.zeros(len(values), np.float32)) == 0.0
-    assert k3(np.array(values, np.float32)) >= -1e-12
+    assert mean_k3(np.zeros(len(values), np.float32)) == 0.0
+    assert mean_k3(np.array(values, np.float32)) >= -1e-12
 
 
 def test_length_bias_is_zero_where_the_longest_tenth_is_never_trained():
