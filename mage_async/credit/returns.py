@@ -49,6 +49,10 @@ class Credit(Variant):
         """Return what each turn is paid; by default its reward."""
         return rewards
 
+    def across_episodes(self) -> float:
+        """Return the discount per episode; by default 0, so that later episodes do not count."""
+        return 0.0
+
     def returns(self, rewards: Rewards) -> Returns:
         """Return the returns of one trial's actions.
 
@@ -60,8 +64,7 @@ class Credit(Variant):
         ahead = 0.0  # return of the first turn of the episode after this one
         for episode in reversed(paid):
             assert episode, "an episode has at least one turn"
-            # A credit without `episode_discount` ignores later episodes.
-            later, own = getattr(self, "episode_discount", 0.0) * ahead, list(episode)
+            later, own = self.across_episodes() * ahead, list(episode)
             own[-1] += 0.0 if self.is_added else later
             for turn in range(len(own) - 2, -1, -1):
                 own[turn] += self.turn_discount * own[turn + 1]
@@ -75,6 +78,10 @@ class AcrossEpisodes(Credit):
 
     episode_discount: Share = 1.0
     """Discount per episode, between episodes."""
+
+    def across_episodes(self) -> float:
+        """Return the discount per episode, between episodes."""
+        return self.episode_discount
 
 
 class Differential(AcrossEpisodes, tag="differential"):
