@@ -70,9 +70,9 @@ def scripted_returns(
     make: Callable[[random.Random], Script],
     num_trials: int = NUM_TRIALS,
 ) -> Sampled:
-    """Measure the mean return of each episode, divided by `Facts.units`, over trials of a script,
-    with task variants in turn, and then seats: with no fewer variants than trials, only the
-    first seat is played.
+    """Measure the mean return of each episode, divided by `Facts.units`, over trials of a script.
+
+    Of M variants and S seats, trial i plays variant i mod M from seat (i // M) mod S.
 
     Args:
         make: Returns the script of a trial, which draws from the given random source.
@@ -82,7 +82,6 @@ def scripted_returns(
     trials = []
     for number in range(num_trials):
         script = make(random.Random(f"reference/{number}"))
-        # All members are met in one seat before the next seat's turn.
         seat = seats[number // len(members) % len(seats)]
         task = Task(environment.facts.name, members[number % len(members)], number, seat)
         trials.append(trial_returns(environment, task, script, num_episodes))

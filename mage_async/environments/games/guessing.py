@@ -40,10 +40,10 @@ The {what} is the same in all episodes."""
 TURN_LADDER = range(10, 1, -1)
 """Numbers of guesses of an episode, easiest first.
 
-A policy that was trained on an easier rung must not have met the held-out codes of a harder one. So
-there are ladders of fewer guesses, which do not change the split, and of longer codes, which are
-all new. There are none of more symbols or more words, because these would draw the split again.
+An easier rung must not show the held-out codes of a harder one. So a ladder changes only what keeps
+the split of the codes, the number of guesses, or makes codes longer, so that all of them are new.
 """
+LETTERS = frozenset(ascii_lowercase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,9 @@ class AnyLetters(tuple[str, ...]):
 
     def __contains__(self, action: object) -> bool:
         """Return whether an action is legal."""
-        letters = set(action) if isinstance(action, str) and len(action) == len(self[0]) else {""}
-        return letters <= set(ascii_lowercase)
+        if not isinstance(action, str) or len(action) != len(self[0]):
+            return False
+        return LETTERS.issuperset(action)
 
 
 class GuessingPlay(SoloPlay):
