@@ -41,6 +41,8 @@ def test_a_final_evaluation_says_how_many_of_its_trials_are_played_and_how_long_
     state = RunState(config, 0.0)
     state.take("evaluator", {"event": "evaluating", "version": 60}, 100.0)
     assert state.seconds_left(130.0) is None
+    state.take("evaluator", {"event": "final_trials", "played": 0, "of": 120}, 130.0)
+    assert state.seconds_left(130.0) is None
     state.take("evaluator", {"event": "final_trials", "played": 30, "of": 120}, 130.0)
     assert state.waiting(130.0) == (
         "evaluating, for 30 s: evaluator has played 30 of 120 trials of the final sets and their "

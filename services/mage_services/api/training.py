@@ -21,7 +21,7 @@ from mage_services.api.run import Run
 from mage_services.api.start_to_report import EXIT_HALTED, start_run
 from mage_services.processes.supervisor import Supervisor
 from mage_services.terminal.final_table import print_final
-from mage_services.terminal.run_state import Event, RunState, lasting_line
+from mage_services.terminal.run_state import Event, RunState, permanent_line
 
 T = TypeVar("T")
 
@@ -194,7 +194,7 @@ def _follow(relay: Relay, config: Config, on_step: OnStep | None, progress: bool
         for process, event in relay:
             now = time.monotonic()
             state.take(process, event, now)
-            text = event["text"] if event["event"] == "line" else lasting_line(process, event)
+            text = event["text"] if event["event"] == "line" else permanent_line(process, event)
             if text is not None and progress:
                 bar.write(text)
             if event["event"] == "step":

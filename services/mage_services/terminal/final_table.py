@@ -43,7 +43,7 @@ def print_final(console: Console, summary: dict[str, Any], report: Path) -> None
     own_width, plus_minus = console.width, "+-" if console.options.ascii_only else "±"
     endless = console.options.update(width=1000)  # wider than any table
     for most in range(MOST_EPISODES, 1, -1):
-        table = _head(summary, plus_minus, most)
+        table = _return_table_or_title(summary, plus_minus, most)
         needed = Measurement.get(console, endless, table).maximum
         if needed <= own_width or not console.is_terminal:
             break
@@ -57,7 +57,9 @@ def print_final(console: Console, summary: dict[str, Any], report: Path) -> None
     console.out(f"report: {report}", highlight=False)
 
 
-def _head(summary: dict[str, Any], plus_minus: str, most_episodes: int) -> RenderableType:
+def _return_table_or_title(
+    summary: dict[str, Any], plus_minus: str, most_episodes: int
+) -> RenderableType:
     """Return the table of returns, or only the title if the run was not evaluated."""
     if not summary.get("evaluation"):
         return Text.from_markup(_title(summary), style="bold", emoji=False)

@@ -20,11 +20,11 @@ MAX_NOTES = 50
 """Largest number of notes that are kept, the newest ones."""
 
 
-def lasting_line(process: str, event: Event) -> str | None:
-    """Return the text of an event that gets a line of its own in the terminal, or None.
+def permanent_line(process: str, event: Event) -> str | None:
+    """Return the text of an event that stays in the terminal as a line of its own, or None.
 
-    Findings of the doctor get one, and facts such as the device of a process. Actors are alike, so
-    only the first one prints its facts.
+    Findings of the doctor do, and facts such as the device of a process. All actors have the same
+    facts, so only the first one prints them.
     """
     is_first = not process.startswith("actor-") or process == "actor-0"
     is_shown = event["event"] == "finding" or (event["event"] == "fact" and is_first)
@@ -33,7 +33,7 @@ def lasting_line(process: str, event: Event) -> str | None:
 
 @dataclass(slots=True)
 class RunState:
-    """Hold all that a terminal shows of a run; only `take` changes it.
+    """Hold all that a terminal shows of a run; `take` updates it.
 
     Times are in seconds of the clock from which `began` and every `now` are read.
     """
@@ -43,9 +43,8 @@ class RunState:
     phase: Phase = "starting"
     phase_began: float = 0.0
     warm_start: Event = field(default_factory=dict)
-    """Keys `step`, `steps`, `loss`, and `gate`, the loss on observations of the last episode
-    divided by the loss on those of the first; later `origin`, where the weights came from, and
-    `prepared_s`."""
+    """Keys `step`, `steps`, `loss` and `gate` (`Progress` in `mage_async/policy/warm_start.py`);
+    later `origin`, where the weights came from, and `prepared_s`."""
     steps: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_STEPS_KEPT))
     """Metrics of each step."""
     curve: list[Event] = field(default_factory=list)
@@ -140,8 +139,8 @@ class RunState:
             recent = list(self.steps)[-PACE_STEPS - 1 :]
             taken = recent[-1]["time_s"] - recent[0]["time_s"]
             return float(taken / (len(recent) - 1) * (self.config.learner.steps - self.step))
-        if self.phase == "evaluating" and self.final_trials is not None:
-            played, of = self.final_trials
+        played, of = self.final_trials or (0, 0)
+        if self.phase == "evaluating" and played:
             return (now - self.evaluation_began) / played * (of - played)
         return None
 
@@ -207,10 +206,10 @@ class RunState:
         if phase != self.phase:
             self.phase, self.phase_began = phase, now
 
-    def _add_note(self, sentence: str) -> None:
+    def _add_note(self, note: str) -> None:
         """Keep a note, unless it was kept before."""
-        if sentence not in self.notes:
-            self.notes = [*self.notes[1 - MAX_NOTES :], sentence]
+        if note not in self.notes:
+            self.notes = [*self.notes[1 - MAX_NOTES :], note]
 
 
 def _shares(old: dict[str, float], new: dict[str, float]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from mage_async.results.metrics import INJECTIONS, returns_by_environment
 from mage_async.results.run_directory import RunDirectory
 from mage_services.terminal.final_table import print_final
 from mage_services.terminal.panel import panel, panel_width
-from mage_services.terminal.run_state import Event, RunState, lasting_line
+from mage_services.terminal.run_state import Event, RunState, permanent_line
 
 MAX_FRAMES_PER_S = 5.0
 """Largest number of times per second that the panel is redrawn."""
@@ -84,7 +84,7 @@ class LiveView:
         """Handle an event of a process, and redraw the panel if it is time."""
         now = self._clock()
         self._state.take(process, event, now)
-        if (text := lasting_line(process, event)) is not None:
+        if (text := permanent_line(process, event)) is not None:
             self.line(f"{process}: {text}")
         if not self._is_closed and now - self._drawn_at >= 1 / MAX_FRAMES_PER_S:
             self._drawn_at = now
@@ -139,7 +139,7 @@ class PlainView:
                     f"{EVERY_S:g} s or more after the last line; metrics.jsonl has every step"
                 )
             self._printed_step, self._printed_at, self._progress_at = 0, now, now
-        if (text := lasting_line(process, event)) is not None:
+        if (text := permanent_line(process, event)) is not None:
             self.line(f"{process}: {text}")
         if "node" in event:
             self.line(f"{event['text']} is started on {event['node']}")
