@@ -107,8 +107,8 @@ class History:
     """The best mean return of the last episode over `FALL_STEPS` so far, and the last of these
     steps."""
     first_return: float = 0.0
-    """Lowest, over the episodes, of the mean return over the first `FALL_STEPS` steps: that of a
-    policy that has neither been trained nor met the task before."""
+    """Return of an untrained policy in a task that it has not seen: the smallest, over the
+    episodes, of the mean return over the first `FALL_STEPS` steps."""
     selection: Selection = field(default_factory=Selection)
     """The groups of all steps so far, trained or dropped."""
 
@@ -414,8 +414,9 @@ So many, because the best and the present steps are picked from all steps of a r
 change, chance exceeds 5 errors in 9 % of runs of 1,000 steps, and 6 errors in 0.5 %.
 """
 FALL_SHARE = 0.25
-"""Share of what was gained since the first steps that must be lost. Of 68 recorded runs one lost as
-much, by so many errors and `FALL_SPAN`: a corridor that was learned and unlearned twice.
+"""Share of what was gained since the first steps that must be lost. This bound, `FALL_ERRORS` and
+`FALL_SPAN` were exceeded together in one of 68 recorded runs, whose policy learned a corridor, and
+forgot it, twice.
 """
 FALL_SPAN = 0.05
 """Share of the span of returns that must be lost, if the span is known: a run that has gained next
