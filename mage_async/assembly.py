@@ -52,8 +52,10 @@ KV_REFRESH: dict[str, Literal["never", "episode", "turn"]] = {
 
 
 def environment_of(config: Config) -> Environment:
-    """Return the environment of a run. With `environment.ladder`, a curriculum, it is a mix of
-    easier and harder versions of one environment, which are trained on one after another.
+    """Return the environment of a run.
+
+    With `environment.ladder` (a curriculum) it is a mix: versions of one environment, which are
+    trained on one after another, the easiest first.
     """
     section = config.environment
     environment = load(section.name, **section.options)
@@ -65,8 +67,8 @@ def environment_of(config: Config) -> Environment:
 
 
 def has_steady_tasks(config: Config) -> bool:
-    """Return whether all steps of a run draw their tasks alike, so that their returns can be
-    compared.
+    """Return whether all steps of a run draw their tasks from one distribution, so that their
+    returns can be compared.
 
     They do not on a ladder, against past policies or itself, if members are chosen by the returns
     that they gave, if groups are replaced because of their returns, or if a method changes the
@@ -185,6 +187,7 @@ def with_warm_start(config: Config) -> Config:
 
 
 def _has_script(environment: Environment) -> bool:
+    """Return whether an environment has a scripted player."""
     return environment.script(random.Random(0)) is not None
 
 
@@ -226,8 +229,8 @@ def check_keys(config: Config) -> None:
 
 
 def with_room_for(config: Config, episodes: int, length_ratio: float = 1.0) -> Config:
-    """Return the configuration for trials of `episodes`, with a larger engine context if these are
-    more or longer than the episodes of the run's own trials.
+    """Return the configuration for evaluations on trials of `episodes`: `evaluation.episodes` is
+    set, and the engine's context is larger if these episodes are more or longer than the run's own.
 
     Args:
         length_ratio: Factor by which the longest episode exceeds the run's own; at least 1.

@@ -60,11 +60,11 @@ def steps_of(records: Iterable[Record]) -> Iterator[JournalStep]:
         RunError: the records contradict each other.
     """
     pending = _PendingTrials(records)
-    # The sizes of this ledger decide nothing: a replay repeats the decisions that were recorded.
+    # A ledger of any sizes will do: a replay repeats the decisions that were recorded.
     for committed in replay(pending, Ledger(1, 0, 1), League()):
         if dropped := pending.pop_dropped():
             yield JournalStep(None, dropped, _config(pending.config), is_whole=False)
-        # Popped in any case: after the step they are no longer in flight.
+        # Pop the trials even if they are not used: after the step they are no longer in flight.
         groups, is_whole = pending.pop(committed.commit.grants), committed.groups is not None
         yield JournalStep(
             committed.commit.version,

@@ -16,16 +16,16 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 # A subclass of a frozen struct is frozen too; this decorator says so to type checkers.
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the configuration, such as `[learner]`; its fields are the keys, and any other key
-    is an error."""
+    """Hold a table of the configuration, such as `[learner]`; its fields are the keys, and any
+    other key is an error."""
 
 
 class Variant(Section, frozen=True, tag_field="kind"):
-    """A table that comes in kinds: its key `kind` says which other keys it has."""
+    """Hold a table that comes in kinds: its key `kind` decides which other keys it has."""
 
     @property
     def kind(self) -> str:
-        """The name of the kind, as a file writes it."""
+        """Name of the kind, as a file writes it."""
         return str(self.__struct_config__.tag)
 
     def check(self, config: Any) -> None:
