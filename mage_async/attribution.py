@@ -34,13 +34,13 @@ from mage_async.trajectory import (
 
 @dataclass(frozen=True, slots=True)
 class JournalStep:
-    """Groups that one step trained, or groups that no step trained."""
+    """Hold the groups that one step trained, or groups that no step trained."""
 
     step: int | None
     """The policy version that the step made, from 1; None for groups that were dropped or are in
     flight."""
     groups: Sequence[Group]
-    """In the order in which the step took them."""
+    """The groups, in the order in which the step took them."""
     config: Config
     """The configuration in force at the step."""
     is_whole: bool

@@ -71,7 +71,7 @@ def successor(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with one key, as a sentence for the user."""
+    """Describe what is wrong with one key, in a sentence for the user."""
 
     key: str
     sentence: str

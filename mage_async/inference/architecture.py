@@ -25,7 +25,8 @@ slowly."""
 SUPPORTED = ("gemma", "gemma3_text", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
 """Values of `model_type` that the embedded engine serves."""
 GEMMA = ("gemma", "gemma3_text")
-"""Those of Gemma's families, which scale embeddings, and whose norms multiply by 1 + weight."""
+"""Values of `model_type` of Gemma's families, which scale embeddings, and whose norms multiply by 1
++ weight."""
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 """Activation of an MLP's gate, by transformers' name."""
 NORMS_BEFORE = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}

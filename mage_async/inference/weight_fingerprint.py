@@ -63,7 +63,7 @@ class AdapterBase(msgspec.Struct, frozen=True):
     digest: str
     """Digest of the frozen weights, in the type in which the learner holds them."""
     dtype: Literal["float16", "bfloat16", "float32", "float64"]
-    """That type, by its name in torch."""
+    """Type in which the learner holds the frozen weights, by its name in torch."""
     scale: float
     """Factor of the product of an adapter's two matrices."""
 
@@ -74,8 +74,7 @@ class WeightFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     precision: Precision
     base: AdapterBase | None = None
-    """What the published tensors are added to, if they are adapters; None if they are all weights.
-    """
+    """The frozen weights, if the published tensors are adapters; None if they are all weights."""
     tensors: dict[str, str]
     """Sum (`tensor_digest`) of each published tensor, by its name; empty for whole weights that are
     not scored, and for weights that were never in host memory.

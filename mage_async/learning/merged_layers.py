@@ -236,7 +236,7 @@ class HeadNorms(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Folding:
-    """How attention sees a row: its shapes, its sequences, and the angles of its positions.
+    """Describe a row to attention: its shapes, its sequences, and the angles of its positions.
 
     The row is *folded* for attention: each sequence is padded on the right to `L` positions, and
     the `N / K` queries of a position that share a key-value head become rows of one matrix. Under
@@ -244,7 +244,7 @@ class Folding:
     """
 
     shape: Architecture
-    """That of the model: `heads` N, `kv_heads` K and `head_dim` H."""
+    """Architecture of the model: `heads` N, `kv_heads` K and `head_dim` H."""
     boundaries: Boundaries
     """Where the sequences of the row lie."""
     angles: Tensor

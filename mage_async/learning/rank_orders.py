@@ -71,12 +71,12 @@ Order = Begin | Adopt | Step | Forward | Digest | Publish | Save
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process as one of a learner's ranks, which torch.distributed has connected."""
+    """Describe this process as one of a learner's ranks, which torch.distributed has connected."""
 
     number: int
-    """Of this process, from 0."""
+    """Number of this process, from 0."""
     count: int
-    """Of all ranks."""
+    """Number of all ranks."""
     device_type: str
     """"cpu" or "cuda", the same on every rank."""
     send: Callable[[Sequence[Order]], None]

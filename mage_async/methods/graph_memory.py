@@ -76,9 +76,9 @@ class Settings(Section):
     rate: NonNegative = 1.0
     """Step size of the weights of edges, per unit of a trial's mean return per episode."""
     max_paths: Count = 64
-    """Most paths in the graph; of more, the weakest are removed."""
+    """Largest number of paths in the graph; of more, the weakest are removed."""
     max_bytes: Count = 512
-    """Most bytes of all strategies of a trial together; they have at most as many tokens."""
+    """Largest number of bytes, and so of tokens, of all strategies of a trial together."""
     rewards: Literal["own", "shuffled"] = "own"
     """"own": the memory learns from the reward of each action; "shuffled": from the reward of
     another action of the batch, as a control."""
@@ -97,12 +97,12 @@ Decision = tuple[str, str]
 Transition = tuple[str, str, str]
 """State, action, and the sign of the action's reward: "+", "-" or "0"."""
 Path = tuple[Transition, ...]
-"""What is kept of a finished episode."""
+"""Transitions of a finished episode, as the graph keeps them."""
 
 MOST_TRANSITIONS = 32
-"""Most transitions of a path; a longer one is cut."""
+"""Largest number of transitions of a path; a longer one is cut."""
 _BRIEF_BYTES = 80
-"""Most bytes of a text in a path."""
+"""Largest number of bytes of a text in a path."""
 
 
 class Step(NamedTuple):
@@ -443,7 +443,7 @@ Played = Sequence[Sequence[Episode]]
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Table)
 MAX_LISTED = 32
-"""Most strategies of one query in a record; those of the highest scores are listed."""
+"""Largest number of strategies of one query in a record; those of the highest scores are listed."""
 
 
 class GraphMemory(Method):
@@ -610,8 +610,8 @@ class GraphMemory(Method):
         return with_shuffled_rewards(batch, source)
 
     def _move(self, group: Group, played: Played) -> tuple[Slopes, float] | None:
-        """Return a group's gradient and the step along it; None if the group teaches the weights
-        nothing, as without guidance.
+        """Return a group's gradient and the step along it; None if the group changes no weight, as
+        without guidance.
         """
         guidance, gap = group.guidance, _gap(group, played)
         if guidance is None or gap is None:

@@ -28,11 +28,11 @@ from mage_async.trajectory import Group, Guidance, Kind, SecondRole, Task, Trial
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """How long the trials of one group are."""
+    """State how long the trials of one group are."""
 
     num_episodes: int
     max_turns: int = 0
-    """Most actions of an episode; 0: as many as the environment allows."""
+    """Largest number of actions of an episode; 0: as many as the environment allows."""
 
 
 class Adviser(Protocol):

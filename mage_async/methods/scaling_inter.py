@@ -26,7 +26,7 @@ class Settings(Section):
     steps: Count = 20
     """Steps that a stage lasts; the last stage lasts to the end of the run."""
     turns: list[Count] = field(default_factory=list)
-    """Most actions of an episode, by stage; []: as many as the environment allows."""
+    """Largest number of actions of an episode, by stage; []: as many as the environment allows."""
     episodes: list[Count] = field(default_factory=list)
     """Episodes of a trial, by stage; the last stage must have `trial.episodes`. []: all stages have
     `trial.episodes`."""

@@ -27,7 +27,8 @@ class Settings(Section):
     """Share of a group's trials that begin with strategies of the last trained group with the same
     hidden member and seat, if there is one."""
     max_bytes: Count = 512
-    """Most bytes of the text with which such a trial begins; longer strategies are cut."""
+    """Largest number of bytes of the text with which such a trial begins; longer strategies are
+    cut."""
 
 
 MOST_TASKS = 1024

@@ -317,8 +317,8 @@ def fates_part(learner: Record) -> Record | None:
 
 
 MOST_ROWS = 12
-"""Most rows for each of kinds (the families of what tasks hide), tasks and causes of drops in the
-table of selection.
+"""Largest number of rows of the table of selection for each of: kinds (the families of what tasks
+hide), tasks, and causes of drops.
 """
 
 

@@ -60,7 +60,7 @@ OBSERVED_WEIGHT = 0.3
 NUM_TIMED = 8
 """Number of trials of random play that are timed, to decide whether a thousand can be played."""
 QUICK_S = 0.3
-"""Most seconds that the fastest of these trials may take. The fastest, because on a busy machine
+"""Largest time in seconds of the fastest of these trials. The fastest, because on a busy machine
 the times of the others tell little."""
 LATE_S = 5.0
 """Seconds after which a trial of win-stay, lose-shift counts as hanging."""

@@ -181,7 +181,7 @@ class Snapshot:
     is_merged: bool = False
     """Whether adapters are merged, here or by engines, which rounds the weights."""
     base: AdapterBase | None = None
-    """What the tensors are added to, if they are adapters; None if they are all weights."""
+    """The frozen weights, if the tensors are adapters; None if they are all weights."""
 
     @staticmethod
     @torch.no_grad()

@@ -38,9 +38,10 @@ from mage_async.trials.trial_config import TrialConfig, remark_lines
 from mage_async.trials.trial_run import Counts, turn_seed
 
 MAX_LINEAGES = 256
-"""Most lineages of a trial: a message to the learner holds no more segments (`Limits`)."""
+"""Largest number of lineages of a trial: a message to the learner holds no more segments
+(`Limits`)."""
 MAX_ACTION_CHARS = 2000
-"""Most characters of a turn's text that are recorded; of its tokens, all are."""
+"""Largest number of characters of a turn's text that are recorded; of its tokens, all are."""
 MEMORY = "{memory}"
 """Text in a program's messages that the guidance and the agent's earlier reflections replace; after
 a full context, its notes as well.
@@ -89,7 +90,7 @@ class PolicyCall:
     num_choices: int = 1
     """Number of answers, each sampled by itself."""
     max_tokens: int | None = None
-    """Most tokens of a completion; None: as many as the run allows."""
+    """Largest number of tokens of a completion; None: as many as the run allows."""
     stops: tuple[str, ...] = ()
     """A completion ends with the first of these texts, which the answer does not show."""
     pattern: str | None = None
@@ -118,7 +119,7 @@ class Choice:
     tokens: tuple[str, ...]
     """Texts of its tokens, one by one."""
     logprobs: tuple[float, ...]
-    """In nats, of the distribution that the tokens were drawn from."""
+    """Log-prob of each token in nats, in the distribution from which it was drawn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -212,7 +213,7 @@ class AgentRun:
         self._first_lineage: _Lineage | None = None
         """The lineage of the first call of the current episode."""
         self._longest_growth = 0
-        """Most tokens that an episode has added to a lineage."""
+        """Largest number of tokens that an episode has added to a lineage."""
         self._sizes_at_start: dict[_Lineage, int] = {}
         """Tokens that each lineage of the current episode had when the episode began."""
         self._pending_reflection: Pending | None = None

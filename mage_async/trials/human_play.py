@@ -19,7 +19,7 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import PastPolicySide, SidePlay
 
 MAX_SHOWN = 24
-"""Most legal actions that are listed; of the others, only the number is given."""
+"""Largest number of legal actions that are listed; of the others, only the number is given."""
 
 
 @dataclass(frozen=True, slots=True)

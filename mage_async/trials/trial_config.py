@@ -134,7 +134,7 @@ class TrialConfig:
     num_episodes: int
     sampling: Sampling
     max_reflection_tokens: int
-    """Most tokens of a remark: a reflection, a strategy or notes."""
+    """Largest number of tokens of a remark: a reflection, a strategy or notes."""
     parser: ActionParser
     prompts: Prompts
     keeps_history: bool

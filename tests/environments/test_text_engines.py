@@ -109,7 +109,7 @@ def test_every_kind_of_household_task_is_made_and_solved_as_the_planner_says(tmp
     plans = household.plans()
     for number in range(300):
         source = random.Random(number)
-        problem = household.problem(source.choice(plans), source)
+        problem = household.problem(source.choice(plans), source, tuple(NEEDS))
         if problem["kind"] in solved:
             continue
         file = tmp_path / f"{number}.tw-pddl"
@@ -156,8 +156,8 @@ def test_a_folder_of_ones_own_is_read(tmp_path) -> None:
     for number, part in enumerate(("train", "train", "valid_seen", "valid_unseen")):
         folder = tmp_path / part / f"pick_and_place_simple-{number}" / "trial"
         folder.mkdir(parents=True)
-        problem = household.problem("FloorPlan1", random.Random(number)) | {"solvable": True}
-        (folder / "game.tw-pddl").write_text(json.dumps(problem))
+        problem = household.problem("FloorPlan1", random.Random(number), tuple(NEEDS))
+        (folder / "game.tw-pddl").write_text(json.dumps(problem | {"solvable": True}))
     environment = catalogue.load("alfworld", data=str(tmp_path), turns=2)
     member = environment.members("heldout")[0]
     assert member == "valid_seen/pick_and_place_simple-2/trial"

@@ -255,7 +255,7 @@ class Household:
         return sorted(file.name.removesuffix("-objects.json") for file in files)
 
     def problem(
-        self, plan: str, source: random.Random, kinds: Sequence[str] = tuple(NEEDS)
+        self, plan: str, source: random.Random, kinds: Sequence[str]
     ) -> dict[str, str] | None:
         """Return a problem in a room: the files for the engine, and the problem's kind under
         `kind`; None if no goal of these kinds fits the room.

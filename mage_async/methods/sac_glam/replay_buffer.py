@@ -155,7 +155,7 @@ class SoftSequence:
 
 
 MOST_MEMBERS = 64
-"""Most train members whose first legal actions are looked at for their tokens."""
+"""Largest number of train members whose first legal actions are looked at for their tokens."""
 TrialCopy = tuple[SoftSequence, ...]
 """The segments of a trial, with its own goal or another one."""
 Experience = tuple[TrialCopy, ...]

@@ -255,14 +255,14 @@ class Transitions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Losses:
-    """Means over the states of an update, each []; the first three have gradients."""
+    """Hold means over the states of an update, each []; the first three have gradients."""
 
     actor: Tensor
     critic: Tensor
     temperature: Tensor
-    """Of the entropy coefficient; 0 where it is fixed."""
+    """Loss of the entropy coefficient; 0 where it is fixed."""
     entropy: Tensor
-    """Over valid actions, in nats."""
+    """Entropy over valid actions, in nats."""
     alpha: Tensor
     """The entropy coefficient."""
     value: Tensor

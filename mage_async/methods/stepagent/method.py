@@ -183,7 +183,7 @@ class StepAgent(Method):
 
 
 MAX_ACTION_CHARS = 1024
-"""Most characters of an expert's action."""
+"""Largest number of characters of an expert's action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ def _best(rows: Sequence[_Row]) -> dict[Place, str]:
 Step = tuple[str, str]
 """The text of a state, `Turn.anchor`, and an action."""
 MOST_WORDS = 512
-"""Most words of a state that are features; the words behind them are not read."""
+"""Largest number of words of a state that are features; the words behind them are not read."""
 _ROUNDS = 300
 """Iterations of the fit."""
 

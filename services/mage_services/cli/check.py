@@ -33,7 +33,7 @@ NUM_TRIALS, BUDGET_S = 400, 4.0
 are compared; and seconds after which each of these three ends early.
 """
 SEARCH_S = 30.0
-"""Most expected seconds of the search for the best rule of win-stay, lose-shift."""
+"""Longest expected time in seconds of the search for the best rule of win-stay, lose-shift."""
 WIDTH = 100
 """Number of columns to which shown turns are wrapped."""
 

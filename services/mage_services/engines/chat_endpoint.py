@@ -52,7 +52,7 @@ LEAST_PAUSE_S = 0.1
 FIRST_PAUSE_S = 1.0
 """Seconds of pause after the first failure of a call; they double with each further one."""
 MAX_PAUSE_S = 60.0
-"""Most seconds of pause that this doubling reaches."""
+"""Longest pause in seconds that this doubling reaches."""
 SPENT_QUOTA = "insufficient_quota"
 """Type or code of OpenAI's error if the account has no credit left. Its status is 429, as that of a
 rate limit."""

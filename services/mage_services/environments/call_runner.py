@@ -228,7 +228,7 @@ class Leases:
     """
 
     most_open: int
-    """Most objects at once; 0: any number."""
+    """Largest number of objects at once; 0: any number."""
     idle_s: float
     """Seconds without a call after which an object loses its lease; 0: never."""
     close_idle: Callable[[Callee], None]
@@ -324,7 +324,7 @@ class CallRunner:
     Args:
         deadline_s: Seconds on its clock after which a call fails.
         num_processes: Number of worker processes; 0 to make calls in threads of this process.
-        most_open: Most objects at once, others wait before their `reset`; 0 for any number.
+        most_open: Largest number of objects at once, others wait before their `reset`; 0: any.
         idle_s: Seconds without a call after which an object is closed; 0 for never.
         wait_for_room_s: Seconds for which a `reset` that finds no room is repeated.
         say: Called with a sentence for the user, about a slow call.

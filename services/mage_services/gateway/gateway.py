@@ -49,7 +49,7 @@ from mage_services.gateway.openai_responses import ResponsesRequest, responses_r
 MAX_REQUEST_BYTES = 2**24
 """Largest number of bytes of a request's body."""
 MAX_AT_ONCE = 64
-"""Most calls of one trial that wait at the same time."""
+"""Largest number of calls of one trial that wait at the same time."""
 PREFIX = "mage-"
 """Beginning of every key of an episode. A client whose `api_key` begins otherwise was not given one
 by this program."""
