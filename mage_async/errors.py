@@ -78,7 +78,7 @@ class InfrastructureFault(TrialFault):
     """
 
     kind = ""
-    """Short name of the cause, such as "step() raised ValueError", equal for faults that are alike:
+    """Short name of the cause, such as "step() raised ValueError", equal for faults of one cause:
     people are told of the first one of each kind. Empty if the cause has no name.
     """
 

@@ -189,7 +189,7 @@ class ReplayedMethods:
                 )
 
 
-def plays_alike(one: Config, other: Config) -> bool:
+def plays_the_same(one: Config, other: Config) -> bool:
     """Return whether groups granted under one configuration may be trained under the other."""
     return _what_is_played(one) == _what_is_played(other)
 

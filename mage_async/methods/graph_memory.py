@@ -465,7 +465,7 @@ class GraphMemory(Method):
         self, settings: Any, config: Config, environment: Environment | None = None
     ) -> None:
         super().__init__(settings, config, environment)
-        self.graph, self.version = Graph(self._likeness), 0
+        self.graph, self.version = Graph(self._similarity), 0
         self._demonstrations = random.Random(f"{config.seed}/told")
         self._demonstrated: dict[Query, dict[str, str]] = {}
         """Strategies from the scripted trials so far: by query, the action for each state."""
@@ -505,7 +505,7 @@ class GraphMemory(Method):
     def begin(self, state: bytes | None, version: int) -> None:
         """Replace the graph by that of the journal."""
         table = Table(version=version) if state is None else _DECODER.decode(state)
-        self.graph, self.version = Graph.of(table, self._likeness), table.version
+        self.graph, self.version = Graph.of(table, self._similarity), table.version
 
     def state(self) -> bytes:
         """Return the graph for the journal."""
@@ -584,10 +584,10 @@ class GraphMemory(Method):
         """
         return (label_of(self.environment, task.member) or task.environment, task.seat)
 
-    def _likeness(self, one: str, other: str) -> float:
+    def _similarity(self, one: str, other: str) -> float:
         """Return the similarity of two environments by label; 0 if below `least_similarity`."""
-        alike = 1.0 if one == other else self._cosines.get((one, other), 0.0)
-        return alike if alike >= self.settings.least_similarity else 0.0
+        similarity = 1.0 if one == other else self._cosines.get((one, other), 0.0)
+        return similarity if similarity >= self.settings.least_similarity else 0.0
 
     @cached_property
     def _cosines(self) -> dict[tuple[str, str], float]:

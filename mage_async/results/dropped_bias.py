@@ -199,7 +199,7 @@ class Selection:
         return _shares(*self._tasks, self._tasks[1].keys())
 
     def by_length(self, num_trials: int) -> list[Share]:
-        """Return the share of each class of lengths, shortest first; one class if all are alike.
+        """Return the share of each class of lengths, shortest first; one class if all are equal.
 
         A dropped group is shorter than it would have become, so counting it by the turns that it
         had would count the drops of long groups as drops of short ones. Instead, the hazard of a

@@ -534,7 +534,7 @@ class Signal:
         if not self._is_reward_seen:
             return self._once("no reward", self._no_reward())
         if not self._is_spread_seen:
-            return self._once("alike", self._alike(trials))
+            return self._once("no variance", self._no_variance(trials))
         return None
 
     def _once(self, kind: str, text: str) -> str | None:
@@ -576,7 +576,7 @@ class Signal:
             "a part of the way."
         )
 
-    def _alike(self, trials: Sequence[Trial]) -> str:
+    def _no_variance(self, trials: Sequence[Trial]) -> str:
         """Return the sentence for groups whose trials earned the same, episode by episode."""
         returns = [reward for trial in trials for reward in trial.episode_rewards()]
         low, high = min(returns), max(returns)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mage_async.admission.ledger import Ledger
 from mage_async.admission.policies import POLICIES
-from mage_async.admission.replay import first_difference, plays_alike, replay
+from mage_async.admission.replay import first_difference, plays_the_same, replay
 from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.policy_version import VersionRun
@@ -218,12 +218,12 @@ def test_the_first_tensor_that_differs_is_named() -> None:
     assert first_difference(commit(1, []), {}) == "w"
 
 
-def test_more_steps_play_alike_and_another_seed_does_not() -> None:
+def test_more_steps_play_the_same_and_another_seed_does_not() -> None:
     file = config_file.find(None)
     own = config_file.load(file, [])
-    assert plays_alike(own, config_file.load(file, ["learner.steps=900"]))
-    assert not plays_alike(own, config_file.load(file, ["seed=1"]))
-    assert not plays_alike(own, config_file.load(file, ["trial.episodes=2"]))
+    assert plays_the_same(own, config_file.load(file, ["learner.steps=900"]))
+    assert not plays_the_same(own, config_file.load(file, ["seed=1"]))
+    assert not plays_the_same(own, config_file.load(file, ["trial.episodes=2"]))
 
 
 @pytest.mark.parametrize(
@@ -244,4 +244,4 @@ def test_a_key_that_people_change_after_faults_drops_no_group(change: str) -> No
     file = config_file.find(None)
     own, other = config_file.load(file, []), config_file.load(file, [change])
     assert own != other
-    assert plays_alike(own, other)
+    assert plays_the_same(own, other)

@@ -513,7 +513,7 @@ def mine_chances(
         for cell, number in shown.items()
         if around[cell] & unknown
     ]
-    groups = _alike(unknown, needs)
+    groups = _cell_groups(unknown, needs)
     counts = _Counts(groups, needs, num_mines - struck.bit_count())
     return {
         cell: mean / group.bit_count()
@@ -522,7 +522,7 @@ def mine_chances(
     }
 
 
-def _alike(unknown: int, needs: Sequence[_Need]) -> list[int]:
+def _cell_groups(unknown: int, needs: Sequence[_Need]) -> list[int]:
     """Group the cells that are constrained by the same numbers; the unconstrained cells come
     last.
     """

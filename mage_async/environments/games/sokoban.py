@@ -205,8 +205,8 @@ class SokobanScript(TrialScript[SokobanPlay]):
         """Return the next action of an earlier episode that began like this one and was solved."""
         taken = len(play.done)
         for earlier in self.plays[:-1]:
-            is_alike = earlier.done[:taken] == play.done
-            if earlier.is_solved and is_alike and len(earlier.done) > taken:
+            began_so = earlier.done[:taken] == play.done
+            if earlier.is_solved and began_so and len(earlier.done) > taken:
                 return earlier.done[taken]
         return None
 

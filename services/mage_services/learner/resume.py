@@ -19,7 +19,7 @@ from mage_async.admission.replay import (
     CONFIG_CHANGED,
     Committed,
     RecordsWithConfig,
-    plays_alike,
+    plays_the_same,
     replay,
 )
 from mage_async.config import config_file
@@ -224,7 +224,7 @@ def recover(
     # Replay has set the configuration of each journaled step; from here on the run's own holds.
     training.adopt(training.config)
     methods.adopt(training.config)
-    if not plays_alike(config_file.loads(records.config), training.config):
+    if not plays_the_same(config_file.loads(records.config), training.config):
         # Groups in flight were granted under the old configuration, with other tasks or sampling.
         num_groups, num_trials = ledger.drop_all(CONFIG_CHANGED)
         if num_groups:
