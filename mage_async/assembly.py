@@ -398,7 +398,7 @@ def _check_processes(config: Config) -> None:
 
 
 def _check_replaced_groups(config: Config) -> None:
-    """Refuse to drop groups of equal rewards where such groups teach something."""
+    """Refuse to drop groups of equal rewards where training on such groups changes the policy."""
     number, baseline = config.admission.replaced_groups, config.advantage.baseline
     causes = [f"methods.{name}, which rewards turns" for name in overriding(config, "turn_rewards")]
     own_losses = overriding(config, "loss_term")

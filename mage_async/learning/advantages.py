@@ -45,7 +45,7 @@ CODED_BASELINE = ("group",)
 
 
 class Advantage(Variant, tag_field="estimator"):
-    """Returns to advantages: which turns a turn is compared with, and on which scale."""
+    """Advantages from returns: which turns a turn is compared with, and on which scale."""
 
     baseline: list[Key] = field(default_factory=lambda: ["group", "kind", "episode", "index"])
     """Turns that agree in all these columns form a cell, and are compared with each other; with
@@ -73,7 +73,7 @@ class Advantage(Variant, tag_field="estimator"):
     format_penalty: NonNegative = 1.0
     """Penalty of a turn without a valid action or remark, in every episode."""
     length_penalty: NonNegative = 0.0
-    """Penalty of a completion as long as its limit; from half of the limit on, linearly."""
+    """Penalty of a completion as long as its limit. It grows linearly from 0 at half the limit."""
     penalise: Literal["advantage", "return", "score"] = "advantage"
     """Where penalties are subtracted: "advantage": after all normalisation; "return": from returns
     and scores, before it (with `value = "trial_score"`, those of all turns of a trial from its

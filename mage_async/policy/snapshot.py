@@ -195,7 +195,8 @@ class Snapshot:
 
         Args:
             logprobs: Probe log-probs of this model (`mage_async/policy/weight_digest.py`).
-            base: Result of `base_of`, to copy the adapters alone; None to copy all weights.
+            base: The frozen weights (`base_of`), of which the adapters alone are copied; None
+                copies all weights.
         """
         layers, weights = adapted_layers(model), published_tensors(model)
         tensors = weights if base is None else adapter_tensors(model)
@@ -268,7 +269,7 @@ def fingerprint_of(
             sums.
         logprobs: Probe log-probs in nats; empty if they were not computed: then only a sample of
             the bytes is summed, except of adapters.
-        base: What the tensors are added to, if they are adapters.
+        base: The frozen weights, if the tensors are adapters.
     """
     dtypes = {place.dtype for place in places} | ({getattr(torch, base.dtype)} if base else set())
     sums_all = bool(logprobs or base)

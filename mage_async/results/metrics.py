@@ -129,8 +129,8 @@ METRICS: dict[str, tuple[str, str]] = {
     "groups_in_flight": ("groups", "Groups that were granted and are not yet trained or dropped."),
     "zero_advantage_share": (
         "share",
-        "Sampled tokens with advantage 0: they teach nothing. All tokens of a group have it if its "
-        "trials earned the same.",
+        "Sampled tokens with advantage 0, on which the policy loss has no gradient. All tokens of "
+        "a group have it if its trials earned the same.",
     ),
     "actors_idle_share": (
         "share",

@@ -47,7 +47,7 @@ def test_it_is_said_once_that_actors_have_room_for_more_groups_than_may_be_grant
         for name in ("first", "second", "third"):
             await site.connect(name, 2)
         (said,) = site.coordinator.faults
-        assert said.startswith("the actors have room for 4 groups and are granted 3")
+        assert said.startswith("the actors may play 4 groups at a time and are granted 3")
 
     run(main)
 

@@ -374,7 +374,7 @@ class Coordinator:
         # Noted once: for the actor whose quota lifts the sum over the limit.
         if most is not None and total - hello.group_quota <= most < total:
             self.note(
-                f"the actors have room for {total} groups and are granted {most}, as "
+                f"the actors may play {total} groups at a time and are granted {most}, as "
                 "admission.max_groups_in_play and over_age_target say: the rest of them is idle"
             )
         self.greeted.set()
