@@ -2,10 +2,10 @@
 
 Rules: search, follow links, choose options and buy. A purchase with the right kind, attributes,
 options and price earns 10, any other nothing. The fitting product is hidden; the customer wants the
-same in all episodes, so a wrong purchase rules a product out. WebShop's data cannot be
-fetched by a program, so the shipped catalogue is synthetic and its numbers are not WebShop's
-numbers. To play on WebShop's catalogue, give the path of `items_shuffle_1000.json`, with
-`items_ins_v2_1000.json` in the same folder.
+same in all episodes, so a wrong purchase rules a product out. The shipped catalogue is synthetic,
+because WebShop's data has to be downloaded by hand; so returns are not WebShop's. To play on
+WebShop's catalogue, give the path of `items_shuffle_1000.json`, with `items_ins_v2_1000.json` in
+the same folder.
 """
 
 import json
@@ -260,7 +260,7 @@ class ShopScript(TrialScript[ShopPlay]):
     care: float
     """Probability of acting on the instruction rather than following any link."""
     _bought: list[str] = field(default_factory=list)
-    """Links of the products bought in earlier episodes."""
+    """Links of the products bought so far in the trial."""
 
     def action(self, play: ShopPlay) -> str:
         """Return the next action."""
@@ -391,7 +391,7 @@ def read_products(path: str) -> tuple[Product, ...]:
     products = tuple(each for each in found.values() if each.attributes)
     if len(products) < 8:
         raise ConfigError(
-            f"shop: {file} has {len(products)} products with attributes, 8 are the least; "
+            f"shop: {file} has {len(products)} products with attributes, at least 8 are needed; "
             f"is {beside.name} beside it?"
         )
     return products

@@ -152,5 +152,5 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not in the format of WebShop's"):
         Shop(products=str(file))
     file.write_text(json.dumps([ITEM]))
-    with pytest.raises(ConfigError, match="has 0 products with attributes, 8 are the least"):
+    with pytest.raises(ConfigError, match="has 0 products with attributes, at least 8 are needed"):
         Shop(products=str(file))
