@@ -133,7 +133,7 @@ class _PendingTrials(RecordsWithConfig):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttributedTurn:
-    """One completion, the observation before it, and what training made of it."""
+    """Hold one completion, the observation before it, and what training made of it."""
 
     turn: Turn
     text: TurnText
@@ -156,7 +156,7 @@ class AttributedTurn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttributedTrial:
-    """A trial, and for each turn its return, its advantage and its staleness."""
+    """Hold a trial, and for each turn its return, its advantage and its staleness."""
 
     grant: int
     step: int | None

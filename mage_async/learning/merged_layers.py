@@ -52,7 +52,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """One of the model's linear layers, as rows of a `Matrix`."""
+    """Describe one of the model's linear layers, as rows of a `Matrix`."""
 
     layer: Any
     """torch's linear layer, or peft's with an adapter."""
@@ -170,7 +170,7 @@ class NormedProduct(torch.autograd.Function):
 
 
 class AddedProduct(torch.autograd.Function):
-    """A matrix, and the residual added to it: [T, I] and float32 [T, D] to float32 [T, D]."""
+    """Apply a matrix, and add the residual: [T, I] and float32 [T, D] to float32 [T, D]."""
 
     @staticmethod
     def forward(
@@ -458,7 +458,7 @@ def _norm_backward(gradient: Tensor, hidden: Tensor, weight: Tensor, inverse: Te
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergedLayer:
-    """One layer: its matrices, and its frozen norms in float32."""
+    """Compute one layer: its matrices, and its frozen norms in float32."""
 
     input_norm: Tensor
     """[D]"""

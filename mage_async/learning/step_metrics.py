@@ -22,7 +22,7 @@ SUMS = ("loss", "entropy", "clipped_share", "mean_weight", "masked_share", "refe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedMicroBatch:
-    """A micro-batch whose gradient has been added, with the results that metrics need."""
+    """Hold a micro-batch whose gradient has been added, with the results that metrics need."""
 
     batch: MicroBatch
     sums: torch.Tensor
@@ -35,7 +35,7 @@ class TrainedMicroBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """The results of one optimizer update."""
+    """Hold the results of one optimizer update."""
 
     micro_batches: Sequence[TrainedMicroBatch]
     grad_norm: torch.Tensor

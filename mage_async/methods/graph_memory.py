@@ -106,7 +106,7 @@ _BRIEF_BYTES = 80
 
 
 class Step(NamedTuple):
-    """One action of an episode."""
+    """Record one action of an episode."""
 
     state: str
     action: str
@@ -211,7 +211,7 @@ OTHER_SEAT = 0.5
 
 
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Statistics of one strategy; the strategy itself is a `Decision`."""
+    """Hold statistics of one strategy; the strategy itself is a `Decision`."""
 
     born: Natural
     """First version of the memory that had the strategy."""
@@ -222,7 +222,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The state of a memory as the journal holds it."""
+    """Hold the state of a memory, as the journal records it."""
 
     version: Natural = 0
     """Number of steps that the memory has learned from."""
@@ -235,10 +235,10 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Graph:
-    """Nodes and edges, in the order of their first appearance."""
+    """Hold nodes and edges, in the order of their first appearance."""
 
-    def __init__(self, likeness: Callable[[str, str], float] = operator.eq) -> None:
-        self.likeness = likeness
+    def __init__(self, similarity: Callable[[str, str], float] = operator.eq) -> None:
+        self.similarity = similarity
         """Function that returns the similarity of two environments, 0 to 1."""
         self.strategies: dict[Decision, Strategy] = {}
         self.queries: dict[tuple[Query, Path], float] = {}
@@ -311,9 +311,9 @@ class Graph:
         )
 
     @staticmethod
-    def of(table: Table, likeness: Callable[[str, str], float] = operator.eq) -> "Graph":
+    def of(table: Table, similarity: Callable[[str, str], float] = operator.eq) -> "Graph":
         """Return the graph of a table."""
-        graph, decisions = Graph(likeness), [decision for decision, _ in table.strategies]
+        graph, decisions = Graph(similarity), [decision for decision, _ in table.strategies]
         graph.strategies = dict(table.strategies)
         graph.queries = {(query, table.paths[t]): weight for query, t, weight in table.queries}
         graph.supports = {(table.paths[t], decisions[m]): w for t, m, w in table.supports}
@@ -337,7 +337,7 @@ class Graph:
 
     def _similarity(self, one: Query, other: Query) -> float:
         """Return the similarity of two queries, lower by `OTHER_SEAT` if their seats differ."""
-        return self.likeness(one[0], other[0]) * (1.0 if one[1] == other[1] else OTHER_SEAT)
+        return self.similarity(one[0], other[0]) * (1.0 if one[1] == other[1] else OTHER_SEAT)
 
     def _paths(self) -> list[Path]:
         """Return the paths in the order of their first appearance."""
@@ -351,7 +351,7 @@ class Graph:
 
 
 class Slopes(NamedTuple):
-    """A gradient with respect to the weights of edges."""
+    """Hold a gradient with respect to the weights of edges."""
 
     queries: dict[tuple[Query, Path], float]
     supports: dict[tuple[Path, Decision], float]

@@ -36,7 +36,7 @@ class Horizon:
 
 
 class Adviser(Protocol):
-    """A player that names an action of its own at each action of a trial."""
+    """Propose another action at each action of a trial, which is recorded and not played."""
 
     def action(self, play: Play, episode: int, done: Sequence[str]) -> str | None:
         """Return the adviser's action, which is recorded and not played; None: it knows none.
@@ -102,7 +102,7 @@ def check_two_adapters(key: str, config: Config) -> None:
 
 
 class Method:
-    """One method of a run. A subclass overrides `Settings` and the hooks that it needs.
+    """Implement one method of a run. A subclass overrides `Settings` and the hooks that it needs.
 
     Args:
         settings: the method's table of the configuration, an instance of `Settings`.
@@ -317,7 +317,7 @@ T = TypeVar("T")
 
 
 class Methods:
-    """The active methods of a run, in the order of their tables.
+    """Hold the active methods of a run, in the order of their tables.
 
     Where a run needs one answer, such as the guidance of a group, the first method that gives an
     answer decides. Created without arguments, the object has no methods.

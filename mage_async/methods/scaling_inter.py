@@ -33,7 +33,7 @@ class Settings(Section):
 
 
 class ScalingInter(Method):
-    """Gives each group the horizon of its stage."""
+    """Give each group the horizon of its stage."""
 
     Settings = Settings
     presets: ClassVar = {

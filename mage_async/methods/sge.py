@@ -48,7 +48,7 @@ class Strategies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The method's state as the journal holds it."""
+    """Hold the method's state, as the journal records it."""
 
     version: Annotated[int, Meta(ge=0)] = 0
     """Number of steps that the method has learned from."""

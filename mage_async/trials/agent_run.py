@@ -49,7 +49,7 @@ a full context, its notes as well.
 
 
 class Message(NamedTuple):
-    """A message of a conversation, in one form for all protocols by which a program sends it."""
+    """Describe a message of a conversation, in one form for all protocols of programs."""
 
     role: str
     content: str
@@ -105,7 +105,7 @@ class PolicyCall:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The policy's answer to a call, in text: one of the call's choices."""
+    """Hold the policy's answer to a call, in text: one of the call's choices."""
 
     text: str
     calls: tuple[tuple[str, str], ...]
@@ -124,7 +124,7 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class _Lineage:
-    """A conversation that only grows, as tokens: a segment of the trial."""
+    """Hold a conversation that only grows, as tokens: a segment of the trial."""
 
     name: str
     """Name of its context in the engine."""
@@ -143,7 +143,7 @@ _End = tuple[_Lineage, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """A call, or one of its choices, that waits for its completion."""
+    """Describe a call, or one of its choices, that waits for its completion."""
 
     prompt: Prompt
     policy_call: PolicyCall

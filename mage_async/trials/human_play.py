@@ -24,7 +24,7 @@ MAX_SHOWN = 24
 
 @dataclass(frozen=True, slots=True)
 class HumanPrompt:
-    """What a person sees before an action: a text, and the legal actions."""
+    """Hold what a person sees before an action: a text, and the legal actions."""
 
     text: str
     choices: tuple[str, ...]

@@ -41,7 +41,7 @@ _NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Texts that a trial adds to the environment's observations.
+    """Hold texts that a trial adds to the environment's observations.
 
     They are sentences for a pretrained model, which reads them, and single words for a tiny model,
     which has to learn them.
@@ -129,7 +129,7 @@ def _join(*parts: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrialConfig:
-    """Settings shared by all trials of a run."""
+    """Hold settings shared by all trials of a run."""
 
     num_episodes: int
     sampling: Sampling

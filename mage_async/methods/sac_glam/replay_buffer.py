@@ -43,7 +43,7 @@ from mage_async.trials.trial_run import TrialRun
 
 @dataclass(frozen=True, slots=True)
 class PlayedAgain:
-    """A trial, with the goal that it reached at each of its turns."""
+    """Hold a trial, with the goal that it reached at each of its turns."""
 
     trial: Trial
     """Its `cut_at` is the episode in which no action was left, or the next one was not legal."""
@@ -135,7 +135,7 @@ def _runs(segment: Segment, turn: Turn) -> tuple[VersionRun, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SoftSequence:
-    """One segment with its transitions."""
+    """Hold one segment with its transitions."""
 
     tokens: np.ndarray
     """int32 [T], up to the last sampled one"""
@@ -229,7 +229,7 @@ def goals_in_hindsight(
 
 
 class _Reader:
-    """Turns played trials into arrays."""
+    """Turn played trials into arrays."""
 
     def __init__(self, config: Config, environment: Environment, chat: ChatFormat) -> None:
         self._turn_discount = config.credit.turn_discount
@@ -312,7 +312,7 @@ ARRAYS = tuple(each.name for each in fields(SoftSequence) if each.name != "versi
 
 
 class ReplayBuffer:
-    """A first-in, first-out buffer of trials with their relabelled copies."""
+    """Keep trials in a first-in, first-out buffer, with their relabelled copies."""
 
     def __init__(self) -> None:
         self._trials: deque[Experience] = deque()

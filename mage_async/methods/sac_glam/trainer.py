@@ -63,7 +63,7 @@ HEADS = 2
 
 
 class Critic(nn.Module):
-    """The heads, their targets and their optimizer, all in float32.
+    """Hold the heads, their targets and their optimizer, all in float32.
 
     Args:
         hidden_size: D.
@@ -234,7 +234,7 @@ def _probs(logprobs: Tensor, valid: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transitions:
-    """Actions and rewards of the states of a row, on the learner's device."""
+    """Hold actions and rewards of the states of a row, on the learner's device."""
 
     actions: Tensor
     """int64 [N]; -1 where the critic has no target"""

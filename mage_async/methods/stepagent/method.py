@@ -57,7 +57,7 @@ class Settings(Section):
 
 
 class StepAgent(Method):
-    """Asks an expert in training, and trains on its answers in one of two forms."""
+    """Ask an expert in training, and train on its answers in one of two forms."""
 
     Settings = Settings
     presets: ClassVar = {
@@ -188,7 +188,7 @@ MAX_ACTION_CHARS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ScriptedExpert:
-    """A script as an adviser."""
+    """Advise by a script."""
 
     script: Script
 
@@ -216,7 +216,7 @@ def scripted(environment: Environment, task: Task, index: int) -> Adviser | None
 
 
 class _Turn(msgspec.Struct):
-    """One turn of a `_Row`."""
+    """Describe one turn of a `_Row`."""
 
     episode: int
     kind: str
@@ -225,7 +225,7 @@ class _Turn(msgspec.Struct):
 
 
 class _Row(msgspec.Struct):
-    """The fields that are read of a line of `mage journal --export FILE.jsonl`."""
+    """Describe the fields that are read of a line of `mage journal --export FILE.jsonl`."""
 
     environment: str
     member: str
@@ -266,7 +266,7 @@ def recorded_experts(file: Path) -> Advisers:
 
 @dataclass(frozen=True, slots=True)
 class _RecordedExpert:
-    """The adviser of one trial: the recorded actions for its task."""
+    """Advise in one trial: by the recorded actions for its task."""
 
     actions: Mapping[Place, str]
     task: Task

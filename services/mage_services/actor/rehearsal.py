@@ -114,7 +114,7 @@ def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
 
 
 class _LegalActions:
-    """Refuses legal actions that a tiny policy cannot write, and measures the length of the others.
+    """Refuse legal actions that a tiny policy cannot write, and measure the length of the others.
 
     Does nothing where actions are not restricted, or for a pretrained policy: the preflight plays
     turns with its tokenizer.

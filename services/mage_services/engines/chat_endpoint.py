@@ -198,7 +198,7 @@ class _Counted(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """The parts of a chat completion that are read; an endpoint may send null for most of them."""
+    """Describe the parts of a chat completion that are read; most of them may be null."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: _Counted | None = None

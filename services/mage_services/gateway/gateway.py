@@ -71,7 +71,7 @@ class Refused(Exception):
 
 
 class EpisodeEndpoint:
-    """Answers the calls of a program in one episode of a trial; each episode has a key of its own.
+    """Answer the calls of a program in one episode of a trial; each episode has a key of its own.
 
     Args:
         run: the trial.
@@ -181,7 +181,7 @@ class EpisodeEndpoint:
 
 
 class Gateway:
-    """Answers the calls of programs on a free port of this machine; it listens from the first
+    """Answer the calls of programs on a free port of this machine; it listens from the first
     trial on.
     """
 

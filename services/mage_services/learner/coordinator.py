@@ -97,7 +97,7 @@ def segment_header(
 
 @dataclass(slots=True)
 class KnownPeer:
-    """A peer that has said Hello."""
+    """Describe a peer that has said Hello."""
 
     hello: Hello
     last_heard: float
@@ -128,7 +128,7 @@ class KnownPeer:
 
 @dataclass(slots=True)
 class Coordinator:
-    """Knows the peers and owns the ledger. `clock` returns seconds that never go back."""
+    """Know the peers and own the ledger. `clock` returns seconds that never go back."""
 
     channel: LearnerChannel
     ledger: Ledger

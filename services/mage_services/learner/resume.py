@@ -47,7 +47,7 @@ NOTE_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """A step that was trained again, for the run's records."""
+    """Describe a step that was trained again, for the run's records."""
 
     groups: list[Group]
     metrics: dict[str, Any]
@@ -62,7 +62,7 @@ class ReplayedStep:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a learner has loaded or computed before it begins to train."""
+    """Hold what a learner has loaded or computed before it begins to train."""
 
     training: Training
     origin: str

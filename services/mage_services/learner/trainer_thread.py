@@ -56,7 +56,7 @@ COPY = "a copy of the weights"
 
 
 class Training:
-    """The trainer of a run and the files that it writes.
+    """Hold the trainer of a run and the files that it writes.
 
     If the learner has several ranks, every rank has one of these, for its shards of the model.
     Whatever computes on the model must run on every rank, so rank 0 sends an order to the other
@@ -396,7 +396,7 @@ def is_on_gpu(config: Config) -> bool:
 
 
 class TrainerThread:
-    """The thread in which the learner computes; it runs one call after the other."""
+    """Run the learner's computations in one thread, one call after the other."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="trainer")
