@@ -51,8 +51,8 @@ class Rule:
 
 
 class WinStay:
-    """Script that repeats the best-paid action of a place if that paid more than usual there, and
-    otherwise tries an action that is untried there.
+    """Repeat the best-paid action of a place if it paid more than usual there; otherwise try an
+    action that is untried there.
 
     Args:
         source: of the choices among untried actions.

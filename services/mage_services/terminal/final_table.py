@@ -177,8 +177,8 @@ def _most_dropped(reasons: Mapping[str, int]) -> str:
     """
     known = {reason: count for reason, count in reasons.items() if reason != OTHER_REASONS}
     kind, count = next(iter(dropped_by_kind(known or reasons).items()))
-    alike = [reason for reason in known or reasons if drop_kind(reason).name == kind]
-    what = alike[0] if len(alike) == 1 else f"{kind}, such as: {alike[0]}"
+    of_kind = [reason for reason in known or reasons if drop_kind(reason).name == kind]
+    what = of_kind[0] if len(of_kind) == 1 else f"{kind}, such as: {of_kind[0]}"
     line = f"{count} of {sum(reasons.values())} dropped groups: {printable(what)}"
     if known and (others := reasons.get(OTHER_REASONS)):
         line += f"; the reasons of {others} were not counted one by one: see `mage journal`"
