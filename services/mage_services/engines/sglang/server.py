@@ -262,8 +262,8 @@ class Server:
         loaded = Loaded(version=self._version, error=reason, stall_s=stall_s, is_refused=is_refused)
         if reason or published is None:
             return loaded
-        scores = bool(published.logprobs)
-        own = await self._loader.fingerprint(loaded.version, builder, scores=scores)
+        with_logprobs = bool(published.logprobs)
+        own = await self._loader.fingerprint(loaded.version, builder, with_logprobs=with_logprobs)
         if reason := mismatch(published, own):
             return msgspec.structs.replace(loaded, error=reason, is_refused=True)
         # A receipt reports that the loaded weights have the fingerprint that the learner published.
@@ -462,15 +462,15 @@ class Loader:
         return partial(self._read, version, path)
 
     async def fingerprint(
-        self, version: int, builder: FingerprintBuilder, *, scores: bool
+        self, version: int, builder: FingerprintBuilder, *, with_logprobs: bool
     ) -> WeightFingerprint:
         """Return the fingerprint of the loaded weights.
 
         Args:
             builder: has summed the tensors that SGLang was given.
-            scores: whether SGLang's log-probs of the probe tokens are part of the fingerprint.
+            with_logprobs: whether SGLang's log-probs of the probe tokens are part of it.
         """
-        logprobs = await self._logprobs() if scores else ()
+        logprobs = await self._logprobs() if with_logprobs else ()
         return await asyncio.to_thread(builder.fingerprint, version, self._precision, logprobs)
 
     async def _logprobs(self) -> tuple[float, ...]:
