@@ -17,7 +17,10 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a completion is sampled. Log-probs are after temperature, before top-p and top-k."""
+    """Describe how a completion is sampled.
+
+    Log-probs are after temperature, before top-p and top-k.
+    """
 
     temperature: float = 1.0
     """0: take the most probable token."""
@@ -31,7 +34,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """The whole context of one turn."""
+    """Hold the whole context of one turn."""
 
     context: str
     """Name under which an engine keeps the keys and values of a growing context. A later prompt of
@@ -63,7 +66,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """The tokens sampled for one prompt."""
+    """Hold the tokens sampled for one prompt."""
 
     tokens: np.ndarray
     """int32 [n], n >= 1"""

@@ -37,7 +37,7 @@ and there is no cache."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Boundaries:
-    """Where the sequences of a row lie."""
+    """Describe where the sequences of a row lie."""
 
     shape: tuple[int, int]
     """S and L."""
@@ -291,7 +291,7 @@ def attention_report(model: PreTrainedModel) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extents:
-    """Where queries and keys of each sequence lie; the opening counts as the first sequence."""
+    """Describe where queries and keys of each sequence lie; the opening is the first sequence."""
 
     queries: torch.Tensor
     """int32 [S + 1], [S + 2] with an opening: index where each sequence's queries begin, and the

@@ -35,7 +35,7 @@ from mage_kernels.surrogate import k3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadInputs:
-    """Inputs of the log-probs: final hidden states and the LM head."""
+    """Hold the inputs of the log-probs: final hidden states and the LM head."""
 
     hidden: Tensor
     """[N, D]: the hidden states that predict the sampled tokens."""

@@ -21,7 +21,7 @@ MAX_REMARK_CHARACTERS = 2000
 
 @dataclass(frozen=True, slots=True)
 class ActionParser:
-    """Finds the action or remark in a completion, and says which tags the transcript writes.
+    """Find the action or remark in a completion, and say which tags the transcript writes.
 
     Where the transcript writes opening tags, it also closes a remark that does not close its own.
     """

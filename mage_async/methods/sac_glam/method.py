@@ -48,7 +48,7 @@ class Settings(Section):
 
 
 class SacGlam(Method):
-    """Brings a trainer; `check` refuses keys that only the default trainer uses."""
+    """Bring a trainer; `check` refuses keys that only the default trainer uses."""
 
     Settings = Settings
     presets: ClassVar = {

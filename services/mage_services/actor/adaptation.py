@@ -60,7 +60,7 @@ class Game:
 
 @dataclass(frozen=True, slots=True)
 class TrialKey:
-    """Identifies a trial that is to be played: its game, task and arm."""
+    """Identify a trial that is to be played: its game, task and arm."""
 
     game: str
     """Label of the game."""
@@ -79,7 +79,7 @@ class TrialKey:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the record keeps of a trial."""
+    """Hold what the record keeps of a trial."""
 
     rewards: list[float]
     """One for each finished episode."""
@@ -200,7 +200,7 @@ class _RecordingEngine:
 
 
 class Measurement:
-    """Plays all trials of a measurement.
+    """Play all trials of a measurement.
 
     Args:
         num_tasks: tasks of each game.

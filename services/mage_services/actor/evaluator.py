@@ -113,7 +113,7 @@ MEASURED_ON_REQUEST = ("diversity", "harder")
 
 
 class Evaluator:
-    """Plays sets of trials with the weights that its engine holds, and scores them.
+    """Play sets of trials with the weights that its engine holds, and score them.
 
     Args:
         episodes: number of episodes of a trial.
@@ -398,7 +398,7 @@ async def score_rungs(ladder: Ladder, heldout: Score, evaluator: Evaluator) -> H
 
 
 class CurveEvaluator:
-    """Evaluates a run: points of the curve while it trains, the final sets at its end."""
+    """Evaluate a run: points of the curve while it trains, the final sets at its end."""
 
     def __init__(self, startup: Startup, status: Status, channel: PeerChannel) -> None:
         self._run, self._config, self._name = startup.run, startup.config, startup.name

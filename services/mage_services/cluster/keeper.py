@@ -36,7 +36,7 @@ ENDED = "ended"
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a process ended."""
+    """Describe how a process ended."""
 
     code: int
     epitaph: str

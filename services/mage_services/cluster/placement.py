@@ -156,7 +156,7 @@ def check(config: Config) -> None:
 
 @dataclass(slots=True)
 class Placement:
-    """Starts processes of a run on nodes; the supervisor calls `start`.
+    """Start processes of a run on nodes; the supervisor calls `start`.
 
     Args:
         keys: directory of the run's keys.

@@ -113,7 +113,7 @@ def messages_of(tokens: np.ndarray) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where the model answers, and what the endpoint allows."""
+    """Describe where the model answers, and what the endpoint allows."""
 
     url: str
     """Such as https://api.openai.com/v1"""

@@ -45,7 +45,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Gang(AbstractContextManager["Gang"]):
-    """Owns the processes of ranks 1 to `learner.ranks` - 1; with one rank there are none.
+    """Own the processes of ranks 1 to `learner.ranks` - 1; with one rank there are none.
 
     Use it as a context manager: if a rank has ended, leaving the context raises why.
     """

@@ -105,7 +105,7 @@ class _Running:
 
 
 class Server:
-    """Answers an actor's messages by calls of SGLang, on one event loop.
+    """Answer an actor's messages by calls of SGLang, on one event loop.
 
     Args:
         manager: SGLang's `TokenizerManager`, which takes requests and passes them to its scheduler.
@@ -424,7 +424,7 @@ SHARED = Path("/dev/shm")
 
 
 class Loader:
-    """Loads weights into an SGLang through its `TokenizerManager`."""
+    """Load weights into an SGLang through its `TokenizerManager`."""
 
     def __init__(
         self,

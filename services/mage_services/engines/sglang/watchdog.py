@@ -33,7 +33,7 @@ async def start_process(threads: int) -> ChildProcess[Message]:
 
 
 class EngineWatchdog:
-    """Runs SGLang's process, and another one after each death.
+    """Run SGLang's process, and another one after each death.
 
     Args:
         start: returns the message with which a process begins, by the process's number, from 0.

@@ -17,7 +17,7 @@ class ChatHarnessConfig(vf.HarnessConfig):
 
 
 class ChatHarness(vf.Harness[ChatHarnessConfig]):
-    """Sends the conversation to the endpoint of its rollout."""
+    """Send the conversation to the endpoint of its rollout."""
 
     # Tasks with a system prompt are accepted; it is the first message.
     APPENDS_SYSTEM_PROMPT = True
