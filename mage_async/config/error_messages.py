@@ -149,8 +149,9 @@ def _unknown(name: str, path: str, tree: Table) -> Fault:
     known = [*([kind] if kind else []), *(hints_of(table) if table else ())]
     # Other kinds of the table that have the key.
     owners = [f'"{tag}"' for tag, each in kinds(hint).items() if name in hints_of(each)]
-    near = difflib.get_close_matches(name, known, n=1)
-    if cure := successor(full):
+    near, cure = difflib.get_close_matches(name, known, n=1), successor(full)
+    is_unknown = not owners and not cure
+    if cure:
         pass
     elif owners:
         cure = f'only with {_key(path, kind)} = {" or ".join(owners)}, which is "{value[kind]}"'
@@ -158,7 +159,7 @@ def _unknown(name: str, path: str, tree: Table) -> Fault:
         cure = f"did you mean `{_key(path, near[0])}`?"
     else:
         cure = f"known: {', '.join(known)}"
-    return Fault(full, f"unknown key `{full}` ({cure})", is_unknown=not owners)
+    return Fault(full, f"unknown key `{full}` ({cure})", is_unknown)
 
 
 def _key(path: str, *names: str) -> str:

@@ -28,6 +28,11 @@ def test_a_run_of_a_newer_version_is_refused_as_one(tmp_path: Path, text: str, k
         config_file.loads(text)
 
 
+def test_a_run_of_an_older_version_is_refused_by_what_became_of_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"^configuration: .*it is `trial.episode_budget` now"):
+        config_file.loads("[trial]\nturn_budget = 0\n")
+
+
 def test_a_wrong_change_of_a_run_is_not_taken_for_a_newer_version(tmp_path: Path) -> None:
     run = tmp_path / "config.toml"
     run.write_text(config_file.dump(config_file.load(config_file.find(None))))
