@@ -69,11 +69,15 @@ def _tokenizer(directory: Path) -> Tokenizer:
             f"{directory}: no tokenizer.json; save one with AutoTokenizer(...).save_pretrained(...)"
         )
     try:
-        return Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no narrower class
         raise PolicyError(
             f"{file}: cannot be read as a tokenizer: {error}; copy the file again"
         ) from error
+    # A file keeps the settings of the last batch that was tokenized before it was saved.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _tokenize(tokenizer: Tokenizer, special: Collection[int]) -> Tokenize:

@@ -141,3 +141,16 @@ def test_where_a_template_refuses_a_role_the_user_says_its_words(tmp_path: Path)
     assert chat.decode(chat.continuation(-1, messages[2:])) == "<user>tool<assistant>"
     with pytest.raises(PolicyError, match="roles must alternate"):
         chat.prompt([{"role": "assistant", "content": "a"}])
+
+
+def test_settings_of_an_earlier_batch_neither_cut_nor_pad_a_text(tmp_path: Path) -> None:
+    save_text_model(tmp_path)
+    file, text = tmp_path / "tokenizer.json", "The door is open"
+    wanted = load_chat(tmp_path).encode(text)
+    truncation = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    padding = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_id": 0, "pad_type_id": 0}
+    padding |= {"pad_token": "", "pad_to_multiple_of": None}
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    saved |= {"truncation": truncation, "padding": padding}
+    file.write_text(json.dumps(saved), encoding="utf-8")
+    assert load_chat(tmp_path).encode(text) == wanted
