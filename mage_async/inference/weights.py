@@ -246,8 +246,9 @@ def weight_files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    # As in transformers: a model that was saved over a larger one leaves that one's index behind.
+    if index.is_file() and not single.is_file():
         try:
             files = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
         except (ValueError, msgspec.MsgspecError) as error:
@@ -255,7 +256,7 @@ def weight_files(path: Path) -> list[Path]:
                 f"{index}: cannot be read as an index of weights: {error}; copy the file again"
             ) from error
         return [path / name for name in sorted(set(files))]
-    return [path / "model.safetensors"]
+    return [single]
 
 
 class _Index(msgspec.Struct):

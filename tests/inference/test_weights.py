@@ -1,5 +1,6 @@
 """What can be known of weights from the headers of their files."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,13 @@ def test_an_index_that_names_no_files_is_one_sentence(tmp_path: Path, index: str
     (tmp_path / "model.safetensors.index.json").write_bytes(index.encode("latin-1"))
     with pytest.raises(PolicyError, match=r"index\.json: cannot be read as an index of weights: "):
         tensor_shapes(tmp_path)
+
+
+def test_the_index_of_a_model_that_was_replaced_does_not_count(tmp_path: Path) -> None:
+    saved(tmp_path / "model.safetensors")
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert dict(read_tensors(tmp_path)).keys() == OURS.keys()
 
 
 def test_a_tensor_that_is_missing_is_named(reference) -> None:
