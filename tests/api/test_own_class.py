@@ -196,6 +196,7 @@ def test_keys_are_written_as_toml():
         ("learner.steps", np.int64(5), "learner.steps: a int64 is no value of a key: give"),
         ("learner", {"steps": {5}}, "learner.steps: a set is no value"),
         ("doctor.halt", [Decimal(1)], "doctor.halt: a Decimal is no value"),
+        ("environment.options", {"most": None}, "options.most: a NoneType .* leave the key out"),
     ],
 )
 def test_a_value_that_toml_does_not_know_is_an_error_that_names_the_key(key, value, said):
@@ -213,6 +214,12 @@ def test_a_value_that_toml_does_not_know_is_an_error_that_names_the_key(key, val
 def test_a_number_that_is_not_finite_is_an_error_that_says_so(key, value, name):
     with pytest.raises(mage.MageError, match=f"`{name}` must be a finite number, got (nan|-inf)$"):
         mage.configure(keys={key: value})
+
+
+def test_options_hold_tables_in_lists_and_any_text():
+    options = {"parts": [{"name": "rps", "options": {"label": 'a "b"\n\x7f'}}], "empty": {}}
+    config = mage.configure(keys={"environment.options": options}, environment="mix")
+    assert config.environment.options == options
 
 
 def test_a_wrong_key_is_an_error_that_names_it():

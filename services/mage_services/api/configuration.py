@@ -3,9 +3,7 @@
 import ast
 import importlib
 import inspect
-import json
 import linecache
-import math
 import symtable
 import sys
 from collections.abc import Iterator, Mapping
@@ -75,32 +73,29 @@ def assignments_of(keys: Mapping[str, Any], prefix: str = "") -> list[str]:
         if isinstance(value, Mapping) and value:
             texts += assignments_of(value, f"{prefix}{key}.")
         else:
-            texts.append(f"{prefix}{key}={_as_toml(value, prefix + key)}")
+            texts.append(f"{prefix}{key}={config_file.toml_text(_as_toml(value, prefix + key))}")
     return texts
 
 
-def _as_toml(value: Any, key: str) -> str:
-    """Return the value of a key as TOML; a class becomes its address."""
-
-    def converted(other: Any) -> str:
-        if isinstance(other, Path):
-            return str(other)
-        raise ConfigError(
-            f"{key}: a {type(other).__name__} is no value of a key: give a number, a text, "
-            "True or False, a list of them, or a mapping of keys"
-        )
-
-    if value is None:
-        return json.dumps(NONE)
+def _as_toml(value: Any, key: str) -> Any:
+    """Return the value of a key as TOML has it; a class becomes its address."""
+    # An option is no table that could be left out: its class would get the text "none".
+    if value is None and not key.startswith("environment.options."):
+        return NONE
     if inspect.isclass(value):
-        return json.dumps(address_of(value))
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_as_toml(item, key) for item in value)}]"
-    # JSON writes NaN and Infinity, which TOML cannot read.
-    if isinstance(value, float) and not math.isfinite(value):
+        return address_of(value)
+    if isinstance(value, Path):
         return str(value)
-    # Strings, numbers, booleans and lists of them look the same in JSON and TOML.
-    return json.dumps(value, ensure_ascii=False, default=converted)
+    if isinstance(value, Mapping):
+        return {str(name): _as_toml(each, f"{key}.{name}") for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_toml(each, key) for each in value]
+    if isinstance(value, str | int | float):
+        return value
+    raise ConfigError(
+        f"{key}: a {type(value).__name__} is no value of a key: give a number, a text, True or "
+        "False, a list of them, or a mapping of keys, or leave the key out"
+    )
 
 
 def address_of(found: type) -> str:
